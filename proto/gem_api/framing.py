@@ -1,0 +1,153 @@
+"""Tensor bytes on the wire: a packed buffer cut into `Chunk` frames, framed by hand so that each byte is copied once.
+
+A frame is a protobuf message whose oneof holds either a header (field 1) or a `Chunk` (field 2); the four streamed
+messages share this shape. Python's protobuf would copy a chunk's bytes three times; here they are joined to their
+framing in one copy, and read as a view of what arrived. Frames that are legal protobuf but not in the usual form
+(unknown fields, another order) take the slow way through protobuf itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from gem_api.errors import IncompleteTransfer, InvalidRequest
+from gem_api.layout import Vector
+
+CHUNK_BYTES = 1 << 20
+_CHUNK_IN_FRAME = b"\x12"  # field 2, length-delimited
+_OFFSET = b"\x08"  # field 1 of Chunk, varint
+_DATA = b"\x12"  # field 2 of Chunk, length-delimited
+
+
+class ChunkView(NamedTuple):
+    """A received chunk: `offset` in bytes, and a read-only view of its `data`."""
+
+    offset: int
+    data: memoryview
+
+
+def varint(value: int) -> bytes:
+    """Protobuf's base-128 encoding of a non-negative integer."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def chunk_frame(offset: int, data: memoryview) -> bytes:
+    """One frame holding `data` (bytes), which begins at byte `offset` of its buffer. One copy."""
+    inner = (_OFFSET + varint(offset) if offset else b"") + _DATA + varint(len(data))
+    return b"".join((_CHUNK_IN_FRAME, varint(len(inner) + len(data)), inner, data))
+
+
+def chunk_frames(packed: Vector) -> Iterator[bytes]:
+    """The frames that carry `packed` (float32, shape (P,)), each made when it is asked for."""
+    view = memoryview(packed).cast("B")
+    for offset in range(0, len(view), CHUNK_BYTES):
+        yield chunk_frame(offset, view[offset : offset + CHUNK_BYTES])
+
+
+def parse_frame(frame: bytes, message_type: type[Message]) -> ChunkView | Any:
+    """A received frame: a ChunkView, or the header message.
+
+    Args:
+        frame: The bytes of one message of the stream.
+        message_type: The generated class of the stream's messages.
+
+    Raises:
+        InvalidRequest: The bytes are no such message, or the message is empty.
+    """
+    chunk = _usual_chunk(frame)
+    if chunk is not None:
+        return chunk
+    try:
+        message = message_type.FromString(frame)
+    except DecodeError as error:
+        raise InvalidRequest(f"a frame of {len(frame)} bytes is no {message_type.DESCRIPTOR.name}: {error}") from None
+    kind = message.WhichOneof("frame")
+    if kind is None:
+        raise InvalidRequest(f"an empty {message_type.DESCRIPTOR.name}: send a header or a chunk")
+    value = getattr(message, kind)
+    return ChunkView(value.offset, memoryview(value.data)) if kind == "chunk" else value
+
+
+def _usual_chunk(frame: bytes) -> ChunkView | None:
+    """The chunk in a frame of the form that `chunk_frame` and protobuf's own serialisers write; else None."""
+    if frame[:1] != _CHUNK_IN_FRAME:
+        return None
+    size, at = _read_varint(frame, 1)
+    if at < 0 or at + size != len(frame):
+        return None
+    offset = 0
+    if frame[at : at + 1] == _OFFSET:
+        offset, at = _read_varint(frame, at + 1)
+    if at < 0 or frame[at : at + 1] != _DATA:
+        return None
+    size, at = _read_varint(frame, at + 1)
+    if at < 0 or at + size != len(frame):
+        return None
+    return ChunkView(offset, memoryview(frame)[at:])
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The varint at `at` and the place after it; (0, -1) where it is cut off or longer than 63 bits."""
+    value = 0
+    for shift in range(0, 63, 7):
+        if at >= len(data):
+            return 0, -1
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    return 0, -1
+
+
+class Assembly:
+    """A packed buffer being filled from chunks, which must cover it exactly and in order."""
+
+    def __init__(self, into: Vector) -> None:
+        self._bytes = memoryview(into).cast("B")
+        self._into = into
+        self._received = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._received == len(self._bytes)
+
+    def add(self, chunk: ChunkView) -> Vector:
+        """Copies a chunk in and returns the elements it filled (a view).
+
+        Raises:
+            IncompleteTransfer: The chunk is empty, too large, cuts an element, or is not the one due.
+        """
+        offset, size = chunk.offset, len(chunk.data)
+        if not 0 < size <= CHUNK_BYTES or size % self._into.itemsize:
+            raise IncompleteTransfer(
+                f"a chunk of {size} bytes: send 1 to {CHUNK_BYTES} bytes, a multiple of {self._into.itemsize}"
+            )
+        if offset != self._received:
+            raise IncompleteTransfer(
+                f"a chunk at byte {offset} where byte {self._received} was due: send chunks in order, once"
+            )
+        if offset + size > len(self._bytes):
+            raise IncompleteTransfer(f"chunks run over the buffer's {len(self._bytes)} bytes: the chunk at {offset} has {size}")
+        self._bytes[offset : offset + size] = chunk.data
+        self._received += size
+        return self._into[offset // self._into.itemsize : self._received // self._into.itemsize]
+
+    def require_complete(self) -> None:
+        """Raises IncompleteTransfer where the stream ended too early."""
+        if not self.complete:
+            raise IncompleteTransfer(f"the stream ended after {self._received} of {len(self._bytes)} bytes: send the rest")
+
+
+def empty(size: int) -> Vector:
+    """An uninitialised packed buffer: float32, shape (size,)."""
+    return np.empty(size, dtype="<f4")

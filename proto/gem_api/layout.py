@@ -1,0 +1,120 @@
+"""The tensor layout: which parameter lies where in the packed float32 buffer of the central variable."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from gem_api.errors import InvalidRequest, LayoutMismatch
+from gem_api.v1 import tensors_pb2 as pb
+
+Vector = npt.NDArray[np.float32]
+MAX_TENSORS = 100_000
+MAX_PARAMETERS = 1 << 40
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One named tensor: `name`, and `shape` in C order."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of a model in the order in which they lie in the packed buffer, without gaps."""
+
+    tensors: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        names = [tensor.name for tensor in self.tensors]
+        if not names:
+            raise InvalidRequest("the layout has no tensors: give at least one parameter to train")
+        if len(names) > MAX_TENSORS:
+            raise InvalidRequest(f"the layout has {len(names)} tensors; at most {MAX_TENSORS} are taken")
+        for name in names:
+            if not name or not name.isprintable():
+                raise InvalidRequest(f"tensor name {name!r} is empty or not printable")
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise InvalidRequest(f"tensor names must be unique; given twice: {', '.join(twice[:5])}")
+        if not 0 < self.size <= MAX_PARAMETERS:
+            raise InvalidRequest(f"the layout holds {self.size} parameters; 1 to {MAX_PARAMETERS} are taken")
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]]) -> Layout:
+        """A layout from names and shapes, in the order given."""
+        pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+        return cls(tuple(Tensor(name, tuple(int(extent) for extent in shape)) for name, shape in pairs))
+
+    @classmethod
+    def from_message(cls, message: pb.TensorLayout) -> Layout:
+        """Reads the wire form. Raises InvalidRequest where it makes no sense, or names a part of the variable."""
+        layout = cls.of((spec.name, spec.shape) for spec in message.tensors)
+        if (message.range_begin, message.range_end) != (0, layout.size):
+            raise InvalidRequest(
+                f"the layout's range is [{message.range_begin}, {message.range_end}); this server holds whole models only: "
+                f"[0, {layout.size})"
+            )
+        return layout
+
+    def to_message(self) -> pb.TensorLayout:
+        specs = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in self.tensors]
+        return pb.TensorLayout(tensors=specs, range_begin=0, range_end=self.size)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of parameters P."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @cached_property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """int64, shape (tensors + 1,): tensor k lies in [offsets[k], offsets[k + 1])."""
+        return np.cumsum([0, *(tensor.size for tensor in self.tensors)], dtype=np.int64)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """SHA-256 over UTF-8 lines "name NUL shape", shape as decimals joined by commas, and a last line "begin:end"."""
+        lines = [f"{tensor.name}\0{','.join(map(str, tensor.shape))}\n" for tensor in self.tensors]
+        return hashlib.sha256("".join([*lines, f"0:{self.size}\n"]).encode()).digest()
+
+    def split(self, packed: Vector) -> dict[str, Vector]:
+        """Views of a packed buffer (float32, shape (P,)), one per tensor, in its shape."""
+        bounds = zip(self.tensors, self.offsets[:-1], self.offsets[1:], strict=True)
+        return {tensor.name: packed[begin:end].reshape(tensor.shape) for tensor, begin, end in bounds}
+
+    def pack(self, tensors: Mapping[str, npt.ArrayLike], out: Vector) -> Vector:
+        """Copies tensors into `out` (float32, shape (P,)). Raises LayoutMismatch where one is missing, strange or misshapen."""
+        if tensors.keys() != {tensor.name for tensor in self.tensors}:
+            missing = [tensor.name for tensor in self.tensors if tensor.name not in tensors]
+            strange = sorted(tensors.keys() - {tensor.name for tensor in self.tensors})
+            raise LayoutMismatch(f"missing tensors: {missing[:5]}; tensors not in the layout: {strange[:5]}")
+        for name, view in self.split(out).items():
+            value = np.asarray(tensors[name])
+            if value.shape != view.shape:
+                raise LayoutMismatch(f"tensor {name!r} has shape {value.shape}, the layout says {view.shape}")
+            np.copyto(view, value, casting="same_kind")
+        return out
+
+    def require_same(self, other: Layout) -> None:
+        """Raises LayoutMismatch, naming the first difference, unless `other` equals this layout."""
+        if self == other:
+            return
+        for ours, theirs in zip(self.tensors, other.tensors, strict=False):
+            if ours != theirs:
+                raise LayoutMismatch(
+                    f"tensor {theirs.name!r} of shape {theirs.shape} stands where this run has {ours.name!r} of shape "
+                    f"{ours.shape}: start the worker with the model that the run was started with"
+                )
+        raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}")

@@ -1,0 +1,30 @@
+"""Structured logs on standard error: readable on a terminal, JSON when asked."""
+
+from __future__ import annotations
+
+import sys
+
+import structlog
+
+Logger = structlog.typing.FilteringBoundLogger
+FORMATS = ("text", "json")
+
+
+def configure(log_format: str) -> Logger:
+    """Sets up the process's logging and returns its logger. `log_format` is one of FORMATS."""
+    if log_format == "json":
+        renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=32)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    return structlog.get_logger()  # type: ignore[no-any-return]

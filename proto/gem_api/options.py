@@ -1,0 +1,73 @@
+"""Command-line options that several commands share. Each is also an environment variable: flag over environment over default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from gem_api.hyperparameters import RULES, SHARD_MODES, SNAPSHOTS, Hyperparameters
+from gem_api.logs import FORMATS
+
+# What every command passes to click: variables are GEM_ and the option's name, and help shows them.
+SETTINGS: dict[str, Any] = {
+    "auto_envvar_prefix": "GEM",
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 110,
+    "show_default": True,
+}
+
+_DEFAULTS = {field.name: field.default for field in fields(Hyperparameters)}
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_COUNT = click.IntRange(min=0)
+
+_OPTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("rule", click.Choice(RULES), "How commits are applied: gem (rescaled), downpour (as they are), adaptive (divided by staleness + 1)."),
+    ("learning_rate", _POSITIVE, "Learning rate η."),
+    ("momentum", click.FloatRange(0, 1, max_open=True), "Momentum μ of the proxy (gem)."),
+    ("kappa", _POSITIVE, "Proxy amplification κ (gem, Eq. 27)."),
+    ("epsilon", _POSITIVE, "ε in the denominator of π (gem, Eq. 19); the authors' code has 1e-12."),
+    ("pi_max", _POSITIVE, "Upper bound of the scaling factor π (gem)."),
+    ("snapshot", click.Choice(SNAPSHOTS), "Which θ a worker's snapshot is (gem): after its own commit, as in the paper's Algorithm 1, or as in the authors' code."),
+    ("batch_size", click.IntRange(1, 1_000_000), "Samples per gradient."),
+    ("epochs", _COUNT, "How often the training data is gone through; 0: no limit but --steps."),
+    ("steps", _COUNT, "Commits that each worker contributes at most; 0: no limit but --epochs."),
+    ("shards", click.Choice(SHARD_MODES), "Whether an epoch's samples are split over all workers, or each worker sees them all."),
+    ("shard_size", click.IntRange(1, 100_000), "Samples handed out at a time."),
+    ("seed", click.IntRange(0, 2**63 - 1), "Seed of the shuffling, the first value and the workers' own randomness."),
+)  # fmt: skip
+
+
+def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+    """A click option that shows its environment variable and its default."""
+    return click.option(*names, show_envvar=True, **settings)
+
+
+def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
+    """Options for every field of `Hyperparameters`; `defaults` replace the fields' own."""
+
+    def decorate(command: Any) -> Any:
+        for name, kind, help_ in reversed(_OPTIONS):
+            flag = "--" + name.replace("_", "-")
+            command = option(flag, type=kind, default=defaults.get(name, _DEFAULTS[name]), help=help_)(command)
+        return command
+
+    return decorate
+
+
+log_format_option = option(
+    "--log-format", type=click.Choice(FORMATS), default="text", help="How logs are written to standard error."
+)
+
+
+def given(context: click.Context) -> set[str]:
+    """Names of the parameters that the user gave, by flag or by environment."""
+    by_user = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+    return {name for name in context.params if context.get_parameter_source(name) in by_user}
+
+
+def flags(settings: Hyperparameters) -> list[str]:
+    """The command-line flags that state these settings."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in vars(settings).items()]

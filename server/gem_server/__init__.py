@@ -1,0 +1,1 @@
+"""The parameter server: holds the central variable and applies commits in FIFO order."""

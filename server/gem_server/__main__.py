@@ -1,0 +1,3 @@
+from gem_server.cli import main
+
+main(prog_name="gem-server")

@@ -1,0 +1,107 @@
+"""The FIFO: commits are applied one at a time, in ticket order, in a thread of their own with the GIL released."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gem_api.errors import GemError
+
+from gem_server.core import Commit, Core
+from gem_server.facts import Applied
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that a commit waited for its turn, and that its arithmetic took."""
+
+    waited: float
+    applied: float
+
+
+Observer = Callable[[Applied, Timing], None]
+
+
+class ApplyLoop:
+    """Applies commits and runs what must happen between two of them.
+
+    Args:
+        core: The state machine; used on the event loop's thread only, but for `Step.run` and what plans given to
+            `between_commits` return.
+        clock: Monotonic seconds.
+        observers: Told of every applied commit, in order.
+    """
+
+    def __init__(self, core: Core, clock: Callable[[], float], observers: list[Observer]) -> None:
+        self._core = core
+        self._clock = clock
+        self._observers = observers
+        self._queue: asyncio.Queue[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]] | None] = asyncio.Queue()
+        self._thread = ThreadPoolExecutor(1, "apply")
+        self._answers: dict[str, asyncio.Future[Applied]] = {}
+
+    @property
+    def queue_length(self) -> int:
+        """Commits that wait for their turn or have it."""
+        return len(self._answers)
+
+    def submit(self, commit: Commit) -> None:
+        """Queues a commit, which holds the newest ticket; `answer` gives what becomes of it."""
+        taken = self._clock()
+        self._answers[commit.lease.lease_id] = self._enqueue(lambda: self._apply(commit, taken))
+
+    async def answer(self, lease_id: str) -> Applied:
+        """The facts of the lease's queued commit, once it is applied. Raises LeaseEnded if the lease ended before."""
+        return await asyncio.shield(self._answers[lease_id])
+
+    async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
+        """When its turn has come, calls `plan` and runs the work that it returns in the apply thread, before the next commit."""
+
+        async def job() -> T:
+            return await self._in_thread(plan())
+
+        return await asyncio.shield(self._enqueue(job))
+
+    async def run(self) -> None:
+        """Works off the queue until it is closed. An error that is no GemError ends it: θ can't be trusted then."""
+        while (entry := await self._queue.get()) is not None:
+            job, done = entry
+            try:
+                done.set_result(await job())
+            except GemError as error:
+                done.set_exception(error)
+            except BaseException as error:
+                done.set_exception(error)
+                raise
+        self._thread.shutdown()
+
+    def close(self) -> None:
+        """Ends `run` once everything queued is done."""
+        self._queue.put_nowait(None)
+
+    def _enqueue(self, job: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(lambda future: future.exception())  # the asker may be gone: never "was never retrieved"
+        self._queue.put_nowait((job, done))
+        return done
+
+    async def _apply(self, commit: Commit, taken: float) -> Applied:
+        try:
+            step = self._core.begin(commit)
+            began = self._clock()
+            pi = await self._in_thread(step.run)
+            ended = self._clock()
+            applied = self._core.finish(step, pi, ended)
+        finally:
+            del self._answers[commit.lease.lease_id]
+        for observe in self._observers:
+            observe(applied, Timing(began - taken, ended - began))
+        return applied
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

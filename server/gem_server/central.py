@@ -1,0 +1,87 @@
+"""The central variable θ: its layout, its version, and who gives it its first value."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+from gem_api.errors import NonFiniteGradient, NotInitialized
+from gem_api.framing import empty
+from gem_api.layout import Layout, Vector
+
+from gem_server.rules.fused import all_within
+
+# The largest |value| taken in: 1e30 leaves float32 (3.4e38) room for every sum and product that a rule forms of it.
+LARGEST = 1e30
+
+
+class CentralVariable:
+    """θ, one packed float32 buffer, with the number of commits applied to it.
+
+    Attributes:
+        layout: Its tensors; None until the first worker has registered.
+        theta: float32, shape (P,); meaningless until `initialized`.
+        version: Commits applied so far.
+        initialized: Whether θ has its first value.
+        initializer: Lease id of the one worker that was asked for it.
+    """
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None
+        self.theta: Vector = empty(0)
+        self.version = 0
+        self.initialized = False
+        self.initializer: str | None = None
+        self._copies: weakref.WeakValueDictionary[int, _Copy] = weakref.WeakValueDictionary()
+
+    def adopt(self, layout: Layout) -> None:
+        """Takes the first worker's layout, or checks a later one's. Raises LayoutMismatch."""
+        if self.layout is None:
+            self.layout = layout
+            self.theta = empty(layout.size)
+        self.layout.require_same(layout)
+
+    def forget_layout(self) -> None:
+        """Back to the start, when every worker left before θ had a value."""
+        self.layout, self.theta, self.initializer = None, empty(0), None
+
+    def start(self) -> None:
+        """θ has its first value now."""
+        self.initialized, self.initializer = True, None
+
+    def require_initialized(self) -> None:
+        if not self.initialized:
+            raise NotInitialized("the central variable has no value yet: wait until a worker has initialised it")
+
+    @property
+    def size(self) -> int:
+        return self.layout.size if self.layout else 0
+
+    def copy(self) -> _Copy:
+        """A copy of θ at the present version, shared by all who ask at the same version. Call it between two commits."""
+        found = self._copies.get(self.version)
+        if found is None:
+            found = self._copies[self.version] = _Copy(self.version, self.theta.copy())
+        return found
+
+    @property
+    def copies(self) -> int:
+        """Copies still being read."""
+        return len(self._copies)
+
+
+class _Copy:
+    """θ at one version, freed when the last reader is done."""
+
+    def __init__(self, version: int, theta: Vector) -> None:
+        self.version = version
+        self.theta = theta
+
+
+def require_finite(values: Vector, scale: float, what: str) -> None:
+    """Raises NonFiniteGradient where scale·|v| > LARGEST, or v is no number, for any v of `values` (float32, shape (n,))."""
+    if not all_within(values, np.float32(min(LARGEST / scale, LARGEST))):
+        raise NonFiniteGradient(
+            f"the {what} holds a NaN, an infinity or a value beyond ±{min(LARGEST / scale, LARGEST):.3g}; the central variable "
+            "is untouched: training may have diverged (lower the learning rate), or the batch holds bad data"
+        )

@@ -1,0 +1,234 @@
+"""Checkpoints: everything the core knows, in a folder that appears whole or not at all.
+
+checkpoint-<version>-<serial>/
+    model.safetensors    θ, by tensor name: what other tools load
+    workers.safetensors  each lease's buffers, "<lease id>/<buffer>"
+    state.json           the rest, and size and SHA-256 of the two files
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gem_api import __version__
+from gem_api.errors import GemError
+from gem_api.framing import empty
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout, Vector
+from safetensors import SafetensorError, safe_open
+
+from gem_server.core import Core
+from gem_server.facts import Applied, EndReason, Outcome
+from gem_server.leases import Lease
+from gem_server.rules import PiFacts
+from gem_server.tensor_file import write_tensors
+
+FORMAT = "gem-checkpoint/1"
+_NAME = re.compile(r"checkpoint-(\d{12})-(\d{4})")
+_BAD = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, GemError)
+
+
+class BadCheckpoint(Exception):
+    """A folder that is no whole checkpoint of ours; the message names the file and what is wrong with it."""
+
+
+def found(directory: Path) -> list[Path]:
+    """The checkpoints in a directory, newest first."""
+    return sorted((entry for entry in directory.glob("checkpoint-*") if _NAME.fullmatch(entry.name)), reverse=True)
+
+
+# -- writing
+
+
+def capture(core: Core) -> tuple[dict[str, Any], dict[str, Vector], dict[str, Vector]]:
+    """The core's state between two commits: JSON values, θ by tensor, and the workers' buffers. The buffers are not copied."""
+    layout = core.central.layout
+    assert layout is not None
+    assert core.central.initialized
+    leases = list(core.leases.live.values())
+    state = {
+        "format": FORMAT,
+        "server_version": __version__,
+        "run_id": core.run_id,
+        "hyperparameters": asdict(core.settings),
+        "layout": [[tensor.name, list(tensor.shape)] for tensor in layout.tensors],
+        "version": core.central.version,
+        "next_ticket": core.next_ticket,
+        "outcomes": core.outcomes,
+        "ended": core.leases.ended,
+        "steps_done": core.steps_done,
+        "samples_committed": core.samples_committed,
+        "leases": [_lease_state(lease) for lease in leases],
+        "ledger": core.ledger.state(),
+    }
+    state = json.loads(json.dumps(state))  # a deep copy: the core goes on while this is written
+    buffers = {f"{lease.lease_id}/{name}": buffer for lease in leases for name, buffer in lease.buffers.items()}
+    return state, layout.split(core.central.theta), buffers
+
+
+def write(directory: Path, state: dict[str, Any], model: dict[str, Vector], workers: dict[str, Vector], keep: int) -> Path:
+    """Writes a checkpoint atomically, then removes all but the newest `keep`.
+
+    Raises:
+        OSError: It could not be written; nothing of it is left, and the older ones stand.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    version = f"checkpoint-{state['version']:012d}"
+    serial = 1 + max((int(path.name[-4:]) for path in directory.glob(f"{version}-[0-9][0-9][0-9][0-9]")), default=0)
+    path, scratch = directory / f"{version}-{serial:04d}", directory / f".writing-{os.getpid()}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        scratch.mkdir(mode=0o700)
+        metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
+        files = {
+            "model.safetensors": write_tensors(scratch / "model.safetensors", model, metadata),
+            "workers.safetensors": write_tensors(scratch / "workers.safetensors", workers, {}),
+        }
+        _write_text(scratch / "state.json", json.dumps({**state, "files": files}, indent=1))
+        _sync_directory(scratch)
+        scratch.rename(path)
+        _sync_directory(directory)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    for old in found(directory)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def _lease_state(lease: Lease) -> dict[str, Any]:
+    return {
+        "lease_id": lease.lease_id,
+        "worker": lease.worker,
+        "sequence": lease.sequence,
+        "base_version": lease.base_version,
+        "answer": _applied_state(lease.answer) if lease.answer else None,
+    }
+
+
+def _applied_state(applied: Applied) -> dict[str, Any]:
+    pi = applied.pi
+    fields = {name: value for name, value in vars(applied).items() if name != "pi"}
+    return {**fields, "pi": {name: np.asarray(value).tolist() for name, value in vars(pi).items()} if pi else None}
+
+
+def _write_text(path: Path, text: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- reading
+
+
+def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its state, or None where the directory holds none.
+
+    One that is damaged or foreign is reported to `refuse`, set aside under the name "<name>.refused", and the one
+    before it is tried.
+
+    Raises:
+        BadCheckpoint: There are checkpoints, but none is whole.
+    """
+    candidates = found(directory)
+    for path in candidates:
+        try:
+            return path, _read_state(path)
+        except BadCheckpoint as error:
+            path.rename(path.with_name(path.name + ".refused"))
+            refuse(path, str(error))
+    if candidates:
+        raise BadCheckpoint(
+            f"none of the {len(candidates)} checkpoints in {directory} is whole: start a new run in another folder"
+        )
+    return None
+
+
+def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
+    """Puts a checkpoint's content into a new core made with its settings. Raises BadCheckpoint where it makes no sense."""
+    try:
+        core.central.adopt(Layout.of(state["layout"]))
+        _read_model(path / "model.safetensors", core)
+        core.central.version = state["version"]
+        core.central.start()
+        core.next_ticket = state["next_ticket"]
+        core.outcomes.update({Outcome(name): count for name, count in state["outcomes"].items()})
+        core.leases.ended.update({EndReason(name): count for name, count in state["ended"].items()})
+        core.steps_done.update(state["steps_done"])
+        core.samples_committed = state["samples_committed"]
+        core.ledger.restore(state["ledger"])
+        with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
+            for lease in state["leases"]:
+                _restore_lease(lease, tensors, core, now)
+    except _BAD as error:
+        raise BadCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """A checkpoint's state, once its files are what the state says. Raises BadCheckpoint."""
+    try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if state["format"] != FORMAT:
+            raise BadCheckpoint(f"{path / 'state.json'}: its format is {state['format']!r}, this server reads {FORMAT!r}")
+        for name in ("model.safetensors", "workers.safetensors"):
+            _check_file(path / name, state["files"][name])
+        Hyperparameters(**state["hyperparameters"])
+    except _BAD as error:
+        raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
+    return state
+
+
+def _check_file(path: Path, expected: dict[str, Any]) -> None:
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        raise BadCheckpoint(f"{path}: {size} bytes where {expected['bytes']} were written: it is truncated or was changed")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
+            raise BadCheckpoint(f"{path}: its content was changed after it was written")
+
+
+def _read_model(path: Path, core: Core) -> None:
+    layout = core.central.layout
+    assert layout is not None
+    views = layout.split(core.central.theta)
+    with safe_open(path, framework="numpy") as tensors:
+        for name, view in views.items():
+            np.copyto(view, tensors.get_tensor(name), casting="no")
+
+
+def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) -> None:
+    size = core.central.size
+    buffers = {name: tensors.get_tensor(f"{state['lease_id']}/{name}") for name in core.rule.buffers}
+    if any(buffer.shape != (size,) or buffer.dtype != np.float32 for buffer in buffers.values()):
+        raise ValueError(f"buffers of worker {state['worker']!r} have another shape than the model")
+    lease = Lease(state["lease_id"], state["worker"], now + core.leases.duration, buffers, empty(size))
+    lease.sequence, lease.base_version = state["sequence"], state["base_version"]
+    lease.answer = _applied(state["answer"]) if state["answer"] else None
+    lease.restored = True
+    core.leases.live[lease.lease_id] = lease
+
+
+def _applied(state: dict[str, Any]) -> Applied:
+    pi = state["pi"]
+    if pi is not None:
+        arrays = {"counts": np.int64, "edges": np.float32, "tensor_medians": np.float32}
+        pi = PiFacts(**{name: np.array(value, arrays[name]) if name in arrays else value for name, value in pi.items()})
+    return Applied(**{**state, "pi": pi})

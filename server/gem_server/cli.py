@@ -1,0 +1,95 @@
+"""gem-server: the command."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+from gem_api import __version__, logs
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.memory import tune_allocator
+from gem_api.options import SETTINGS, given, hyperparameter_options, log_format_option, option
+
+from gem_server.host_memory import default_limit
+from gem_server.run import ServerConfig, StartError, serve
+
+_NAMES = [field.name for field in fields(Hyperparameters)]
+
+
+class Bytes(click.ParamType):
+    """A number of bytes, with an optional K, M, G or T (powers of 1024)."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = value.strip().upper().removesuffix("B").removesuffix("I")
+        try:
+            shift = 10 * (1 + "KMGT".index(text[-1])) if text[-1:].isalpha() else 0
+            size = int(float(text.rstrip("KMGT")) * 2**shift)
+        except (ValueError, IndexError, OverflowError):
+            self.fail(f"{value!r} is no size; write 8G or 512M", param, ctx)
+        if size < 0:
+            self.fail("a size can't be negative", param, ctx)
+        return size
+
+
+@click.command(context_settings=SETTINGS)
+@option("--listen", default="127.0.0.1:50051", help="Address to serve gRPC on; 0.0.0.0:50051 lets other machines in.")
+@option("--metrics-listen", default="127.0.0.1:9464", help="Address to serve Prometheus metrics on; empty for none.")
+@option(
+    "--checkpoint-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for checkpoints; without it none are written.",
+)
+@option(
+    "--checkpoint-interval",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    help="Seconds between checkpoints; 0: only on request and at the end.",
+)
+@option("--checkpoint-keep", type=click.IntRange(1), default=3, help="How many checkpoints to keep.")
+@option("--resume/--no-resume", default=False, help="Go on from the newest checkpoint in --checkpoint-dir, if there is one.")
+@option("--history", type=click.Path(dir_okay=False, path_type=Path), help="File that gets a line of CSV for every commit.")
+@option(
+    "--lease-seconds",
+    type=click.FloatRange(1, 3600),
+    default=15.0,
+    help="How long a worker may be silent before its lease ends.",
+)
+@option("--memory-limit", type=Bytes(), default=default_limit, show_default="4/5 of the machine's or container's", help="Most memory to hold for the model and the workers, for example 8G; 0: no limit.")  # fmt: skip
+@hyperparameter_options()
+@log_format_option
+@click.version_option(__version__)
+@click.pass_context
+def main(context: click.Context, **options: Any) -> None:
+    """Serves a GEM parameter server: holds the central variable and applies the workers' commits in FIFO order.
+
+    Every option can also be set by the environment variable shown with it; a flag wins over the environment.
+    SIGTERM or Ctrl-C finishes the queued commits, writes a checkpoint and exits with status 0.
+    """
+    tune_allocator()
+    log = logs.configure(options["log_format"])
+    config = ServerConfig(
+        settings=Hyperparameters(**{name: options[name] for name in _NAMES}),
+        given=frozenset(given(context) & set(_NAMES)),
+        listen=options["listen"],
+        metrics_listen=options["metrics_listen"],
+        checkpoint_dir=options["checkpoint_dir"],
+        checkpoint_interval=options["checkpoint_interval"],
+        keep=options["checkpoint_keep"],
+        resume=options["resume"],
+        history=options["history"],
+        lease_seconds=options["lease_seconds"],
+        memory_limit=options["memory_limit"],
+    )
+    try:
+        asyncio.run(serve(config, log))
+    except StartError as error:
+        click.echo(f"gem-server: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,276 @@
+"""The core: what the server decides. No gRPC, no clock, no files; `now` is passed in, facts are returned.
+
+One thread calls it. The exception is `Step.run`, the arithmetic of one commit, which the apply loop runs in a thread of
+its own between `begin` and `finish`; nothing else touches θ or a worker's buffers meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, Overloaded, SequenceGap
+from gem_api.framing import empty
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout, Vector
+
+from gem_server.central import CentralVariable
+from gem_server.facts import (
+    Admission,
+    Applied,
+    Ended,
+    EndReason,
+    Header,
+    Outcome,
+    PullDecision,
+    Registration,
+)
+from gem_server.leases import Lease, LeaseTable
+from gem_server.rules import PiFacts, make_rule
+from gem_server.shards import NoShard, Shard, ShardLedger
+
+FLOAT_BYTES = 4
+MAX_NAME = 128
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit whose gradient is complete: it holds a ticket and waits for its turn."""
+
+    ticket: int
+    lease: Lease
+    header: Header
+
+
+@dataclass(frozen=True)
+class Step:
+    """The arithmetic of one commit, ready to run; `run` returns the facts about π."""
+
+    commit: Commit
+    staleness: int
+    run: Callable[[], PiFacts | None]
+
+
+class Core:
+    """The central variable, the leases, the shard ledger and the rule, as one state machine.
+
+    Args:
+        run_id: Names the run.
+        settings: The run's hyper-parameters.
+        lease_seconds: How long a lease lives without a sign of life.
+        memory_limit: Bytes that may be held for θ, its copies and the workers; 0 for no limit.
+        new_id: Makes lease ids that cannot be guessed.
+    """
+
+    def __init__(
+        self, run_id: str, settings: Hyperparameters, *, lease_seconds: float, memory_limit: int, new_id: Callable[[], str]
+    ) -> None:
+        self.run_id = run_id
+        self.settings = settings
+        self.memory_limit = memory_limit
+        self.rule = make_rule(settings.rule, **vars(settings))
+        self.central = CentralVariable()
+        self.leases = LeaseTable(lease_seconds, new_id)
+        self.ledger = ShardLedger(settings)
+        self.next_ticket = 1
+        self.outcomes = dict.fromkeys(Outcome, 0)
+        self.steps_done: dict[str, int] = {}
+        self.samples_committed = 0
+
+    # -- joining and leaving
+
+    def register(self, worker: str, layout: Layout, now: float) -> Registration:
+        """Opens a lease.
+
+        Raises:
+            InvalidRequest: The worker's name is empty, too long or not printable.
+            LayoutMismatch: The worker's model is not the run's.
+            Overloaded: There is no memory for another worker.
+        """
+        if not 0 < len(worker) <= MAX_NAME or not worker.isprintable():
+            raise InvalidRequest(f"a worker name has 1 to {MAX_NAME} printable characters")
+        predecessor = self.leases.named(worker)
+        self._require_room(layout, freed=1 if predecessor else 0)
+        self.central.adopt(layout)
+        ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
+        self.central.adopt(layout)  # once more: the predecessor may have been the last to hold the layout
+        size = layout.size
+        buffers = {name: np.zeros(size, np.float32) for name in self.rule.buffers}
+        lease = self.leases.open(worker, buffers, empty(size), now)
+        self._elect_initializer()
+        must_initialize = self.central.initializer == lease.lease_id
+        return Registration(lease.lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
+
+    def renew(self, lease_id: str, now: float) -> Lease:
+        return self.leases.renew(lease_id, now)
+
+    def leave(self, lease_id: str) -> Ended:
+        return self._end(self.leases.get(lease_id), EndReason.LEFT)
+
+    def expire(self, now: float) -> list[Ended]:
+        """Ends the leases whose time is up."""
+        return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now)]
+
+    def _end(self, lease: Lease, reason: EndReason) -> Ended:
+        self.leases.end(lease, reason)
+        if self.central.initializer == lease.lease_id:
+            self.central.initializer = None
+        if not self.leases.live and not self.central.initialized:
+            self.central.forget_layout()
+        self._elect_initializer()
+        return Ended(lease.lease_id, lease.worker, reason, self.ledger.release(lease.lease_id))
+
+    # -- the first value
+
+    def _elect_initializer(self) -> None:
+        """Asks the oldest live worker for θ's first value, unless one is asked already."""
+        if not self.central.initialized and self.central.initializer is None:
+            self.central.initializer = next(iter(self.leases.live), None)
+
+    def require_initializer(self, lease_id: str, now: float) -> Lease:
+        """The lease of the worker that may give θ its first value. Raises InvalidRequest if that is another."""
+        lease = self.leases.renew(lease_id, now)
+        if self.central.initialized or self.central.initializer != lease_id:
+            raise InvalidRequest("this worker was not asked to initialise the central variable: pull it instead")
+        return lease
+
+    def initialized(self) -> None:
+        """The first value has arrived, whole."""
+        self.central.start()
+
+    # -- reading θ
+
+    def pull_decision(self, lease_id: str, now: float) -> PullDecision:
+        self.leases.renew(lease_id, now)
+        if self.central.initialized:
+            return PullDecision.READY
+        return PullDecision.INITIALIZE if self.central.initializer == lease_id else PullDecision.WAIT
+
+    def pull(self, lease: Lease) -> int:
+        """Gives the worker the present θ, in its own answer buffer; returns the version. Call it between two commits."""
+        self.rule.pull(self.central.theta, lease.buffers)
+        lease.base_version = self.central.version
+        return lease.base_version
+
+    def answer(self, lease: Lease) -> Vector:
+        """The θ that the worker computes its next gradient on: float32, shape (P,)."""
+        return lease.buffers[self.rule.answer]
+
+    # -- a commit: admit, (receive), ticket, begin, (run), finish
+
+    def admit(self, header: Header, now: float) -> tuple[Admission, Lease]:
+        """Judges a commit by its header.
+
+        Raises:
+            LeaseEnded: The lease is unknown, has ended, or the server came back from a checkpoint that lacks commits
+                which the worker was told are applied.
+            LayoutMismatch: The fingerprint is not the run's.
+            SequenceGap: The sequence is neither the next, nor the queued, nor the last one.
+            InvalidRequest: The base version does not exist yet.
+            NotInitialized: θ has no value yet.
+        """
+        lease = self.leases.renew(header.lease_id, now)
+        self.central.require_initialized()
+        if self.central.layout is None or header.fingerprint != self.central.layout.fingerprint:
+            raise LayoutMismatch("the commit's layout fingerprint is not the run's: register with this model first")
+        if header.sequence == lease.queued:
+            return Admission.QUEUED, lease
+        if header.sequence == lease.sequence and lease.answer is not None:
+            self.outcomes[Outcome.REPEATED] += 1
+            return Admission.REPEATED, lease
+        from_the_future = header.base_version > self.central.version
+        if lease.restored and (from_the_future or header.sequence > lease.sequence + 1):
+            self._end(lease, EndReason.ROLLED_BACK)
+            raise LeaseEnded(
+                "the server came back from a checkpoint older than this worker's last commit", EndReason.ROLLED_BACK
+            )
+        if header.sequence != lease.sequence + 1 or lease.queued is not None:
+            raise SequenceGap(f"commit {header.sequence} of this lease; due is {(lease.queued or lease.sequence) + 1}")
+        if from_the_future:
+            raise InvalidRequest(f"base version {header.base_version} does not exist: the server is at {self.central.version}")
+        return Admission.FRESH, lease
+
+    def ticket(self, lease: Lease, header: Header, now: float) -> Commit:
+        """The gradient has arrived whole: gives the commit its place in the FIFO."""
+        self.leases.renew(lease.lease_id, now)
+        lease.queued = header.sequence
+        commit = Commit(self.next_ticket, lease, header)
+        self.next_ticket += 1
+        return commit
+
+    def begin(self, commit: Commit) -> Step:
+        """The commit's turn has come. Raises LeaseEnded where its lease has ended while it waited."""
+        lease, layout = self.leases.get(commit.header.lease_id), self.central.layout
+        assert layout is not None
+        staleness = self.central.version - commit.header.base_version
+
+        def run() -> PiFacts | None:
+            return self.rule.apply(layout, self.central.theta, lease.upload, lease.buffers, staleness)
+
+        return Step(commit, staleness, run)
+
+    def finish(self, step: Step, pi: PiFacts | None, now: float) -> Applied:
+        """The arithmetic is done: makes the commit part of the run."""
+        lease, header = step.commit.lease, step.commit.header
+        self.central.version += 1
+        version = self.central.version
+        lease.base_version = version - 1 if self.rule.answers_before else version
+        lease.sequence, lease.queued, lease.restored = header.sequence, None, False
+        lease.expires_at = now + self.leases.duration
+        lease.answer = Applied(
+            ticket=step.commit.ticket,
+            worker=lease.worker,
+            sequence=header.sequence,
+            version=version,
+            base_version=lease.base_version,
+            staleness=step.staleness,
+            loss=header.loss,
+            samples=header.samples,
+            pi=pi,
+        )
+        self.outcomes[Outcome.APPLIED] += 1
+        self.steps_done[lease.worker] = self.steps_done.get(lease.worker, 0) + 1
+        self.samples_committed += header.samples
+        return lease.answer
+
+    # -- shards
+
+    def lease_shard(self, lease_id: str, samples: int, now: float) -> Shard | NoShard:
+        lease = self.leases.renew(lease_id, now)
+        return self.ledger.lease(lease_id, lease.worker, samples)
+
+    def complete_shard(self, lease_id: str, shard_id: int, now: float) -> bool:
+        self.leases.renew(lease_id, now)
+        return self.ledger.complete(lease_id, shard_id)
+
+    # -- memory
+
+    @property
+    def worker_bytes(self) -> int:
+        """Bytes held for each worker: the rule's buffers and the one that its commits arrive in."""
+        return self._worker_bytes(self.central.size)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held for θ, its copies and all workers."""
+        return self.central.size * FLOAT_BYTES * (1 + self.central.copies) + len(self.leases.live) * self.worker_bytes
+
+    def require_room_for_copy(self) -> None:
+        """Raises Overloaded where another copy of θ would not fit."""
+        needed = self.memory_bytes + self.central.size * FLOAT_BYTES
+        if self.memory_limit and needed > self.memory_limit:
+            raise Overloaded(f"no memory for another copy of the model: {needed} of {self.memory_limit} bytes; try again later")
+
+    def _worker_bytes(self, size: int) -> int:
+        return size * FLOAT_BYTES * (len(self.rule.buffers) + 1)
+
+    def _require_room(self, layout: Layout, freed: int) -> None:
+        each = self._worker_bytes(layout.size)
+        workers = len(self.leases.live) + 1 - freed
+        needed = layout.size * FLOAT_BYTES * (1 + self.central.copies) + workers * each
+        if self.memory_limit and needed > self.memory_limit:
+            raise Overloaded(
+                f"no memory for worker number {workers}: {needed} bytes needed, {each} of them for each worker, "
+                f"{self.memory_limit} allowed; raise --memory-limit or use fewer workers"
+            )

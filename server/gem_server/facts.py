@@ -1,0 +1,120 @@
+"""What the core is asked and what it answers: plain values, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gem_api.layout import Layout
+
+from gem_server.rules import PiFacts
+
+
+class EndReason(StrEnum):
+    """Why a lease ended. The names are those of the contract's LeaseEndReason."""
+
+    LEFT = "left"
+    EXPIRED = "expired"
+    ROLLED_BACK = "rolled_back"
+    REPLACED = "replaced"
+
+
+class Outcome(StrEnum):
+    """What became of a commit."""
+
+    APPLIED = "applied"
+    REPEATED = "repeated"
+    REJECTED = "rejected"
+
+
+class Admission(StrEnum):
+    """What to do with a commit whose header has arrived."""
+
+    FRESH = "fresh"  # receive its gradient and take a ticket
+    QUEUED = "queued"  # it already holds a ticket: wait for its answer
+    REPEATED = "repeated"  # it was applied: give the answer again
+
+
+class PullDecision(StrEnum):
+    """What a worker that asks for θ should do."""
+
+    READY = "ready"
+    WAIT = "wait"
+    INITIALIZE = "initialize"
+
+
+@dataclass(frozen=True)
+class Header:
+    """A commit before its gradient: who, which, computed on what.
+
+    Attributes:
+        lease_id: The worker's lease.
+        sequence: 1 for the lease's first commit, then one more each.
+        base_version: Version of θ that the gradient was computed on.
+        fingerprint: SHA-256 of the layout.
+        loss: Training loss on the batch, if reported.
+        samples: Samples in the batch.
+    """
+
+    lease_id: str
+    sequence: int
+    base_version: int
+    fingerprint: bytes
+    loss: float | None
+    samples: int
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One commit, applied.
+
+    Attributes:
+        ticket: Its place in the FIFO.
+        worker: The worker's name.
+        sequence: Its number within the lease.
+        version: The central variable's version right after it.
+        base_version: Version of the θ that answers it, on which the next gradient is computed.
+        staleness: τ, commits applied between the worker's pull and this commit (Eq. 2).
+        loss: Training loss on the batch, if reported.
+        samples: Samples in the batch.
+        pi: Facts about π; None for a rule without one, and for a commit restored from a checkpoint.
+    """
+
+    ticket: int
+    worker: str
+    sequence: int
+    version: int
+    base_version: int
+    staleness: int
+    loss: float | None
+    samples: int
+    pi: PiFacts | None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A lease that ended, and why."""
+
+    lease_id: str
+    worker: str
+    reason: EndReason
+    shards_returned: int
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A worker that joined.
+
+    Attributes:
+        lease_id: Its lease.
+        layout: The run's layout.
+        must_initialize: Whether it is the one asked for θ's first value.
+        steps_done: Commits already applied under its name in this run.
+        ended: The lease that it replaces, if a worker of its name still held one.
+    """
+
+    lease_id: str
+    layout: Layout
+    must_initialize: bool
+    steps_done: int
+    ended: Ended | None

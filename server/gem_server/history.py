@@ -1,0 +1,57 @@
+"""The run's history: one line of CSV for each applied commit, for plots and for auditing the order of tickets."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+from gem_server.apply_loop import Timing
+from gem_server.facts import Applied
+
+COLUMNS = (
+    "version", "ticket", "unix_seconds", "worker", "sequence", "staleness", "loss", "samples",
+    "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy",
+)  # fmt: skip
+
+
+class History:
+    """Appends to a CSV file. Lines reach the file in blocks, and all of them at `flush` and `close`.
+
+    Args:
+        path: The file. Lines of commits after `version`, which a crash left behind, are taken out first.
+        version: Version that the run starts at.
+        wall: Unix seconds.
+    """
+
+    def __init__(self, path: Path, version: int, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        kept = _lines_up_to(path, version) if version and path.exists() else []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rewritten = path.with_name(path.name + ".new")
+        self._file = rewritten.open("w", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(COLUMNS)
+        self._writer.writerows(kept)
+        self._file.flush()
+        rewritten.replace(path)
+
+    def applied(self, applied: Applied, timing: Timing) -> None:
+        pi = applied.pi
+        facts = (pi.median, pi.zero_ratio, pi.max_ratio, pi.proxy_energy, pi.central_energy) if pi else ("",) * 5
+        loss = "" if applied.loss is None else applied.loss
+        start = (applied.version, applied.ticket, f"{self._wall():.6f}", applied.worker, applied.sequence, applied.staleness)
+        self._writer.writerow((*start, loss, applied.samples, *facts))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _lines_up_to(path: Path, version: int) -> list[list[str]]:
+    """The file's whole lines of commits up to `version`."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.reader(file) if len(row) == len(COLUMNS) and row[0].isdigit()]
+    return [row for row in rows if int(row[0]) <= version]

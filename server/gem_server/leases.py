@@ -1,0 +1,96 @@
+"""Leases: who is in the run, what the server holds for them, and until when."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gem_api.errors import LeaseEnded
+from gem_api.layout import Vector
+
+from gem_server.facts import Applied, EndReason
+from gem_server.rules.base import Buffers
+
+_REMEMBERED_ENDS = 10_000
+
+
+@dataclass
+class Lease:
+    """One worker's place in the run.
+
+    Attributes:
+        lease_id: Its name, a secret between server and worker.
+        worker: The worker's name.
+        expires_at: When it ends without a sign of life, in seconds of the caller's clock.
+        buffers: What the rule keeps for the worker, each float32, shape (P,).
+        upload: Where the gradient of its next commit is put together, float32, shape (P,).
+        sequence: Its last applied commit.
+        answer: The facts of that commit, given again to a repeat.
+        base_version: Version of the θ that the worker was last given.
+        queued: The sequence that holds a ticket now, if any.
+        restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
+            acknowledged commits that the checkpoint lacks.
+    """
+
+    lease_id: str
+    worker: str
+    expires_at: float
+    buffers: Buffers
+    upload: Vector
+    sequence: int = 0
+    answer: Applied | None = None
+    base_version: int = 0
+    queued: int | None = None
+    restored: bool = False
+
+
+@dataclass
+class LeaseTable:
+    """The live leases, oldest first, and the reasons why recent ones ended.
+
+    Attributes:
+        duration: Seconds that a lease lives without a sign of life.
+        new_id: Makes lease ids that cannot be guessed.
+    """
+
+    duration: float
+    new_id: Callable[[], str]
+    live: dict[str, Lease] = field(default_factory=dict)
+    ended: dict[EndReason, int] = field(default_factory=dict)
+    _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
+
+    def open(self, worker: str, buffers: Buffers, upload: Vector, now: float) -> Lease:
+        lease = Lease(self.new_id(), worker, now + self.duration, buffers, upload)
+        self.live[lease.lease_id] = lease
+        return lease
+
+    def get(self, lease_id: str) -> Lease:
+        """The live lease of that id. Raises LeaseEnded, with the reason where it is remembered."""
+        lease = self.live.get(lease_id)
+        if lease is not None:
+            return lease
+        reason = self._reasons.get(lease_id)
+        if reason is None:
+            raise LeaseEnded("no such lease: register again")
+        raise LeaseEnded(f"the lease has ended ({reason}): register again", reason)
+
+    def renew(self, lease_id: str, now: float) -> Lease:
+        lease = self.get(lease_id)
+        lease.expires_at = now + self.duration
+        return lease
+
+    def end(self, lease: Lease, reason: EndReason) -> None:
+        del self.live[lease.lease_id]
+        self.ended[reason] = self.ended.get(reason, 0) + 1
+        self._reasons[lease.lease_id] = reason
+        if len(self._reasons) > _REMEMBERED_ENDS:
+            self._reasons.popitem(last=False)
+
+    def expired(self, now: float) -> list[Lease]:
+        """The leases whose time is up. One whose commit waits for its turn has given a sign of life."""
+        return [lease for lease in self.live.values() if lease.expires_at <= now and lease.queued is None]
+
+    def named(self, worker: str) -> Lease | None:
+        """The live lease of the worker of that name."""
+        return next((lease for lease in self.live.values() if lease.worker == worker), None)

@@ -1,0 +1,75 @@
+"""What the run looks like lately: smoothed figures, each worker's last commit, the last evaluation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from gem_server.apply_loop import Timing
+from gem_server.facts import Applied
+
+_DECAY = 0.98  # about the last 50 commits
+
+
+class Smoothed:
+    """An exponential moving average that starts at its first value; values that are no numbers are passed over."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        if math.isfinite(value):
+            self.value = value if self.value is None else _DECAY * self.value + (1 - _DECAY) * value
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and accuracy (0 to 1, or None) of one version on held-out data."""
+
+    version: int
+    loss: float
+    accuracy: float | None
+
+
+@dataclass
+class WorkerProgress:
+    """A live worker's commits under its present lease, and the last of them."""
+
+    commits: int = 0
+    last: Applied | None = None
+
+
+@dataclass
+class Progress:
+    """Fed with every applied commit, in order; read by the status and the metrics."""
+
+    started: float
+    loss: Smoothed = field(default_factory=Smoothed)
+    pi_median: Smoothed = field(default_factory=Smoothed)
+    staleness: Smoothed = field(default_factory=Smoothed)
+    last: Applied | None = None
+    evaluation: Evaluation | None = None
+    workers: dict[str, WorkerProgress] = field(default_factory=dict)
+    checkpoint_version: int | None = None
+    checkpoint_at: float = 0.0  # on the monotonic clock
+
+    def applied(self, applied: Applied, timing: Timing) -> None:
+        self.last = applied
+        self.staleness.add(applied.staleness)
+        if applied.loss is not None:
+            self.loss.add(applied.loss)
+        if applied.pi is not None:
+            self.pi_median.add(applied.pi.median)
+        worker = self.workers.setdefault(applied.worker, WorkerProgress())
+        worker.commits += 1
+        worker.last = applied
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self.evaluation = evaluation
+
+    def checkpointed(self, version: int, now: float) -> None:
+        self.checkpoint_version, self.checkpoint_at = version, now
+
+    def forget(self, worker: str) -> None:
+        """The worker has left."""
+        self.workers.pop(worker, None)

@@ -1,0 +1,90 @@
+"""Gradient Energy Matching (Hermans & Louppe 2018, arXiv 1805.08469)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from gem_api.layout import Layout, Vector
+
+from gem_server.rules.base import Buffers, PiFacts, UpdateRule, require
+from gem_server.rules.fused import BINS, bin_edges, gem_pass, quantile
+
+CONVENTIONS = ("after", "paper", "reference")
+
+
+@dataclass(frozen=True)
+class Gem(UpdateRule):
+    """Rescales each commit so that all workers together move θ with the energy of sequential momentum SGD.
+
+        Δ = −η·g
+        m ← μ·m + Δ                                             (Eq. 24)
+        π = clip((κ|m| − |θ_t − s|) / (|Δ| + ε), 0, π_max)      (Eqs. 19, 27; the clip is the authors' code)
+        θ_{t+1} = θ_t + π·Δ
+
+    The snapshot s, by convention:
+        after      s = θ_{t+1}, where the worker's next gradient is computed (Eq. 16 as written)
+        paper      s = θ_t, and the next gradient is computed there (Algorithm 1)
+        reference  s = θ_t, but the next gradient is computed at θ_{t+1}; the first s is zero, and |Δ + ε| divides
+                   (the authors' code, which has ε = 1e-12)
+    """
+
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    kappa: float = 1.0
+    epsilon: float = 1e-16
+    pi_max: float = 5.0
+    snapshot: str = "after"
+    name: ClassVar[str] = "gem"
+
+    def __post_init__(self) -> None:
+        require(0 < self.learning_rate <= 1e3, f"the learning rate must be above 0 and at most 1000, not {self.learning_rate}")
+        require(0 <= self.momentum < 1, f"the momentum must be at least 0 and below 1, not {self.momentum}")
+        require(0 < self.kappa <= 1e3, f"kappa must be above 0 and at most 1000, not {self.kappa}")
+        require(1e-30 <= self.epsilon <= 1, f"epsilon must lie in [1e-30, 1], not {self.epsilon}")
+        require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")
+        require(
+            self.snapshot in CONVENTIONS, f"the snapshot convention is one of {', '.join(CONVENTIONS)}, not {self.snapshot!r}"
+        )
+
+    @property
+    def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("moment", "snapshot", "answer") if self._by_reference else ("moment", "snapshot")
+
+    @property
+    def answer(self) -> str:  # type: ignore[override]
+        return "answer" if self._by_reference else "snapshot"
+
+    @property
+    def answers_before(self) -> bool:  # type: ignore[override]
+        return self.snapshot == "paper"
+
+    @property
+    def _by_reference(self) -> bool:
+        return self.snapshot == "reference"
+
+    def pull(self, theta: Vector, buffers: Buffers) -> None:
+        # By reference a pull leaves s alone: it starts at zero and changes only with the worker's own commits.
+        np.copyto(buffers[self.answer], theta)
+
+    def apply(self, layout: Layout, theta: Vector, gradient: Vector, buffers: Buffers, staleness: int) -> PiFacts:
+        epsilons = (self.epsilon, 0.0) if self._by_reference else (0.0, self.epsilon)
+        scalars = (self.learning_rate, self.momentum, self.kappa, *epsilons, self.pi_max)
+        edges = bin_edges(self.pi_max)
+        counts = np.empty(BINS, np.int64)
+        medians = np.empty(len(layout.tensors), np.float32)
+        proxy_energy, central_energy = gem_pass(
+            theta,
+            gradient,
+            buffers["moment"],
+            buffers["snapshot"],
+            buffers["answer"] if self._by_reference else theta[:0],
+            layout.offsets,
+            edges,
+            tuple(np.float32(scalar) for scalar in scalars),
+            self.snapshot == "after",
+            counts,
+            medians,
+        )
+        return PiFacts(counts, edges, float(quantile(counts, edges, 0.5)), medians, proxy_energy, central_energy)

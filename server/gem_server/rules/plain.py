@@ -1,0 +1,49 @@
+"""The two rules that GEM is compared with: neither looks at anything but the gradient and its staleness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from gem_api.layout import Layout, Vector
+
+from gem_server.rules.base import Buffers, UpdateRule, require
+from gem_server.rules.fused import descend
+
+
+@dataclass(frozen=True)
+class Downpour(UpdateRule):
+    """Plain asynchronous SGD (Dean et al. 2012, NeurIPS 25).
+
+    Δ = −η·g
+    θ_{t+1} = θ_t + Δ
+    """
+
+    learning_rate: float = 0.05
+    name: ClassVar[str] = "downpour"
+
+    def __post_init__(self) -> None:
+        require(0 < self.learning_rate <= 1e3, f"the learning rate must be above 0 and at most 1000, not {self.learning_rate}")
+
+    def divisor(self, staleness: int) -> int:
+        """What Δ is divided by for a commit of this staleness."""
+        return 1
+
+    def apply(self, layout: Layout, theta: Vector, gradient: Vector, buffers: Buffers, staleness: int) -> None:
+        eta, divisor = np.float32(self.learning_rate), np.float32(self.divisor(staleness))
+        descend(theta, gradient, eta, divisor, buffers["snapshot"])
+
+
+@dataclass(frozen=True)
+class Adaptive(Downpour):
+    """Asynchronous SGD weighted by staleness: the baseline of the GEM paper, after Zhang et al. 2015, arXiv 1511.05950.
+
+    Δ = −η·g
+    θ_{t+1} = θ_t + Δ / (τ + 1)
+    """
+
+    name: ClassVar[str] = "adaptive"
+
+    def divisor(self, staleness: int) -> int:
+        return staleness + 1

@@ -1,0 +1,263 @@
+"""A server's life: put together, serve, drain, write the last checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from gem_api.errors import CheckpointFailed
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_api.logs import Logger
+from gem_api.methods import ADMIN, TRAINING
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+from prometheus_client.registry import CollectorRegistry
+
+from gem_server import checkpoint
+from gem_server.admin import AdminServicer
+from gem_server.apply_loop import ApplyLoop
+from gem_server.calls import Calls
+from gem_server.checkpointer import Checkpointer
+from gem_server.core import Core
+from gem_server.edge import rpc_handlers
+from gem_server.history import History
+from gem_server.metrics import Metrics
+from gem_server.progress import Progress
+from gem_server.rules import UpdateRule
+from gem_server.rules.fused import all_within
+from gem_server.servicer import TrainingServicer
+
+ANSWER_GRACE_SECONDS = 5.0
+# What a checkpoint was made with and a resumed run can't change: the workers' buffers and the shard ledger depend on it.
+FIXED = ("rule", "snapshot", "batch_size", "shards", "shard_size", "seed")
+_CHANNEL_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # two servers on one port would share out the workers by chance
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class StartError(Exception):
+    """The server can't start; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How a server runs. Units and defaults: `gem-server --help`."""
+
+    settings: Hyperparameters
+    given: frozenset[str]  # the hyper-parameters that the user stated, rather than left at their defaults
+    listen: str
+    metrics_listen: str
+    checkpoint_dir: Path | None
+    checkpoint_interval: float
+    keep: int
+    resume: bool
+    history: Path | None
+    lease_seconds: float
+    memory_limit: int
+
+
+async def serve(config: ServerConfig, log: Logger) -> None:
+    """Serves until SIGTERM, SIGINT or Drain, then ends gracefully.
+
+    Raises:
+        StartError: Wrong settings, an address in use, no usable checkpoint.
+    """
+    clock, wall = time.monotonic, time.time
+    core = make_core(config, clock, log)
+    warm_up(core.rule, log)
+    progress, calls = Progress(started=clock()), Calls()
+    if core.central.initialized:
+        progress.checkpointed(core.central.version, clock())
+    with contextlib.ExitStack() as files:
+        observers = [progress.applied]
+        history = History(config.history, core.central.version, wall) if config.history else None
+        if history:
+            files.callback(history.close)
+            observers.append(history.applied)
+        apply_loop = ApplyLoop(core, clock, observers)
+        servicer = TrainingServicer(core, apply_loop, progress, calls, clock, log)
+        metrics = Metrics(
+            registry := CollectorRegistry(), core, progress, servicer.traffic, lambda: apply_loop.queue_length,
+            lambda at: wall() - clock() + at,
+        )  # fmt: skip
+        observers.append(metrics.applied)
+        checkpointer = Checkpointer(config.checkpoint_dir, config.keep, core, apply_loop, progress, clock, log)
+        _start_metrics(config.metrics_listen, registry)
+        stopped = _stop_on_signals(log)
+        admin = AdminServicer(checkpointer, apply_loop, lambda why: _stop(stopped, log, why))
+        server, health = _grpc_server(servicer, admin, calls, log)
+        port = _bind(server, config.listen)
+        await server.start()
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        log.info("serving", address=config.listen, port=port, metrics=config.metrics_listen, run=core.run_id, **_brief(core))
+        applying = asyncio.create_task(apply_loop.run())
+        chores = [asyncio.create_task(_repeat(min(1.0, config.lease_seconds / 4), servicer.expire_leases))]
+        if history:
+            chores.append(asyncio.create_task(_repeat(1.0, history.flush)))
+        if config.checkpoint_dir and config.checkpoint_interval:
+            chores.append(asyncio.create_task(checkpointer.every(config.checkpoint_interval)))
+        stopping = asyncio.create_task(stopped.wait())
+        await asyncio.wait([stopping, applying, *chores], return_when=asyncio.FIRST_COMPLETED)
+        await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        servicer.drain()
+        await _finish(server, apply_loop, applying, chores, checkpointer, log)
+
+
+async def _finish(
+    server: Any,
+    apply_loop: ApplyLoop,
+    applying: asyncio.Task[None],
+    chores: list[asyncio.Task[None]],
+    checkpointer: Checkpointer,
+    log: Logger,
+) -> None:
+    """Applies what is queued, answers it, writes the last checkpoint."""
+    for chore in chores:
+        if chore.done():
+            chore.result()  # a chore never ends by itself: raise what ended it
+        chore.cancel()
+    apply_loop.close()
+    await applying
+    try:
+        await checkpointer.write_last()
+    except CheckpointFailed as error:
+        log.error("the last checkpoint failed; the previous one stands", why=str(error))
+        raise StartError(str(error)) from error
+    finally:
+        await server.stop(ANSWER_GRACE_SECONDS)
+    log.info("stopped")
+
+
+def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> Core:
+    """A new core, or the one that the newest checkpoint holds. Raises StartError."""
+    try:
+        return _resumed(config, clock, log) or _new_core(secrets.token_hex(4), config.settings, config)
+    except (ValueError, checkpoint.BadCheckpoint) as error:
+        raise StartError(str(error)) from error
+
+
+def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> Core:
+    if not settings.epochs and not settings.steps:
+        raise ValueError("--epochs 0 and --steps 0 together would train for ever: give one of them")
+    return Core(
+        run_id,
+        settings,
+        lease_seconds=config.lease_seconds,
+        memory_limit=config.memory_limit,
+        new_id=lambda: secrets.token_hex(16),
+    )
+
+
+def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> Core | None:
+    directory = config.checkpoint_dir
+    if directory is None:
+        if config.resume:
+            raise ValueError("--resume needs --checkpoint-dir: say where the checkpoints are")
+        return None
+    if not config.resume:
+        if checkpoint.found(directory):
+            raise ValueError(
+                f"{directory} holds the checkpoints of another run: add --resume to go on with it, or name another folder"
+            )
+        return None
+    newest = checkpoint.newest(directory, lambda path, why: log.warning("checkpoint refused", path=str(path), why=why))
+    if newest is None:
+        log.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))
+        return None
+    path, state = newest
+    settings = resumed_settings(Hyperparameters(**state["hyperparameters"]), config.settings, config.given)
+    core = _new_core(state["run_id"], settings, config)
+    checkpoint.restore(path, state, core, clock())
+    log.info("resumed", checkpoint=str(path), version=core.central.version, leases=len(core.leases.live))
+    return core
+
+
+def resumed_settings(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:
+    """The settings of a resumed run: the checkpoint's, changed where the user asked. Raises ValueError for what is fixed."""
+    changes = {name: getattr(asked, name) for name in given if getattr(asked, name) != getattr(kept, name)}
+    fixed = [f"--{name.replace('_', '-')} was {getattr(kept, name)}" for name in FIXED if name in changes]
+    if fixed:
+        raise ValueError(
+            f"a resumed run can't change these: {', '.join(fixed)}; leave them out, or start a new run in another folder"
+        )
+    return replace(kept, **changes)
+
+
+def warm_up(rule: UpdateRule, log: Logger) -> None:
+    """Compiles the rule's pass, or loads it from numba's cache, so that no worker waits for that."""
+    log.debug("compiling the update pass")
+    layout = Layout.of({"warm-up": (1,)})
+    theta, gradient = np.zeros(1, np.float32), np.zeros(1, np.float32)
+    buffers = {name: np.zeros(1, np.float32) for name in rule.buffers}
+    rule.apply(layout, theta, gradient, buffers, 0)
+    all_within(gradient, np.float32(1))
+
+
+def _grpc_server(servicer: TrainingServicer, admin: AdminServicer, calls: Calls, log: Logger) -> tuple[Any, HealthServicer]:
+    server, health = grpc.aio.server(options=_CHANNEL_OPTIONS), HealthServicer()
+    handlers = [rpc_handlers(TRAINING, servicer, calls, log), rpc_handlers(ADMIN, admin, calls, log)]
+    server.add_generic_rpc_handlers(handlers)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = [service.full_name for service in (TRAINING, ADMIN, health_pb2.DESCRIPTOR.services_by_name["Health"])]
+    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+    return server, health
+
+
+def _bind(server: Any, address: str) -> int:
+    try:
+        return int(server.add_insecure_port(address))
+    except RuntimeError as error:
+        raise StartError(f"can't listen on {address}: the address is in use, or not this machine's ({error})") from None
+
+
+def _start_metrics(address: str, registry: CollectorRegistry) -> None:
+    if not address:
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        start_http_server(int(port), addr=host.strip("[]") or "0.0.0.0", registry=registry)
+    except (OSError, ValueError, OverflowError) as error:
+        raise StartError(
+            f"can't serve metrics on {address!r}: {error}; give --metrics-listen HOST:PORT, or '' for none"
+        ) from None
+
+
+def _stop_on_signals(log: Logger) -> asyncio.Event:
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, stopped, log, number.name)
+    return stopped
+
+
+def _stop(stopped: asyncio.Event, log: Logger, why: str) -> None:
+    if not stopped.is_set():
+        log.info("stopping: finishing what is queued", why=why)
+        stopped.set()
+
+
+async def _repeat(seconds: float, chore: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        chore()
+
+
+def _brief(core: Core) -> dict[str, Any]:
+    settings = core.settings
+    return {"rule": settings.rule, "learning_rate": settings.learning_rate, "version": core.central.version}
