@@ -42,7 +42,7 @@ class Hyperparameters:
     epochs: int = 1
     steps: int = 0
     shards: str = "partition"
-    shard_size: int = 512
+    shard_size: int = 256
     seed: int = 0
 
     def to_message(self) -> pb.Hyperparameters:

@@ -1,0 +1,59 @@
+"""The client of the GEM parameter server.
+
+    with gem_client.connect("host:50051") as session:
+        theta = session.join({"weight": weight, "bias": bias})
+        theta = session.commit(gradient, loss=loss).theta
+
+`gem_client.torch` has an optimizer and a sampler for PyTorch loops.
+"""
+
+from gem_api.errors import (
+    CheckpointFailed,
+    DeadlineExceeded,
+    Draining,
+    GemError,
+    IncompleteTransfer,
+    InvalidRequest,
+    LayoutMismatch,
+    LeaseEnded,
+    NonFiniteGradient,
+    NotInitialized,
+    Overloaded,
+    RejectedCommit,
+    SequenceGap,
+    ServerUnavailable,
+    Superseded,
+    TransportError,
+)
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+
+from gem_client.admin import Admin
+from gem_client.retry import Retry
+from gem_client.session import Answer, Session, connect
+
+__all__ = [
+    "Admin",
+    "Answer",
+    "CheckpointFailed",
+    "DeadlineExceeded",
+    "Draining",
+    "GemError",
+    "Hyperparameters",
+    "IncompleteTransfer",
+    "InvalidRequest",
+    "Layout",
+    "LayoutMismatch",
+    "LeaseEnded",
+    "NonFiniteGradient",
+    "NotInitialized",
+    "Overloaded",
+    "RejectedCommit",
+    "Retry",
+    "SequenceGap",
+    "ServerUnavailable",
+    "Session",
+    "Superseded",
+    "TransportError",
+    "connect",
+]

@@ -1,0 +1,57 @@
+"""The operator's side: status, checkpoints, draining, evaluations."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from gem_api.v1 import admin_pb2
+from gem_api.v1 import training_pb2 as pb
+
+from gem_client.channel import Stub, open_channel
+
+
+class Admin:
+    """A connection that asks and orders, but does not train.
+
+    Args:
+        address: The server's "host:port".
+        timeout: Seconds to wait for each answer.
+
+    Every method raises a GemError where the server can't be reached or refuses.
+    """
+
+    def __init__(self, address: str, timeout: float = 10.0) -> None:
+        self._channel = open_channel(address)
+        self._stub = Stub(self._channel)
+        self._timeout = timeout
+
+    def status(self) -> pb.GetStatusResponse:
+        """The run at a glance."""
+        response: pb.GetStatusResponse = self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout)
+        return response
+
+    def checkpoint(self, timeout: float = 600.0) -> admin_pb2.CreateCheckpointResponse:
+        """Has a checkpoint written, and waits for it."""
+        response: admin_pb2.CreateCheckpointResponse = self._stub.CreateCheckpoint(
+            admin_pb2.CreateCheckpointRequest(), timeout=timeout
+        )
+        return response
+
+    def drain(self) -> int:
+        """Has the server finish, write a checkpoint and exit; returns how many commits were queued."""
+        response: admin_pb2.DrainResponse = self._stub.Drain(admin_pb2.DrainRequest(), timeout=self._timeout)
+        return response.queue_length
+
+    def report_evaluation(self, version: int, loss: float, accuracy: float | None = None) -> None:
+        """Reports loss and accuracy (0 to 1) of one version on held-out data."""
+        report = pb.ReportEvaluationRequest(version=version, loss=loss, accuracy=accuracy)
+        self._stub.ReportEvaluation(report, timeout=self._timeout)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

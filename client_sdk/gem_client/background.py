@@ -1,0 +1,70 @@
+"""A session's one background thread: it renews the lease and breaks off calls that make no progress."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gem_api.errors import GemError
+
+
+class Background:
+    """Runs `renew` every `interval` seconds, and watches the calls that it is told of.
+
+    Args:
+        renew: Renews the lease; a GemError is taken for a passing failure.
+        timeout: Seconds without progress after which a watched call is broken off.
+    """
+
+    def __init__(self, renew: Callable[[], None], timeout: float) -> None:
+        self._renew = renew
+        self._timeout = timeout
+        self._interval = 5.0
+        self._wake = threading.Event()
+        self._closed = False
+        self._watched: tuple[Callable[[], object], float] | None = None
+        self._thread = threading.Thread(target=self._run, name="gem-session", daemon=True)
+
+    def start(self, interval: float) -> None:
+        """Renews every `interval` seconds from now on."""
+        self._interval = interval
+        self._wake.set()
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    @contextmanager
+    def watching(self, cancel: Callable[[], object]) -> Iterator[Callable[[], None]]:
+        """Calls `cancel` once too long a time passes without a call of what this yields."""
+
+        def progress() -> None:
+            self._watched = cancel, time.monotonic()
+
+        progress()
+        try:
+            yield progress
+        finally:
+            self._watched = None
+
+    def _run(self) -> None:
+        renew_at = time.monotonic() + self._interval
+        while not self._closed:
+            self._wake.wait(min(self._interval, self._timeout / 4))
+            self._wake.clear()
+            now = time.monotonic()
+            watched = self._watched
+            if watched and now - watched[1] > self._timeout:
+                watched[0]()
+            if now >= renew_at and not self._closed:
+                renew_at = now + self._interval
+                try:
+                    self._renew()
+                except GemError:
+                    continue  # the next call of the session meets the same error, and deals with it

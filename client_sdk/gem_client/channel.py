@@ -1,0 +1,70 @@
+"""The connection to a server: its RPCs as plain callables, every failure as a typed error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from gem_api.errors import DeadlineExceeded, GemError, ServerUnavailable, from_status
+from gem_api.methods import ADMIN, TRAINING, methods
+from google.protobuf.descriptor import ServiceDescriptor
+
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 60_000),  # some networks drop connections idle for four minutes
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+class Stub:
+    """The server's RPCs by name: `stub.GetStatus(request, timeout=...)`. Streamed sides carry bare frames (bytes),
+    and streaming calls raise grpc.RpcError, which `typed_error` and `next_frame` turn into GemErrors."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        for service in (TRAINING, ADMIN):
+            self._add(channel, service)
+
+    def _add(self, channel: grpc.Channel, service: ServiceDescriptor) -> None:
+        for method in methods(service):
+            make = getattr(channel, method.kind)
+            call = make(method.path, request_serializer=method.serialize_request, response_deserializer=method.parse_response)
+            setattr(self, method.name, _typed(call) if method.kind == "unary_unary" else call)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise AttributeError(f"the server has no RPC {name!r}")
+
+
+def open_channel(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, options=_OPTIONS)
+
+
+def typed_error(error: grpc.RpcError) -> GemError:
+    """The typed error for a failed call."""
+    metadata = error.trailing_metadata() or ()
+    return from_status(error.code(), error.details() or "", [(entry.key, entry.value) for entry in metadata])
+
+
+def next_frame(frames: Iterator[bytes]) -> bytes | None:
+    """The stream's next frame, None at its end. Raises the typed error if it failed."""
+    try:
+        return next(frames, None)
+    except grpc.RpcError as error:
+        raise typed_error(error) from None
+
+
+def _typed(call: Callable[..., Any]) -> Callable[..., Any]:
+    def typed(*arguments: Any, **settings: Any) -> Any:
+        try:
+            return call(*arguments, **settings)
+        except grpc.FutureTimeoutError:
+            raise DeadlineExceeded("the server did not answer in time") from None
+        except grpc.RpcError as error:
+            raise typed_error(error) from None
+        except ValueError as error:  # gRPC's way to say that the channel was closed
+            raise ServerUnavailable(f"the connection was closed: {error}") from None
+
+    return typed

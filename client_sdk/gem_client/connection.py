@@ -1,0 +1,98 @@
+"""One attempt at each call of a worker. Nothing is tried again here: session.py decides that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import grpc
+from gem_api.errors import ServerUnavailable
+from gem_api.framing import chunk_frames, parse_frame
+from gem_api.layout import Layout, Vector
+from gem_api.v1 import training_pb2 as pb
+
+from gem_client.background import Background
+from gem_client.channel import Stub, next_frame, open_channel, typed_error
+from gem_client.commit_stream import CommitStream, noting, receive_chunks
+
+
+class Connection:
+    """A worker's calls, each raising a GemError where it fails.
+
+    Args:
+        address: The server's "host:port".
+        timeout: Seconds that a unary call may take.
+        watch: Breaks off streams that make no progress.
+    """
+
+    def __init__(self, address: str, timeout: float, watch: Background) -> None:
+        self._channel = open_channel(address)
+        self._stub = Stub(self._channel)
+        self._timeout = timeout
+        self._watch = watch
+        self._stream: CommitStream | None = None
+
+    def register(self, worker: str, layout: Layout) -> pb.RegisterWorkerResponse:
+        request = pb.RegisterWorkerRequest(worker_name=worker, layout=layout.to_message())
+        response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
+        return response
+
+    def renew(self, lease_id: str) -> None:
+        self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._timeout)
+
+    def leave(self, lease_id: str, timeout: float) -> None:
+        self._stub.LeaveCluster(pb.LeaveClusterRequest(lease_id=lease_id), timeout=timeout)
+
+    def lease_shard(self, lease_id: str, samples: int) -> pb.LeaseShardResponse:
+        request = pb.LeaseShardRequest(lease_id=lease_id, sample_count=samples)
+        response: pb.LeaseShardResponse = self._stub.LeaseShard(request, timeout=self._timeout)
+        return response
+
+    def complete_shard(self, lease_id: str, shard_id: int) -> bool:
+        request = pb.CompleteShardRequest(lease_id=lease_id, shard_id=shard_id)
+        response: pb.CompleteShardResponse = self._stub.CompleteShard(request, timeout=self._timeout)
+        return response.accepted
+
+    def initialize(self, lease_id: str, theta: Vector) -> None:
+        """Sends θ's first value (float32, shape (P,))."""
+        opening = pb.InitializeCentralRequest(header=pb.InitializeCentralHeader(lease_id=lease_id)).SerializeToString()
+        frames = chain([opening], chunk_frames(theta))
+        with self._watch.watching(lambda: call.cancel()) as progress:
+            call = self._stub.InitializeCentral.future(noting(progress, frames))
+            try:
+                call.result()
+            except grpc.RpcError as error:
+                raise typed_error(error) from None
+            except grpc.FutureCancelledError:
+                raise ServerUnavailable("the server took nothing in for too long") from None
+
+    def pull(self, lease_id: str, make_room: Callable[[pb.PullHeader], Vector]) -> pb.PullHeader:
+        """Reads θ into what `make_room` returns for the header (float32, shape (P,)), unless the header asks for a first value."""
+        call = self._stub.Pull(pb.PullRequest(lease_id=lease_id))
+        with self._watch.watching(call.cancel) as progress:
+            frame = next_frame(call)
+            header = parse_frame(frame, pb.PullResponse) if frame is not None else None
+            if not isinstance(header, pb.PullHeader):
+                raise ServerUnavailable("the server sent no header")
+            if not header.must_initialize:
+                receive_chunks(call, pb.PullResponse, make_room(header), progress)
+        return header
+
+    def commit(self, header: pb.CommitHeader, gradient: Vector, into: Vector) -> pb.CommitResult:
+        """Sends a commit on the open stream, or on a new one, and receives θ into `into`; both float32, shape (P,)."""
+        self._stream = self._stream or CommitStream(self._stub)
+        try:
+            with self._watch.watching(self._stream.cancel) as progress:
+                return self._stream.exchange(header, gradient, into, progress)
+        except BaseException:
+            self.drop_stream()
+            raise
+
+    def drop_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    def close(self) -> None:
+        self.drop_stream()
+        self._channel.close()

@@ -1,0 +1,79 @@
+"""Batches of sample indices from leased shards, and which of them have been committed."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from gem_client.session import Session
+
+
+class Batch(NamedTuple):
+    """A batch handed out: its size, the shard that it completes (None if more of it follows), the lease it came under."""
+
+    samples: int
+    completes: int | None
+    generation: int
+
+
+class Shards:
+    """Iterates over batches (lists of sample indices) until the run is complete, or the worker's steps are done.
+
+    A batch never straddles two shards. Commits complete batches in the order in which they were handed out, so a data
+    loader may read ahead as long as it keeps their order.
+
+    Args:
+        session: The session that has joined the run.
+        samples: Size of the training set.
+        batch_size: Indices per batch; a shard's last batch may have fewer.
+    """
+
+    def __init__(self, session: Session, samples: int, batch_size: int) -> None:
+        self._session = session
+        self._samples = samples
+        self._batch_size = batch_size
+        self._uncommitted: deque[Batch] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        steps = self._session.hyperparameters.steps
+        while not steps or self._session.steps_done + len(self._uncommitted) < steps:
+            response = self._session.lease_shard(self._samples)
+            if response.HasField("complete"):
+                return
+            if response.HasField("shard"):
+                yield from self._batches(response.shard.shard_id, list(response.shard.indices), steps)
+            else:
+                time.sleep(response.wait_seconds)
+
+    def _batches(self, shard_id: int, indices: list[int], steps: int) -> Iterator[list[int]]:
+        generation = self._session.generation
+        for begin in range(0, len(indices), self._batch_size):
+            if self._session.generation != generation:
+                return  # the lease has ended: others train on the rest
+            if steps and self._session.steps_done + len(self._uncommitted) >= steps:
+                return
+            batch = indices[begin : begin + self._batch_size]
+            last = begin + self._batch_size >= len(indices)
+            self._uncommitted.append(Batch(len(batch), shard_id if last else None, generation))
+            yield batch
+
+    def samples_in(self, batches: int) -> int:
+        """Samples in the oldest uncommitted batches."""
+        return sum(batch.samples for batch in islice(self._uncommitted, batches))
+
+    def committed(self, batches: int) -> None:
+        """The oldest batches are part of the run now."""
+        for batch in self._take(batches):
+            if batch.completes is not None and batch.generation == self._session.generation:
+                self._session.complete_shard(batch.completes)
+
+    def dropped(self, batches: int) -> None:
+        """The gradient of the oldest batches was dropped; their shards have gone back."""
+        self._take(batches)
+
+    def _take(self, batches: int) -> list[Batch]:
+        return [self._uncommitted.popleft() for _ in range(min(batches, len(self._uncommitted)))]

@@ -1,0 +1,139 @@
+"""GEM for PyTorch loops: an optimizer whose step is one round trip, and a sampler that feeds from leased shards.
+
+What is trained: every parameter with `requires_grad` at construction, in float32 on the server whatever its dtype here;
+a tied weight counts once. What is not: frozen parameters and buffers (BatchNorm's running statistics among them) stay
+with each worker. Workers must load frozen parameters themselves; to evaluate a model with BatchNorm, pull θ and
+recompute the statistics, for example with `torch.optim.swa_utils.update_bn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, TypeAlias
+
+import torch
+from gem_api.errors import InvalidRequest
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from gem_client.session import Answer, Session
+
+Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Commits the parameters' gradients and loads the new θ: `step()` is one round trip with the server.
+
+    Args:
+        params: `model.named_parameters()`, or `model.parameters()`: then tensors are named by their position.
+        session: A fresh session; the optimizer joins the run with it and loads θ into the parameters.
+        batches_per_step: Batches of the session's shards that go into one step, where gradients are accumulated.
+
+    Raises:
+        InvalidRequest: A parameter is no real floating-point tensor.
+        LayoutMismatch: The model is not the run's.
+
+    Attributes:
+        answer: What the last step brought back; None before the first.
+
+    The learning rate is the server's: `param_groups` shows it, and a step with another one is refused, so that a
+    scheduler that would have no effect does not go unnoticed.
+    """
+
+    def __init__(self, params: Parameters, session: Session, *, batches_per_step: int = 1) -> None:
+        self._trained = _trained(params)
+        self._session = session
+        self._batches_per_step = batches_per_step
+        self.answer: Answer | None = None
+        session.join({name: _to_host(parameter.detach()) for name, parameter in self._trained.items()})
+        self._gradient = torch.zeros(session.layout.size, dtype=torch.float32)
+        sizes = [parameter.numel() for parameter in self._trained.values()]
+        self._gradients = self._gradient.split(sizes)
+        self._thetas = torch.from_numpy(session.theta).split(sizes)
+        super().__init__(list(self._trained.values()), {"lr": session.hyperparameters.learning_rate})
+        self._load()
+
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:  # type: ignore[override]
+        """Commits the gradients; the parameters hold the new θ afterwards. A parameter without a gradient counts as zero.
+
+        Args:
+            closure: Re-evaluates the model and returns the loss, as in every PyTorch optimizer.
+            loss: The batch's loss (a number or a one-element tensor), reported to the server.
+
+        Returns:
+            What `closure` returned, else `loss`.
+
+        Raises:
+            NonFiniteGradient: A gradient holds a NaN or an infinity; θ is untouched.
+            TransportError: The server was out of reach for longer than the session allows.
+        """
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._require_servers_rate()
+        with torch.no_grad():
+            for parameter, gradient in zip(self._trained.values(), self._gradients, strict=True):
+                _copy_gradient(parameter, gradient)
+        reported = None if loss is None else float(loss)
+        self.answer = self._session.commit(self._gradient.numpy(), loss=reported, batches=self._batches_per_step)
+        self._load()
+        return loss
+
+    def _load(self) -> None:
+        with torch.no_grad():
+            for parameter, theta in zip(self._trained.values(), self._thetas, strict=True):
+                parameter.copy_(theta.view_as(parameter))
+
+    def _require_servers_rate(self) -> None:
+        rate = self._session.hyperparameters.learning_rate
+        if any(group["lr"] != rate for group in self.param_groups):
+            raise InvalidRequest(f"the learning rate is the server's ({rate}): set it there, and use no scheduler here")
+
+
+class ShardSampler(Sampler[list[int]]):
+    """Batches of indices for `DataLoader(dataset, batch_sampler=ShardSampler(session, dataset))`.
+
+    The loader ends when the run does: when every sample of every epoch was trained on, or this worker's steps are done.
+    Each step of the session's optimizer completes the oldest batch; a shard whose batches are all committed is
+    complete, and the shards of a worker that dies are handed to others.
+
+    Args:
+        session: The session, which has joined the run (make the optimizer first).
+        dataset: The training set, the same for all workers; only its length is used.
+        batch_size: Samples per batch; the run's batch size by default.
+    """
+
+    def __init__(self, session: Session, dataset: Sized, batch_size: int | None = None) -> None:
+        self._shards = session.shards(len(dataset), batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._shards)
+
+
+def _trained(params: Parameters) -> dict[str, Tensor]:
+    """Name to parameter, without frozen ones and each tied one once."""
+    trained: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for position, entry in enumerate(params):
+        if isinstance(entry, dict):
+            raise InvalidRequest("parameter groups are not supported: the server applies one learning rate to all")
+        name, parameter = entry if isinstance(entry, tuple) else (str(position), entry)
+        if not parameter.requires_grad or id(parameter) in seen:
+            continue
+        if not parameter.is_floating_point():
+            raise InvalidRequest(f"parameter {name!r} has dtype {parameter.dtype}: only real floating-point ones are trained")
+        seen.add(id(parameter))
+        trained[name] = parameter
+    return trained
+
+
+def _to_host(tensor: Tensor) -> Any:
+    return tensor.to("cpu", torch.float32).numpy()
+
+
+def _copy_gradient(parameter: Tensor, into: Tensor) -> None:
+    gradient = parameter.grad
+    if gradient is None:
+        into.zero_()
+    else:
+        into.view(parameter.shape).copy_(gradient.to_dense() if gradient.is_sparse else gradient)

@@ -1,0 +1,150 @@
+"""A whole cluster on this machine: a server process and worker processes, started again when they die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gem_worker.cli import EXIT_DIVERGED, EXIT_WRONG_USE
+
+MOST_RESTARTS = 5  # in a row, of one process, without a commit in between
+_STOP_SECONDS = 20.0
+
+
+class ClusterError(Exception):
+    """The cluster can't go on; the message says why and where to look."""
+
+
+@dataclass
+class Member:
+    """One process of the cluster, its log appended to a file."""
+
+    name: str
+    command: list[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    restarts: int = 0
+
+    def start(self, *extra: str) -> None:
+        # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which stops the others in order.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*self.command, *extra], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; negative for a signal; None while it runs."""
+        return self.process.poll() if self.process is not None else None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.running and self.process is not None:
+            self.process.send_signal(number)
+
+    def wait(self, seconds: float) -> None:
+        """Waits for its end; kills it after that time."""
+        if self.process is None:
+            return
+        try:
+            self.process.wait(max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def last_lines(self, count: int = 5) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:]) if self.log.exists() else ""
+
+
+@dataclass
+class Cluster:
+    """A server and its workers.
+
+    Args:
+        server: The server's process.
+        workers: The workers' processes.
+        say: Prints a line for the user.
+    """
+
+    server: Member
+    workers: list[Member]
+    say: Callable[[str], None]
+    resume: bool = False
+    diverged: list[str] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.server.start(*(["--resume"] if self.resume else []))
+        for worker in self.workers:
+            worker.start()
+
+    def tend(self, healthy: bool) -> None:
+        """Starts again what has died; `healthy` says that commits were made since the last call.
+
+        Raises:
+            ClusterError: A process dies again and again, or was started wrongly.
+        """
+        if healthy:
+            for member in (self.server, *self.workers):
+                member.restarts = 0
+        if not self.server.running:
+            self._restart(self.server, "--resume")
+        for worker in self.workers:
+            if worker.status == EXIT_DIVERGED and worker.name not in self.diverged:
+                self.diverged.append(worker.name)
+                self.say(f"{worker.name} diverged: its gradient is no longer finite")
+            elif worker.status not in (None, 0, EXIT_DIVERGED):
+                self._restart(worker)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every worker has ended of its own accord."""
+        return all(worker.status in (0, EXIT_DIVERGED) for worker in self.workers)
+
+    def stop(self) -> None:
+        """Ends the workers, then the server, which writes a checkpoint. Leaves no process behind."""
+        deadline = time.monotonic() + _STOP_SECONDS
+        for worker in self.workers:
+            worker.signal(signal.SIGTERM)
+        for worker in self.workers:
+            worker.wait(deadline - time.monotonic())
+        self.server.signal(signal.SIGTERM)
+        self.server.wait(_STOP_SECONDS)
+
+    def _restart(self, member: Member, *extra: str) -> None:
+        ending = _ending(member.status)
+        if member.status == EXIT_WRONG_USE or member.restarts >= MOST_RESTARTS:
+            raise ClusterError(f"{member.name} {ending}; its log {member.log} ends with:\n{member.last_lines()}")
+        member.restarts += 1
+        self.say(f"{member.name} {ending}; starting it again")
+        member.start(*extra)
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of ours in this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _ending(status: int | None) -> str:
+    if status is not None and status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"

@@ -1,0 +1,46 @@
+"""A worker's own metrics: where its steps' time goes, and its loss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import Gauge, Histogram
+from prometheus_client.registry import CollectorRegistry
+
+_SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 2) for base in (1, 2, 5))
+
+
+class WorkerMetrics:
+    """`gem_worker_step_seconds{phase}` and `gem_worker_loss`, in the registry that is passed in.
+
+    The phases: "data" (waiting for a batch), "compute" (forward and backward), "exchange" (commit and pull).
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "gem_worker_step_seconds", "Time of a step, by phase.", ["phase"], buckets=_SECONDS, registry=registry
+        )
+        self._loss = Gauge("gem_worker_loss", "Training loss on the last batch.", registry=registry)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times one phase of a step."""
+        with self._seconds.labels(name).time():
+            yield
+
+    def timing(self, name: str, items: Iterable[Any]) -> Iterator[Any]:
+        """The items, the wait for each being timed as a phase."""
+        iterator, end = iter(items), object()
+        while True:
+            began = time.perf_counter()
+            item = next(iterator, end)
+            if item is end:
+                return
+            self._seconds.labels(name).observe(time.perf_counter() - began)
+            yield item
+
+    def loss(self, value: float) -> None:
+        self._loss.set(value)

@@ -1,0 +1,152 @@
+"""gem-train: a server and its workers on this machine, from the first commit to the report."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from gem_api import __version__
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.options import SETTINGS, flags, given, hyperparameter_options, option
+
+from gem_worker.cluster import Cluster, ClusterError, Member, free_port, python
+from gem_worker.follow import Follower
+from gem_worker.run_folder import RunFolder
+from gem_worker.tasks import BUILT_IN, Task, TaskError, load_task
+
+_SETTINGS = [field.name for field in fields(Hyperparameters)]
+_EPOCHS = {"digits": 40}
+
+
+@click.command(context_settings=SETTINGS)
+@option("--workers", type=click.IntRange(1, 1000), default=4, help="Worker processes.")
+@option("--task", default="digits", help=f"What to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
+@option("--data", type=click.Path(path_type=Path), help="Folder of the task's data, for tasks that need one.")
+@hyperparameter_options(epochs=None)
+@option(
+    "--runs",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    help="Where the folder of the run is made.",
+)
+@option("--resume", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Go on with the run in this folder, with its own settings.")  # fmt: skip
+@option(
+    "--evaluate-every", type=click.FloatRange(0.1), default=5.0, help="Seconds between evaluations on held-out data, at least."
+)
+@option("--lease-seconds", type=click.FloatRange(1, 3600), default=15.0, help="How long a worker may be silent before its shards go to others.")  # fmt: skip
+@click.version_option(__version__)
+@click.pass_context
+def main(context: click.Context, /, **options: Any) -> None:
+    """Trains a task with an asynchronous cluster on this machine: one server process, several worker processes.
+
+    Shows live progress and leaves runs/<id>/ with summary.json, report.png and model.safetensors. Processes that die
+    are started again. Ctrl-C stops everything, leaves a checkpoint, and says how to resume.
+
+    \b
+    Examples:
+      gem-train                                            digits, 4 workers, about a minute
+      gem-train --task mnist --data DIR --workers 10 --shards replicate --steps 400
+      gem-train --rule downpour --workers 30 ...           what happens without GEM
+      gem-train --task my_module:MyTask                    your own model and data
+
+    Exit status: 0 when the run is complete, 3 if it diverged, 130 after Ctrl-C.
+    """
+    try:
+        folder, options = _folder(options, given(context))
+        task = load_task(options["task"], options["data"] and Path(options["data"]))
+    except (TaskError, ClusterError) as error:
+        click.echo(f"gem-train: {error}", err=True)
+        sys.exit(2)
+    sys.exit(_run(folder, options, task, resume=options["resume"] is not None))
+
+
+def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool) -> int:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = Hyperparameters(**{name: options[name] for name in _SETTINGS})
+    address = f"127.0.0.1:{free_port()}"
+    metrics = f"127.0.0.1:{free_port()}"
+    cluster = _cluster(folder, options, settings, address, metrics, resume)
+    click.echo(f"run {folder.path}: {options['workers']} workers, rule {settings.rule}, task {options['task']}")
+    click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
+    follower = Follower(address, cluster, folder, task, settings, options)
+    try:
+        cluster.start()
+        return follower.follow()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
+        click.echo("\nstopping: the workers leave, the server writes a checkpoint ...")
+        cluster.stop()
+        click.echo(f"stopped. Go on with:  gem-train --resume {folder.path}")
+        return 130
+    except ClusterError as error:
+        click.echo(f"gem-train: {error}", err=True)
+        return 1
+    finally:
+        cluster.stop()
+        follower.close()
+
+
+def _folder(options: dict[str, Any], user_gave: set[str]) -> tuple[RunFolder, dict[str, Any]]:
+    """The run's folder and its options: new ones, or those of the run to resume. Raises ClusterError."""
+    if options["resume"]:
+        return _resumed(options["resume"], options, user_gave)
+    if options["epochs"] is None:
+        options["epochs"] = 0 if options["steps"] else _EPOCHS.get(options["task"], 1)
+    if not options["epochs"] and not options["steps"]:
+        raise ClusterError("--epochs 0 without --steps would train for ever: give one of them")
+    label = f"{options['task']}-{options['rule']}-{options['workers']}"
+    try:
+        return RunFolder.create(options["runs"], label, options), options
+    except OSError as error:
+        raise ClusterError(f"can't make a folder in {options['runs']}: {error}") from error
+
+
+def _resumed(path: Path, options: dict[str, Any], user_gave: set[str]) -> tuple[RunFolder, dict[str, Any]]:
+    folder = RunFolder(path)
+    try:
+        kept = json.loads(folder.options.read_text())
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"{path} is no folder of a run that can be resumed: {error}") from error
+    changed = {
+        name: options[name] for name in user_gave if name in ("workers", "epochs", "steps", "evaluate_every", "lease_seconds")
+    }
+    refused = sorted(user_gave - changed.keys() - {"resume", "runs"})
+    if refused:
+        raise ClusterError(
+            f"a resumed run keeps its own settings: leave out {', '.join('--' + name.replace('_', '-') for name in refused)}"
+        )
+    return folder, {**kept, **changed, "resume": path}
+
+
+def _cluster(
+    folder: RunFolder, options: dict[str, Any], settings: Hyperparameters, address: str, metrics: str, resume: bool
+) -> Cluster:
+    server = Member(
+        "server",
+        python(
+            "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", f"--history={folder.commits}",
+            f"--checkpoint-dir={folder.checkpoints}", f"--lease-seconds={options['lease_seconds']}", *flags(settings),
+        ),
+        folder.logs / "server.log",
+    )  # fmt: skip
+    data = [f"--data={options['data']}"] if options["data"] else []
+    workers = [
+        Member(
+            f"worker-{number}",
+            python("gem_worker", f"--server={address}", f"--task={options['task']}", f"--name=worker-{number}", *data),
+            folder.logs / f"worker-{number}.log",
+        )
+        for number in range(options["workers"])
+    ]
+    return Cluster(server, workers, lambda line: click.echo(f"  {line}"), resume)
+
+
+if __name__ == "__main__":
+    main(prog_name="gem-train")

@@ -1,0 +1,47 @@
+"""One worker's work: gradients of a task on leased shards, committed one after another until the run is done."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from gem_client import Admin, Hyperparameters, Retry, Session
+from gem_client.torch import Optimizer, ShardSampler
+from torch.utils.data import DataLoader
+
+from gem_worker.metrics import WorkerMetrics
+from gem_worker.tasks import Task
+
+
+def settings_of(address: str, retry: Retry) -> Hyperparameters:
+    """The settings of the run at an address, asked for before joining it."""
+    with Admin(address) as admin:
+        return Hyperparameters.from_message(retry.call(admin.status).hyperparameters)
+
+
+def train(task: Task, session: Session, settings: Hyperparameters, metrics: WorkerMetrics) -> int:
+    """Trains until every epoch is done or this worker's steps are; returns the commits made.
+
+    Raises:
+        NonFiniteGradient: Training has diverged.
+        GemError: The server refuses the worker, or is out of reach for too long.
+    """
+    torch.manual_seed(settings.seed)  # all workers make the same first value; only one is asked for it
+    model = task.model()
+    model.train()
+    optimizer = Optimizer(model.named_parameters(), session)
+    torch.manual_seed(settings.seed + zlib.crc32(session.name.encode()))  # each worker drops out other units
+    data = task.training_data()
+    loader: DataLoader[Any] = DataLoader(data, batch_sampler=ShardSampler(session, data))  # type: ignore[arg-type]
+    steps = 0
+    for batch in metrics.timing("data", loader):
+        with metrics.phase("compute"):
+            optimizer.zero_grad()
+            loss = task.loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        with metrics.phase("exchange"):
+            optimizer.step(loss=loss)
+        metrics.loss(float(loss))
+        steps += 1
+    return steps
