@@ -34,7 +34,7 @@ class Stub:
             call = make(method.path, request_serializer=method.serialize_request, response_deserializer=method.parse_response)
             setattr(self, method.name, _typed(call) if method.kind == "unary_unary" else call)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the server has no RPC {name!r}")
 
 

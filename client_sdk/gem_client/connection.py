@@ -67,7 +67,7 @@ class Connection:
                 raise ServerUnavailable("the server took nothing in for too long") from None
 
     def pull(self, lease_id: str, make_room: Callable[[pb.PullHeader], Vector]) -> pb.PullHeader:
-        """Reads θ into what `make_room` returns for the header (float32, shape (P,)), unless the header asks for a first value."""
+        """Reads θ into what `make_room` returns (float32, shape (P,)), unless the header asks this worker for a first value."""
         call = self._stub.Pull(pb.PullRequest(lease_id=lease_id))
         with self._watch.watching(call.cancel) as progress:
             frame = next_frame(call)

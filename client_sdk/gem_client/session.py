@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -164,9 +165,8 @@ class Session:
             return self._theta
         self._settle_doubt()
         while True:
-            place = self._place
             try:
-                self._retry.call(lambda: self._pull(place.lease_id), self._report)
+                self._retry.call(self._pull_own, self._report)
                 return self._hand_out()
             except LeaseEnded as ended:
                 self._enter_again(ended)
@@ -252,9 +252,8 @@ class Session:
     def lease_shard(self, samples: int) -> pb.LeaseShardResponse:
         """Asks for a shard under the present lease, or a new one if that has ended."""
         while True:
-            place = self._joined()
             try:
-                return self._retry.call(lambda: self._connection.lease_shard(place.lease_id, samples), self._report)
+                return self._retry.call(partial(self._connection.lease_shard, self._joined().lease_id, samples), self._report)
             except LeaseEnded as ended:
                 self._enter_again(ended)
 

@@ -48,12 +48,12 @@ class Optimizer(torch.optim.Optimizer):
         session.join({name: _to_host(parameter.detach()) for name, parameter in self._trained.items()})
         self._gradient = torch.zeros(session.layout.size, dtype=torch.float32)
         sizes = [parameter.numel() for parameter in self._trained.values()]
-        self._gradients = self._gradient.split(sizes)
-        self._thetas = torch.from_numpy(session.theta).split(sizes)
+        self._gradients = torch.split(self._gradient, sizes)
+        self._thetas = torch.split(torch.from_numpy(session.theta), sizes)
         super().__init__(list(self._trained.values()), {"lr": session.hyperparameters.learning_rate})
         self._load()
 
-    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Commits the gradients; the parameters hold the new θ afterwards. A parameter without a gradient counts as zero.
 
         Args:

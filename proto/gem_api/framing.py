@@ -46,9 +46,14 @@ def chunk_frame(offset: int, data: memoryview) -> bytes:
     return b"".join((_CHUNK_IN_FRAME, varint(len(inner) + len(data)), inner, data))
 
 
+def bytes_of(packed: Vector) -> memoryview:
+    """The bytes of a contiguous float32 array, where they lie."""
+    return memoryview(packed.reshape(-1)).cast("B")  # type: ignore[arg-type]
+
+
 def chunk_frames(packed: Vector) -> Iterator[bytes]:
     """The frames that carry `packed` (float32, shape (P,)), each made when it is asked for."""
-    view = memoryview(packed).cast("B")
+    view = bytes_of(packed)
     for offset in range(0, len(view), CHUNK_BYTES):
         yield chunk_frame(offset, view[offset : offset + CHUNK_BYTES])
 
@@ -113,7 +118,7 @@ class Assembly:
     """A packed buffer being filled from chunks, which must cover it exactly and in order."""
 
     def __init__(self, into: Vector) -> None:
-        self._bytes = memoryview(into).cast("B")
+        self._bytes = bytes_of(into)
         self._into = into
         self._received = 0
 

@@ -1,4 +1,4 @@
-"""Command-line options that several commands share. Each is also an environment variable: flag over environment over default."""
+"""Command-line options that several commands share, each also an environment variable: flag over environment over default."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=0)
 
 _OPTIONS: tuple[tuple[str, Any, str], ...] = (
-    ("rule", click.Choice(RULES), "How commits are applied: gem (rescaled), downpour (as they are), adaptive (divided by staleness + 1)."),
+    ("rule", click.Choice(RULES), "How commits are applied: gem rescales them, downpour adds them as they are, "
+     "adaptive divides them by staleness + 1."),
     ("learning_rate", _POSITIVE, "Learning rate η."),
     ("momentum", click.FloatRange(0, 1, max_open=True), "Momentum μ of the proxy (gem)."),
     ("kappa", _POSITIVE, "Proxy amplification κ (gem, Eq. 27)."),
     ("epsilon", _POSITIVE, "ε in the denominator of π (gem, Eq. 19); the authors' code has 1e-12."),
     ("pi_max", _POSITIVE, "Upper bound of the scaling factor π (gem)."),
-    ("snapshot", click.Choice(SNAPSHOTS), "Which θ a worker's snapshot is (gem): after its own commit, as in the paper's Algorithm 1, or as in the authors' code."),
+    ("snapshot", click.Choice(SNAPSHOTS), "Which θ a worker's snapshot is (gem): the one after its own commit, "
+     "as in the paper's Algorithm 1, or as in the authors' reference code."),
     ("batch_size", click.IntRange(1, 1_000_000), "Samples per gradient."),
     ("epochs", _COUNT, "How often the training data is gone through; 0: no limit but --steps."),
     ("steps", _COUNT, "Commits that each worker contributes at most; 0: no limit but --epochs."),
-    ("shards", click.Choice(SHARD_MODES), "Whether an epoch's samples are split over all workers, or each worker sees them all."),
+    ("shards", click.Choice(SHARD_MODES), "Whether the samples of an epoch are split over all workers, or each sees them all."),
     ("shard_size", click.IntRange(1, 100_000), "Samples handed out at a time."),
     ("seed", click.IntRange(0, 2**63 - 1), "Seed of the shuffling, the first value and the workers' own randomness."),
 )  # fmt: skip

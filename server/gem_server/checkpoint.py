@@ -228,7 +228,11 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
 
 def _applied(state: dict[str, Any]) -> Applied:
     pi = state["pi"]
-    if pi is not None:
-        arrays = {"counts": np.int64, "edges": np.float32, "tensor_medians": np.float32}
-        pi = PiFacts(**{name: np.array(value, arrays[name]) if name in arrays else value for name, value in pi.items()})
-    return Applied(**{**state, "pi": pi})
+    if pi is None:
+        return Applied(**state)
+    arrays = {
+        "counts": np.array(pi["counts"], np.int64),
+        "edges": np.array(pi["edges"], np.float32),
+        "tensor_medians": np.array(pi["tensor_medians"], np.float32),
+    }
+    return Applied(**{**state, "pi": PiFacts(**{**pi, **arrays})})

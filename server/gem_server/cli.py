@@ -20,7 +20,7 @@ from gem_server.run import ServerConfig, StartError, serve
 _NAMES = [field.name for field in fields(Hyperparameters)]
 
 
-class Bytes(click.ParamType):
+class Bytes(click.ParamType[int]):
     """A number of bytes, with an optional K, M, G or T (powers of 1024)."""
 
     name = "bytes"
@@ -62,12 +62,18 @@ class Bytes(click.ParamType):
     default=15.0,
     help="How long a worker may be silent before its lease ends.",
 )
-@option("--memory-limit", type=Bytes(), default=default_limit, show_default="4/5 of the machine's or container's", help="Most memory to hold for the model and the workers, for example 8G; 0: no limit.")  # fmt: skip
+@option(
+    "--memory-limit",
+    type=Bytes(),
+    default=default_limit,
+    show_default="4/5 of the machine's or container's",
+    help="Most memory to hold for the model and the workers, for example 8G; 0: no limit.",
+)
 @hyperparameter_options()
 @log_format_option
 @click.version_option(__version__)
 @click.pass_context
-def main(context: click.Context, **options: Any) -> None:
+def main(context: click.Context, /, **options: Any) -> None:
     """Serves a GEM parameter server: holds the central variable and applies the workers' commits in FIFO order.
 
     Every option can also be set by the environment variable shown with it; a flag wins over the environment.

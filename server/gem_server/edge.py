@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from gem_server.calls import Calls
 
 Handler = Callable[..., Awaitable[Any]]
-Context = grpc.aio.ServicerContext
+Context = Any  # grpc.aio.ServicerContext: grpcio has no type hints
 
 
 def rpc_handlers(service: ServiceDescriptor, servicer: object, calls: Calls, log: Logger) -> grpc.GenericRpcHandler:

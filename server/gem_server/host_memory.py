@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -12,10 +13,8 @@ _DEFAULT_SHARE = 0.8
 def default_limit() -> int:
     """Bytes: four fifths of what the container or the machine has; 0 where that can't be told."""
     limits = [limit for path in _CGROUP_LIMITS if (limit := _read(path))]
-    try:
+    with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (ValueError, OSError, AttributeError):
-        pass
     return int(_DEFAULT_SHARE * min(limits, default=0))
 
 

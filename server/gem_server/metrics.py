@@ -18,7 +18,7 @@ from gem_server.rules import PiFacts
 from gem_server.servicer import Traffic
 
 _STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-_SECONDS = tuple(base * 10.0**exponent for exponent in range(-5, 1) for base in (1, 2, 5)) + (10.0,)
+_SECONDS = (*(base * 10.0**exponent for exponent in range(-5, 1) for base in (1, 2, 5)), 10.0)
 _PI_OCTAVES = tuple(2.0**octave for octave in range(-10, 20))
 MAX_TENSORS = 500  # label values of gem_pi_tensor_median
 

@@ -27,7 +27,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from gem_server import checkpoint
 from gem_server.admin import AdminServicer
-from gem_server.apply_loop import ApplyLoop
+from gem_server.apply_loop import ApplyLoop, Observer
 from gem_server.calls import Calls
 from gem_server.checkpointer import Checkpointer
 from gem_server.core import Core
@@ -86,7 +86,7 @@ async def serve(config: ServerConfig, log: Logger) -> None:
     if core.central.initialized:
         progress.checkpointed(core.central.version, clock())
     with contextlib.ExitStack() as files:
-        observers = [progress.applied]
+        observers: list[Observer] = [progress.applied]
         history = History(config.history, core.central.version, wall) if config.history else None
         if history:
             files.callback(history.close)

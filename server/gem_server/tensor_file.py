@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gem_api.framing import bytes_of
 from gem_api.layout import Vector
 
 _PIECE = 1 << 24
@@ -38,9 +39,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Vector], metadata: Mapping[s
     text += b" " * (-len(text) % 8)
     digest, size = hashlib.sha256(), 0
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        pieces = [len(text).to_bytes(8, "little"), text]
+        pieces: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
         for tensor in tensors.values():
-            view = memoryview(tensor.reshape(-1)).cast("B")
+            view = bytes_of(tensor)
             pieces += [view[at : at + _PIECE] for at in range(0, len(view), _PIECE)]
         for piece in pieces:
             digest.update(piece)

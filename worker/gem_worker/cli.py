@@ -27,7 +27,7 @@ EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED = 1, 2, 3
 
 
 class Stopped(BaseException):
-    """SIGTERM or Ctrl-C: leave the run, whatever is going on. No Exception, so that nothing on the way takes it for a failure."""
+    """SIGTERM or Ctrl-C: leave the run, whatever is going on. No Exception, so that nobody takes it for a failure."""
 
 
 @click.command(context_settings=SETTINGS)

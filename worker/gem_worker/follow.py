@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
-from gem_client import Admin, GemError, Retry, connect
+from gem_client import Admin, GemError
 
 from gem_worker.cluster import Cluster
-from gem_worker.evaluate import Evaluator, Score
+from gem_worker.evaluate import Score
 from gem_worker.report import plot_report
 from gem_worker.run_folder import RunFolder, versions
+from gem_worker.scorer import Scorer
 from gem_worker.tasks import Task
 
 _POLL_SECONDS, _PRINT_SECONDS = 0.25, 2.0
 _HEADER = "    time  commits  commits/s     loss  staleness  median π  workers     epoch  accuracy"
+
+
+class _Moment(NamedTuple):
+    """When the progress was printed, and the version then."""
+
+    at: float
+    version: int
 
 
 class Follower:
@@ -42,18 +50,13 @@ class Follower:
         self._settings = settings
         self._options = options
         self._admin = Admin(address, timeout=5.0)
-        self._reader = connect(address, retry=Retry(give_up_after=5.0))
-        self._evaluator = Evaluator(task)
-        self._scores = folder.load_evaluations()
+        self._scorer = Scorer(address, task, folder, options["evaluate_every"])
         self._began = time.monotonic()
-        self._evaluated_at = self._began
-        self._evaluation_seconds = 0.0
-        self._printed = (self._began, 0)
+        self._printed = _Moment(self._began, 0)
         self._status: pb.GetStatusResponse | None = None
 
     def follow(self) -> int:
         """Until all workers have ended; then writes the results. Returns the exit status. Raises ClusterError."""
-        click.echo(_HEADER)
         seen = 0
         while not self._cluster.finished:
             time.sleep(_POLL_SECONDS)
@@ -61,13 +64,11 @@ class Follower:
             version = self._status.version if self._status else 0
             self._cluster.tend(healthy=version > seen)
             seen = version
-            if self._due_for_evaluation(version):
-                self._evaluate()
             self._print_progress()
         return self._finish()
 
     def close(self) -> None:
-        self._reader.close()
+        self._scorer.close()
         self._admin.close()
 
     def _poll(self) -> None:
@@ -75,45 +76,34 @@ class Follower:
             self._status = self._admin.status()
         except GemError:
             return  # not up yet, or being started again: `tend` sees to that
-
-    def _due_for_evaluation(self, version: int) -> bool:
-        """Evaluating may take at most about a tenth of the launcher's time: the workers want the processor."""
-        pause = max(self._options["evaluate_every"], 10 * self._evaluation_seconds)
-        newer = not self._scores or version > self._scores[-1].version
-        return version > 0 and newer and time.monotonic() - self._evaluated_at > pause
-
-    def _evaluate(self) -> Score | None:
-        began = time.monotonic()
-        try:
-            theta = self._reader.pull()
-            score = self._evaluator.score(self._reader.version, self._reader.layout, theta)
-            self._admin.report_evaluation(score.version, score.loss, score.accuracy)
-        except GemError:
-            return None  # the server is being started again: there will be another evaluation
-        self._evaluated_at = time.monotonic()
-        self._evaluation_seconds = self._evaluated_at - began
-        self._scores.append(score)
-        self._folder.save_evaluations(self._scores)
-        return score
+        self._scorer.offer(self._status.version)
 
     def _print_progress(self) -> None:
-        now, status = time.monotonic(), self._status
-        before, commits = self._printed
-        if status is None or now - before < _PRINT_SECONDS or not status.version:
+        now, status, before = time.monotonic(), self._status, self._printed
+        if now - before.at < _PRINT_SECONDS:
             return
-        self._printed = now, status.version
-        rate = max(0, status.version - commits) / (now - before) if commits else 0.0
-        click.echo(_progress_line(now - self._began, rate, status, self._scores[-1] if self._scores else None))
+        version = status.version if status else 0
+        self._printed = _Moment(now, version)
+        if status is None or not version:
+            joined = len(status.workers) if status else 0
+            click.echo(f"  starting: {joined} of {self._options['workers']} workers have joined")
+            return
+        if not before.version:
+            click.echo(_HEADER)
+        rate = max(0, version - before.version) / (now - before.at)
+        click.echo(_progress_line(now - self._began, rate, status, self._scorer.last))
 
     def _finish(self) -> int:
         self._poll()
-        score = self._evaluate()
-        self._folder.save_model(self._reader.layout, self._reader.theta, self._reader.version)
+        score = self._scorer.last_of_all(self._folder)
         seconds = time.monotonic() - self._began
         self._cluster.stop()
         history = self._folder.history()
-        title = f"{self._options['task']}: rule {self._settings.rule}, {self._options['workers']} workers, learning rate {self._settings.learning_rate}"
-        plot_report(self._folder.report, title, history, self._scores, self._options["workers"])
+        title = (
+            f"{self._options['task']}: rule {self._settings.rule}, {self._options['workers']} workers, "
+            f"learning rate {self._settings.learning_rate}"
+        )
+        plot_report(self._folder.report, title, history, self._scorer.scores, self._options["workers"])
         summary = self._summary(history, score, seconds)
         self._folder.save_summary(summary)
         click.echo(_closing(summary, self._folder))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 from gem_worker.evaluate import Score
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  the backend must be chosen first
 
 Column = npt.NDArray[np.float64]
 _INK, _DOTS, _MARK = "#1f4e79", "#9db8d2", "#c0392b"
@@ -19,6 +17,7 @@ _INK, _DOTS, _MARK = "#1f4e79", "#9db8d2", "#c0392b"
 
 def plot_report(path: Path, title: str, history: dict[str, Column], scores: list[Score], workers: int) -> None:
     """Draws a run's commits (the columns of commits.csv) and evaluations into a PNG."""
+    plt.switch_backend("Agg")  # draws without a screen
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 9), sharex=True, constrained_layout=True)
     figure.suptitle(title)
     version = history["version"]
@@ -38,7 +37,7 @@ def plot_report(path: Path, title: str, history: dict[str, Column], scores: list
     plt.close(figure)
 
 
-def _curve(axes: plt.Axes, x: Column, y: Column, label: str) -> None:
+def _curve(axes: Axes, x: Column, y: Column, label: str) -> None:
     """Dots for the commits, a line for their mean over about a hundredth of the run."""
     axes.plot(x, y, ".", color=_DOTS, markersize=2, rasterized=True)
     width = max(1, len(x) // 100)
@@ -50,7 +49,7 @@ def _curve(axes: plt.Axes, x: Column, y: Column, label: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _accuracy(axes: plt.Axes, scores: list[Score]) -> None:
+def _accuracy(axes: Axes, scores: list[Score]) -> None:
     known = [(score.version, 100 * score.accuracy) for score in scores if score.accuracy is not None]
     if not known:
         return

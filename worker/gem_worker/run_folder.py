@@ -23,7 +23,7 @@ PACKAGES = ("torch", "numpy", "numba", "grpcio", "protobuf", "safetensors")
 
 
 class RunFolder:
-    """runs/<id>/ with run.json, commits.csv, checkpoints/, logs/, and at the end summary.json, report.png, model.safetensors."""
+    """runs/<id>/: run.json, commits.csv, checkpoints/, logs/; at the end summary.json, report.png and model.safetensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

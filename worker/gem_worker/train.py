@@ -21,7 +21,7 @@ from gem_worker.run_folder import RunFolder
 from gem_worker.tasks import BUILT_IN, Task, TaskError, load_task
 
 _SETTINGS = [field.name for field in fields(Hyperparameters)]
-_EPOCHS = {"digits": 40}
+_EPOCHS = {"digits": 80}
 
 
 @click.command(context_settings=SETTINGS)
@@ -35,11 +35,20 @@ _EPOCHS = {"digits": 40}
     default=Path("runs"),
     help="Where the folder of the run is made.",
 )
-@option("--resume", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Go on with the run in this folder, with its own settings.")  # fmt: skip
 @option(
-    "--evaluate-every", type=click.FloatRange(0.1), default=5.0, help="Seconds between evaluations on held-out data, at least."
+    "--resume",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Go on with the run in this folder, with its own settings.",
 )
-@option("--lease-seconds", type=click.FloatRange(1, 3600), default=15.0, help="How long a worker may be silent before its shards go to others.")  # fmt: skip
+@option(
+    "--evaluate-every", type=click.FloatRange(0.1), default=2.0, help="Seconds between evaluations on held-out data, at least."
+)
+@option(
+    "--lease-seconds",
+    type=click.FloatRange(1, 3600),
+    default=15.0,
+    help="How long a worker may be silent before its shards go to others.",
+)
 @click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
@@ -131,11 +140,16 @@ def _cluster(
     server = Member(
         "server",
         python(
-            "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", f"--history={folder.commits}",
-            f"--checkpoint-dir={folder.checkpoints}", f"--lease-seconds={options['lease_seconds']}", *flags(settings),
+            "gem_server",
+            f"--listen={address}",
+            f"--metrics-listen={metrics}",
+            f"--history={folder.commits}",
+            f"--checkpoint-dir={folder.checkpoints}",
+            f"--lease-seconds={options['lease_seconds']}",
+            *flags(settings),
         ),
         folder.logs / "server.log",
-    )  # fmt: skip
+    )
     data = [f"--data={options['data']}"] if options["data"] else []
     workers = [
         Member(

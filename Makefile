@@ -1,0 +1,49 @@
+# Everything sets itself up: a virtual environment in .venv from the pinned requirements.lock.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help train test test-slow check format proto bench clean
+help:
+	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
+	@echo "make test    run the tests"
+	@echo "make check   lint, types, generated code in step"
+	@echo "make bench   measure commits/s, fairness and the fused pass"
+	@echo "make proto   generate the Python code of the contract"
+
+$(READY): requirements.lock pyproject.toml
+	@echo "setting up $(VENV) (once; about a minute)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+train: $(READY)
+	@$(BIN)/gem-train $(ARGS)
+
+test: $(READY)
+	@$(BIN)/pytest -m "not slow" $(ARGS)
+
+test-slow: $(READY)
+	@$(BIN)/pytest -m slow -n 0 $(ARGS)
+
+check: $(READY)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy proto server worker client_sdk
+	@$(BIN)/python proto/generate.py --check
+
+format: $(READY)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+proto: $(READY)
+	@$(BIN)/python proto/generate.py
+
+bench: $(READY)
+	@$(BIN)/python -m benchmarks.sessions $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
