@@ -60,7 +60,7 @@ class ApplyLoop:
         return await asyncio.shield(self._answers[lease_id])
 
     async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
-        """Calls `plan` when its turn has come, and runs the work that it returns in the apply thread, before the next commit."""
+        """Calls `plan` when its turn has come, and runs the work that it returns in the apply thread before the next one."""
 
         async def job() -> T:
             return await self._in_thread(plan())

@@ -33,8 +33,10 @@ class Member:
     restarts: int = 0
 
     def start(self, *extra: str) -> None:
-        # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which stops the others in order.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which stops the others in order. The
+        # launcher's GEM_ variables are its own; what the others need is in their flags.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*self.command, *extra], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,

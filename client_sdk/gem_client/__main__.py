@@ -1,0 +1,3 @@
+from gem_client.ctl import main
+
+main(prog_name="gem-ctl")
