@@ -1,1 +1,29 @@
-"""Shared by all tests: a server in this process's own child, or in a thread, and clients that give up soon."""
+"""Shared fixtures."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from hypothesis import settings
+from live import Live, serving
+
+# The clock is no part of a test: no deadlines, and the same examples on every run.
+settings.register_profile("default", deadline=None, derandomize=True)
+settings.load_profile("default")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_logs() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    """A server with default settings."""
+    with serving() as server:
+        yield server

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from google.protobuf.json_format import MessageToDict
-from safetensors.numpy import save_file
-
 from gem_api import __version__
 from gem_api.options import SETTINGS, option
 from gem_api.v1 import training_pb2 as pb
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from safetensors.numpy import save_file
+
 from gem_client import Admin, GemError, Retry, connect
 
 
@@ -99,21 +101,23 @@ def drain(target: tuple[str, float]) -> None:
     click.echo(f"the server is finishing; {queued} commits were queued")
 
 
-def as_dict(answer: pb.GetStatusResponse) -> dict[str, Any]:
-    """The status as JSON values, names as in the .proto file, unset fields included."""
-    fields = MessageToDict(
-        answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, use_integers_for_enums=False
-    )
-    return {name: _numbers(value) for name, value in fields.items()}
+def as_dict(message: Message) -> dict[str, Any]:
+    """A message as JSON values, names as in the .proto file: every field is there, None where it is not set."""
+    return {field.name: _json_value(message, field) for field in message.DESCRIPTOR.fields}
 
 
-def _numbers(value: Any) -> Any:
-    """Protobuf's JSON writes 64-bit integers as strings; scripts want numbers."""
-    if isinstance(value, dict):
-        return {name: _numbers(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_numbers(entry) for entry in value]
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
+def _json_value(message: Message, field: FieldDescriptor) -> Any:
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(sorted(value.items()))
+    values = list(value) if field.is_repeated else [value]
+    if field.message_type is not None:
+        values = [as_dict(entry) for entry in values]
+    elif field.enum_type is not None:
+        values = [field.enum_type.values_by_number[entry].name for entry in values]
+    return values if field.is_repeated else values[0]
 
 
 def as_text(answer: pb.GetStatusResponse) -> str:
@@ -123,8 +127,9 @@ def as_text(answer: pb.GetStatusResponse) -> str:
     lines = [
         f"run         {answer.run_id}, {pb.RunState.Name(answer.state).removeprefix('RUN_STATE_').lower()}, "
         f"up {_duration(answer.uptime_seconds)}",
-        f"rule        {settings.rule}, learning rate {settings.learning_rate}, momentum {settings.momentum}, batch {settings.batch_size}",
-        f"version     {answer.version} ({', '.join(f'{count} {outcome}' for outcome, count in sorted(answer.commits.items()))})",
+        f"rule        {settings.rule}, learning rate {settings.learning_rate}, momentum {settings.momentum}, "
+        f"batch {settings.batch_size}",
+        f"version     {answer.version} ({_counts(answer.commits)})",
         f"model       {answer.parameter_count} parameters, memory {_size(answer.memory_bytes)}{limit}",
         f"staleness   {answer.staleness:.1f}",
         f"median π    {_optional(answer, 'pi_median', '.3f')}",
@@ -134,7 +139,7 @@ def as_text(answer: pb.GetStatusResponse) -> str:
         f"{shards.completed} completed",
         f"checkpoint  {_checkpoint(answer)}",
         f"queue       {answer.queue_length}",
-        f"leases      {len(answer.workers)} live{''.join(f', {count} {why}' for why, count in sorted(answer.leases_ended.items()))}",
+        f"leases      {len(answer.workers)} live; ended: {_counts(answer.leases_ended) or 'none'}",
     ]
     if answer.workers:
         lines += ["", f"{'worker':<32} {'commits':>8} {'staleness':>9} {'median π':>9} {'loss':>8} {'shards':>6} {'lease':>7}"]
@@ -144,6 +149,10 @@ def as_text(answer: pb.GetStatusResponse) -> str:
             f"{_optional(worker, 'loss', '.4f'):>8} {worker.shards:>6} {worker.lease_remaining_seconds:>5.0f} s"
         )
     return "\n".join(lines)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
 def _optional(message: Any, field: str, form: str) -> str:

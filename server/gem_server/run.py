@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import signal
 import time
@@ -79,70 +78,112 @@ async def serve(config: ServerConfig, log: Logger) -> None:
     Raises:
         StartError: Wrong settings, an address in use, no usable checkpoint.
     """
-    clock, wall = time.monotonic, time.time
-    core = make_core(config, clock, log)
-    warm_up(core.rule, log)
-    progress, calls = Progress(started=clock()), Calls()
-    if core.central.initialized:
-        progress.checkpointed(core.central.version, clock())
-    with contextlib.ExitStack() as files:
+    server = Server(config, time.monotonic, time.time, log)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop, number.name)
+    await server.start()
+    await server.stopped()
+
+
+class Server:
+    """All parts of a server, wired together.
+
+    Args:
+        config: How it runs.
+        clock: Monotonic seconds.
+        wall: Unix seconds.
+        log: Its log.
+
+    Raises:
+        StartError: Wrong settings, or no usable checkpoint.
+
+    Attributes:
+        core: The state machine.
+        registry: Its metrics.
+        port: The port that gRPC is served on, once started.
+    """
+
+    def __init__(self, config: ServerConfig, clock: Callable[[], float], wall: Callable[[], float], log: Logger) -> None:
+        self._config = config
+        self._log = log
+        self.core = core = make_core(config, clock, log)
+        self.registry = CollectorRegistry()
+        self.port = 0
+        progress, calls = Progress(started=clock()), Calls()
+        if core.central.initialized:
+            progress.checkpointed(core.central.version, clock())
         observers: list[Observer] = [progress.applied]
-        history = History(config.history, core.central.version, wall) if config.history else None
-        if history:
-            files.callback(history.close)
-            observers.append(history.applied)
-        apply_loop = ApplyLoop(core, clock, observers)
-        servicer = TrainingServicer(core, apply_loop, progress, calls, clock, log)
+        self._apply_loop = ApplyLoop(core, clock, observers)
+        self._servicer = TrainingServicer(core, self._apply_loop, progress, calls, clock, log)
         metrics = Metrics(
-            registry := CollectorRegistry(), core, progress, servicer.traffic, lambda: apply_loop.queue_length,
+            self.registry, core, progress, self._servicer.traffic, lambda: self._apply_loop.queue_length,
             lambda at: wall() - clock() + at,
         )  # fmt: skip
         observers.append(metrics.applied)
-        checkpointer = Checkpointer(config.checkpoint_dir, config.keep, core, apply_loop, progress, clock, log)
-        _start_metrics(config.metrics_listen, registry)
-        stopped = _stop_on_signals(log)
-        admin = AdminServicer(checkpointer, apply_loop, lambda why: _stop(stopped, log, why))
-        server, health = _grpc_server(servicer, admin, calls, log)
-        port = _bind(server, config.listen)
-        await server.start()
-        await health.set("", health_pb2.HealthCheckResponse.SERVING)
-        log.info("serving", address=config.listen, port=port, metrics=config.metrics_listen, run=core.run_id, **_brief(core))
-        applying = asyncio.create_task(apply_loop.run())
-        chores = [asyncio.create_task(_repeat(min(1.0, config.lease_seconds / 4), servicer.expire_leases))]
-        if history:
-            chores.append(asyncio.create_task(_repeat(1.0, history.flush)))
+        self._history = History(config.history, core.central.version, wall) if config.history else None
+        if self._history:
+            observers.append(self._history.applied)
+        self._checkpointer = Checkpointer(config.checkpoint_dir, config.keep, core, self._apply_loop, progress, clock, log)
+        self._stop = asyncio.Event()
+        self._grpc, self._health = _grpc_server(
+            self._servicer, AdminServicer(self._checkpointer, self._apply_loop, self.stop), calls, log
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Binds the addresses and serves. Raises StartError where one is in use."""
+        config, core = self._config, self.core
+        warm_up(core.rule, self._log)
+        _start_metrics(config.metrics_listen, self.registry)
+        self.port = _bind(self._grpc, config.listen)
+        await self._grpc.start()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        chores = [self._apply_loop.run(), _repeat(min(1.0, config.lease_seconds / 4), self._servicer.expire_leases)]
+        if self._history:
+            chores.append(_repeat(1.0, self._history.flush))
         if config.checkpoint_dir and config.checkpoint_interval:
-            chores.append(asyncio.create_task(checkpointer.every(config.checkpoint_interval)))
-        stopping = asyncio.create_task(stopped.wait())
-        await asyncio.wait([stopping, applying, *chores], return_when=asyncio.FIRST_COMPLETED)
-        await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-        servicer.drain()
-        await _finish(server, apply_loop, applying, chores, checkpointer, log)
+            chores.append(self._checkpointer.every(config.checkpoint_interval))
+        self._tasks = [asyncio.create_task(chore) for chore in chores]
+        address = f"{config.listen.rpartition(':')[0]}:{self.port}"
+        settings = core.settings
+        self._log.info(
+            "serving", address=address, metrics=config.metrics_listen or "none", run=core.run_id, version=core.central.version,
+            rule=settings.rule, learning_rate=settings.learning_rate,
+        )  # fmt: skip
 
+    def stop(self, why: str) -> None:
+        """Begins the graceful end; `stopped` sees it through."""
+        if not self._stop.is_set():
+            self._log.info("stopping: finishing what is queued", why=why)
+            self._stop.set()
 
-async def _finish(
-    server: Any,
-    apply_loop: ApplyLoop,
-    applying: asyncio.Task[None],
-    chores: list[asyncio.Task[None]],
-    checkpointer: Checkpointer,
-    log: Logger,
-) -> None:
-    """Applies what is queued, answers it, writes the last checkpoint."""
-    for chore in chores:
-        if chore.done():
-            chore.result()  # a chore never ends by itself: raise what ended it
-        chore.cancel()
-    apply_loop.close()
-    await applying
-    try:
-        await checkpointer.write_last()
-    except CheckpointFailed as error:
-        log.error("the last checkpoint failed; the previous one stands", why=str(error))
-        raise StartError(str(error)) from error
-    finally:
-        await server.stop(ANSWER_GRACE_SECONDS)
-    log.info("stopped")
+    async def stopped(self) -> None:
+        """Waits until told to stop; then applies and answers what is queued, and writes the last checkpoint.
+
+        Raises:
+            StartError: The last checkpoint could not be written.
+        """
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([stopping, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._servicer.drain()
+        applying, *chores = self._tasks
+        try:
+            for chore in chores:
+                if chore.done():
+                    chore.result()  # a chore never ends by itself: raises what ended it
+                chore.cancel()
+            self._apply_loop.close()
+            await applying
+            await self._checkpointer.write_last()
+        except CheckpointFailed as error:
+            raise StartError(f"the last checkpoint was not written; the one before it stands: {error}") from error
+        finally:
+            await self._grpc.stop(ANSWER_GRACE_SECONDS)
+            if self._history:
+                self._history.close()
+        self._log.info("stopped")
 
 
 def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> Core:
@@ -239,25 +280,7 @@ def _start_metrics(address: str, registry: CollectorRegistry) -> None:
         ) from None
 
 
-def _stop_on_signals(log: Logger) -> asyncio.Event:
-    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, stopped, log, number.name)
-    return stopped
-
-
-def _stop(stopped: asyncio.Event, log: Logger, why: str) -> None:
-    if not stopped.is_set():
-        log.info("stopping: finishing what is queued", why=why)
-        stopped.set()
-
-
 async def _repeat(seconds: float, chore: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(seconds)
         chore()
-
-
-def _brief(core: Core) -> dict[str, Any]:
-    settings = core.settings
-    return {"rule": settings.rule, "learning_rate": settings.learning_rate, "version": core.central.version}

@@ -1,0 +1,135 @@
+"""A real server on a real socket, in a thread of the test's own process, so that a test can look inside it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from gem_api.hyperparameters import Hyperparameters
+from gem_server.run import Server, ServerConfig
+
+T = TypeVar("T")
+DEADLINE = 30.0  # seconds that a condition may take on a slow machine
+
+
+class Clock:
+    """Monotonic seconds that a test can move forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def advance(self, seconds: float) -> None:
+        self.ahead += seconds
+
+
+class Live:
+    """A serving server. `core` is its state machine; look at it through `on_loop`, never from the test's thread alone.
+
+    Attributes:
+        address: "127.0.0.1:port".
+        clock: The server's clock.
+        server: The wired parts.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.clock = Clock()
+        self._loop = asyncio.new_event_loop()
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+        self._error: BaseException | None = None
+        self.server: Server
+        self._thread.start()
+        self._started.result(DEADLINE)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    @property
+    def core(self) -> Any:
+        return self.server.core
+
+    def on_loop(self, look: Callable[[], T]) -> T:
+        """Calls `look` on the server's own thread, between two of its steps."""
+
+        async def call() -> T:
+            return look()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(DEADLINE)
+
+    def stop(self, why: str = "test") -> None:
+        """Stops gracefully and waits for the end. Does nothing the second time. Raises what the server ended with."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self.server.stop, why)
+            self._thread.join(DEADLINE)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+            self._error = error
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self.server = Server(self.config, self.clock, time.time, structlog.get_logger())
+        await self.server.start()
+        self._started.set_result(None)
+        await self.server.stopped()
+
+
+def config(
+    settings: Hyperparameters | None = None, *, checkpoint_dir: Path | None = None, resume: bool = False, **changes: Any
+) -> ServerConfig:
+    """A server's configuration for tests: a free port, no metrics port, checkpoints only on request and at the end."""
+    base = ServerConfig(
+        settings=settings or Hyperparameters(),
+        given=frozenset(),
+        listen="127.0.0.1:0",
+        metrics_listen="",
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_interval=0.0,
+        keep=3,
+        resume=resume,
+        history=None,
+        lease_seconds=60.0,
+        memory_limit=0,
+    )
+    return replace(base, **changes)
+
+
+@contextmanager
+def serving(configuration: ServerConfig | None = None) -> Iterator[Live]:
+    """A server for the length of a `with` block."""
+    live = Live(configuration or config())
+    try:
+        yield live
+    finally:
+        live.stop()
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
+    """Waits for a condition to hold and returns its value; fails, naming it, when the time is up."""
+    end, pause = time.monotonic() + deadline, threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {deadline} s in vain for: {what}"
+        pause.wait(0.01)
+    return value
