@@ -74,7 +74,7 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for parameter, gradient in zip(self._trained.values(), self._gradients, strict=True):
                 _copy_gradient(parameter, gradient)
-        reported = None if loss is None else float(loss)
+        reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
         self.answer = self._session.commit(self._gradient.numpy(), loss=reported, batches=self._batches_per_step)
         self._load()
         return loss

@@ -120,7 +120,7 @@ class Follower:
             "samples": int(history["samples"].sum()),
             "staleness_mean": float(staleness.mean()),
             "staleness_p95": float(np.percentile(staleness, 95)),
-            "pi_median": None if np.isnan(pi).all() else float(np.nanmedian(pi)),
+            "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over commits of each one's median
             "seconds": round(seconds, 1),
             "commits_per_second": round(len(staleness) / seconds, 1),
             "rule": self._settings.rule,

@@ -42,6 +42,6 @@ def train(task: Task, session: Session, settings: Hyperparameters, metrics: Work
             loss.backward()  # type: ignore[no-untyped-call]
         with metrics.phase("exchange"):
             optimizer.step(loss=loss)
-        metrics.loss(float(loss))
+        metrics.loss(loss.item())
         steps += 1
     return steps
