@@ -11,6 +11,7 @@ from gem_api.methods import ADMIN, TRAINING, methods
 from google.protobuf.descriptor import ServiceDescriptor
 
 _OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: sessions in one process do not wait for each other
     ("grpc.keepalive_time_ms", 60_000),  # some networks drop connections idle for four minutes
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),

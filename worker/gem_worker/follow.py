@@ -53,6 +53,7 @@ class Follower:
         self._scorer = Scorer(address, task, folder, options["evaluate_every"])
         self._began = time.monotonic()
         self._printed = _Moment(self._began, 0)
+        self._joined = -1
         self._status: pb.GetStatusResponse | None = None
 
     def follow(self) -> int:
@@ -85,13 +86,17 @@ class Follower:
         version = status.version if status else 0
         self._printed = _Moment(now, version)
         if status is None or not version:
-            joined = len(status.workers) if status else 0
-            click.echo(f"  starting: {joined} of {self._options['workers']} workers have joined")
+            self._print_start(len(status.workers) if status else 0)
             return
         if not before.version:
             click.echo(_HEADER)
         rate = max(0, version - before.version) / (now - before.at)
         click.echo(_progress_line(now - self._began, rate, status, self._scorer.last))
+
+    def _print_start(self, joined: int) -> None:
+        if joined != self._joined:
+            self._joined = joined
+            click.echo(f"  starting: {joined} of {self._options['workers']} workers have joined")
 
     def _finish(self) -> int:
         self._poll()
