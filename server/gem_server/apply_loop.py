@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gem_api.errors import GemError
+from gem_api.errors import GemError, LeaseEnded
 
 from gem_server.core import Commit, Core
 from gem_server.facts import Applied
+from gem_server.leases import Lease
 
 T = TypeVar("T")
 
@@ -55,9 +56,13 @@ class ApplyLoop:
         taken = self._clock()
         self._answers[commit.lease.lease_id] = self._enqueue(lambda: self._apply(commit, taken))
 
-    async def answer(self, lease_id: str) -> Applied:
-        """The facts of the lease's queued commit, once it is applied. Raises LeaseEnded if the lease ended before."""
-        return await asyncio.shield(self._answers[lease_id])
+    async def answer(self, lease: Lease, sequence: int) -> Applied:
+        """The facts of the lease's commit of that sequence, once it is applied. Raises LeaseEnded if the lease ended before."""
+        if lease.queued == sequence:
+            return await asyncio.shield(self._answers[lease.lease_id])
+        if lease.answer is None or lease.answer.sequence != sequence:
+            raise LeaseEnded("the lease ended while the commit waited for its turn: register again")
+        return lease.answer
 
     async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
         """Calls `plan` when its turn has come, and runs the work that it returns in the apply thread before the next one."""
@@ -98,6 +103,7 @@ class ApplyLoop:
             ended = self._clock()
             applied = self._core.finish(step, pi, ended)
         finally:
+            commit.lease.queued = None
             del self._answers[commit.lease.lease_id]
         for observe in self._observers:
             observe(applied, Timing(began - taken, ended - began))

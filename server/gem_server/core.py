@@ -174,20 +174,18 @@ class Core:
         self.central.require_initialized()
         if self.central.layout is None or header.fingerprint != self.central.layout.fingerprint:
             raise LayoutMismatch("the commit's layout fingerprint is not the run's: register with this model first")
-        if header.sequence == lease.queued:
-            return Admission.QUEUED, lease
-        if header.sequence == lease.sequence and lease.answer is not None:
+        answered = header.sequence == lease.sequence and lease.answer is not None
+        if answered or header.sequence == lease.queued:
             self.outcomes[Outcome.REPEATED] += 1
-            return Admission.REPEATED, lease
-        from_the_future = header.base_version > self.central.version
-        if lease.restored and (from_the_future or header.sequence > lease.sequence + 1):
+            return Admission.REPEATED if answered else Admission.QUEUED, lease
+        if lease.restored and (header.base_version != lease.base_version or header.sequence > lease.sequence + 1):
             self._end(lease, EndReason.ROLLED_BACK)
             raise LeaseEnded(
                 "the server came back from a checkpoint older than this worker's last commit", EndReason.ROLLED_BACK
             )
         if header.sequence != lease.sequence + 1 or lease.queued is not None:
             raise SequenceGap(f"commit {header.sequence} of this lease; due is {(lease.queued or lease.sequence) + 1}")
-        if from_the_future:
+        if header.base_version > self.central.version:
             raise InvalidRequest(f"base version {header.base_version} does not exist: the server is at {self.central.version}")
         return Admission.FRESH, lease
 

@@ -91,11 +91,7 @@ class TrainingServicer:
         else:
             await self._skip(context, lease.upload.nbytes)
         call.answering = True
-        if admission is Admission.REPEATED:
-            applied = lease.answer
-            assert applied is not None
-        else:
-            applied = await self._apply_loop.answer(lease.lease_id)
+        applied = await self._apply_loop.answer(lease, header.sequence)
         await self._write(context, pb.CommitResponse(result=messages.commit_result(applied)).SerializeToString())
         await self._send(context, self._core.answer(lease))
 

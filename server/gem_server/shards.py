@@ -11,7 +11,7 @@ from gem_api.hyperparameters import Hyperparameters
 
 from gem_server.shuffle import Indices, shuffled
 
-MAX_SHARD_SIZE = 100_000
+_ID_JUMP = 1 << 32  # after a restart: ids that were given out after the checkpoint do not come again
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ShardLedger:
         self.samples = state["samples"]
         self.completed = state["completed"]
         self.samples_completed = state["samples_completed"]
-        self._next_id = state["next_id"]
+        self._next_id = state["next_id"] + _ID_JUMP
         for group, epoch, next_, returned in state["decks"]:
             deck = self.decks[group] = self._new_deck()
             deck.epoch, deck.next = epoch, next_

@@ -122,12 +122,13 @@ def gem_pass(theta, gradient, moment, snapshot, answer, offsets, edges, scalars,
     counts[:] = 0
     proxy_energy, central_energy = 0.0, 0.0
     for tensor in range(offsets.size - 1):
-        of_tensor[:] = 0
+        lanes[:] = 0
         begin, end = offsets[tensor], offsets[tensor + 1]
         while begin < end:
             stop = min(begin + BLOCK, end)
             size = stop - begin
-            before[:size] = theta[begin:stop]
+            if not snapshot_after:
+                before[:size] = theta[begin:stop]
             _update(
                 theta[begin:stop], gradient[begin:stop], moment[begin:stop], snapshot[begin:stop], pi[:size],
                 eta, mu, kappa, epsilon_inside, epsilon_outside, pi_max,
@@ -136,10 +137,7 @@ def gem_pass(theta, gradient, moment, snapshot, answer, offsets, edges, scalars,
             proxy_energy += proxy
             central_energy += central
             _bins(pi[:size], index[:size], lowest, pi_max)
-            lanes[:] = 0
             _count(index[:size], lanes)
-            for lane in range(8):
-                of_tensor += lanes[lane]
             if snapshot_after:
                 snapshot[begin:stop] = theta[begin:stop]
             else:
@@ -147,6 +145,9 @@ def gem_pass(theta, gradient, moment, snapshot, answer, offsets, edges, scalars,
             if answer.size:
                 answer[begin:stop] = theta[begin:stop]
             begin = stop
+        of_tensor[:] = 0
+        for lane in range(8):
+            of_tensor += lanes[lane]
         medians[tensor] = quantile(of_tensor, edges, 0.5)
         counts += of_tensor
     return 0.5 * proxy_energy, 0.5 * central_energy
