@@ -6,10 +6,27 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from gem_client.session import Session
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import training_pb2 as pb
+
+
+class Source(Protocol):
+    """What shards come from: a session."""
+
+    @property
+    def hyperparameters(self) -> Hyperparameters: ...
+
+    @property
+    def steps_done(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    def lease_shard(self, samples: int) -> pb.LeaseShardResponse: ...
+
+    def complete_shard(self, shard_id: int) -> None: ...
 
 
 class Batch(NamedTuple):
@@ -32,7 +49,7 @@ class Shards:
         batch_size: Indices per batch; a shard's last batch may have fewer.
     """
 
-    def __init__(self, session: Session, samples: int, batch_size: int) -> None:
+    def __init__(self, session: Source, samples: int, batch_size: int) -> None:
         self._session = session
         self._samples = samples
         self._batch_size = batch_size
