@@ -17,6 +17,7 @@ from gem_api.v1 import tensors_pb2 as pb
 Vector = npt.NDArray[np.float32]
 MAX_TENSORS = 100_000
 MAX_PARAMETERS = 1 << 40
+MAX_AXES = 64  # as many as NumPy has
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,15 @@ class Tensor:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    def require_possible(self) -> None:
+        """Raises InvalidRequest where no array can have this shape."""
+        axes, largest = len(self.shape), math.prod(extent for extent in self.shape if extent)
+        if axes > MAX_AXES or min(self.shape, default=0) < 0 or largest > MAX_PARAMETERS:
+            raise InvalidRequest(
+                f"tensor {self.name!r} has shape {str(self.shape)[:100]}: at most {MAX_AXES} axes and {MAX_PARAMETERS} parameters "
+                "are taken"
+            )
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,10 @@ class Layout:
         for name in names:
             if not name or not name.isprintable():
                 raise InvalidRequest(f"tensor name {name!r} is empty or not printable")
+            if name == "__metadata__":
+                raise InvalidRequest("no tensor can be named '__metadata__': safetensors files keep that name for themselves")
+        for tensor in self.tensors:
+            tensor.require_possible()
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise InvalidRequest(f"tensor names must be unique; given twice: {', '.join(twice[:5])}")

@@ -34,12 +34,16 @@ class CentralVariable:
         self.initializer: str | None = None
         self._copies: weakref.WeakValueDictionary[int, _Copy] = weakref.WeakValueDictionary()
 
+    def require_fitting(self, layout: Layout) -> None:
+        """Raises LayoutMismatch where the run has another layout."""
+        if self.layout is not None:
+            self.layout.require_same(layout)
+
     def adopt(self, layout: Layout) -> None:
-        """Takes the first worker's layout, or checks a later one's. Raises LayoutMismatch."""
+        """Takes the first worker's layout; a later one's is the same."""
         if self.layout is None:
             self.layout = layout
             self.theta = empty(layout.size)
-        self.layout.require_same(layout)
 
     def forget_layout(self) -> None:
         """Back to the start, when every worker left before θ had a value."""

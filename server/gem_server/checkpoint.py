@@ -3,7 +3,7 @@
 checkpoint-<version>-<serial>/
     model.safetensors    θ, by tensor name: what other tools load
     workers.safetensors  each lease's buffers, "<lease id>/<buffer>"
-    state.json           the rest, and size and SHA-256 of the two files
+    state.json           the rest, size and SHA-256 of the two files, and its own SHA-256
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def write(directory: Path, state: dict[str, Any], model: dict[str, Vector], work
             "model.safetensors": write_tensors(scratch / "model.safetensors", model, metadata),
             "workers.safetensors": write_tensors(scratch / "workers.safetensors", workers, {}),
         }
-        _write_text(scratch / "state.json", json.dumps({**state, "files": files}, indent=1))
+        state = {**state, "files": files}
+        _write_text(scratch / "state.json", json.dumps({**state, "sha256": _digest(state)}, indent=1))
         _sync_directory(scratch)
         scratch.rename(path)
         _sync_directory(directory)
@@ -153,7 +154,7 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
         try:
             return path, _read_state(path)
         except BadCheckpoint as error:
-            path.rename(path.with_name(path.name + ".refused"))
+            _set_aside(path)
             refuse(path, str(error))
     if candidates:
         raise BadCheckpoint(
@@ -190,10 +191,22 @@ def _read_state(path: Path) -> dict[str, Any]:
             raise BadCheckpoint(f"{path / 'state.json'}: its format is {state['format']!r}, this server reads {FORMAT!r}")
         for name in ("model.safetensors", "workers.safetensors"):
             _check_file(path / name, state["files"][name])
+        if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
+            raise BadCheckpoint(f"{path / 'state.json'}: its content was changed after it was written")
         Hyperparameters(**state["hyperparameters"])
     except _BAD as error:
         raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
     return state
+
+
+def _set_aside(path: Path) -> None:
+    names = (path.with_name(f"{path.name}.refused{suffix}") for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    path.rename(next(name for name in names if not name.exists()))
+
+
+def _digest(state: dict[str, Any]) -> str:
+    """SHA-256 of a state's JSON, keys sorted."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _check_file(path: Path, expected: dict[str, Any]) -> None:

@@ -90,11 +90,11 @@ class Core:
         """
         if not 0 < len(worker) <= MAX_NAME or not worker.isprintable():
             raise InvalidRequest(f"a worker name has 1 to {MAX_NAME} printable characters")
+        self.central.require_fitting(layout)
         predecessor = self.leases.named(worker)
         self._require_room(layout, freed=1 if predecessor else 0)
-        self.central.adopt(layout)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
-        self.central.adopt(layout)  # once more: the predecessor may have been the last to hold the layout
+        self.central.adopt(layout)
         size = layout.size
         buffers = {name: np.zeros(size, np.float32) for name in self.rule.buffers}
         lease = self.leases.open(worker, buffers, empty(size), now)

@@ -147,8 +147,8 @@ class PiHistogram:
         counts, edges = self._counts, self._edges
         if not counts.size:
             return
-        # A bin's lower edge is an upper bound for all bins before it; powers of two are edges of bins.
-        bounds = [0.0, *(octave for octave in _PI_OCTAVES if octave < edges[-1])]
+        # A bin's lower edge bounds all bins before it, and powers of two from edges[2] on are edges of bins.
+        bounds = [0.0, *(octave for octave in _PI_OCTAVES if edges[2] <= octave < edges[-1])]
         buckets = [(str(bound), float(counts[: max(1, np.searchsorted(edges, bound))].sum())) for bound in bounds]
         buckets += [(str(float(edges[-1])), float(counts.sum())), ("+Inf", float(counts.sum()))]
         middles = np.append((edges[:-1] + edges[1:]) / 2, edges[-1])

@@ -88,3 +88,8 @@ def require(condition: bool, message: str) -> None:
     """Raises ValueError(message) unless `condition`. For the rules' hyper-parameters."""
     if not condition:
         raise ValueError(message)
+
+
+def require_rate(learning_rate: float) -> None:
+    """Raises ValueError unless η is one that float32 can express: 1e-30 to 1000."""
+    require(1e-30 <= learning_rate <= 1e3, f"the learning rate must lie in [1e-30, 1000], not at {learning_rate}")

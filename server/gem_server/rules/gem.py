@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import Buffers, PiFacts, UpdateRule, require
+from gem_server.rules.base import Buffers, PiFacts, UpdateRule, require, require_rate
 from gem_server.rules.fused import BINS, bin_edges, gem_pass, quantile
 
 CONVENTIONS = ("after", "paper", "reference")
@@ -39,8 +39,8 @@ class Gem(UpdateRule):
     name: ClassVar[str] = "gem"
 
     def __post_init__(self) -> None:
-        require(0 < self.learning_rate <= 1e3, f"the learning rate must be above 0 and at most 1000, not {self.learning_rate}")
-        require(0 <= self.momentum < 1, f"the momentum must be at least 0 and below 1, not {self.momentum}")
+        require_rate(self.learning_rate)
+        require(0 <= float(np.float32(self.momentum)) < 1, f"the momentum must be at least 0 and below 1, not {self.momentum}")
         require(0 < self.kappa <= 1e3, f"kappa must be above 0 and at most 1000, not {self.kappa}")
         require(1e-30 <= self.epsilon <= 1, f"epsilon must lie in [1e-30, 1], not {self.epsilon}")
         require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import Buffers, UpdateRule, require
+from gem_server.rules.base import Buffers, UpdateRule, require_rate
 from gem_server.rules.fused import descend
 
 
@@ -24,7 +24,7 @@ class Downpour(UpdateRule):
     name: ClassVar[str] = "downpour"
 
     def __post_init__(self) -> None:
-        require(0 < self.learning_rate <= 1e3, f"the learning rate must be above 0 and at most 1000, not {self.learning_rate}")
+        require_rate(self.learning_rate)
 
     def divisor(self, staleness: int) -> int:
         """What Δ is divided by for a commit of this staleness."""

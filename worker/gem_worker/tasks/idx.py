@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -33,7 +34,7 @@ def read_idx(directory: Path, name: str, dimensions: int) -> npt.NDArray[np.uint
     if len(data) < header or magic != expected:
         raise TaskError(f"{path} begins with the magic number 0x{magic:08x}; an IDX file of this kind has 0x{expected:08x}")
     shape = struct.unpack(f">{dimensions}I", data[4:header])
-    size = header + int(np.prod(shape, dtype=np.int64))
+    size = header + math.prod(shape)
     if len(data) != size:
         raise TaskError(f"{path} has {len(data)} bytes where its header promises {size}: it is truncated or damaged")
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

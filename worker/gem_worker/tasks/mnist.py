@@ -44,5 +44,7 @@ def _images(directory: Path, prefix: str) -> Images:
     labels = read_idx(directory, f"{prefix}-labels-idx1-ubyte", 1)
     if greys.shape[1:] != (28, 28) or len(greys) != len(labels):
         raise TaskError(f"{directory}: {greys.shape} images and {labels.shape} labels under {prefix!r} do not fit together")
+    if labels.size and labels.max() > 9:
+        raise TaskError(f"{directory}: a label under {prefix!r} is {labels.max()}, where MNIST's are 0 to 9")
     images = torch.from_numpy(greys.copy())[:, None]
     return Images(images, torch.from_numpy(labels.astype(np.int64)), _MEAN, _DEVIATION)

@@ -1,0 +1,116 @@
+"""The run's history: a line of CSV for each applied commit, in order, and none that a restart has undone."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_server.apply_loop import Timing
+from gem_server.core import Core
+from gem_server.history import COLUMNS, History
+from unit.helpers import commit, make_core, start
+
+NO_TIME = Timing(0.0, 0.0)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def versions(path: Path) -> list[int]:
+    return [int(row["version"]) for row in rows(path)]
+
+
+def write_commits(core: Core, path: Path, count: int) -> History:
+    """A history with `count` more commits of the first worker."""
+    history = History(path, core.central.version, lambda: 1700000000.25)
+    (lease_id, lease), *_ = core.leases.live.items()
+    for _ in range(count):
+        history.applied(commit(core, lease_id, lease.sequence + 1, 1.0, loss=0.5, samples=8), NO_TIME)
+    return history
+
+
+def training(rule: str = "gem", worker: str = "ann") -> Core:
+    core = make_core(Hyperparameters(rule=rule))
+    start(core, [worker])
+    return core
+
+
+def test_a_commit_is_one_line_with_all_of_its_facts(tmp_path: Path) -> None:
+    write_commits(training(), tmp_path / "history.csv", 1).close()
+    (row,) = rows(tmp_path / "history.csv")
+    assert tuple(row) == COLUMNS
+    stated = {name: row[name] for name in COLUMNS[:8]}
+    assert stated == {
+        "version": "1", "ticket": "1", "unix_seconds": "1700000000.250000", "worker": "ann",
+        "sequence": "1", "staleness": "0", "loss": "0.5", "samples": "8",
+    }  # fmt: skip
+    assert float(row["pi_median"]) == pytest.approx(1, rel=1 / 16)
+    assert (row["pi_zero_ratio"], row["pi_max_ratio"]) == ("0.0", "0.0")
+    assert float(row["proxy_energy"]) == pytest.approx(9 * 0.5 * 0.05**2)
+    assert float(row["central_energy"]) == pytest.approx(9 * 0.5 * 0.05**2)
+
+
+def test_what_a_rule_or_a_worker_does_not_say_is_left_empty(tmp_path: Path) -> None:
+    core = training("downpour")
+    history = History(tmp_path / "history.csv", 0, lambda: 0.0)
+    history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
+    history.close()
+    (row,) = rows(tmp_path / "history.csv")
+    assert [row[name] for name in ("loss", *COLUMNS[8:])] == [""] * 6
+
+
+def test_lines_are_in_the_file_after_a_flush(tmp_path: Path) -> None:
+    history = write_commits(training(), tmp_path / "history.csv", 3)
+    history.flush()
+    assert versions(tmp_path / "history.csv") == [1, 2, 3]
+    history.close()
+
+
+def test_a_new_file_has_its_header_at_once_and_its_folder_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "one" / "history.csv"
+    History(path, 0, lambda: 0.0)
+    assert path.read_text().strip() == ",".join(COLUMNS)
+
+
+def test_a_resumed_run_goes_on_after_the_lines_that_still_hold(tmp_path: Path) -> None:
+    """The checkpoint had version 3; lines of later commits, which the crash undid, and a half-written one go."""
+    path = tmp_path / "history.csv"
+    core = training()
+    write_commits(core, path, 5).close()
+    with path.open("a") as file:
+        file.write("3,7,170000")
+    kept = rows(path)[:3]
+    core.central.version = 3
+    core.pull(core.leases.get("lease-1"))
+    write_commits(core, path, 2).close()
+    assert rows(path)[:3] == kept
+    assert versions(path) == [1, 2, 3, 4, 5]
+    assert path.read_text().count("version,ticket") == 1
+
+
+def test_a_new_run_begins_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    write_commits(training(), path, 3).close()
+    write_commits(training(), path, 1).close()
+    assert versions(path) == [1]
+
+
+@pytest.mark.parametrize("worker", ['a,"b"', "worker 1", "Ännchen", "=cmd()"])
+def test_any_worker_name_is_read_back(worker: str, tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    core = training(worker=worker)
+    write_commits(core, path, 2).close()
+    write_commits(core, path, 1).close()
+    assert [row["worker"] for row in rows(path)] == [worker] * 3
+
+
+def test_a_history_that_has_vanished_is_begun_anew_at_the_resumed_version(tmp_path: Path) -> None:
+    core = training()
+    core.central.version = 3
+    core.pull(core.leases.get("lease-1"))
+    write_commits(core, tmp_path / "history.csv", 1).close()
+    assert versions(tmp_path / "history.csv") == [4]

@@ -1,0 +1,159 @@
+"""When a failed call is tried again, on a clock that only moves in the pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from gem_client import (
+    CheckpointFailed,
+    DeadlineExceeded,
+    Draining,
+    GemError,
+    IncompleteTransfer,
+    InvalidRequest,
+    LayoutMismatch,
+    LeaseEnded,
+    NonFiniteGradient,
+    NotInitialized,
+    Overloaded,
+    Retry,
+    SequenceGap,
+    ServerUnavailable,
+)
+
+
+class Time:
+    """Seconds that pass only in sleeps; each pause is as long as it may be, or the given share of that."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.now = 0.0
+        self.bounds: list[tuple[float, float]] = []
+        self.pauses: list[float] = []
+        self._share = share
+
+    def retry(self, **settings: Any) -> Retry:
+        return Retry(clock=lambda: self.now, sleep=self._sleep, uniform=self._uniform, **settings)
+
+    def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def _uniform(self, low: float, high: float) -> float:
+        self.bounds.append((low, high))
+        return low + self._share * (high - low)
+
+
+def failing(*errors: GemError, then: str = "done") -> Callable[[], str]:
+    """An attempt that raises each of these in turn, then succeeds."""
+    left: Iterator[GemError] = iter(errors)
+
+    def attempt() -> str:
+        error = next(left, None)
+        if error is not None:
+            raise error
+        return then
+
+    return attempt
+
+
+def always(error: GemError) -> Callable[[], str]:
+    """An attempt that never succeeds."""
+
+    def attempt() -> str:
+        raise error
+
+    return attempt
+
+
+def test_success_is_returned_without_a_pause() -> None:
+    time = Time()
+    assert time.retry().call(failing()) == "done"
+    assert time.pauses == []
+
+
+@pytest.mark.parametrize("kind", [ServerUnavailable, DeadlineExceeded, Draining, Overloaded])
+def test_an_error_that_may_pass_is_tried_again(kind: type[GemError]) -> None:
+    time = Time()
+    assert time.retry().call(failing(kind("a"), kind("b"))) == "done"
+    assert len(time.pauses) == 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        LeaseEnded, LayoutMismatch, IncompleteTransfer, NonFiniteGradient, SequenceGap, InvalidRequest, NotInitialized,
+        CheckpointFailed,
+    ],
+)  # fmt: skip
+def test_any_other_error_is_raised_at_once(kind: type[GemError]) -> None:
+    time = Time()
+    with pytest.raises(kind):
+        time.retry().call(failing(kind("bad")))
+    assert time.pauses == []
+
+
+def test_an_error_of_the_callers_own_is_raised_at_once() -> None:
+    time = Time()
+    with pytest.raises(ZeroDivisionError):
+        time.retry().call(lambda: 1 // 0)
+    assert time.pauses == []
+
+
+def test_the_bound_of_the_pause_doubles_up_to_the_longest() -> None:
+    time = Time()
+    time.retry(first_pause=0.1, longest_pause=1.0).call(failing(*[ServerUnavailable("down")] * 6))
+    assert time.bounds == [(0, 0.1), (0, 0.2), (0, 0.4), (0, 0.8), (0, 1.0), (0, 1.0)]
+
+
+def test_the_pause_is_drawn_from_the_whole_range_below_its_bound() -> None:
+    time = Time(share=0.25)
+    time.retry(first_pause=1.0).call(failing(*[ServerUnavailable("down")] * 3))
+    assert time.pauses == [0.25, 0.5, 1.0]
+
+
+def test_it_gives_up_with_the_last_error_before_the_time_is_over() -> None:
+    time = Time()
+    errors = [ServerUnavailable(str(number)) for number in range(100)]
+    with pytest.raises(ServerUnavailable) as caught:
+        time.retry(give_up_after=10.0, first_pause=1.0, longest_pause=4.0).call(failing(*errors))
+    assert time.pauses == [1, 2, 4]
+    assert caught.value is errors[3]
+    assert time.now <= 10
+
+
+def test_with_no_time_at_all_it_tries_once() -> None:
+    time = Time()
+    with pytest.raises(ServerUnavailable):
+        time.retry(give_up_after=0.0).call(always(ServerUnavailable("down")))
+    assert time.pauses == []
+
+
+def test_each_call_has_its_own_time_and_starts_with_the_first_pause() -> None:
+    time = Time()
+    retry = time.retry(give_up_after=5.0, first_pause=1.0)
+    for _ in range(2):
+        assert retry.call(failing(*[ServerUnavailable("down")] * 2)) == "done"
+    assert time.pauses == [1, 2, 1, 2]
+
+
+def test_the_time_that_the_attempts_take_counts() -> None:
+    time = Time()
+
+    def slow() -> str:
+        time.now += 6.0
+        raise DeadlineExceeded("too slow")
+
+    with pytest.raises(DeadlineExceeded):
+        time.retry(give_up_after=10.0).call(slow)
+    assert len(time.pauses) == 1
+
+
+def test_each_failure_is_reported_with_the_pause_that_follows_but_the_last_is_raised() -> None:
+    time, told = Time(), []
+    with pytest.raises(ServerUnavailable):
+        time.retry(give_up_after=3.5, first_pause=1.0).call(
+            always(ServerUnavailable("down")), lambda error, pause: told.append((str(error), pause))
+        )
+    assert told == [("down", 1.0), ("down", 2.0)]

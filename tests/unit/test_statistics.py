@@ -1,0 +1,141 @@
+"""The statistics of π: bins, quantiles, and the check on what comes in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gem_api.layout import Layout
+from gem_server.rules import PiFacts, make_rule
+from gem_server.rules.fused import BINS, BLOCK, all_within, bin_edges, quantile
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.oracle import bin_of, histogram
+
+PI_MAXIMA = [1e-3, 0.5, 1.0, 1.03, 3.999999, 4.0, 5.0, 1e3, 1e6]
+OCTAVES = (BINS - 3) / 16  # how far below π_max the bins reach
+
+
+def facts_for(pi: np.ndarray, pi_max: float = 5.0, layout: Layout | None = None) -> tuple[PiFacts, np.ndarray]:
+    """The facts of a commit whose π are those given (none above 8), and the π as float32 had them.
+
+    With Δ = 1, s = θ and κ = 1, π is |m|; a moment of 2(π − 1) becomes π under a momentum of ½ (Eqs. 19, 24).
+    """
+    rule = make_rule("gem", learning_rate=1.0, momentum=0.5, pi_max=pi_max)
+    theta = np.zeros(pi.size, np.float32)
+    moment = (2 * (pi.astype(np.float64) - 1)).astype(np.float32)
+    buffers = {"moment": moment, "snapshot": theta.copy()}
+    layout = layout or Layout.of({"w": (pi.size,)})
+    facts = rule.apply(layout, theta, np.full(pi.size, -1, np.float32), buffers, 0)
+    assert facts is not None
+    return facts, np.minimum(np.abs(moment), np.float32(pi_max))
+
+
+def within_a_bin(value: float, exact: float, pi_max: float) -> bool:
+    if exact == 0 or exact == np.float32(pi_max):
+        return value == exact
+    lowest = pi_max * 2.0**-OCTAVES  # everything below shares bin 1
+    return abs(value - exact) <= max(exact, lowest) / 16 or max(value, exact) <= lowest * 1.1
+
+
+# -- bins
+
+
+@pytest.mark.parametrize("pi_max", PI_MAXIMA)
+def test_edges_rise_from_zero_to_the_maximum(pi_max: float) -> None:
+    edges = bin_edges(pi_max)
+    assert edges.shape == (BINS,)
+    assert edges.dtype == np.float32
+    assert (edges[0], edges[-1]) == (0, np.float32(pi_max))
+    assert np.isfinite(edges).all()
+    assert (np.diff(edges) >= 0).all()
+    assert (np.diff(edges[1:-1]) > 0).all()
+
+
+@pytest.mark.parametrize("pi_max", PI_MAXIMA)
+def test_a_bin_is_at_most_a_sixteenth_of_an_octave_wide(pi_max: float) -> None:
+    edges = bin_edges(pi_max).astype(np.float64)[2:]
+    assert (edges[1:] / edges[:-1]).max() <= 1 + 1 / 16 + 1e-7
+
+
+@pytest.mark.parametrize("pi_max", PI_MAXIMA)
+def test_powers_of_two_are_edges(pi_max: float) -> None:
+    """The metrics' buckets rely on it: they end at powers of two."""
+    edges = bin_edges(pi_max)
+    powers = 2.0 ** np.arange(np.ceil(np.log2(edges[2])), np.floor(np.log2(edges[-2])) + 1)
+    assert np.isin(powers.astype(np.float32), edges).all()
+
+
+def test_the_first_bin_holds_zero_alone_and_the_last_the_maximum_alone() -> None:
+    tiny, below = np.finfo(np.float32).eps, np.nextafter(np.float32(5), np.float32(0))
+    facts, pi = facts_for(np.array([0, 0, tiny, 1, below, 5, 5, 5, 6, 7], np.float32))
+    assert (pi == 0).sum() == 2
+    assert facts.counts[0] == 2
+    assert facts.counts[-1] == 5
+    assert facts.zero_ratio == 0.2
+    assert facts.max_ratio == 0.5
+    assert facts.counts[1] == 1
+    assert facts.counts[-3:-1].sum() == 1
+
+
+@given(st.lists(st.floats(0, 7.5, width=32), min_size=1, max_size=300))
+def test_each_pi_is_counted_in_its_own_bin(pi: list[float]) -> None:
+    facts, exact = facts_for(np.array(pi, np.float32))
+    np.testing.assert_array_equal(facts.counts, histogram(list(exact), 5.0))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3])
+def test_no_parameter_is_counted_twice_or_left_out(size: int) -> None:
+    pi = np.random.default_rng(size).uniform(0, 6, size).astype(np.float32)
+    facts, exact = facts_for(pi)
+    np.testing.assert_array_equal(facts.counts, histogram(list(exact), 5.0))
+
+
+# -- quantiles
+
+
+@given(st.lists(st.floats(0, 7.5, width=32), min_size=1, max_size=300), st.sampled_from([0.0, 0.01, 0.25, 0.5, 0.9, 1.0]))
+def test_a_quantile_is_within_a_bin_of_the_exact_one(pi: list[float], share: float) -> None:
+    facts, exact = facts_for(np.array(pi, np.float32))
+    value = float(quantile(facts.counts, facts.edges, share))
+    assert within_a_bin(value, float(np.quantile(exact, share, method="inverted_cdf")), 5.0)
+
+
+@pytest.mark.parametrize("pi_max", [0.5, 1.03, 4.0, 5.0])
+def test_the_median_of_many_is_within_a_bin_of_numpys(pi_max: float) -> None:
+    pi = np.random.default_rng(4).lognormal(-2, 1, 10_001).astype(np.float32)
+    facts, exact = facts_for(pi, pi_max)
+    assert within_a_bin(facts.median, float(np.median(exact)), pi_max)
+
+
+def test_quantiles_rise_with_their_share() -> None:
+    facts, _ = facts_for(np.random.default_rng(5).uniform(0, 6, 1000).astype(np.float32))
+    values = [float(quantile(facts.counts, facts.edges, share)) for share in np.linspace(0, 1, 101)]
+    assert values == sorted(values)
+
+
+def test_each_tensor_has_its_own_median() -> None:
+    layout = Layout.of({"low": (3,), "empty": (0,), "high": (2, 2), "scalar": ()})
+    facts, _ = facts_for(np.array([0, 0, 1, 5, 5, 5, 2, 1.5], np.float32), layout=layout)
+    assert facts.tensor_medians[:3].tolist() == [0, 0, 5]
+    assert facts.tensor_medians[3] == pytest.approx(1.5, rel=1 / 16)
+
+
+def test_nothing_counted_has_a_quantile_of_zero() -> None:
+    assert quantile(np.zeros(BINS, np.int64), bin_edges(5.0), 0.5) == 0
+
+
+# -- what comes in
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf, 2.0000002, -3.0])
+@pytest.mark.parametrize("size", [1, 3, 16, 1000, 5000])
+def test_one_value_out_of_the_limit_is_seen_wherever_it_stands(bad: float, size: int) -> None:
+    for place in {0, size // 2, size - 1}:
+        values = np.zeros(size, np.float32)
+        values[place] = bad
+        assert not all_within(values, np.float32(2))
+
+
+def test_the_limit_itself_is_within() -> None:
+    assert all_within(np.float32([2, -2, 0, -0.0, 1e-45]), np.float32(2))
+    assert all_within(np.zeros(0, np.float32), np.float32(2))

@@ -1,0 +1,353 @@
+"""A server ends gracefully, comes back where it was, and says what is wrong when it can't start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import admin_pb2
+from gem_api.v1 import training_pb2 as pb
+from gem_server.cli import main
+from gem_server.run import StartError
+from live import DEADLINE, Live, config, serving, wait_until
+from wire_client import SMALL, Wire, Worker, apply_thread_held, chunk, received_bytes, theta_bits, wired
+
+P = SMALL.size
+
+
+def queue_length(live: Live) -> int:
+    return live.on_loop(lambda: live.server._apply_loop.queue_length)
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+def cut_short(path: Path) -> None:
+    """Takes the last byte off a file."""
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def two_checkpoints(folder: Path) -> Worker:
+    """Leaves a folder with the checkpoints of versions 1 and 2; returns the worker that committed."""
+    with serving(config(checkpoint_dir=folder)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        worker.commit()
+        wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
+        worker.commit()
+    assert checkpoints(folder) == ["checkpoint-000000000001-0001", "checkpoint-000000000002-0001"]
+    return worker
+
+
+# -- the end
+
+
+@pytest.mark.parametrize("by", ["stop", "Drain"])
+def test_what_is_queued_is_applied_and_answered_and_everyone_else_is_sent_away(by: str, tmp_path: Path) -> None:
+    with serving(config(checkpoint_dir=tmp_path)) as live, wired(live) as wire:
+        crew = [wire.started("worker 0"), *(wire.join(f"worker {number}") for number in range(1, 5))]
+        for worker in crew:
+            worker.pull()
+        uploading, idling, *committing = crew
+        idle = wire.stream("Commit")
+        idling.commit_on(idle)
+        before, opening = received_bytes(live), [uploading.header(), chunk(0, bytes(8))]
+        upload = wire.stream("Commit", *opening)
+        wait_until(lambda: received_bytes(live) == before + len(b"".join(opening)), "the upload to begin")
+        with apply_thread_held(live) as release:
+            queued = [wire.stream("Commit", worker.header(), *worker.body()) for worker in committing]
+            wait_until(lambda: queue_length(live) == 3, "three commits to be queued")
+            if by == "Drain":
+                assert wire.call("Drain", admin_pb2.DrainRequest()).queue_length == 3
+            else:
+                live.on_loop(lambda: live.server.stop("test"))
+            for stream in (upload, idle):
+                refusal = stream.refusal()
+                assert (refusal.status, refusal.error) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+            assert wire.status().state == pb.RUN_STATE_DRAINING
+            release()
+            assert sorted(stream.answer(P)[0].version for stream in queued) == [2, 3, 4]
+        live.stop()
+        assert live.core.central.version == 4
+    assert checkpoints(tmp_path) == ["checkpoint-000000000004-0001"]
+
+
+def test_who_waits_for_a_first_value_is_sent_away(live: Live, wire: Wire) -> None:
+    wire.join("asked")
+    waiting = wire.join("waiting").open_pull()
+    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server._servicer._calls._all)), "it to wait")
+    wire.call("Drain", admin_pb2.DrainRequest())
+    assert waiting.refusal().error == "DRAINING"
+
+
+LATE_CALLS: dict[str, Callable[[Worker], tuple[str, list[bytes]]]] = {
+    "RegisterWorker": lambda w: ("RegisterWorker", [_registration()]),
+    "Commit": lambda w: ("Commit", [w.header(), *w.body()]),
+    "Pull without a lease": lambda w: ("Pull", [pb.PullRequest().SerializeToString()]),
+    "Pull": lambda w: ("Pull", [pb.PullRequest(lease_id=w.lease_id).SerializeToString()]),
+    "CreateCheckpoint": lambda w: ("CreateCheckpoint", [admin_pb2.CreateCheckpointRequest().SerializeToString()]),
+    "LeaseShard": lambda w: ("LeaseShard", [pb.LeaseShardRequest(lease_id=w.lease_id, sample_count=9).SerializeToString()]),
+}
+
+
+def _registration() -> bytes:
+    return pb.RegisterWorkerRequest(worker_name="late", layout=SMALL.to_message()).SerializeToString()
+
+
+@pytest.mark.parametrize("what", LATE_CALLS)
+def test_who_comes_too_late_is_sent_away_at_once(what: str, tmp_path: Path) -> None:
+    with serving(config(checkpoint_dir=tmp_path)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        rpc, frames = LATE_CALLS[what](worker)
+        with apply_thread_held(live):
+            wire.call("Drain", admin_pb2.DrainRequest())
+            wait_until(lambda: wire.status().state == pb.RUN_STATE_DRAINING, "the server to drain")
+            late = wire.whole(rpc, *frames)
+            refusal = late.refusal()
+            assert (refusal.status, refusal.error) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    with (
+        pytest.raises(StartError, match="the last checkpoint was not written"),
+        serving(config(checkpoint_dir=folder)) as live,
+        wired(live) as wire,
+    ):
+        wire.started("worker")
+        folder.write_text("a file is in the way")
+
+
+# -- coming back
+
+
+def test_a_resumed_server_goes_on_at_its_version_with_its_workers_and_its_run(tmp_path: Path) -> None:
+    with serving(config(checkpoint_dir=tmp_path)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        worker.commit()
+        shard = pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=10)
+        held = wire.call("LeaseShard", shard).shard
+        before, run = theta_bits(live), wire.status().run_id
+    with serving(config(checkpoint_dir=tmp_path, resume=True)) as live, wired(live) as wire:
+        worker.wire = wire
+        status = wire.status()
+        assert (status.run_id, status.version, [each.name for each in status.workers]) == (run, 1, ["worker"])
+        assert theta_bits(live) == before
+        done = pb.CompleteShardRequest(lease_id=worker.lease_id, shard_id=held.shard_id)
+        assert wire.call("CompleteShard", done).accepted
+        assert worker.commit()[0].version == 2
+
+
+def test_starting_anew_among_the_checkpoints_of_another_run_is_refused(tmp_path: Path) -> None:
+    two_checkpoints(tmp_path)
+    with pytest.raises(StartError, match=r"holds the checkpoints of another run: add --resume"), serving(
+        config(checkpoint_dir=tmp_path)
+    ):
+        pass
+    assert len(checkpoints(tmp_path)) == 2
+
+
+def test_resuming_an_empty_folder_starts_a_new_run(tmp_path: Path) -> None:
+    with serving(config(checkpoint_dir=tmp_path, resume=True)) as live, wired(live) as wire:
+        assert wire.started("worker").commit()[0].version == 1
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "workers.safetensors", "state.json"])
+def test_a_truncated_newest_checkpoint_is_set_aside_and_the_one_before_it_used(name: str, tmp_path: Path) -> None:
+    worker = two_checkpoints(tmp_path)
+    cut_short(tmp_path / "checkpoint-000000000002-0001" / name)
+    with serving(config(checkpoint_dir=tmp_path, resume=True)) as live, wired(live) as wire:
+        assert wire.status().version == 1
+        worker.wire, worker.sequence, worker.base_version = wire, 2, 1
+        assert worker.commit()[0].version == 2
+    assert "checkpoint-000000000002-0001.refused" in checkpoints(tmp_path)
+
+
+def test_when_no_checkpoint_is_whole_the_server_does_not_start(tmp_path: Path) -> None:
+    two_checkpoints(tmp_path)
+    for folder in checkpoints(tmp_path):
+        cut_short(tmp_path / folder / "model.safetensors")
+    with pytest.raises(StartError, match="none of the 2 checkpoints"), serving(config(checkpoint_dir=tmp_path, resume=True)):
+        pass
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    with serving(config(checkpoint_dir=tmp_path, keep=2)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        for _ in range(4):
+            worker.commit()
+            wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
+    assert checkpoints(tmp_path) == ["checkpoint-000000000004-0001", "checkpoint-000000000004-0002"]
+
+
+# -- not starting
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": Hyperparameters(epochs=0, steps=0)}, "give one of them"),
+        ({"settings": Hyperparameters(learning_rate=float("nan"))}, "learning rate must be"),
+        ({"settings": Hyperparameters(learning_rate=1e9)}, "at most 1000"),
+        ({"settings": Hyperparameters(pi_max=1e9)}, r"\[0.001, 1e6\]"),
+        ({"resume": True}, "needs --checkpoint-dir"),
+        ({"listen": "no.such.host.invalid:1"}, "can't listen on no.such.host.invalid:1"),
+        ({"metrics_listen": "nonsense"}, "give --metrics-listen HOST:PORT"),
+        ({"metrics_listen": "127.0.0.1:99999"}, "give --metrics-listen HOST:PORT"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value,
+)
+def test_impossible_settings_are_refused_with_advice(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartError, match=message), serving(config(**changes)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--no-such-flag"], "No such option"),
+        (["--rule", "adam"], "is not one of 'gem', 'downpour', 'adaptive'"),
+        (["--memory-limit", "plenty"], "write 8G or 512M"),
+        (["--memory-limit", "-1"], "can't be negative"),
+        (["--momentum", "1.5"], "0<=x<1"),
+        (["--learning-rate", "fast"], "not a valid float"),
+        (["--lease-seconds", "0"], "1<=x<=3600"),
+        (["--lease-seconds", "nan"], "lease-seconds"),
+        (["--checkpoint-interval", "nan"], "checkpoint-interval"),
+        (["--checkpoint-interval", "-1"], "x>=0"),
+        (["--checkpoint-keep", "0"], "x>=1"),
+        (["--batch-size", "0"], "1<=x<=1000000"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_flag_is_refused_with_what_is_right(flags: list[str], message: str) -> None:
+    with pytest.raises(click.UsageError) as raised:
+        main.make_context("gem-server", flags)
+    assert message in raised.value.format_message()
+
+
+def test_an_environment_variable_sets_an_option_and_a_flag_wins_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEM_LEARNING_RATE", "0.5")
+    monkeypatch.setenv("GEM_MOMENTUM", "0.75")
+    params = main.make_context("gem-server", ["--momentum", "0.25"]).params
+    assert (params["learning_rate"], params["momentum"], params["kappa"]) == (0.5, 0.25, 1.0)
+
+
+def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEM_MOMENTUM", "fast")
+    with pytest.raises(click.UsageError) as raised:
+        main.make_context("gem-server", [])
+    assert "GEM_MOMENTUM" in raised.value.format_message() or "--momentum" in raised.value.format_message()
+
+
+def test_a_second_server_that_cannot_start_leaves_the_files_of_the_first_alone(tmp_path: Path) -> None:
+    history = tmp_path / "history.csv"
+    with serving(config(history=history)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        worker.commit()
+        with pytest.raises(StartError, match="the address is in use"), serving(config(listen=live.address, history=history)):
+            pass
+        worker.commit()
+    assert [line.split(",")[0] for line in history.read_text().splitlines()[1:]] == ["1", "2"]
+
+
+# -- the process
+
+
+class Process:
+    """`python -m gem_server` with its log in JSON lines."""
+
+    def __init__(self, flags: list[str], environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "gem_server", "--log-format", "json", "--metrics-listen", "", *flags]
+        self._process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+        self.lines: list[str] = []
+
+    def serving(self) -> str:
+        """Waits until it serves; returns its address."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.lines.append(line)
+            if '"event": "serving"' in line:
+                return str(json.loads(line)["address"])
+        raise AssertionError(f"the server ended before it served: {self.lines}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def ended(self) -> int:
+        """Waits for its end and reads the rest of its log; returns the exit status."""
+        rest = self._process.communicate(timeout=2 * DEADLINE)[1]
+        self.lines += rest.splitlines(keepends=True)
+        return self._process.returncode
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+@contextmanager
+def process(*flags: str, **environment: str) -> Iterator[Process]:
+    """A server process that is gone after the `with` block."""
+    server = Process(list(flags), environment)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path: Path) -> None:
+    flags = ("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path), "--momentum", "0.25")
+    with process(*flags, GEM_LEARNING_RATE="0.5", GEM_MOMENTUM="0.75") as server:
+        address = server.serving()
+        wire = Wire(address)
+        worker = wire.started("worker")
+        settings = worker.registration.hyperparameters
+        assert (settings.learning_rate, settings.momentum) == (0.5, 0.25)
+        stream = wire.stream("Commit")
+        assert worker.commit_on(stream)[0].version == 1
+        with process("--listen", address) as second:
+            assert second.ended() == 2
+            assert second.lines[-1].startswith(f"gem-server: can't listen on {address}: the address is in use")
+        server.signal(signal.SIGTERM)
+        assert stream.refusal().error == "DRAINING"
+        assert server.ended() == 0, server.lines
+        wire.close()
+    assert checkpoints(tmp_path) == ["checkpoint-000000000001-0001"]
+
+
+def test_a_resumed_process_names_the_checkpoint_that_it_refuses(tmp_path: Path) -> None:
+    two_checkpoints(tmp_path)
+    damaged = tmp_path / "checkpoint-000000000002-0001" / "model.safetensors"
+    cut_short(damaged)
+    with process("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path), "--resume") as server:
+        wire = Wire(server.serving())
+        assert wire.status().version == 1
+        wire.close()
+        server.signal(signal.SIGINT)
+        assert server.ended() == 0
+    refused = [json.loads(line) for line in server.lines if '"checkpoint refused"' in line]
+    assert len(refused) == 1
+    assert str(damaged) in refused[0]["why"]
+    assert "truncated" in refused[0]["why"]
+
+
+def test_a_process_that_cannot_start_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
+    two_checkpoints(tmp_path)
+    with process("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path)) as server:
+        assert server.ended() == 2
+    assert "add --resume" in server.lines[-1]
+    assert not any("Traceback" in line for line in server.lines)

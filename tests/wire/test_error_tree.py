@@ -1,0 +1,467 @@
+"""Every failure of the contract, provoked through a real channel.
+
+Each is typed on the wire as errors.proto says, leaves θ bit-identical, and leaves the server serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from gem_api.layout import Layout
+from gem_api.v1 import admin_pb2
+from gem_api.v1 import errors_pb2 as errors
+from gem_api.v1 import training_pb2 as pb
+from live import Live, config, serving, wait_until
+from wire_client import (
+    CHUNK,
+    FLOAT32,
+    SMALL,
+    Refusal,
+    Wire,
+    Worker,
+    apply_thread_held,
+    chunk,
+    chunks,
+    initialize_header,
+    received_bytes,
+    register_request,
+    theta_bits,
+    wired,
+)
+
+# errors.proto, in the words of the contract.
+STATUSES = {
+    "LEASE_ENDED": grpc.StatusCode.FAILED_PRECONDITION,
+    "LAYOUT_MISMATCH": grpc.StatusCode.INVALID_ARGUMENT,
+    "INCOMPLETE_TRANSFER": grpc.StatusCode.INVALID_ARGUMENT,
+    "NON_FINITE_GRADIENT": grpc.StatusCode.INVALID_ARGUMENT,
+    "SEQUENCE_GAP": grpc.StatusCode.FAILED_PRECONDITION,
+    "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
+    "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "DRAINING": grpc.StatusCode.UNAVAILABLE,
+    "NOT_INITIALIZED": grpc.StatusCode.FAILED_PRECONDITION,
+    "SUPERSEDED": grpc.StatusCode.ABORTED,
+    "CHECKPOINT_FAILED": grpc.StatusCode.FAILED_PRECONDITION,
+}
+P = SMALL.size
+Frames = Callable[[Worker], Sequence[bytes]]
+
+
+def assert_refused(refusal: Refusal, error: str, reason: str = "") -> None:
+    assert (refusal.error, refusal.status, refusal.reason) == (error, STATUSES[error], reason), refusal
+    assert refusal.details
+
+
+@pytest.fixture
+def unharmed(live: Live, wire: Wire, worker: Worker) -> Iterator[None]:
+    """θ is bit-identical after the test, and an honest commit still works."""
+    before = theta_bits(live)
+    yield
+    assert theta_bits(live) == before
+    honest = wire.join("honest")
+    honest.pull()
+    assert honest.commit()[0].version == before[0] + 1
+
+
+def test_the_table_here_names_every_code_of_the_contract() -> None:
+    codes = {name.removeprefix("ERROR_CODE_") for name, number in errors.ErrorCode.items() if number}
+    assert codes == STATUSES.keys()
+
+
+# -- what a commit can do wrong: one stream, half-closed after these frames
+
+
+def poisoned(value: float, at: int = P - 1) -> Frames:
+    def frames(worker: Worker) -> list[bytes]:
+        gradient = worker.gradient()
+        gradient[at] = value
+        return [worker.header(), *chunks(gradient)]
+
+    return frames
+
+
+def body_of(size: int) -> Frames:
+    return lambda worker: [worker.header(), *chunks(np.ones(size, np.float32))]
+
+
+def after_header(*frames: bytes) -> Frames:
+    return lambda worker: [worker.header(), *frames]
+
+
+def with_header(**changes: object) -> Frames:
+    return lambda worker: [worker.header(**changes), *worker.body()]
+
+
+WRONG_COMMITS: dict[str, tuple[str, Frames]] = {
+    "a NaN": ("NON_FINITE_GRADIENT", poisoned(np.nan)),
+    "a NaN in front": ("NON_FINITE_GRADIENT", poisoned(np.nan, at=0)),
+    "an infinity": ("NON_FINITE_GRADIENT", poisoned(np.inf)),
+    "a negative infinity": ("NON_FINITE_GRADIENT", poisoned(-np.inf)),
+    "a value that could overflow": ("NON_FINITE_GRADIENT", poisoned(2e30)),
+    "too few parameters": ("INCOMPLETE_TRANSFER", body_of(P - 1)),
+    "too many parameters": ("INCOMPLETE_TRANSFER", body_of(P + 1)),
+    "no body at all": ("INCOMPLETE_TRANSFER", after_header()),
+    "half-close in mid-body": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(8)))),
+    "a second header in mid-body": ("INCOMPLETE_TRANSFER", lambda w: [w.header(), chunk(0, bytes(8)), w.header()]),
+    "a second header before the body": ("INCOMPLETE_TRANSFER", lambda w: [w.header(), w.header(), *w.body()]),
+    "a chunk before any header": ("INCOMPLETE_TRANSFER", lambda w: w.body()),
+    "chunks that overlap": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(8)), chunk(4, bytes(4 * P - 4)))),
+    "the same chunk twice": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(8)), chunk(0, bytes(8)))),
+    "chunks that leave a hole": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(8)), chunk(12, bytes(4 * P - 12)))),
+    "the second chunk first": ("INCOMPLETE_TRANSFER", after_header(chunk(8, bytes(4 * P - 8)), chunk(0, bytes(8)))),
+    "an offset beyond 63 bits": ("INCOMPLETE_TRANSFER", after_header(chunk(2**64 - 4, bytes(4)))),
+    "an empty chunk": ("INCOMPLETE_TRANSFER", after_header(chunk(0, b""))),
+    "an empty chunk in the middle": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(8)), chunk(8, b""))),
+    "a chunk that cuts an element": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(6)))),
+    "a chunk that is too large": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(CHUNK + 4)))),
+    "an empty frame": ("INVALID_REQUEST", lambda w: [b""]),
+    "an empty frame in mid-body": ("INVALID_REQUEST", after_header(chunk(0, bytes(8)), b"")),
+    "a frame that does not parse": ("INVALID_REQUEST", lambda w: [b"\xff\xff\xff"]),
+    "a chunk frame that is cut off": ("INVALID_REQUEST", after_header(chunk(0, bytes(4 * P))[:-3])),
+    "no wire dtype": ("INVALID_REQUEST", with_header(wire_dtype=0)),
+    "an unknown wire dtype": ("INVALID_REQUEST", with_header(wire_dtype=FLOAT32 + 1)),
+    "a base version from the future": ("INVALID_REQUEST", with_header(base_version=1)),
+    "another layout's fingerprint": ("LAYOUT_MISMATCH", with_header(layout_fingerprint=bytes(32))),
+    "no fingerprint": ("LAYOUT_MISMATCH", with_header(layout_fingerprint=b"")),
+    "a gap in the sequence": ("SEQUENCE_GAP", with_header(sequence=2)),
+    "sequence zero": ("SEQUENCE_GAP", with_header(sequence=0)),
+    "the largest sequence": ("SEQUENCE_GAP", with_header(sequence=2**64 - 1)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_COMMITS)
+@pytest.mark.usefixtures("unharmed")
+def test_a_wrong_commit_is_refused(what: str, wire: Wire, worker: Worker) -> None:
+    error, frames = WRONG_COMMITS[what]
+    assert_refused(wire.whole("Commit", *frames(worker)).refusal(), error)
+
+
+def test_a_refused_commit_counts_as_rejected_and_its_sequence_stays_free(wire: Wire, worker: Worker) -> None:
+    wire.whole("Commit", *poisoned(np.nan)(worker)).refusal()
+    assert worker.commit()[0].sequence == 1
+    assert dict(wire.status().commits) == {"applied": 1, "repeated": 0, "rejected": 1}
+
+
+def test_an_old_sequence_is_a_gap(live: Live, wire: Wire, worker: Worker) -> None:
+    worker.commit()
+    worker.commit()
+    before = theta_bits(live)
+    assert_refused(wire.whole("Commit", worker.header(sequence=1), *worker.body()).refusal(), "SEQUENCE_GAP")
+    assert theta_bits(live) == before
+    assert worker.commit()[0].version == 3
+
+
+def test_a_chunk_too_many_is_refused_and_the_commit_before_it_stands(wire: Wire, worker: Worker) -> None:
+    stream = wire.whole("Commit", worker.header(), *worker.body(), chunk(4 * P, bytes(4)))
+    assert worker.took(stream.answer(P))[0].version == 1
+    assert_refused(stream.refusal(), "INCOMPLETE_TRANSFER")
+    assert worker.commit()[0].version == 2
+
+
+def test_a_wrong_repeat_is_refused_too(live: Live, wire: Wire, worker: Worker) -> None:
+    """A repeat is sent whole: its body is dropped, but it must be one."""
+    worker.commit()
+    before = theta_bits(live)
+    bodies = {"none": [], "short": [chunk(0, bytes(8))], "empty chunk": [chunk(0, b"")], "header": [worker.header()]}
+    for what, body in bodies.items():
+        refusal = wire.whole("Commit", worker.header(sequence=1, base_version=0), *body).refusal()
+        assert_refused(refusal, "INCOMPLETE_TRANSFER")
+        assert theta_bits(live) == before, what
+    assert worker.commit()[0].version == 2
+
+
+# -- leases
+
+LEASE_CALLS: dict[str, Callable[[Worker], tuple[str, list[bytes]]]] = {
+    "Pull": lambda w: ("Pull", [pb.PullRequest(lease_id=w.lease_id).SerializeToString()]),
+    "Commit": lambda w: ("Commit", [w.header()]),
+    "InitializeCentral": lambda w: ("InitializeCentral", [initialize_header(w.lease_id)]),
+    "RenewLease": lambda w: ("RenewLease", [pb.RenewLeaseRequest(lease_id=w.lease_id).SerializeToString()]),
+    "LeaveCluster": lambda w: ("LeaveCluster", [pb.LeaveClusterRequest(lease_id=w.lease_id).SerializeToString()]),
+    "LeaseShard": lambda w: (
+        "LeaseShard",
+        [pb.LeaseShardRequest(lease_id=w.lease_id, sample_count=9).SerializeToString()],
+    ),
+    "CompleteShard": lambda w: (
+        "CompleteShard",
+        [pb.CompleteShardRequest(lease_id=w.lease_id, shard_id=1).SerializeToString()],
+    ),
+}
+
+
+@pytest.mark.parametrize("rpc", LEASE_CALLS)
+@pytest.mark.usefixtures("unharmed")
+def test_an_unknown_lease_is_refused(rpc: str, wire: Wire) -> None:
+    stranger = wire.join("stranger")
+    stranger.lease_id = "no such lease"
+    name, frames = LEASE_CALLS[rpc](stranger)
+    assert_refused(wire.whole(name, *frames).refusal(), "LEASE_ENDED", "unknown")
+
+
+@pytest.mark.parametrize("rpc", LEASE_CALLS)
+@pytest.mark.usefixtures("unharmed")
+def test_an_ended_lease_is_refused_with_its_reason(rpc: str, wire: Wire) -> None:
+    gone = wire.join("gone")
+    gone.leave()
+    name, frames = LEASE_CALLS[rpc](gone)
+    assert_refused(wire.whole(name, *frames).refusal(), "LEASE_ENDED", "left")
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_a_replaced_and_an_expired_lease_say_so(live: Live, wire: Wire) -> None:
+    first = wire.join("twin")
+    second = wire.join("twin")
+    assert_refused(wire.whole("Commit", first.header()).refusal(), "LEASE_ENDED", "replaced")
+    live.clock.advance(61)
+    wait_until(lambda: not live.on_loop(lambda: live.core.leases.live), "every lease to expire")
+    assert_refused(wire.whole("Commit", second.header()).refusal(), "LEASE_ENDED", "expired")
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_a_newer_call_under_the_same_lease_supersedes_the_older_one(live: Live, wire: Wire) -> None:
+    other = wire.join("other")
+    before = received_bytes(live)
+    opening = [other.header(), chunk(0, bytes(8))]
+    stalled = wire.stream("Commit", *opening)
+    wait_until(lambda: received_bytes(live) == before + len(b"".join(opening)), "the server to read the first chunk")
+    other.pull()
+    assert_refused(stalled.refusal(), "SUPERSEDED")
+
+
+# -- registration
+
+WRONG_REGISTRATIONS: dict[str, tuple[str, pb.RegisterWorkerRequest]] = {
+    "no name": ("INVALID_REQUEST", register_request("", [("w", (17,))], 0, 17)),
+    "a name of 129 characters": ("INVALID_REQUEST", register_request("n" * 129, [("w", (17,))], 0, 17)),
+    "a name with a line break": ("INVALID_REQUEST", register_request("a\nb", [("w", (17,))], 0, 17)),
+    "a name with a NUL": ("INVALID_REQUEST", register_request("a\0b", [("w", (17,))], 0, 17)),
+    "no layout": ("INVALID_REQUEST", pb.RegisterWorkerRequest(worker_name="x")),
+    "no tensors": ("INVALID_REQUEST", register_request("x", [], 0, 0)),
+    "no parameters": ("INVALID_REQUEST", register_request("x", [("w", (0,))], 0, 0)),
+    "a range that begins late": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 1, 17)),
+    "a range that ends early": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 0, 16)),
+    "a range that ends late": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 0, 18)),
+    "a range elsewhere": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 17, 34)),
+    "no range": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 0, 0)),
+    "a tensor name twice": ("INVALID_REQUEST", register_request("x", [("w", (8,)), ("w", (9,))], 0, 17)),
+    "a tensor without a name": ("INVALID_REQUEST", register_request("x", [("", (17,))], 0, 17)),
+    "an unprintable tensor name": ("INVALID_REQUEST", register_request("x", [("w\x1b", (17,))], 0, 17)),
+    "a tensor name of 100,000 unprintable characters": (
+        "INVALID_REQUEST",
+        register_request("x", [("\x1b" * 100_000, (17,))], 0, 17),
+    ),
+    "too many parameters": ("INVALID_REQUEST", register_request("x", [("w", (2**41,))], 0, 2**41)),
+    "a size of 5,780 digits": ("INVALID_REQUEST", register_request("x", [("w", (2**64 - 1,) * 300)], 0, 17)),
+    "another name": ("LAYOUT_MISMATCH", register_request("x", [("v", (3, 5)), ("b", (2,))], 0, 17)),
+    "another shape": ("LAYOUT_MISMATCH", register_request("x", [("w", (5, 3)), ("b", (2,))], 0, 17)),
+    "another order": ("LAYOUT_MISMATCH", register_request("x", [("b", (2,)), ("w", (3, 5))], 0, 17)),
+    "a tensor missing": ("LAYOUT_MISMATCH", register_request("x", [("w", (3, 5))], 0, 15)),
+    "a tensor more": ("LAYOUT_MISMATCH", register_request("x", [("w", (3, 5)), ("b", (2,)), ("c", (1,))], 0, 18)),
+    "another name of 100,000 characters": ("LAYOUT_MISMATCH", register_request("x", [("v" * 100_000, (17,))], 0, 17)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_REGISTRATIONS)
+@pytest.mark.usefixtures("unharmed")
+def test_a_wrong_registration_is_refused(what: str, live: Live, wire: Wire) -> None:
+    error, request = WRONG_REGISTRATIONS[what]
+    before = live.on_loop(lambda: live.core.memory_bytes)
+    assert_refused(wire.refusal("RegisterWorker", request), error)
+    assert live.on_loop(lambda: live.core.memory_bytes) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("an empty tensor", (0,)),
+        ("an empty tensor of huge extents", (0, 2**63)),
+        ("more dimensions than numpy has", (1,) * 65),
+        ("__metadata__", (1,)),
+    ],
+)
+def test_a_layout_is_refused_or_can_be_checkpointed_and_resumed(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """What the server takes in must never stop it later."""
+    layout = Layout.of([("w", (3,)), (name, shape)])
+    request = pb.RegisterWorkerRequest(worker_name="odd", layout=layout.to_message())
+    with serving(config(checkpoint_dir=tmp_path)) as live, wired(live) as wire:
+        refusal = _refusal_or_none(wire, request)
+        if refusal is not None:
+            assert_refused(refusal, "INVALID_REQUEST")
+            return
+        worker = wire.started("odd", layout)
+        worker.commit()
+        assert wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest()).version == 1
+        assert worker.commit()[0].version == 2
+    with serving(config(checkpoint_dir=tmp_path, resume=True)) as live:
+        assert live.on_loop(lambda: live.core.central.version) == 2
+
+
+def _refusal_or_none(wire: Wire, request: pb.RegisterWorkerRequest) -> Refusal | None:
+    try:
+        wire.call("RegisterWorker", request)
+    except grpc.RpcError as error:
+        return Refusal.of(error)
+    return None
+
+
+# -- the first value
+
+
+@pytest.mark.parametrize(
+    ("error", "frames"),
+    [
+        ("INCOMPLETE_TRANSFER", [chunk(0, bytes(4 * P - 4), pb.InitializeCentralRequest)]),
+        ("INCOMPLETE_TRANSFER", [chunk(0, bytes(4 * P + 4), pb.InitializeCentralRequest)]),
+        ("INCOMPLETE_TRANSFER", [chunk(0, bytes(4 * P), pb.InitializeCentralRequest), chunk(4 * P, bytes(4))]),
+        ("NON_FINITE_GRADIENT", chunks(np.full(P, np.nan, np.float32), pb.InitializeCentralRequest)),
+        ("INVALID_REQUEST", [b""]),
+    ],
+    ids=["too short", "too long", "a chunk too many", "NaN", "an empty frame"],
+)
+def test_a_wrong_first_value_is_refused_and_a_right_one_still_taken(
+    error: str, frames: list[bytes], live: Live, wire: Wire
+) -> None:
+    worker = wire.join("first")
+    refusal = wire.whole("InitializeCentral", initialize_header(worker.lease_id), *frames).refusal()
+    assert_refused(refusal, error)
+    assert not live.on_loop(lambda: live.core.central.initialized)
+    worker.initialize(np.ones(P, np.float32))
+    worker.pull()
+    assert worker.commit()[0].version == 1
+
+
+@pytest.mark.parametrize("frames", [[], [chunk(0, bytes(4 * P), pb.InitializeCentralRequest)]], ids=["nothing", "a chunk"])
+def test_a_first_value_needs_its_header(frames: list[bytes], wire: Wire) -> None:
+    wire.join("first")
+    assert_refused(wire.whole("InitializeCentral", *frames).refusal(), "INCOMPLETE_TRANSFER")
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_only_the_worker_that_was_asked_gives_the_first_value(wire: Wire, worker: Worker) -> None:
+    frames = [initialize_header(worker.lease_id), *chunks(np.zeros(P, np.float32), pb.InitializeCentralRequest)]
+    assert_refused(wire.whole("InitializeCentral", *frames).refusal(), "INVALID_REQUEST")
+
+
+def test_before_the_first_value_there_is_nothing_to_pull_or_commit_to(wire: Wire) -> None:
+    worker = wire.join("early")
+    assert_refused(wire.refusal("Pull", pb.PullRequest()), "NOT_INITIALIZED")
+    assert_refused(wire.whole("Commit", worker.header(), *worker.body()).refusal(), "NOT_INITIALIZED")
+    worker.initialize(np.ones(P, np.float32))
+    worker.pull()
+    assert worker.commit()[0].version == 1
+
+
+# -- the other calls
+
+
+@pytest.mark.parametrize("accuracy", [-0.1, 1.1, float("nan"), float("inf")])
+@pytest.mark.usefixtures("unharmed")
+def test_an_impossible_accuracy_is_refused(accuracy: float, wire: Wire) -> None:
+    request = pb.ReportEvaluationRequest(version=0, loss=1.0, accuracy=accuracy)
+    assert_refused(wire.refusal("ReportEvaluation", request), "INVALID_REQUEST")
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_another_data_set_is_refused(wire: Wire, worker: Worker) -> None:
+    refusal = wire.refusal("LeaseShard", pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=0))
+    assert_refused(refusal, "INVALID_REQUEST")
+    wire.call("LeaseShard", pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=100))
+    refusal = wire.refusal("LeaseShard", pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=101))
+    assert_refused(refusal, "INVALID_REQUEST")
+
+
+def test_sample_counts_of_any_size_leave_the_status_readable(wire: Wire, worker: Worker) -> None:
+    for _ in range(2):
+        stream = wire.whole("Commit", worker.header(sample_count=2**64 - 1), *worker.body())
+        try:
+            worker.took(stream.answer(P))
+        except grpc.RpcError as error:
+            assert_refused(Refusal.of(error), "INVALID_REQUEST")
+    assert wire.status().state == pb.RUN_STATE_TRAINING
+
+
+def test_a_checkpoint_without_a_folder_fails(wire: Wire, worker: Worker) -> None:
+    assert_refused(wire.refusal("CreateCheckpoint", admin_pb2.CreateCheckpointRequest()), "CHECKPOINT_FAILED")
+    assert worker.commit()[0].version == 1
+
+
+def test_a_checkpoint_of_nothing_and_one_that_cannot_be_written_fail(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    with serving(config(checkpoint_dir=folder)) as live, wired(live) as wire:
+        request = admin_pb2.CreateCheckpointRequest()
+        assert_refused(wire.refusal("CreateCheckpoint", request), "CHECKPOINT_FAILED")
+        worker = wire.started("worker")
+        folder.write_text("a file is in the way")
+        before = theta_bits(live)
+        assert_refused(wire.refusal("CreateCheckpoint", request), "CHECKPOINT_FAILED")
+        assert theta_bits(live) == before
+        assert worker.commit()[0].version == 1
+        folder.unlink()
+        assert wire.call("CreateCheckpoint", request).version == 1
+
+
+# -- memory
+
+EACH = 3 * 4 * P  # the proxy's moment, the snapshot and the gradient that arrives
+
+
+def test_a_worker_that_memory_has_no_room_for_is_refused_until_one_leaves() -> None:
+    with serving(config(memory_limit=4 * P + 2 * EACH)) as live, wired(live) as wire:
+        first = wire.started("first")
+        second = wire.join("second")
+        before = theta_bits(live)
+        third = pb.RegisterWorkerRequest(worker_name="third", layout=SMALL.to_message())
+        assert_refused(wire.refusal("RegisterWorker", third), "OVERLOADED")
+        assert theta_bits(live) == before
+        assert first.commit()[0].version == 1
+        second.leave()
+        assert wire.call("RegisterWorker", third).lease_id
+
+
+def test_a_copy_that_memory_has_no_room_for_is_refused() -> None:
+    with serving(config(memory_limit=4 * P + EACH)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        assert_refused(wire.refusal("Pull", pb.PullRequest()), "OVERLOADED")
+        assert worker.commit()[0].version == 1
+
+
+def test_a_pull_without_a_lease_holds_memory_only_while_it_lasts(live: Live, wire: Wire, worker: Worker) -> None:
+    before = live.on_loop(lambda: live.core.memory_bytes)
+    wire.pull(P)
+    wait_until(lambda: live.on_loop(lambda: live.core.memory_bytes) == before, "the reader's copy to be freed", 5.0)
+    assert worker.commit()[0].version == 1
+
+
+def test_a_wrong_model_is_called_wrong_even_where_it_would_not_fit() -> None:
+    """Overloaded would have the worker try again for ever."""
+    with serving(config(memory_limit=10_000)) as live, wired(live) as wire:
+        wire.started("worker")
+        refusal = wire.refusal("RegisterWorker", register_request("x", [("w", (100_000,))], 0, 100_000))
+        assert_refused(refusal, "LAYOUT_MISMATCH")
+
+
+def test_a_model_that_no_machine_can_hold_is_refused_and_leaves_no_trace(live: Live, wire: Wire) -> None:
+    huge = 2**40
+    assert_refused(wire.refusal("RegisterWorker", register_request("huge", [("w", (huge,))], 0, huge)), "OVERLOADED")
+    assert wire.started("worker").commit()[0].version == 1
+
+
+# -- the end
+
+
+def test_a_server_that_stops_says_so(live: Live, wire: Wire, worker: Worker) -> None:
+    with apply_thread_held(live) as release:
+        idle = wire.stream("Commit")
+        queued = wire.stream("Commit", worker.header(), *worker.body())
+        wait_until(lambda: wire.status().queue_length == 1, "the commit to be queued")
+        wire.call("Drain", admin_pb2.DrainRequest())
+        assert_refused(idle.refusal(), "DRAINING")
+        refusal = wire.refusal("RegisterWorker", pb.RegisterWorkerRequest(worker_name="x", layout=SMALL.to_message()))
+        assert_refused(refusal, "DRAINING")
+        release()
+        assert queued.answer(P)[0].version == 1
+        assert_refused(queued.refusal(), "DRAINING")

@@ -1,0 +1,293 @@
+"""A commit is known by (lease, sequence): however often it is sent, it is applied once and answered the same."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import admin_pb2
+from gem_api.v1 import training_pb2 as pb
+from live import Live, config, serving, wait_until
+from wire_client import (
+    SMALL,
+    Refusal,
+    Wire,
+    Worker,
+    apply_thread_held,
+    chunk,
+    chunks,
+    received_bytes,
+    theta_bits,
+    wired,
+)
+
+P = SMALL.size
+
+
+def resend(worker: Worker, sequence: int, base_version: int, value: float = 1.0) -> list[bytes]:
+    """The frames of a commit that was sent before."""
+    return [worker.header(sequence=sequence, base_version=base_version), *worker.body(value)]
+
+
+def queue_length(live: Live) -> int:
+    return live.on_loop(lambda: live.server._apply_loop.queue_length)
+
+
+def test_a_commit_whose_reply_was_lost_is_resent_and_answered_as_the_first_time(
+    live: Live, wire: Wire, worker: Worker
+) -> None:
+    lost = wire.stream("Commit", worker.header(), *worker.body())
+    wait_until(lambda: live.on_loop(lambda: live.core.central.version) == 1, "the commit to be applied")
+    lost.cancel()
+    before = theta_bits(live)
+    first, first_theta = wire.whole("Commit", *resend(worker, 1, 0)).answer(P)
+    second, second_theta = wire.whole("Commit", *resend(worker, 1, 0)).answer(P)
+    assert first == second
+    assert (first.sequence, first.version, first.ticket, first.staleness) == (1, 1, 1, 0)
+    assert first.HasField("pi")
+    assert first_theta.tobytes() == second_theta.tobytes() == before[1]
+    assert theta_bits(live) == before
+    assert dict(wire.status().commits) == {"applied": 1, "repeated": 2, "rejected": 0}
+
+
+def test_a_repeat_is_answered_with_the_theta_of_its_own_commit_though_others_committed_since(
+    live: Live, wire: Wire, worker: Worker
+) -> None:
+    other = wire.join("other")
+    other.pull()
+    first, theta = worker.commit()
+    other.commit()
+    other.commit()
+    again, theta_again = wire.whole("Commit", *resend(worker, 1, 0)).answer(P)
+    assert again == first
+    assert theta_again.tobytes() == theta.tobytes()
+    assert theta_bits(live)[0] == 3
+
+
+def test_a_repeat_is_not_what_counts_but_the_first_body(live: Live, wire: Wire, worker: Worker) -> None:
+    worker.commit(1.0)
+    before = theta_bits(live)
+    wire.whole("Commit", *resend(worker, 1, 0, value=-7.0)).answer(P)
+    assert theta_bits(live) == before
+
+
+def test_a_repeat_after_a_pull_says_which_version_its_chunks_are(wire: Wire, worker: Worker) -> None:
+    """The next gradient is computed on the chunks, and its staleness counts from the base version stated."""
+    other = wire.join("other")
+    other.pull()
+    thetas = {1: worker.commit()[1].tobytes(), 2: other.commit(5.0)[1].tobytes()}
+    assert len(set(thetas.values())) == 2
+    assert worker.pull()[0].version == 2
+    again, theta = wire.whole("Commit", *resend(worker, 1, 0)).answer(P)
+    assert (again.sequence, again.version) == (1, 1)
+    assert thetas[again.base_version] == theta.tobytes()
+
+
+def test_a_resend_overtakes_the_stream_that_stalled_in_mid_body(live: Live, wire: Wire, worker: Worker) -> None:
+    """The two bodies share one buffer on the server: nothing of the old one may be left in the new."""
+    stale = chunks(np.full(P, 1000.0, np.float32), size=8)
+    opening = [worker.header(), *stale[:3]]
+    before = received_bytes(live)
+    old = wire.stream("Commit", *opening)
+    wait_until(lambda: received_bytes(live) == before + len(b"".join(opening)), "the stalled stream to be read")
+    result, theta = wire.whole("Commit", *resend(worker, 1, 0, value=0.5)).answer(P)
+    old.send(*stale[3:])
+    refusal = old.refusal()
+    assert (refusal.status, refusal.error) == (grpc.StatusCode.ABORTED, "SUPERSEDED")
+    assert result.version == 1
+    assert len(set(theta.tolist())) == 1
+    assert theta_bits(live) == (1, theta.tobytes())
+
+
+def test_a_half_sent_resend_can_itself_be_overtaken(live: Live, wire: Wire, worker: Worker) -> None:
+    streams = []
+    for size in (4, 8, 12):
+        before, frames = received_bytes(live), [worker.header(), chunk(0, bytes(size))]
+        streams.append(wire.stream("Commit", *frames))
+        wait_until(lambda: received_bytes(live) == before + len(b"".join(frames)), "the stream to be read")  # noqa: B023
+    assert worker.commit()[0].version == 1
+    assert {stream.refusal().error for stream in streams} == {"SUPERSEDED"}
+    assert theta_bits(live)[0] == 1
+
+
+def test_a_repeat_of_a_queued_commit_waits_for_the_same_answer(live: Live, wire: Wire, worker: Worker) -> None:
+    with apply_thread_held(live) as release:
+        old = wire.stream("Commit", *resend(worker, 1, 0))
+        wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
+        before, frames = received_bytes(live), resend(worker, 1, 0, value=9.0)
+        new = wire.stream("Commit", *frames)
+        wait_until(lambda: received_bytes(live) == before + len(b"".join(frames)), "the repeat to be read")
+        assert old.refusal().error == "SUPERSEDED"
+        assert queue_length(live) == 1
+        release()
+        result, theta = new.answer(P)
+    assert (result.sequence, result.version, result.ticket) == (1, 1, 1)
+    assert theta_bits(live) == (1, theta.tobytes())
+    again, theta_again = wire.whole("Commit", *resend(worker, 1, 0)).answer(P)
+    assert again == result
+    assert theta_again.tobytes() == theta.tobytes()
+
+
+def test_a_repeat_whose_body_ends_after_the_first_was_applied_is_answered_too(live: Live, wire: Wire, worker: Worker) -> None:
+    with apply_thread_held(live) as release:
+        old = wire.stream("Commit", *resend(worker, 1, 0))
+        wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
+        before, opening = received_bytes(live), [worker.header(), chunk(0, bytes(8))]
+        new = wire.stream("Commit", *opening)
+        wait_until(lambda: received_bytes(live) == before + len(b"".join(opening)), "the repeat to begin")
+        assert old.refusal().error == "SUPERSEDED"
+        release()
+    wait_until(lambda: queue_length(live) == 0, "the first to be applied")
+    new.send(chunk(8, bytes(4 * P - 8)))
+    result, theta = new.answer(P)
+    assert (result.sequence, result.version) == (1, 1)
+    assert theta_bits(live) == (1, theta.tobytes())
+
+
+def test_the_next_commit_waits_until_the_queued_one_is_answered(live: Live, wire: Wire, worker: Worker) -> None:
+    with apply_thread_held(live) as release:
+        queued = wire.stream("Commit", *resend(worker, 1, 0))
+        wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
+        refusal = wire.whole("Commit", *resend(worker, 2, 0)).refusal()
+        assert (refusal.status, refusal.error) == (grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_GAP")
+        release()
+        assert queued.refusal().error == "SUPERSEDED"
+    wait_until(lambda: live.on_loop(lambda: live.core.central.version) == 1, "the queued commit to be applied")
+    assert wire.whole("Commit", *resend(worker, 2, 1)).answer(P)[0].version == 2
+
+
+def test_a_commit_that_was_refused_may_be_sent_again_under_its_number(wire: Wire, worker: Worker) -> None:
+    assert wire.whole("Commit", worker.header(), *worker.body(float("nan"))).refusal().error == "NON_FINITE_GRADIENT"
+    assert worker.commit()[0].sequence == 1
+
+
+# -- across a restart
+
+
+def test_after_a_restart_a_repeat_is_answered_as_the_first_time(tmp_path: Path) -> None:
+    with serving(config(checkpoint_dir=tmp_path)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        worker.commit()
+        first, theta = worker.commit()
+        before = theta_bits(live)
+    with serving(config(checkpoint_dir=tmp_path, resume=True)) as live, wired(live) as wire:
+        worker.wire = wire
+        again, theta_again = wire.whole("Commit", *resend(worker, 2, 1)).answer(P)
+        assert again == first
+        assert theta_again.tobytes() == theta.tobytes()
+        assert theta_bits(live) == before
+        assert worker.commit()[0].version == 3
+        assert wire.status().commits["applied"] == 3
+
+
+@pytest.mark.parametrize("rule", ["gem", "downpour", "adaptive"])
+def test_after_a_restart_the_run_goes_on_bit_for_bit(rule: str, tmp_path: Path) -> None:
+    def run(folder: Path, restart: bool) -> bytes:
+        settings = config(Hyperparameters(rule=rule), checkpoint_dir=folder)
+        with serving(settings) as live, wired(live) as wire:
+            worker = wire.started("worker")
+            worker.commit(0.25)
+            if not restart:
+                return worker.commit(-3.0)[1].tobytes()
+        again = config(Hyperparameters(rule=rule), checkpoint_dir=folder, resume=True)
+        with serving(again) as live, wired(live) as wire:
+            worker.wire = wire
+            return worker.commit(-3.0)[1].tobytes()
+
+    assert run(tmp_path / "through", restart=False) == run(tmp_path / "restarted", restart=True)
+
+
+def test_a_worker_ahead_of_the_checkpoint_is_rolled_back_and_joins_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    with serving(config(checkpoint_dir=folder)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        worker.commit()
+        wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
+        kept = theta_bits(live)
+        worker.commit()
+        worker.commit()
+        crashed = tmp_path / "crashed"  # what the disk holds when the server dies now
+        folder.rename(crashed)
+    with serving(config(checkpoint_dir=crashed, resume=True)) as live, wired(live) as wire:
+        refusal = wire.whole("Commit", *resend(worker, 4, 3)).refusal()
+        assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "rolled_back")
+        assert theta_bits(live) == kept
+        assert live.on_loop(lambda: (dict(live.core.leases.live), dict(live.core.leases.ended))) == ({}, {"rolled_back": 1})
+        again = wire.join("worker")
+        assert again.registration.steps_done == 1
+        again.pull()
+        assert again.commit()[0].version == 2
+
+
+def test_a_commit_lost_between_checkpoint_and_crash_is_applied_when_resent(tmp_path: Path) -> None:
+    """Its reply never came: to the worker it is a lost reply, to the restored server a new commit."""
+    folder = tmp_path / "checkpoints"
+    with serving(config(checkpoint_dir=folder)) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        worker.commit()
+        wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
+        theta = wire.whole("Commit", *resend(worker, 2, 1)).answer(P)[1]
+        crashed = tmp_path / "crashed"
+        folder.rename(crashed)
+    with serving(config(checkpoint_dir=crashed, resume=True)) as live, wired(live) as wire:
+        result, again = wire.whole("Commit", *resend(worker, 2, 1)).answer(P)
+        assert result.version == 2
+        assert again.tobytes() == theta.tobytes()
+
+
+# -- all at once
+
+
+def persist(wire: Wire, worker: Worker, frames: list[bytes]) -> pb.CommitResult:
+    """Sends a commit until it is answered: a stream that was abandoned before may reach the server later."""
+    while True:
+        try:
+            return wire.whole("Commit", *frames).answer(P)[0]
+        except grpc.RpcError as error:
+            refusal = Refusal.of(error)
+            assert refusal.error == "SUPERSEDED", refusal
+
+
+def storm(seed: int, wire: Wire, worker: Worker, commits: int) -> list[set[tuple[int, int, int]]]:
+    """Sends every commit many times over, on streams that it cancels, leaves half-way or lets finish.
+
+    Returns:
+        For each commit, the different (sequence, version, ticket) that it was answered with.
+    """
+    dice = random.Random(seed)
+    abandoned, answers = [], []
+    for _ in range(commits):
+        frames = [worker.header(), *chunks(worker.gradient(0.01 * seed), size=8)]
+        for _ in range(dice.randrange(4)):
+            stream = wire.stream("Commit", *frames[: dice.randrange(1, len(frames) + 1)])
+            if dice.random() < 0.5:
+                stream.cancel()
+            else:
+                abandoned.append(stream)
+        results = [persist(wire, worker, frames) for _ in range(2)]
+        worker.sequence, worker.base_version = worker.sequence + 1, results[0].base_version
+        answers.append({(result.sequence, result.version, result.ticket) for result in results})
+    for stream in abandoned:
+        stream.cancel()
+    return answers
+
+
+def test_a_storm_of_duplicates_applies_every_commit_once(live: Live) -> None:
+    workers, commits = 4, 12
+    with wired(live) as wire, ThreadPoolExecutor(workers) as threads:
+        crew = [wire.started("worker 0"), *(wire.join(f"worker {number}") for number in range(1, workers))]
+        for worker in crew:
+            worker.pull()
+        storms = [threads.submit(storm, seed, wire, worker, commits) for seed, worker in enumerate(crew)]
+        answers = [storm.result() for storm in storms]
+        assert wire.status().commits["applied"] == workers * commits
+    assert theta_bits(live)[0] == workers * commits
+    assert all(len(answer) == 1 for mine in answers for answer in mine), "a repeat got another answer"
+    assert all([sequence for ((sequence, _, _),) in mine] == list(range(1, commits + 1)) for mine in answers)
+    versions = sorted(version for mine in answers for ((_, version, _),) in mine)
+    assert versions == list(range(1, workers * commits + 1))
