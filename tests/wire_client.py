@@ -56,9 +56,9 @@ class Refusal(NamedTuple):
 class Stream:
     """One call of any kind, spoken in bare frames."""
 
-    def __init__(self, channel: grpc.Channel, rpc: str) -> None:
+    def __init__(self, channel: grpc.Channel, rpc: str, timeout: float) -> None:
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = channel.stream_stream(path(rpc))(iter(self._frames.get, None), timeout=4 * DEADLINE)
+        self._call = channel.stream_stream(path(rpc))(iter(self._frames.get, None), timeout=timeout)
 
     def send(self, *frames: bytes) -> None:
         for frame in frames:
@@ -115,15 +115,15 @@ class Wire:
     def close(self) -> None:
         self._channel.close()
 
-    def stream(self, rpc: str, *frames: bytes) -> Stream:
+    def stream(self, rpc: str, *frames: bytes, timeout: float = 4 * DEADLINE) -> Stream:
         """Opens a call and sends its first frames."""
-        stream = Stream(self._channel, rpc)
+        stream = Stream(self._channel, rpc, timeout)
         stream.send(*frames)
         return stream
 
-    def whole(self, rpc: str, *frames: bytes) -> Stream:
+    def whole(self, rpc: str, *frames: bytes, timeout: float = 4 * DEADLINE) -> Stream:
         """A call that says all it has to say, and half-closes."""
-        stream = self.stream(rpc, *frames)
+        stream = self.stream(rpc, *frames, timeout=timeout)
         stream.half_close()
         return stream
 

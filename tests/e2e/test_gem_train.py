@@ -30,6 +30,7 @@ from gem_worker.train import main
 from live import wait_until
 from matplotlib import image
 
+pytestmark = pytest.mark.timeout(900)
 PATIENCE = 180.0  # seconds that a whole cluster may take to get anywhere on a busy machine
 TRAINING_SAMPLES = 1438  # of the digits
 SHARDS = 6  # of 256 samples, per epoch

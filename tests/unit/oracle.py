@@ -95,10 +95,9 @@ class Oracle:
         delta = -self.eta * g
         m = self.mu * worker.moment[i] + delta  # (24)
         wanted = self.kappa * abs(m) - abs(theta - s)  # (27)
-        if self.convention == "reference":
-            pi = wanted / abs(delta + self.epsilon)  # the authors' code
-        else:
-            pi = wanted / (abs(delta) + self.epsilon)  # (19)
+        by_reference = self.convention == "reference"  # the authors' code
+        divisor = abs(delta + self.epsilon) if by_reference else abs(delta) + self.epsilon
+        pi = wanted / divisor  # (19)
         if math.isnan(pi) or pi <= 0:
             pi = F(0)
         if pi > self.pi_max:

@@ -111,7 +111,7 @@ def test_an_import_that_is_forbidden_is_found_wherever_it_hides(tmp_path: Path) 
     module = tmp_path / "server" / "gem_server" / "sneaky.py"
     module.parent.mkdir(parents=True)
     module.write_text(
-        "def later():\n    import torch.nn\n    from . import metrics\n    __import__('pickle')\n    from grpc import aio as a\n"
+        "def later():\n import torch.nn\n from . import metrics\n __import__('pickle')\n from grpc import aio as a\n"
     )
     names = [name for _, name in imported(module)]
     assert sorted(names) == ["gem_server.metrics", "grpc.aio", "pickle", "torch.nn"]

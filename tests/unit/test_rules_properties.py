@@ -285,5 +285,5 @@ def test_an_unknown_rule_is_refused_and_the_known_ones_named() -> None:
 )
 def test_a_hyper_parameter_that_float32_rounds_out_of_its_range_is_refused(settings: dict[str, float]) -> None:
     """The pass computes in float32: a learning rate that is zero there, or a momentum that is one, is not what was asked."""
-    with pytest.raises(ValueError, match="learning rate|momentum"):
+    with pytest.raises(ValueError, match=r"learning rate|momentum"):
         make_rule("gem", **settings)

@@ -9,7 +9,7 @@ from gem_server.rules import PiFacts, make_rule
 from gem_server.rules.fused import BINS, BLOCK, all_within, bin_edges, quantile
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.oracle import bin_of, histogram
+from unit.oracle import histogram
 
 PI_MAXIMA = [1e-3, 0.5, 1.0, 1.03, 3.999999, 4.0, 5.0, 1e3, 1e6]
 OCTAVES = (BINS - 3) / 16  # how far below π_max the bins reach

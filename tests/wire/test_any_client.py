@@ -20,7 +20,7 @@ PROTO = Path(__file__).resolve().parents[2] / "proto"
 SERVICES = ["gem_api.v1.AdminService", "gem_api.v1.TrainingService", "grpc.health.v1.Health"]
 
 # Written as a stranger would write it, with the comments of training.proto for a manual.
-STRANGER = '''
+STRANGER = """
 import struct, sys
 import grpc
 from gem_api.v1 import tensors_pb2 as tensors, training_pb2 as pb, training_pb2_grpc
@@ -68,7 +68,7 @@ except grpc.RpcError as error:
 else:
     raise AssertionError("the lease outlived its end")
 print("trained:", *theta)
-'''
+"""
 
 
 def generate(into: Path) -> None:
@@ -122,9 +122,7 @@ def test_health_knows_each_service_by_name(service: str, channel: grpc.Channel) 
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_health_says_not_serving_while_the_server_drains(
-    live: Live, wire: Wire, worker: Worker, channel: grpc.Channel
-) -> None:
+def test_health_says_not_serving_while_the_server_drains(live: Live, wire: Wire, worker: Worker, channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     with apply_thread_held(live):
         watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=DEADLINE)

@@ -113,20 +113,18 @@ def test_who_comes_too_late_is_sent_away_at_once(what: str, tmp_path: Path) -> N
         with apply_thread_held(live):
             wire.call("Drain", admin_pb2.DrainRequest())
             wait_until(lambda: wire.status().state == pb.RUN_STATE_DRAINING, "the server to drain")
-            late = wire.whole(rpc, *frames)
-            refusal = late.refusal()
+            refusal = wire.whole(rpc, *frames, timeout=10).refusal()
             assert (refusal.status, refusal.error) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
 
 
 def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    with (
-        pytest.raises(StartError, match="the last checkpoint was not written"),
-        serving(config(checkpoint_dir=folder)) as live,
-        wired(live) as wire,
-    ):
+    live = Live(config(checkpoint_dir=folder))
+    with wired(live) as wire:
         wire.started("worker")
-        folder.write_text("a file is in the way")
+    folder.write_text("a file is in the way")
+    with pytest.raises(StartError, match="the last checkpoint was not written"):
+        live.stop()
 
 
 # -- coming back
@@ -151,8 +149,9 @@ def test_a_resumed_server_goes_on_at_its_version_with_its_workers_and_its_run(tm
 
 def test_starting_anew_among_the_checkpoints_of_another_run_is_refused(tmp_path: Path) -> None:
     two_checkpoints(tmp_path)
-    with pytest.raises(StartError, match=r"holds the checkpoints of another run: add --resume"), serving(
-        config(checkpoint_dir=tmp_path)
+    with (
+        pytest.raises(StartError, match=r"holds the checkpoints of another run: add --resume"),
+        serving(config(checkpoint_dir=tmp_path)),
     ):
         pass
     assert len(checkpoints(tmp_path)) == 2
@@ -198,8 +197,8 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"settings": Hyperparameters(epochs=0, steps=0)}, "give one of them"),
-        ({"settings": Hyperparameters(learning_rate=float("nan"))}, "learning rate must be"),
-        ({"settings": Hyperparameters(learning_rate=1e9)}, "at most 1000"),
+        ({"settings": Hyperparameters(learning_rate=float("nan"))}, "learning.rate.* nan"),
+        ({"settings": Hyperparameters(learning_rate=1e9)}, "learning.rate.*1000"),
         ({"settings": Hyperparameters(pi_max=1e9)}, r"\[0.001, 1e6\]"),
         ({"resume": True}, "needs --checkpoint-dir"),
         ({"listen": "no.such.host.invalid:1"}, "can't listen on no.such.host.invalid:1"),

@@ -38,9 +38,7 @@ def queue_length(live: Live) -> int:
     return live.on_loop(lambda: live.server._apply_loop.queue_length)
 
 
-def test_a_commit_whose_reply_was_lost_is_resent_and_answered_as_the_first_time(
-    live: Live, wire: Wire, worker: Worker
-) -> None:
+def test_a_commit_whose_reply_was_lost_is_resent_and_answered_as_the_first_time(live: Live, wire: Wire, worker: Worker) -> None:
     lost = wire.stream("Commit", worker.header(), *worker.body())
     wait_until(lambda: live.on_loop(lambda: live.core.central.version) == 1, "the commit to be applied")
     lost.cancel()

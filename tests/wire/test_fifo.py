@@ -185,7 +185,7 @@ def test_jains_index_tells_fair_from_unfair() -> None:
 
 
 def test_a_hundred_sessions_that_commit_as_fast_as_they_can_get_equal_shares(live: Live, wire: Wire) -> None:
-    sessions, total = 100, 4000
+    sessions, total = 100, 3000
     shares = [0] * sessions
     crew = crew_of(wire, sessions)
 

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
-from live import Live, wait_until
+from live import DEADLINE, Live, wait_until
 from wire_client import (
     RPCS,
     SMALL,
@@ -109,7 +109,7 @@ def fuzzed_call(dice: random.Random, rpc: str, frames: Corpus) -> list[bytes]:
 
 async def ask(channel: grpc.aio.Channel, rpc: str, frames: list[bytes]) -> Refusal:
     """Says the frames, half-closes, and reads to the end."""
-    call = channel.stream_stream(path(rpc))(iter(frames), timeout=60)
+    call = channel.stream_stream(path(rpc))(iter(frames), timeout=DEADLINE)
     try:
         while await call.read() is not grpc.aio.EOF:
             pass
@@ -175,11 +175,20 @@ def test_the_fuzzer_would_notice(live: Live, wire: Wire, worker: Worker) -> None
     """A right commit gets through the same way: a fuzzer whose calls never arrived would find nothing."""
 
     def draw(dice: random.Random) -> tuple[str, list[bytes]]:
-        frames = [worker.header(), *worker.body()]
-        worker.sequence = 1  # the same commit each time: applied once, repeated ever after
-        return "Commit", frames
+        return "Commit", [worker.header(), *worker.body()]  # the same each time: applied once, repeated ever after
 
     seen = storm(live, 1, draw, AT_ONCE)
     assert theta_bits(live)[0] == 1
     assert seen.keys() <= {("Commit", "OK", ""), ("Commit", "ABORTED", "SUPERSEDED")}
     assert seen["Commit", "OK", ""] >= 1
+
+
+def test_calls_that_supersede_each_other_all_end(live: Live, wire: Wire, worker: Worker) -> None:
+    """Whatever a call is doing when a newer one takes over, reading, waiting or answering, it is told so."""
+
+    def draw(dice: random.Random) -> tuple[str, list[bytes]]:
+        return "Pull", [pb.PullRequest(lease_id=worker.lease_id).SerializeToString()]
+
+    seen = storm(live, 2, draw, 20 * AT_ONCE)
+    assert seen.keys() == {("Pull", "OK", ""), ("Pull", "ABORTED", "SUPERSEDED")}
+    assert worker.commit()[0].version == 1

@@ -124,6 +124,16 @@ def test_who_leaves_frees_memory_and_shards_and_its_streams_end(live: Live, wire
     assert dict(wire.status().leases_ended) == {"left": 1}
 
 
+def test_a_lease_that_ends_while_its_answer_is_sent_ends_the_call_typed(live: Live, wire: Wire) -> None:
+    worker = wire.started("worker", Layout.of({"w": (8_000_000,)}))  # more than any buffer between the two takes
+    before = live.on_loop(lambda: live.server._servicer.traffic.sent)
+    stream = wire.stream("Commit", worker.header(), *worker.body())
+    wait_until(lambda: live.on_loop(lambda: live.server._servicer.traffic.sent) > before, "the answer to begin")
+    worker.leave()
+    refusal = stream.refusal()
+    assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
+
+
 def test_who_leaves_with_a_commit_in_the_queue_is_forgotten_with_it(live: Live, wire: Wire, worker: Worker) -> None:
     leaver = wire.join("leaver")
     leaver.pull()
