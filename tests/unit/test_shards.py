@@ -73,9 +73,12 @@ class Trained:
 
     def finish(self, workers: list[str]) -> None:
         """Trains whatever is left, worker by worker in turn."""
-        while not all(self.finished(worker) for worker in workers):
+        for _ in range(1000):
+            if all(self.finished(worker) for worker in workers):
+                return
             for worker in WORKERS:
                 self.complete(worker)
+        raise AssertionError("the run never completes")
 
     def finished(self, worker: str) -> bool:
         answer = self.lease(worker)
