@@ -24,21 +24,26 @@ class Background:
         self._interval = 5.0
         self._wake = threading.Event()
         self._closed = False
+        self._renew_at = float("inf")  # nothing to renew before the first lease
         self._watched: tuple[Callable[[], object], float] | None = None
         self._thread = threading.Thread(target=self._run, name="gem-session", daemon=True)
 
     def start(self, interval: float) -> None:
         """Renews every `interval` seconds from now on."""
         self._interval = interval
+        self._renew_at = time.monotonic() + interval
+        self._run_thread()
         self._wake.set()
-        if not self._thread.is_alive():
-            self._thread.start()
 
     def close(self) -> None:
         self._closed = True
         self._wake.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
+
+    def _run_thread(self) -> None:
+        if not self._thread.is_alive() and not self._closed:
+            self._thread.start()
 
     @contextmanager
     def watching(self, cancel: Callable[[], object]) -> Iterator[Callable[[], None]]:
@@ -48,13 +53,13 @@ class Background:
             self._watched = cancel, time.monotonic()
 
         progress()
+        self._run_thread()
         try:
             yield progress
         finally:
             self._watched = None
 
     def _run(self) -> None:
-        renew_at = time.monotonic() + self._interval
         while not self._closed:
             self._wake.wait(min(self._interval, self._timeout / 4))
             self._wake.clear()
@@ -62,8 +67,8 @@ class Background:
             watched = self._watched
             if watched and now - watched[1] > self._timeout:
                 watched[0]()
-            if now >= renew_at and not self._closed:
-                renew_at = now + self._interval
+            if now >= self._renew_at and not self._closed:
+                self._renew_at = now + self._interval
                 try:
                     self._renew()
                 except GemError:

@@ -7,16 +7,16 @@ from typing import Any
 
 import grpc
 from gem_api.errors import DeadlineExceeded, GemError, ServerUnavailable, from_status
-from gem_api.methods import ADMIN, TRAINING, methods
+from gem_api.methods import ADMIN, MOST_MESSAGE_BYTES, TRAINING, methods
 from google.protobuf.descriptor import ServiceDescriptor
 
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: sessions in one process do not wait for each other
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 60_000),  # some networks drop connections idle for four minutes
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -11,10 +12,11 @@ from typing import Any
 
 import click
 from gem_api import __version__
-from gem_api.options import SETTINGS, option
+from gem_api.options import SETTINGS, Number, option
 from gem_api.v1 import training_pb2 as pb
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from gem_client import Admin, GemError, Retry, connect
@@ -33,7 +35,7 @@ class _TypedErrors(click.Group):
 
 @click.group(cls=_TypedErrors, context_settings=SETTINGS)
 @option("--server", envvar="GEM_SERVER", default="127.0.0.1:50051", help="The server's address, host:port.")
-@option("--timeout", envvar="GEM_TIMEOUT", type=click.FloatRange(0.1), default=10.0, help="Seconds to wait for an answer.")
+@option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for an answer.")
 @click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, /, server: str, timeout: float) -> None:
@@ -57,7 +59,7 @@ def status(target: tuple[str, float], as_json: bool) -> None:
     """Shows the run at a glance: version, workers, staleness, π, shards, memory."""
     with Admin(*target) as admin:
         answer = admin.status()
-    click.echo(json.dumps(as_dict(answer), indent=2) if as_json else as_text(answer))
+    click.echo(json.dumps(as_dict(answer), indent=2, allow_nan=False) if as_json else as_text(answer))
 
 
 @main.command()
@@ -73,7 +75,7 @@ def pull(target: tuple[str, float], out: Path) -> None:
         try:
             save_file(tensors, scratch, metadata={"format": "pt", "gem_version": str(session.version)})
             scratch.replace(out)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             scratch.unlink(missing_ok=True)
             raise click.ClickException(f"can't write {out}: {error}") from error
         click.echo(f"wrote {out}: version {session.version}, {len(tensors)} tensors, {theta.size} parameters")
@@ -110,6 +112,8 @@ def _json_value(message: Message, field: FieldDescriptor) -> Any:
     if field.has_presence and not message.HasField(field.name):
         return None
     value = getattr(message, field.name)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no NaN
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return dict(sorted(value.items()))
     values = list(value) if field.is_repeated else [value]

@@ -14,7 +14,7 @@ from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
-from gem_api.errors import GemError, InvalidRequest, LayoutMismatch, LeaseEnded, RejectedCommit
+from gem_api.errors import GemError, InvalidRequest, LayoutMismatch, LeaseEnded, RejectedCommit, TransportError
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
@@ -28,6 +28,7 @@ from gem_client.retry import Retry
 from gem_client.shards import Shards
 
 log = logging.getLogger("gem_client")
+log.addHandler(logging.NullHandler())  # what a library logs is seen where the program sets up logging
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,10 @@ class Session:
         try:
             result = self._retry.call(lambda: self._connection.commit(header, packed, self._theta), self._report)
         except RejectedCommit:
-            raise  # the server did not take it: the sequence is free for the next one
+            # The server did not take it: the sequence is free for the next one. The batch will be refused every time, so a
+            # caller that goes on leaves it out.
+            self._complete(batches)
+            raise
         except LeaseEnded as ended:
             self._enter_again(ended)
             return self._dropped(batches)
@@ -210,8 +214,7 @@ class Session:
             raise
         self._sequence, self._version = result.sequence, result.base_version
         self._steps_done += 1
-        if self._shards is not None:
-            self._shards.committed(batches)
+        self._complete(batches)
         pi_median = result.pi.median if result.HasField("pi") else None
         return Answer(self._theta, self._version, result.staleness, pi_median)
 
@@ -232,6 +235,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._process:
+            return  # a fork's copy: the lease is the parent's
         self._background.close()
         self._connection.drop_stream()
         if self._place is not None:
@@ -251,6 +256,7 @@ class Session:
 
     def lease_shard(self, samples: int) -> pb.LeaseShardResponse:
         """Asks for a shard under the present lease, or a new one if that has ended."""
+        self._require_usable()
         while True:
             try:
                 return self._retry.call(partial(self._connection.lease_shard, self._joined().lease_id, samples), self._report)
@@ -258,9 +264,9 @@ class Session:
                 self._enter_again(ended)
 
     def complete_shard(self, shard_id: int) -> None:
-        """Reports a shard as done; if the lease has ended meanwhile, others train on it again."""
+        """Reports a shard as done; where that fails, the shard goes back with the lease and is trained on again."""
         place = self._joined()
-        with contextlib.suppress(LeaseEnded):
+        with contextlib.suppress(LeaseEnded, TransportError):
             self._retry.call(lambda: self._connection.complete_shard(place.lease_id, shard_id), self._report)
 
     # -- leases
@@ -335,6 +341,10 @@ class Session:
             )
 
     # -- small parts
+
+    def _complete(self, batches: int) -> None:
+        if self._shards is not None:
+            self._shards.committed(batches)
 
     def _hand_out(self) -> Vector:
         self._handed_out = self._generation

@@ -41,12 +41,16 @@ class Shards:
     """Iterates over batches (lists of sample indices) until the run is complete, or the worker's steps are done.
 
     A batch never straddles two shards. Commits complete batches in the order in which they were handed out, so a data
-    loader may read ahead as long as it keeps their order.
+    loader may read ahead as long as it keeps their order. One that does so at the end of the run makes the iteration end
+    while its last batches are still to be committed; `complete` then says whether to iterate once more.
 
     Args:
         session: The session that has joined the run.
         samples: Size of the training set.
         batch_size: Indices per batch; a shard's last batch may have fewer.
+
+    Attributes:
+        complete: Whether the run is complete, or this worker's steps are done.
     """
 
     def __init__(self, session: Source, samples: int, batch_size: int) -> None:
@@ -54,17 +58,22 @@ class Shards:
         self._samples = samples
         self._batch_size = batch_size
         self._uncommitted: deque[Batch] = deque()
+        self.complete = False
 
     def __iter__(self) -> Iterator[list[int]]:
         steps = self._session.hyperparameters.steps
         while not steps or self._session.steps_done + len(self._uncommitted) < steps:
             response = self._session.lease_shard(self._samples)
             if response.HasField("complete"):
+                self.complete = True
                 return
             if response.HasField("shard"):
                 yield from self._batches(response.shard.shard_id, list(response.shard.indices), steps)
+            elif self._uncommitted:
+                return  # the shards that the server waits for are this worker's own: let the caller commit them
             else:
                 time.sleep(response.wait_seconds)
+        self.complete = True
 
     def _batches(self, shard_id: int, indices: list[int], steps: int) -> Iterator[list[int]]:
         generation = self._session.generation
@@ -83,7 +92,7 @@ class Shards:
         return sum(batch.samples for batch in islice(self._uncommitted, batches))
 
     def committed(self, batches: int) -> None:
-        """The oldest batches are part of the run now."""
+        """The oldest batches are part of the run now, or were refused for what they are and are left out of it."""
         for batch in self._take(batches):
             if batch.completes is not None and batch.generation == self._session.generation:
                 self._session.complete_shard(batch.completes)

@@ -45,13 +45,21 @@ class Optimizer(torch.optim.Optimizer):
         self._session = session
         self._batches_per_step = batches_per_step
         self.answer: Answer | None = None
+        self._joined = False
         session.join({name: _to_host(parameter.detach()) for name, parameter in self._trained.items()})
         self._gradient = torch.zeros(session.layout.size, dtype=torch.float32)
         sizes = [parameter.numel() for parameter in self._trained.values()]
         self._gradients = torch.split(self._gradient, sizes)
         self._thetas = torch.split(torch.from_numpy(session.theta), sizes)
         super().__init__(list(self._trained.values()), {"lr": session.hyperparameters.learning_rate})
+        self._joined = True
         self._load()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused with InvalidRequest: the run's tensors are fixed once it is joined."""
+        if self._joined:
+            raise InvalidRequest("parameters can't be added: the run's tensors are fixed once it is joined")
+        super().add_param_group(param_group)
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Commits the gradients; the parameters hold the new θ afterwards. A parameter without a gradient counts as zero.
@@ -95,7 +103,9 @@ class ShardSampler(Sampler[list[int]]):
 
     The loader ends when the run does: when every sample of every epoch was trained on, or this worker's steps are done.
     Each step of the session's optimizer completes the oldest batch; a shard whose batches are all committed is
-    complete, and the shards of a worker that dies are handed to others.
+    complete, and the shards of a worker that dies are handed to others. A loader with `num_workers` above 0 reads ahead
+    and may end a little early: go round again `while not sampler.complete`. It must not fork the session: give it
+    `multiprocessing_context="spawn"`.
 
     Args:
         session: The session, which has joined the run (make the optimizer first).
@@ -108,6 +118,11 @@ class ShardSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self._shards)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run is complete, or this worker's steps are done."""
+        return self._shards.complete
 
 
 def _trained(params: Parameters) -> dict[str, Tensor]:

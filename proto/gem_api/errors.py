@@ -4,11 +4,11 @@ GemError
 ├── TransportError          the call did not get through: resend the same sequence, with backoff
 │   ├── ServerUnavailable   UNAVAILABLE, CANCELLED, UNKNOWN, INTERNAL
 │   ├── DeadlineExceeded    DEADLINE_EXCEEDED
-│   └── Draining            UNAVAILABLE          the server is shutting down
+│   ├── Draining            UNAVAILABLE          the server is shutting down
+│   └── Superseded          ABORTED              another call under the same lease took over
 ├── LeaseEnded              FAILED_PRECONDITION  register again, drop the gradient
 ├── Overloaded              RESOURCE_EXHAUSTED   back off, then try again
 ├── NotInitialized          FAILED_PRECONDITION  the central variable has no value yet
-├── Superseded              ABORTED              a newer call under the same lease took over
 ├── CheckpointFailed        FAILED_PRECONDITION  nothing was written; the previous checkpoint stands
 ├── RejectedCommit          the caller's fault; the central variable is untouched
 │   ├── LayoutMismatch      INVALID_ARGUMENT
@@ -65,6 +65,13 @@ class Draining(TransportError):
     code = pb.ERROR_CODE_DRAINING
 
 
+class Superseded(TransportError):
+    """Another call under the same lease took this one's place; it may have been an older one that arrived late."""
+
+    code = pb.ERROR_CODE_SUPERSEDED
+    status = grpc.StatusCode.ABORTED
+
+
 class LeaseEnded(GemError):
     """The lease is unknown or has ended; `reason` says why where that is known, else it is "unknown"."""
 
@@ -91,13 +98,6 @@ class NotInitialized(GemError):
 
     code = pb.ERROR_CODE_NOT_INITIALIZED
     status = grpc.StatusCode.FAILED_PRECONDITION
-
-
-class Superseded(GemError):
-    """A newer call under the same lease took this one's place."""
-
-    code = pb.ERROR_CODE_SUPERSEDED
-    status = grpc.StatusCode.ABORTED
 
 
 class CheckpointFailed(GemError):

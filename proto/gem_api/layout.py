@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from gem_api.v1 import tensors_pb2 as pb
 Vector = npt.NDArray[np.float32]
 MAX_TENSORS = 100_000
 MAX_PARAMETERS = 1 << 40
+MAX_NAME = 512
 MAX_AXES = 64  # as many as NumPy has
 
 
@@ -33,11 +35,11 @@ class Tensor:
 
     def require_possible(self) -> None:
         """Raises InvalidRequest where no array can have this shape."""
-        axes, largest = len(self.shape), math.prod(extent for extent in self.shape if extent)
-        if axes > MAX_AXES or min(self.shape, default=0) < 0 or largest > MAX_PARAMETERS:
+        possible = len(self.shape) <= MAX_AXES and all(0 <= extent <= MAX_PARAMETERS for extent in self.shape)
+        if not possible or math.prod(extent for extent in self.shape if extent) > MAX_PARAMETERS:
             raise InvalidRequest(
-                f"tensor {self.name!r} has shape {str(self.shape)[:100]}: at most {MAX_AXES} axes and {MAX_PARAMETERS} parameters "
-                "are taken"
+                f"tensor {self.name!r} has shape {str(self.shape)[:100]}: "
+                f"at most {MAX_AXES} axes and {MAX_PARAMETERS} parameters are taken"
             )
 
 
@@ -54,14 +56,14 @@ class Layout:
         if len(names) > MAX_TENSORS:
             raise InvalidRequest(f"the layout has {len(names)} tensors; at most {MAX_TENSORS} are taken")
         for name in names:
-            if not name or not name.isprintable():
-                raise InvalidRequest(f"tensor name {name!r} is empty or not printable")
+            if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+                raise InvalidRequest(f"tensor name {name[:MAX_NAME]!r} is not of 1 to {MAX_NAME} printable characters")
             if name == "__metadata__":
                 raise InvalidRequest("no tensor can be named '__metadata__': safetensors files keep that name for themselves")
         for tensor in self.tensors:
             tensor.require_possible()
         if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
+            twice = sorted(name for name, count in Counter(names).items() if count > 1)
             raise InvalidRequest(f"tensor names must be unique; given twice: {', '.join(twice[:5])}")
         if not 0 < self.size <= MAX_PARAMETERS:
             raise InvalidRequest(f"the layout holds {self.size} parameters; 1 to {MAX_PARAMETERS} are taken")
@@ -116,6 +118,8 @@ class Layout:
             raise LayoutMismatch(f"missing tensors: {missing[:5]}; tensors not in the layout: {strange[:5]}")
         for name, view in self.split(out).items():
             value = np.asarray(tensors[name])
+            if not np.issubdtype(value.dtype, np.floating):
+                raise LayoutMismatch(f"tensor {name!r} has dtype {value.dtype}: give floats")
             if value.shape != view.shape:
                 raise LayoutMismatch(f"tensor {name!r} has shape {value.shape}, the layout says {view.shape}")
             np.copyto(view, value, casting="same_kind")

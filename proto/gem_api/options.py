@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -19,15 +20,26 @@ SETTINGS: dict[str, Any] = {
     "show_default": True,
 }
 
+
+class Number(click.FloatRange):
+    """A float in a range; "nan" and "inf" are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
 _DEFAULTS = {field.name: field.default for field in fields(Hyperparameters)}
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = Number(min=0, min_open=True)
 _COUNT = click.IntRange(min=0)
 
 _OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("rule", click.Choice(RULES), "How commits are applied: gem rescales them, downpour adds them as they are, "
      "adaptive divides them by staleness + 1."),
     ("learning_rate", _POSITIVE, "Learning rate η."),
-    ("momentum", click.FloatRange(0, 1, max_open=True), "Momentum μ of the proxy (gem)."),
+    ("momentum", Number(0, 1, max_open=True), "Momentum μ of the proxy (gem)."),
     ("kappa", _POSITIVE, "Proxy amplification κ (gem, Eq. 27)."),
     ("epsilon", _POSITIVE, "ε in the denominator of π (gem, Eq. 19); the authors' code has 1e-12."),
     ("pi_max", _POSITIVE, "Upper bound of the scaling factor π (gem)."),

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gem_api.errors import GemError, LeaseEnded
+from gem_api.errors import Draining, GemError, LeaseEnded
 
 from gem_server.core import Commit, Core
 from gem_server.facts import Applied
@@ -44,6 +44,7 @@ class ApplyLoop:
         self._observers = observers
         self._queue: asyncio.Queue[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]] | None] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "apply")
+        self._closed = False
         self._answers: dict[str, asyncio.Future[Applied]] = {}
 
     @property
@@ -74,22 +75,33 @@ class ApplyLoop:
 
     async def run(self) -> None:
         """Works off the queue until it is closed. An error that is no GemError ends it: θ can't be trusted then."""
-        while (entry := await self._queue.get()) is not None:
-            job, done = entry
-            try:
-                done.set_result(await job())
-            except GemError as error:
-                done.set_exception(error)
-            except BaseException as error:
-                done.set_exception(error)
-                raise
+        while await self._next():
+            pass
         self._thread.shutdown()
 
+    async def _next(self) -> bool:
+        """Does what is next in the queue; a function of its own so that no result outlives its turn."""
+        entry = await self._queue.get()
+        if entry is None:
+            return False
+        job, done = entry
+        try:
+            done.set_result(await job())
+        except GemError as error:
+            done.set_exception(error)
+        except BaseException as error:
+            done.set_exception(error)
+            raise
+        return True
+
     def close(self) -> None:
-        """Ends `run` once everything queued is done."""
+        """Ends `run` once everything queued is done; what comes later is refused as Draining."""
+        self._closed = True
         self._queue.put_nowait(None)
 
     def _enqueue(self, job: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
+        if self._closed:
+            raise Draining("the server is shutting down: try again once a server answers again")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         done.add_done_callback(lambda future: future.exception())  # the asker may be gone: never "was never retrieved"
         self._queue.put_nowait((job, done))

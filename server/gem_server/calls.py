@@ -65,9 +65,9 @@ class Calls:
         finally:
             call.exchanging = call.answering = False
 
-    def end_lease(self, lease_id: str, error: GemError) -> None:
-        """Ends every call of a lease."""
-        for call in list(self._by_lease.get(lease_id, ())):
+    def end_lease(self, lease_id: str, error: GemError, spared: Call | None) -> None:
+        """Ends every call of a lease but one."""
+        for call in self._by_lease.get(lease_id, set()) - {spared}:
             call.end(error)
 
     def end_unanswered(self, error: GemError) -> None:

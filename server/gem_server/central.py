@@ -32,18 +32,17 @@ class CentralVariable:
         self.version = 0
         self.initialized = False
         self.initializer: str | None = None
-        self._copies: weakref.WeakValueDictionary[int, _Copy] = weakref.WeakValueDictionary()
+        self._copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
 
     def require_fitting(self, layout: Layout) -> None:
         """Raises LayoutMismatch where the run has another layout."""
         if self.layout is not None:
             self.layout.require_same(layout)
 
-    def adopt(self, layout: Layout) -> None:
-        """Takes the first worker's layout; a later one's is the same."""
+    def adopt(self, layout: Layout, theta: Vector) -> None:
+        """Takes the first worker's layout, and memory for θ (float32, shape (P,)); a later one's layout is the same."""
         if self.layout is None:
-            self.layout = layout
-            self.theta = empty(layout.size)
+            self.layout, self.theta = layout, theta
 
     def forget_layout(self) -> None:
         """Back to the start, when every worker left before θ had a value."""
@@ -61,12 +60,17 @@ class CentralVariable:
     def size(self) -> int:
         return self.layout.size if self.layout else 0
 
-    def copy(self) -> _Copy:
+    def copy(self) -> Copy:
         """A copy of θ at the present version, shared by all who ask at the same version. Call it between two commits."""
         found = self._copies.get(self.version)
         if found is None:
-            found = self._copies[self.version] = _Copy(self.version, self.theta.copy())
+            found = self._copies[self.version] = Copy(self.version, self.theta.copy())
         return found
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether θ's present version is being read already."""
+        return self.version in self._copies
 
     @property
     def copies(self) -> int:
@@ -74,7 +78,7 @@ class CentralVariable:
         return len(self._copies)
 
 
-class _Copy:
+class Copy:
     """θ at one version, freed when the last reader is done."""
 
     def __init__(self, version: int, theta: Vector) -> None:

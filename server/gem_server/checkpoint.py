@@ -166,7 +166,8 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
 def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
     """Puts a checkpoint's content into a new core made with its settings. Raises BadCheckpoint where it makes no sense."""
     try:
-        core.central.adopt(Layout.of(state["layout"]))
+        layout = Layout.of(state["layout"])
+        core.central.adopt(layout, empty(layout.size))
         _read_model(path / "model.safetensors", core)
         core.central.version = state["version"]
         core.central.start()

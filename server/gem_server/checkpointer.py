@@ -26,6 +26,7 @@ class Checkpointer:
         progress: Told of each checkpoint.
         clock: Monotonic seconds.
         log: The server's log.
+        before: Called before each one is written.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Checkpointer:
         progress: Progress,
         clock: Callable[[], float],
         log: Logger,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = directory
         self._keep = keep
@@ -45,6 +47,7 @@ class Checkpointer:
         self._progress = progress
         self._clock = clock
         self._log = log
+        self._before = before
 
     async def write(self) -> tuple[int, Path]:
         """Writes one at the next turn; returns its version and folder. Raises CheckpointFailed."""
@@ -69,6 +72,7 @@ class Checkpointer:
     def _plan(self) -> Callable[[], tuple[int, Path]]:
         directory = self._directory
         assert directory is not None
+        self._before()
         state, model, workers = checkpoint.capture(self._core)
 
         def work() -> tuple[int, Path]:

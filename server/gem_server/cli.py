@@ -12,7 +12,7 @@ import click
 from gem_api import __version__, logs
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.memory import tune_allocator
-from gem_api.options import SETTINGS, given, hyperparameter_options, log_format_option, option
+from gem_api.options import SETTINGS, Number, given, hyperparameter_options, log_format_option, option
 
 from gem_server.host_memory import default_limit
 from gem_server.run import ServerConfig, StartError, serve
@@ -49,7 +49,7 @@ class Bytes(click.ParamType[int]):
 )
 @option(
     "--checkpoint-interval",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=30.0,
     help="Seconds between checkpoints; 0: only on request and at the end.",
 )
@@ -58,7 +58,7 @@ class Bytes(click.ParamType[int]):
 @option("--history", type=click.Path(dir_okay=False, path_type=Path), help="File that gets a line of CSV for every commit.")
 @option(
     "--lease-seconds",
-    type=click.FloatRange(1, 3600),
+    type=Number(1, 3600),
     default=15.0,
     help="How long a worker may be silent before its lease ends.",
 )

@@ -15,7 +15,7 @@ from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 
-from gem_server.central import CentralVariable
+from gem_server.central import CentralVariable, Copy
 from gem_server.facts import (
     Admission,
     Applied,
@@ -28,9 +28,12 @@ from gem_server.facts import (
 )
 from gem_server.leases import Lease, LeaseTable
 from gem_server.rules import PiFacts, make_rule
+from gem_server.rules.base import Buffers
 from gem_server.shards import NoShard, Shard, ShardLedger
 
 FLOAT_BYTES = 4
+MAX_COPIES = 4  # of θ, at different versions, for readers without a lease
+MAX_SAMPLES = 1 << 32  # in one commit
 MAX_NAME = 128
 
 
@@ -77,6 +80,7 @@ class Core:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.steps_done: dict[str, int] = {}
         self.samples_committed = 0
+        self._rolled_back: list[Ended] = []
 
     # -- joining and leaving
 
@@ -90,17 +94,29 @@ class Core:
         """
         if not 0 < len(worker) <= MAX_NAME or not worker.isprintable():
             raise InvalidRequest(f"a worker name has 1 to {MAX_NAME} printable characters")
-        self.central.require_fitting(layout)
         predecessor = self.leases.named(worker)
+        alone = self.leases.live.keys() <= ({predecessor.lease_id} if predecessor else set())
+        if self.central.initialized or not alone:
+            self.central.require_fitting(layout)
         self._require_room(layout, freed=1 if predecessor else 0)
+        theta, buffers, upload = self._allocate(layout)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
-        self.central.adopt(layout)
-        size = layout.size
-        buffers = {name: np.zeros(size, np.float32) for name in self.rule.buffers}
-        lease = self.leases.open(worker, buffers, empty(size), now)
+        self.central.adopt(layout, theta)
+        lease = self.leases.open(worker, buffers, upload, now)
         self._elect_initializer()
         must_initialize = self.central.initializer == lease.lease_id
         return Registration(lease.lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
+
+    def _allocate(self, layout: Layout) -> tuple[Vector, Buffers, Vector]:
+        """Memory for a first worker's θ (else the present θ), and for a worker's buffers. Raises Overloaded."""
+        try:
+            theta = self.central.theta if self.central.initialized else empty(layout.size)
+            buffers = {name: np.zeros(layout.size, np.float32) for name in self.rule.buffers}
+            return theta, buffers, empty(layout.size)
+        except MemoryError:
+            raise Overloaded(
+                f"this machine has no memory for a model of {layout.size} parameters and one more worker"
+            ) from None
 
     def renew(self, lease_id: str, now: float) -> Lease:
         return self.leases.renew(lease_id, now)
@@ -111,6 +127,11 @@ class Core:
     def expire(self, now: float) -> list[Ended]:
         """Ends the leases whose time is up."""
         return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now)]
+
+    def take_rolled_back(self) -> list[Ended]:
+        """The leases that `admit` has ended since this was last asked."""
+        taken, self._rolled_back = self._rolled_back, []
+        return taken
 
     def _end(self, lease: Lease, reason: EndReason) -> Ended:
         self.leases.end(lease, reason)
@@ -179,12 +200,14 @@ class Core:
             self.outcomes[Outcome.REPEATED] += 1
             return Admission.REPEATED if answered else Admission.QUEUED, lease
         if lease.restored and (header.base_version != lease.base_version or header.sequence > lease.sequence + 1):
-            self._end(lease, EndReason.ROLLED_BACK)
+            self._rolled_back.append(self._end(lease, EndReason.ROLLED_BACK))
             raise LeaseEnded(
                 "the server came back from a checkpoint older than this worker's last commit", EndReason.ROLLED_BACK
             )
         if header.sequence != lease.sequence + 1 or lease.queued is not None:
             raise SequenceGap(f"commit {header.sequence} of this lease; due is {(lease.queued or lease.sequence) + 1}")
+        if header.samples > MAX_SAMPLES:
+            raise InvalidRequest(f"a commit of {header.samples} samples: at most {MAX_SAMPLES} are taken")
         if header.base_version > self.central.version:
             raise InvalidRequest(f"base version {header.base_version} does not exist: the server is at {self.central.version}")
         return Admission.FRESH, lease
@@ -254,8 +277,15 @@ class Core:
         """Bytes held for θ, its copies and all workers."""
         return self.central.size * FLOAT_BYTES * (1 + self.central.copies) + len(self.leases.live) * self.worker_bytes
 
-    def require_room_for_copy(self) -> None:
-        """Raises Overloaded where another copy of θ would not fit."""
+    def plan_copy(self) -> Callable[[], Copy]:
+        """Between two commits: what makes, or finds, the copy of θ at this version. Raises Overloaded for want of room."""
+        if not self.central.has_copy:
+            self._require_room_for_copy()
+        return self.central.copy
+
+    def _require_room_for_copy(self) -> None:
+        if self.central.copies >= MAX_COPIES:
+            raise Overloaded(f"{MAX_COPIES} versions are being read already: try again later")
         needed = self.memory_bytes + self.central.size * FLOAT_BYTES
         if self.memory_limit and needed > self.memory_limit:
             raise Overloaded(f"no memory for another copy of the model: {needed} of {self.memory_limit} bytes; try again later")

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from gem_server.calls import Calls
 
 Handler = Callable[..., Awaitable[Any]]
+MOST_DETAILS = 1000  # characters: the statuses of grpc travel in headers of limited size
 Context = Any  # grpc.aio.ServicerContext: grpcio has no type hints
 
 
@@ -33,6 +34,9 @@ def _guard(method: Method, serve: Handler, calls: Calls, log: Logger) -> Handler
     async def guarded(request: Any, context: Context) -> bytes | None:
         with calls.serve() as call:
             try:
+                if method.kind.endswith("_stream"):
+                    # First of all: grpc can't end a call that it cancels while it sends them together with a first frame.
+                    await context.send_initial_metadata(())
                 arguments = (_parse(method, request), context) if method.parse_request else (context,)
                 response = await serve(call, *arguments)
                 return method.serialize_response(response) if method.serialize_response else None
@@ -59,7 +63,7 @@ def _parse(method: Method, request: bytes) -> Any:
 
 
 async def _abort(context: Context, error: GemError) -> None:
-    await context.abort(error.status, str(error), error.metadata())
+    await context.abort(error.status, str(error)[:MOST_DETAILS], error.metadata())
 
 
 def _snake_case(name: str) -> str:

@@ -6,6 +6,8 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
+from gem_api.logs import Logger
+
 from gem_server.apply_loop import Timing
 from gem_server.facts import Applied
 
@@ -22,10 +24,12 @@ class History:
         path: The file. Lines of commits after `version`, which a crash left behind, are taken out first.
         version: Version that the run starts at.
         wall: Unix seconds.
+        log: Told when a line could not be written. Training goes on: the history is an aid, not a promise.
     """
 
-    def __init__(self, path: Path, version: int, wall: Callable[[], float]) -> None:
+    def __init__(self, path: Path, version: int, wall: Callable[[], float], log: Logger) -> None:
         self._wall = wall
+        self._log = log
         kept = _lines_up_to(path, version) if version and path.exists() else []
         path.parent.mkdir(parents=True, exist_ok=True)
         rewritten = path.with_name(path.name + ".new")
@@ -41,13 +45,19 @@ class History:
         facts = (pi.median, pi.zero_ratio, pi.max_ratio, pi.proxy_energy, pi.central_energy) if pi else ("",) * 5
         loss = "" if applied.loss is None else applied.loss
         start = (applied.version, applied.ticket, f"{self._wall():.6f}", applied.worker, applied.sequence, applied.staleness)
-        self._writer.writerow((*start, loss, applied.samples, *facts))
+        self._try(lambda: self._writer.writerow((*start, loss, applied.samples, *facts)))
 
     def flush(self) -> None:
-        self._file.flush()
+        self._try(self._file.flush)
 
     def close(self) -> None:
-        self._file.close()
+        self._try(self._file.close)
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._log.error("the history could not be written", path=self._file.name, why=str(error))
 
 
 def _lines_up_to(path: Path, version: int) -> list[list[str]]:

@@ -37,12 +37,13 @@ def header(message: pb.CommitHeader) -> Header:
     )
 
 
-def commit_result(applied: Applied) -> pb.CommitResult:
+def commit_result(applied: Applied, base_version: int) -> pb.CommitResult:
+    """A commit's facts, with the version of the θ that is sent along (a later pull may have renewed it)."""
     return pb.CommitResult(
         sequence=applied.sequence,
         ticket=applied.ticket,
         version=applied.version,
-        base_version=applied.base_version,
+        base_version=base_version,
         staleness=applied.staleness,
         pi=_pi_summary(applied.pi) if applied.pi else None,
     )

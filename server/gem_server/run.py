@@ -17,7 +17,7 @@ from gem_api.errors import CheckpointFailed
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.logs import Logger
-from gem_api.methods import ADMIN, TRAINING
+from gem_api.methods import ADMIN, MOST_MESSAGE_BYTES, TRAINING
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -43,6 +43,7 @@ ANSWER_GRACE_SECONDS = 5.0
 FIXED = ("rule", "snapshot", "batch_size", "shards", "shard_size", "seed")
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),  # two servers on one port would share out the workers by chance
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -96,20 +97,23 @@ class Server:
         log: Its log.
 
     Raises:
-        StartError: Wrong settings, or no usable checkpoint.
+        StartError: An address is in use, wrong settings, or no usable checkpoint.
 
     Attributes:
         core: The state machine.
         registry: Its metrics.
-        port: The port that gRPC is served on, once started.
+        port: The port that gRPC is served on.
     """
 
     def __init__(self, config: ServerConfig, clock: Callable[[], float], wall: Callable[[], float], log: Logger) -> None:
         self._config = config
         self._log = log
-        self.core = core = make_core(config, clock, log)
         self.registry = CollectorRegistry()
-        self.port = 0
+        # The addresses first: a server that can't have them must leave the files alone, which may be another server's.
+        self._grpc = grpc.aio.server(options=_CHANNEL_OPTIONS)
+        self.port = _bind(self._grpc, config.listen)
+        _start_metrics(config.metrics_listen, self.registry)
+        self.core = core = make_core(config, clock, log)
         progress, calls = Progress(started=clock()), Calls()
         if core.central.initialized:
             progress.checkpointed(core.central.version, clock())
@@ -121,24 +125,26 @@ class Server:
             lambda at: wall() - clock() + at,
         )  # fmt: skip
         observers.append(metrics.applied)
-        self._history = History(config.history, core.central.version, wall) if config.history else None
+        self._history = History(config.history, core.central.version, wall, log) if config.history else None
         if self._history:
             observers.append(self._history.applied)
-        self._checkpointer = Checkpointer(config.checkpoint_dir, config.keep, core, self._apply_loop, progress, clock, log)
+        self._checkpointer = Checkpointer(
+            config.checkpoint_dir, config.keep, core, self._apply_loop, progress, clock, log,
+            before=self._history.flush if self._history else lambda: None,
+        )  # fmt: skip
         self._stop = asyncio.Event()
-        self._grpc, self._health = _grpc_server(
-            self._servicer, AdminServicer(self._checkpointer, self._apply_loop, self.stop), calls, log
-        )
+        self._health = HealthServicer()
+        admin = AdminServicer(self._checkpointer, self._apply_loop, self.stop)
+        handlers = [rpc_handlers(TRAINING, self._servicer, calls, log), rpc_handlers(ADMIN, admin, calls, log)]
+        _add_services(self._grpc, handlers, self._health)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Binds the addresses and serves. Raises StartError where one is in use."""
+        """Compiles what is to be compiled, and serves."""
         config, core = self._config, self.core
         warm_up(core.rule, self._log)
-        _start_metrics(config.metrics_listen, self.registry)
-        self.port = _bind(self._grpc, config.listen)
         await self._grpc.start()
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         chores = [self._apply_loop.run(), _repeat(min(1.0, config.lease_seconds / 4), self._servicer.expire_leases)]
         if self._history:
             chores.append(_repeat(1.0, self._history.flush))
@@ -151,6 +157,10 @@ class Server:
             "serving", address=address, metrics=config.metrics_listen or "none", run=core.run_id, version=core.central.version,
             rule=settings.rule, learning_rate=settings.learning_rate,
         )  # fmt: skip
+
+    async def _set_health(self, status: int) -> None:
+        for name in ("", TRAINING.full_name, ADMIN.full_name):
+            await self._health.set(name, status)
 
     def stop(self, why: str) -> None:
         """Begins the graceful end; `stopped` sees it through."""
@@ -166,7 +176,7 @@ class Server:
         """
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait([stopping, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._servicer.drain()
         applying, *chores = self._tasks
         try:
@@ -251,14 +261,11 @@ def warm_up(rule: UpdateRule, log: Logger) -> None:
     all_within(gradient, np.float32(1))
 
 
-def _grpc_server(servicer: TrainingServicer, admin: AdminServicer, calls: Calls, log: Logger) -> tuple[Any, HealthServicer]:
-    server, health = grpc.aio.server(options=_CHANNEL_OPTIONS), HealthServicer()
-    handlers = [rpc_handlers(TRAINING, servicer, calls, log), rpc_handlers(ADMIN, admin, calls, log)]
+def _add_services(server: Any, handlers: list[Any], health: HealthServicer) -> None:
     server.add_generic_rpc_handlers(handlers)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     names = [service.full_name for service in (TRAINING, ADMIN, health_pb2.DESCRIPTOR.services_by_name["Health"])]
     reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
-    return server, health
 
 
 def _bind(server: Any, address: str) -> int:

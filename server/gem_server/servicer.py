@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import grpc
-from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded, Overloaded
+from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
 from gem_api.framing import Assembly, ChunkView, chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
 from gem_api.logs import Logger
@@ -26,7 +26,6 @@ from gem_server.facts import Admission, Ended, Header, Outcome, PullDecision
 from gem_server.progress import Progress
 from gem_server.shards import NoShard
 
-MAX_READERS = 4  # copies of θ at different versions that readers without a lease may hold at once
 SHARD_WAIT_SECONDS = 0.5
 _DRAINING = "the server is shutting down: resend once a server answers again"
 
@@ -76,6 +75,8 @@ class TrainingServicer:
                     await self._one_commit(call, frame, header, context)
             except GemError as error:
                 self._count_rejected(header, error)
+                for ended in self._core.take_rolled_back():
+                    self.lease_ended(ended, told=call)
                 raise
             self._require_open()
 
@@ -92,7 +93,8 @@ class TrainingServicer:
             await self._skip(context, lease.upload.nbytes)
         call.answering = True
         applied = await self._apply_loop.answer(lease, header.sequence)
-        await self._write(context, pb.CommitResponse(result=messages.commit_result(applied)).SerializeToString())
+        result = messages.commit_result(applied, lease.base_version)
+        await self._write(context, pb.CommitResponse(result=result).SerializeToString())
         await self._send(context, self._core.answer(lease))
 
     def _count_rejected(self, header: Header, error: GemError) -> None:
@@ -126,10 +128,7 @@ class TrainingServicer:
 
     async def _pull_without_lease(self, context: Context) -> None:
         self._core.central.require_initialized()
-        if self._core.central.copies >= MAX_READERS:
-            raise Overloaded(f"{MAX_READERS} readers already hold copies of the central variable: try again later")
-        self._core.require_room_for_copy()
-        copy = await self._apply_loop.between_commits(lambda: self._core.central.copy)
+        copy = await self._apply_loop.between_commits(self._core.plan_copy)
         layout = messages.require(self._core.central.layout).to_message()
         await self._write_pull_header(context, pb.PullHeader(version=copy.version, layout=layout))
         await self._send(context, copy.theta)
@@ -147,6 +146,8 @@ class TrainingServicer:
         lease = self._core.require_initializer(header.lease_id, self._clock())
         with self._calls.exchange(call, header.lease_id):
             await self._receive(context, pb.InitializeCentralRequest, self._core.central.theta, 1.0, "first value")
+            if await self._read(context, pb.InitializeCentralRequest) is not None:
+                raise IncompleteTransfer("a frame after the whole of the first value had arrived: end the stream there")
             self._core.require_initializer(header.lease_id, self._clock())
             self._core.initialized()
         self._log.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)
@@ -179,14 +180,15 @@ class TrainingServicer:
         for ended in self._core.expire(self._clock()):
             self.lease_ended(ended)
 
-    def lease_ended(self, ended: Ended) -> None:
-        """Tells everyone concerned that a lease has ended."""
+    def lease_ended(self, ended: Ended, told: Call | None = None) -> None:
+        """Tells everyone concerned that a lease has ended; the call `told` hears of it in another way."""
         self._progress.forget(ended.worker)
         self._log.info(
             "lease ended", worker=ended.worker, reason=str(ended.reason), shards_returned=ended.shards_returned,
             workers=len(self._core.leases.live),
         )  # fmt: skip
-        self._calls.end_lease(ended.lease_id, LeaseEnded(f"the lease has ended ({ended.reason}): register again", ended.reason))
+        error = LeaseEnded(f"the lease has ended ({ended.reason}): register again", ended.reason)
+        self._calls.end_lease(ended.lease_id, error, told)
         self.notify()
 
     # -- shards, evaluation, status
@@ -242,11 +244,12 @@ class TrainingServicer:
 
     async def _skip(self, context: Context, size: int) -> None:
         """Reads and drops the chunks of a gradient of `size` bytes that is here already."""
-        while size > 0:
+        received = 0
+        while received < size:
             frame = await self._read(context, pb.CommitRequest)
-            if not isinstance(frame, ChunkView) or not frame.data:
-                raise IncompleteTransfer("the repeated commit's chunks ended early: a repeat is sent whole")
-            size -= len(frame.data)
+            if not isinstance(frame, ChunkView) or frame.offset != received or not 0 < len(frame.data) <= size - received:
+                raise IncompleteTransfer("the repeated commit's chunks do not cover its gradient: a repeat is sent whole")
+            received += len(frame.data)
 
     async def _write(self, context: Context, frame: bytes) -> None:
         self.traffic.sent += len(frame)

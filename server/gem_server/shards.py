@@ -145,11 +145,11 @@ class ShardLedger:
     @property
     def epoch(self) -> int:
         """The newest epoch that a shard was dealt of, from 0."""
-        return max((deck.epoch for deck in self.decks.values()), default=0)
+        return max((deck.epoch for deck in tuple(self.decks.values())), default=0)
 
     @property
     def pending(self) -> int:
-        return sum(deck.pending for deck in self.decks.values())
+        return sum(deck.pending for deck in tuple(self.decks.values()))
 
     @property
     def all_complete(self) -> bool:

@@ -14,7 +14,7 @@ import click
 import structlog
 import torch
 from gem_api import __version__, logs
-from gem_api.options import SETTINGS, log_format_option, option
+from gem_api.options import SETTINGS, Number, log_format_option, option
 from gem_client import GemError, NonFiniteGradient, Retry, connect
 from prometheus_client import start_http_server
 from prometheus_client.registry import CollectorRegistry
@@ -36,7 +36,7 @@ class Stopped(BaseException):
 @option("--data", type=click.Path(path_type=Path), help="Folder of the task's data, for tasks that need one.")
 @option("--name", help="What the worker calls itself; unique in the run. Host and process by default.")
 @option("--threads", type=click.IntRange(1), default=1, help="Threads that PyTorch may use.")
-@option("--give-up-after", type=click.FloatRange(0), default=300.0, help="Seconds to wait for a server that is out of reach.")
+@option("--give-up-after", type=Number(0), default=300.0, help="Seconds to wait for a server that is out of reach.")
 @option("--metrics-listen", default="", help="Address to serve Prometheus metrics on, host:port; empty for none.")
 @log_format_option
 @click.version_option(__version__)

@@ -123,8 +123,8 @@ class Follower:
             "test_loss": score.loss if score else None,
             "commits": len(staleness),
             "samples": int(history["samples"].sum()),
-            "staleness_mean": float(staleness.mean()),
-            "staleness_p95": float(np.percentile(staleness, 95)),
+            "staleness_mean": float(staleness.mean()) if staleness.size else None,
+            "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
             "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over commits of each one's median
             "seconds": round(seconds, 1),
             "commits_per_second": round(len(staleness) / seconds, 1),
@@ -149,13 +149,19 @@ def _progress_line(seconds: float, rate: float, status: pb.GetStatusResponse, sc
     )
 
 
+def _staleness(summary: dict[str, Any]) -> str:
+    if summary["staleness_mean"] is None:
+        return "–"
+    return f"mean {summary['staleness_mean']:.1f}, 95 % below {summary['staleness_p95']:.0f}"
+
+
 def _closing(summary: dict[str, Any], folder: RunFolder) -> str:
     accuracy, pi = summary["test_accuracy"], summary["pi_median"]
     lines = [
         "",
         f"{summary['outcome']} after {summary['commits']} commits in {summary['seconds']:.0f} s",
         f"  test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}",
-        f"  staleness      mean {summary['staleness_mean']:.1f}, 95 % below {summary['staleness_p95']:.0f}",
+        f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}'}",
         f"  plot           {folder.report}",
         f"  summary        {folder.summary}",

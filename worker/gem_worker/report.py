@@ -41,8 +41,8 @@ def _curve(axes: Axes, x: Column, y: Column, label: str) -> None:
     """Dots for the commits, a line for their mean over about a hundredth of the run."""
     axes.plot(x, y, ".", color=_DOTS, markersize=2, rasterized=True)
     width = max(1, len(x) // 100)
-    if np.isfinite(y).any():
-        known = np.isfinite(y)
+    known = np.isfinite(y)
+    if known.sum() >= width:
         smooth = np.convolve(y[known], np.ones(width) / width, mode="valid")
         axes.plot(x[known][width - 1 :], smooth, color=_INK, linewidth=1.5)
     axes.set_ylabel(label)

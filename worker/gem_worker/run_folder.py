@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import platform
 import re
 import time
@@ -51,21 +52,25 @@ class RunFolder:
     def history(self) -> dict[str, npt.NDArray[np.float64]]:
         """The columns of commits.csv as float64, NaN where a field is empty; the workers' names are left out."""
         with self.commits.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        names = [name for name in (rows[0] if rows else ()) if name != "worker"]
+            reader = csv.DictReader(file)
+            rows, names = list(reader), [name for name in reader.fieldnames or () if name != "worker"]
         return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
 
     def save_model(self, layout: Layout, theta: Vector, version: int) -> None:
         save_file(layout.split(theta), self.model, metadata={"format": "pt", "gem_version": str(version)})
 
     def save_evaluations(self, scores: list[Score]) -> None:
-        self.evaluations.write_text(json.dumps([vars(score) for score in scores]) + "\n")
+        self.evaluations.write_text(json.dumps([vars(score) for score in scores if math.isfinite(score.loss)]) + "\n")
 
     def load_evaluations(self) -> list[Score]:
         return [Score(**score) for score in json.loads(self.evaluations.read_text())] if self.evaluations.exists() else []
 
     def save_summary(self, summary: dict[str, Any]) -> None:
-        self.summary.write_text(json.dumps(summary, indent=2) + "\n")
+        """Writes summary.json; what is no number is null there, because JSON has no NaN."""
+        known = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in summary.items()
+        }
+        self.summary.write_text(json.dumps(known, indent=2, allow_nan=False) + "\n")
 
 
 def versions() -> dict[str, str]:

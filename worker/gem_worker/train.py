@@ -13,7 +13,7 @@ import click
 import torch
 from gem_api import __version__
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.options import SETTINGS, flags, given, hyperparameter_options, option
+from gem_api.options import SETTINGS, Number, flags, given, hyperparameter_options, option
 
 from gem_worker.cluster import Cluster, ClusterError, Member, free_port, python
 from gem_worker.follow import Follower
@@ -22,6 +22,7 @@ from gem_worker.tasks import BUILT_IN, Task, TaskError, load_task
 
 _SETTINGS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
+_MAY_CHANGE = {"workers", "epochs", "steps", "evaluate_every", "lease_seconds"}  # in a resumed run
 
 
 @click.command(context_settings=SETTINGS)
@@ -40,12 +41,10 @@ _EPOCHS = {"digits": 80}
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Go on with the run in this folder, with its own settings.",
 )
-@option(
-    "--evaluate-every", type=click.FloatRange(0.1), default=2.0, help="Seconds between evaluations on held-out data, at least."
-)
+@option("--evaluate-every", type=Number(0.1), default=2.0, help="Seconds between evaluations on held-out data, at least.")
 @option(
     "--lease-seconds",
-    type=click.FloatRange(1, 3600),
+    type=Number(1, 3600),
     default=15.0,
     help="How long a worker may be silent before its shards go to others.",
 )
@@ -67,8 +66,9 @@ def main(context: click.Context, /, **options: Any) -> None:
     Exit status: 0 when the run is complete, 3 if it diverged, 130 after Ctrl-C.
     """
     try:
-        folder, options = _folder(options, given(context))
+        options = _resumed(options, given(context)) if options["resume"] else _completed(options)
         task = load_task(options["task"], options["data"] and Path(options["data"]))
+        folder = _folder(options)
     except (TaskError, ClusterError) as error:
         click.echo(f"gem-train: {error}", err=True)
         sys.exit(2)
@@ -102,36 +102,38 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         follower.close()
 
 
-def _folder(options: dict[str, Any], user_gave: set[str]) -> tuple[RunFolder, dict[str, Any]]:
-    """The run's folder and its options: new ones, or those of the run to resume. Raises ClusterError."""
-    if options["resume"]:
-        return _resumed(options["resume"], options, user_gave)
-    if options["epochs"] is None:
-        options["epochs"] = 0 if options["steps"] else _EPOCHS.get(options["task"], 1)
-    if not options["epochs"] and not options["steps"]:
+def _completed(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the epochs that were left open. Raises ClusterError."""
+    epochs = options["epochs"]
+    if epochs is None:
+        epochs = 0 if options["steps"] else _EPOCHS.get(options["task"], 1)
+    if not epochs and not options["steps"]:
         raise ClusterError("--epochs 0 without --steps would train for ever: give one of them")
-    label = f"{options['task']}-{options['rule']}-{options['workers']}"
-    try:
-        return RunFolder.create(options["runs"], label, options), options
-    except OSError as error:
-        raise ClusterError(f"can't make a folder in {options['runs']}: {error}") from error
+    return {**options, "epochs": epochs}
 
 
-def _resumed(path: Path, options: dict[str, Any], user_gave: set[str]) -> tuple[RunFolder, dict[str, Any]]:
-    folder = RunFolder(path)
+def _resumed(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
+    """The options of the run to resume, with the few that may change. Raises ClusterError."""
+    path = options["resume"]
     try:
-        kept = json.loads(folder.options.read_text())
+        kept = json.loads(RunFolder(path).options.read_text())
     except (OSError, ValueError) as error:
         raise ClusterError(f"{path} is no folder of a run that can be resumed: {error}") from error
-    changed = {
-        name: options[name] for name in user_gave if name in ("workers", "epochs", "steps", "evaluate_every", "lease_seconds")
-    }
-    refused = sorted(user_gave - changed.keys() - {"resume", "runs"})
+    refused = sorted(user_gave - _MAY_CHANGE - {"resume", "runs"})
     if refused:
-        raise ClusterError(
-            f"a resumed run keeps its own settings: leave out {', '.join('--' + name.replace('_', '-') for name in refused)}"
-        )
-    return folder, {**kept, **changed, "resume": path}
+        flags_ = ", ".join("--" + name.replace("_", "-") for name in refused)
+        raise ClusterError(f"a resumed run keeps its own settings: leave out {flags_}")
+    return {**kept, **{name: options[name] for name in user_gave & _MAY_CHANGE}, "resume": path}
+
+
+def _folder(options: dict[str, Any]) -> RunFolder:
+    """The run's folder, a new one unless it is resumed. Raises ClusterError."""
+    if options["resume"]:
+        return RunFolder(options["resume"])
+    try:
+        return RunFolder.create(options["runs"], f"{options['task']}-{options['rule']}-{options['workers']}", options)
+    except OSError as error:
+        raise ClusterError(f"can't make a folder in {options['runs']}: {error}") from error
 
 
 def _cluster(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -49,8 +50,8 @@ def load_task(name: str, data: Path | None) -> Task:
     Raises:
         TaskError: There is none, or its class does not fit, or its data is missing or damaged.
     """
-    module_name, colon, class_name = BUILT_IN.get(name, name).partition(":")
-    if not colon:
+    module_name, _, class_name = BUILT_IN.get(name, name).partition(":")
+    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
         raise TaskError(f"no task is named {name!r}: choose from {', '.join(BUILT_IN)}, or name your own as module:Class")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -60,6 +61,12 @@ def load_task(name: str, data: Path | None) -> Task:
         raise TaskError(f"can't import {module_name!r} for task {name!r}: {error}") from error
     except AttributeError:
         raise TaskError(f"module {module_name!r} has no class {class_name!r}") from None
+    if not isinstance(make, type):
+        raise TaskError(f"{name!r} is no class")
+    try:
+        inspect.signature(make).bind(data)
+    except TypeError as error:
+        raise TaskError(f"{name!r} can't be made from the folder given as --data alone: {error}") from None
     task = make(data)
     if not isinstance(task, Task):
         missing = [method for method in ("model", "training_data", "test_data", "loss", "correct") if not hasattr(task, method)]
