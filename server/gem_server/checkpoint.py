@@ -34,7 +34,7 @@ from gem_server.tensor_file import write_tensors
 
 FORMAT = "gem-checkpoint/1"
 _NAME = re.compile(r"checkpoint-(\d{12})-(\d{4})")
-_BAD = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, GemError)
+_BAD = (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, GemError)
 
 
 class BadCheckpoint(Exception):
@@ -85,7 +85,8 @@ def write(directory: Path, state: dict[str, Any], model: dict[str, Vector], work
     version = f"checkpoint-{state['version']:012d}"
     serial = 1 + max((int(path.name[-4:]) for path in directory.glob(f"{version}-[0-9][0-9][0-9][0-9]")), default=0)
     path, scratch = directory / f"{version}-{serial:04d}", directory / f".writing-{os.getpid()}"
-    shutil.rmtree(scratch, ignore_errors=True)
+    for left_by_a_kill in directory.glob(".writing-*"):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
     try:
         scratch.mkdir(mode=0o700)
         metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
@@ -148,6 +149,7 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
 
     Raises:
         BadCheckpoint: There are checkpoints, but none is whole.
+        OSError: One can't be read now, which says nothing of its content: it is left where it is.
     """
     candidates = found(directory)
     for path in candidates:

@@ -204,8 +204,10 @@ class Core:
             raise LeaseEnded(
                 "the server came back from a checkpoint older than this worker's last commit", EndReason.ROLLED_BACK
             )
-        if header.sequence != lease.sequence + 1 or lease.queued is not None:
-            raise SequenceGap(f"commit {header.sequence} of this lease; due is {(lease.queued or lease.sequence) + 1}")
+        if lease.queued is not None:
+            raise SequenceGap(f"commit {header.sequence} of this lease while commit {lease.queued} still waits for its turn")
+        if header.sequence != lease.sequence + 1:
+            raise SequenceGap(f"commit {header.sequence} of this lease; due is {lease.sequence + 1}")
         if header.samples > MAX_SAMPLES:
             raise InvalidRequest(f"a commit of {header.samples} samples: at most {MAX_SAMPLES} are taken")
         if header.base_version > self.central.version:

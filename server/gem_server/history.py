@@ -63,5 +63,6 @@ class History:
 def _lines_up_to(path: Path, version: int) -> list[list[str]]:
     """The file's whole lines of commits up to `version`."""
     with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.reader(file) if len(row) == len(COLUMNS) and row[0].isdigit()]
+        whole = [line for line in file if line.endswith("\n")]
+    rows = [row for row in csv.reader(whole) if len(row) == len(COLUMNS) and row[0].isdigit()]
     return [row for row in rows if int(row[0]) <= version]

@@ -202,6 +202,8 @@ def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> 
         return _resumed(config, clock, log) or _new_core(secrets.token_hex(4), config.settings, config)
     except (ValueError, checkpoint.BadCheckpoint) as error:
         raise StartError(str(error)) from error
+    except OSError as error:
+        raise StartError(f"can't read the checkpoints: {error}") from error
 
 
 def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> Core:

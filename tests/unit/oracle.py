@@ -145,4 +145,4 @@ def lower_median(pi: Floats) -> float:
 
 def _place(value: float) -> int:
     mantissa, exponent = math.frexp(value)  # value = mantissa · 2^exponent, mantissa in [½, 1)
-    return BINS_PER_OCTAVE * exponent + math.floor((2 * mantissa - 1) * BINS_PER_OCTAVE)
+    return BINS_PER_OCTAVE * exponent + math.ceil((2 * mantissa - 1) * BINS_PER_OCTAVE) - 1  # closed above

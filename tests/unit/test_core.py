@@ -19,7 +19,7 @@ from gem_api.errors import (
 )
 from gem_api.hyperparameters import RULES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
-from gem_server.core import Core
+from gem_server.core import MAX_COPIES, MAX_SAMPLES, Core
 from gem_server.facts import Admission, Applied, EndReason, Outcome, PullDecision
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,6 +114,18 @@ def test_when_all_leave_before_the_first_value_the_next_worker_may_bring_another
     core.leave("lease-1")
     assert core.register("bob", Layout.of({"other": (4,)}), 0.0).must_initialize
     assert core.central.size == 4
+
+
+def test_a_lone_worker_may_come_back_with_another_model_before_the_first_value() -> None:
+    core = make_core()
+    core.register("ann", SMALL, 0.0)
+    assert core.register("ann", Layout.of({"other": (4,)}), 0.0).must_initialize
+    assert core.central.size == 4
+    with pytest.raises(LayoutMismatch):  # but not past another worker
+        core.register("bob", SMALL, 0.0)
+    core.register("bob", Layout.of({"other": (4,)}), 0.0)
+    with pytest.raises(LayoutMismatch):
+        core.register("ann", SMALL, 0.0)
 
 
 def test_when_all_leave_after_the_first_value_theta_stays() -> None:
@@ -228,6 +240,17 @@ def test_a_base_version_from_the_future_is_refused_and_nothing_changes() -> None
     with pytest.raises(InvalidRequest, match="base version 1 does not exist"):
         core.admit(header(core, ann, 1, base_version=1), 0.0)
     assert state(core) == before
+
+
+def test_a_count_of_samples_that_can_only_be_a_mistake_is_refused() -> None:
+    """The sum over the run is shown as a 64-bit number."""
+    core = make_core()
+    (ann,) = start(core)
+    before = state(core)
+    with pytest.raises(InvalidRequest, match="samples"):
+        core.admit(header(core, ann, 1, samples=MAX_SAMPLES + 1), 0.0)
+    assert state(core) == before
+    commit(core, ann, 1, ONES, samples=MAX_SAMPLES)
 
 
 def test_staleness_counts_the_commits_between_pull_and_own_commit() -> None:
@@ -384,6 +407,19 @@ def test_a_restored_lease_that_lacks_acknowledged_commits_ends_rolled_back(chang
     assert bits(core.central.theta) == theta
 
 
+def test_leases_that_ended_rolled_back_are_told_of_once() -> None:
+    """Whoever asked the core to admit the commit must tell the others: their calls, the status, the log."""
+    core = make_core()
+    (ann,) = start(core)
+    core.lease_shard(ann, 1000, 0.0)
+    as_restored(core)
+    with pytest.raises(LeaseEnded):
+        core.admit(header(core, ann, 5), 0.0)
+    (ended,) = core.take_rolled_back()
+    assert (ended.lease_id, ended.reason, ended.shards_returned) == (ann, EndReason.ROLLED_BACK, 1)
+    assert core.take_rolled_back() == []
+
+
 def test_a_restored_lease_that_sends_an_old_sequence_is_a_bug_not_a_rollback() -> None:
     core = make_core()
     (ann,) = start(core)
@@ -446,19 +482,48 @@ def test_another_model_is_a_mismatch_even_where_it_would_not_fit_either() -> Non
 def test_copies_for_readers_are_shared_counted_and_freed() -> None:
     core = make_core(memory_limit=FLOATS * (1 + 3 + 1))
     (ann,) = start(core)
-    core.require_room_for_copy()
-    one, same = core.central.copy(), core.central.copy()
+    one = core.plan_copy()()
+    same = core.plan_copy()()
     assert one is same
     assert core.central.copies == 1
-    with pytest.raises(Overloaded, match="another copy"):
-        core.require_room_for_copy()
+    assert core.memory_bytes == core.memory_limit
     theta = bits(one.theta)
     commit(core, ann, 1, ONES)
     assert bits(one.theta) == theta, "a copy is of one version for good"
     assert one.version == 0
+    with pytest.raises(Overloaded, match="another copy"):
+        core.plan_copy()
     del one, same
     assert core.central.copies == 0
-    core.require_room_for_copy()
+    assert core.plan_copy()().version == 1
+
+
+def test_readers_hold_few_versions_at_once_even_without_a_limit() -> None:
+    core = make_core()
+    (ann,) = start(core)
+    held = []
+    for sequence in range(1, MAX_COPIES + 1):
+        held.append(core.plan_copy()())
+        commit(core, ann, sequence, ONES)
+    with pytest.raises(Overloaded, match="being read already"):
+        core.plan_copy()
+    held.pop()
+    core.plan_copy()
+
+
+def test_where_the_machine_has_no_memory_the_worker_is_refused_and_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = make_core()
+    start(core)
+    before = state(core)
+
+    def no_memory(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("gem_server.core.empty", no_memory)
+    for worker in ("bob", "ann"):  # a new one, and one that would take its own place
+        with pytest.raises(Overloaded, match="no memory"):
+            core.register(worker, SMALL, 0.0)
+    assert state(core) == before
 
 
 # -- counting

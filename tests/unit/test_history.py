@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.apply_loop import Timing
 from gem_server.core import Core
@@ -26,7 +28,7 @@ def versions(path: Path) -> list[int]:
 
 def write_commits(core: Core, path: Path, count: int) -> History:
     """A history with `count` more commits of the first worker."""
-    history = History(path, core.central.version, lambda: 1700000000.25)
+    history = History(path, core.central.version, lambda: 1700000000.25, structlog.get_logger())
     (lease_id, lease), *_ = core.leases.live.items()
     for _ in range(count):
         history.applied(commit(core, lease_id, lease.sequence + 1, 1.0, loss=0.5, samples=8), NO_TIME)
@@ -56,7 +58,7 @@ def test_a_commit_is_one_line_with_all_of_its_facts(tmp_path: Path) -> None:
 
 def test_what_a_rule_or_a_worker_does_not_say_is_left_empty(tmp_path: Path) -> None:
     core = training("downpour")
-    history = History(tmp_path / "history.csv", 0, lambda: 0.0)
+    history = History(tmp_path / "history.csv", 0, lambda: 0.0, structlog.get_logger())
     history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
     history.close()
     (row,) = rows(tmp_path / "history.csv")
@@ -70,9 +72,44 @@ def test_lines_are_in_the_file_after_a_flush(tmp_path: Path) -> None:
     history.close()
 
 
+def test_a_full_disk_is_logged_and_does_not_stop_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history is an aid, not a promise; what could not be written is tried again."""
+    log = Log()
+    core = training()
+    history = History(tmp_path / "history.csv", 0, lambda: 0.0, log)
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "_file", FullDisk(history._file))
+        history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
+        history.flush()
+    assert log.errors == ["No space left on device"]
+    history.close()
+    assert versions(tmp_path / "history.csv") == [1]
+
+
+class Log:
+    """Keeps the reasons of the errors that it is told."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def error(self, event: str, *, path: str, why: str) -> None:
+        assert path
+        self.errors.append(why)
+
+
+class FullDisk:
+    """A file that can't be flushed now."""
+
+    def __init__(self, file: Any) -> None:
+        self.name = file.name
+
+    def flush(self) -> None:
+        raise OSError("No space left on device")
+
+
 def test_a_new_file_has_its_header_at_once_and_its_folder_is_made(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "one" / "history.csv"
-    History(path, 0, lambda: 0.0)
+    History(path, 0, lambda: 0.0, structlog.get_logger())
     assert path.read_text().strip() == ",".join(COLUMNS)
 
 

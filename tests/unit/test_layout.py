@@ -73,7 +73,7 @@ def test_split_gives_views() -> None:
 
 
 def test_the_packed_bytes_are_little_endian_float32_in_c_order() -> None:
-    packed = TWO.pack({"bias": [7, 8, 9], "weight": [[1, 2, 3], [4, 5, 6]]}, np.empty(9, "<f4"))
+    packed = TWO.pack({"bias": [7.0, 8.0, 9.0], "weight": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]}, np.empty(9, "<f4"))
     assert bits(packed) == struct.pack("<9f", 1, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
@@ -84,6 +84,8 @@ def test_the_packed_bytes_are_little_endian_float32_in_c_order() -> None:
         ({"weight": np.zeros((2, 3)), "bias": np.zeros(3), "extra": 0}, r"not in the layout: \['extra'\]"),
         ({"weight": np.zeros((3, 2)), "bias": np.zeros(3)}, r"'weight' has shape \(3, 2\)"),
         ({"weight": np.zeros((2, 3)), "bias": np.zeros(())}, r"'bias' has shape \(\)"),
+        ({"weight": np.zeros((2, 3), np.int64), "bias": np.zeros(3)}, r"'weight' has dtype int64: give floats"),
+        ({"weight": np.zeros((2, 3)), "bias": np.zeros(3, complex)}, r"'bias' has dtype complex128"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(tensors: dict[str, np.ndarray], why: str) -> None:
@@ -111,9 +113,11 @@ def test_another_layout_is_refused_with_the_first_difference(other: Layout, why:
     ("pairs", "why"),
     [
         ([], "no tensors"),
-        ([("", (1,))], "empty or not printable"),
-        ([("a\nb", (1,))], "not printable"),
-        ([("a\0b", (1,))], "not printable"),
+        ([("", (1,))], "printable characters"),
+        ([("a\nb", (1,))], "printable characters"),
+        ([("a\0b", (1,))], "printable characters"),
+        ([("x" * 513, (1,))], "1 to 512 printable"),
+        ([("__metadata__", (1,))], "safetensors"),
         ([("a", (1,)), ("b", (1,)), ("a", (2,))], "given twice: a"),
         ([("a", (0,)), ("b", (3, 0))], "0 parameters"),
         ([("a", (MAX_PARAMETERS + 1,))], "parameters"),

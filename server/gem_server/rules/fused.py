@@ -21,11 +21,12 @@ _BITS_PER_BIN = 19  # of float32's 23 mantissa bits: 16 bins to an octave
 
 def first_bin(pi_max: np.float32) -> int:
     """Number of the float32 bin that has index 0, such that values just below `pi_max` have index BINS - 2."""
-    return int(np.float32(pi_max).view(np.int32) >> _BITS_PER_BIN) - (BINS - 2)
+    return int((np.float32(pi_max).view(np.int32) - 1) >> _BITS_PER_BIN) - (BINS - 2)
 
 
 def bin_edges(pi_max: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """float32, shape (BINS,): lower edges of the bins of π; [0] holds π = 0 alone and [BINS - 1] π = π_max alone."""
+    """float32, shape (BINS,): lower edges of the bins of π. Bin 0 holds π = 0 alone, the last one π = π_max alone, and any
+    other (edges[i], edges[i + 1]], closed above as Prometheus counts."""
     lowest = first_bin(np.float32(pi_max))
     edges = (np.arange(lowest, lowest + BINS, dtype=np.int32) << _BITS_PER_BIN).view(np.float32).copy()
     edges[:2], edges[-1] = 0, pi_max
@@ -47,7 +48,7 @@ def _update(theta, gradient, moment, snapshot, pi, eta, mu, kappa, epsilon_insid
         theta[i] = theta[i] + factor * delta
 
 
-@njit(fastmath=True, **_OPTIONS)
+@njit(fastmath={"reassoc", "contract"}, **_OPTIONS)
 def _energies(moment, kappa, theta, snapshot):  # type: ignore[no-untyped-def]
     """Sums of (κ·m)² and (θ − s)² over one block."""
     proxy, central = _ZERO, _ZERO
@@ -61,10 +62,11 @@ def _energies(moment, kappa, theta, snapshot):  # type: ignore[no-untyped-def]
 
 @njit(**_OPTIONS)
 def _bins(pi, index, lowest, pi_max):  # type: ignore[no-untyped-def]
-    """The bin of each π. Positive floats order like their bits, so a shift finds it without a search."""
+    """The bin of each π. Positive floats order like their bits, so a shift finds it without a search; one bit less puts a
+    value on an edge into the bin below."""
     bits = pi.view(np.int32)
     for i in range(pi.size):
-        bin_ = min(max((bits[i] >> _BITS_PER_BIN) - lowest, 1), BINS - 2)
+        bin_ = min(max(((bits[i] - 1) >> _BITS_PER_BIN) - lowest, 1), BINS - 2)
         bin_ = 0 if bits[i] == 0 else bin_
         index[i] = BINS - 1 if pi[i] == pi_max else bin_
 
