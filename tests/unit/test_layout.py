@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.helpers import bits
 
-NAMES = st.text(min_size=1, max_size=12).filter(str.isprintable)
+NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name.isprintable() and name != "__metadata__")
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 LAYOUTS = (
     st.dictionaries(NAMES, SHAPES, min_size=1, max_size=5)
