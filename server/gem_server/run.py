@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 from gem_api.errors import CheckpointFailed
+from gem_api.exposition import serve_metrics
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.logs import Logger
@@ -21,7 +22,6 @@ from gem_api.methods import ADMIN, MOST_MESSAGE_BYTES, TRAINING
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 from prometheus_client.registry import CollectorRegistry
 
 from gem_server import checkpoint
@@ -112,7 +112,10 @@ class Server:
         # The addresses first: a server that can't have them must leave the files alone, which may be another server's.
         self._grpc = grpc.aio.server(options=_CHANNEL_OPTIONS)
         self.port = _bind(self._grpc, config.listen)
-        _start_metrics(config.metrics_listen, self.registry)
+        try:
+            serve_metrics(config.metrics_listen, self.registry)
+        except ValueError as error:
+            raise StartError(str(error)) from None
         self.core = core = make_core(config, clock, log)
         progress, calls = Progress(started=clock()), Calls()
         if core.central.initialized:
@@ -275,18 +278,6 @@ def _bind(server: Any, address: str) -> int:
         return int(server.add_insecure_port(address))
     except RuntimeError as error:
         raise StartError(f"can't listen on {address}: the address is in use, or not this machine's ({error})") from None
-
-
-def _start_metrics(address: str, registry: CollectorRegistry) -> None:
-    if not address:
-        return
-    host, _, port = address.rpartition(":")
-    try:
-        start_http_server(int(port), addr=host.strip("[]") or "0.0.0.0", registry=registry)
-    except (OSError, ValueError, OverflowError) as error:
-        raise StartError(
-            f"can't serve metrics on {address!r}: {error}; give --metrics-listen HOST:PORT, or '' for none"
-        ) from None
 
 
 async def _repeat(seconds: float, chore: Callable[[], None]) -> None:

@@ -14,9 +14,9 @@ import click
 import structlog
 import torch
 from gem_api import __version__, logs
+from gem_api.exposition import serve_metrics
 from gem_api.options import SETTINGS, Number, log_format_option, option
 from gem_client import GemError, NonFiniteGradient, Retry, connect
-from prometheus_client import start_http_server
 from prometheus_client.registry import CollectorRegistry
 
 from gem_worker.metrics import WorkerMetrics
@@ -64,7 +64,11 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
     try:
-        _serve_metrics(options["metrics_listen"], registry)
+        serve_metrics(options["metrics_listen"], registry)
+    except ValueError as error:
+        log.error("can't start", why=str(error))
+        return EXIT_WRONG_USE
+    try:
         task = load_task(options["task"], options["data"])
         retry = Retry(give_up_after=options["give_up_after"])
         settings = settings_of(options["server"], retry)
@@ -81,16 +85,6 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
         return EXIT_FAILED
     log.info("done", commits=steps)
     return 0
-
-
-def _serve_metrics(address: str, registry: CollectorRegistry) -> None:
-    if not address:
-        return
-    host, _, port = address.rpartition(":")
-    try:
-        start_http_server(int(port), addr=host.strip("[]") or "0.0.0.0", registry=registry)
-    except (OSError, ValueError, OverflowError) as error:
-        raise TaskError(f"can't serve metrics on {address!r}: {error}; give --metrics-listen HOST:PORT") from None
 
 
 def _raise_stopped(number: int, frame: Any) -> None:
