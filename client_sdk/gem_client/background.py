@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,11 +16,12 @@ class Background:
     """Runs `renew` every `interval` seconds, and watches the calls that it is told of.
 
     Args:
-        renew: Renews the lease; a GemError is taken for a passing failure.
+        renew: Renews the lease; a GemError is taken for a passing failure. Held weakly: a session that nobody closed ends
+            with its last reference, and its lease with it.
         timeout: Seconds without progress after which a watched call is broken off.
     """
 
-    def __init__(self, renew: Callable[[], None], timeout: float) -> None:
+    def __init__(self, renew: weakref.WeakMethod[Callable[[], None]], timeout: float) -> None:
         self._renew = renew
         self._timeout = timeout
         self._interval = 5.0
@@ -69,7 +72,14 @@ class Background:
                 watched[0]()
             if now >= self._renew_at and not self._closed:
                 self._renew_at = now + self._interval
-                try:
-                    self._renew()
-                except GemError:
-                    continue  # the next call of the session meets the same error, and deals with it
+                if not self._renewed():
+                    return
+
+    def _renewed(self) -> bool:
+        """Renews the lease; False where there is no session any more."""
+        renew = self._renew()
+        if renew is None:
+            return False
+        with contextlib.suppress(GemError):  # the session's next call meets the same error, and deals with it
+            renew()
+        return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain
 
 import grpc
@@ -43,8 +43,8 @@ class Connection:
     def leave(self, lease_id: str, timeout: float) -> None:
         self._stub.LeaveCluster(pb.LeaveClusterRequest(lease_id=lease_id), timeout=timeout)
 
-    def lease_shard(self, lease_id: str, samples: int) -> pb.LeaseShardResponse:
-        request = pb.LeaseShardRequest(lease_id=lease_id, sample_count=samples)
+    def lease_shard(self, lease_id: str, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse:
+        request = pb.LeaseShardRequest(lease_id=lease_id, sample_count=samples, holding=sorted(holding))
         response: pb.LeaseShardResponse = self._stub.LeaseShard(request, timeout=self._timeout)
         return response
 

@@ -7,7 +7,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+import weakref
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -79,7 +80,7 @@ class Session:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._address = address
         self._retry = retry
-        self._background = Background(self._renew, timeout)
+        self._background = Background(weakref.WeakMethod(self._renew), timeout)
         self._connection = Connection(address, timeout, self._background)
         self._place: pb.RegisterWorkerResponse | None = None
         self._layout: Layout | None = None
@@ -90,7 +91,8 @@ class Session:
         self._steps_done = 0
         self._generation = 0  # leases held so far
         self._handed_out = 0  # the generation whose θ the caller has
-        self._in_doubt = False  # a commit was given up, and may or may not have been applied
+        self._in_doubt = False  # something was broken off half-way: the server may or may not have taken it
+        self._replaced: LeaseEnded | None = None
         self._shards: Shards | None = None
         self._process = os.getpid()
         self._closed = False
@@ -155,7 +157,11 @@ class Session:
         layout = Layout.of({name: array.shape for name, array in arrays.items()})
         self._layout, self._theta, self._packed = layout, empty(layout.size), empty(layout.size)
         layout.pack(arrays, self._theta)
-        self._enter()
+        try:
+            self._enter()
+        except BaseException:
+            self._place = None  # not joined: the caller may try again, and replaces what there is of this try
+            raise
         return self._hand_out()
 
     def pull(self) -> Vector:
@@ -199,20 +205,20 @@ class Session:
         if self._handed_out != self._generation:
             return self._dropped(batches)
         header = self._header(loss, samples, batches)
+        self._in_doubt = True  # until it is known what became of it, whatever interrupts this call
         try:
             result = self._retry.call(lambda: self._connection.commit(header, packed, self._theta), self._report)
         except RejectedCommit:
             # The server did not take it: the sequence is free for the next one. The batch will be refused every time, so a
             # caller that goes on leaves it out.
+            self._in_doubt = False
             self._complete(batches)
             raise
         except LeaseEnded as ended:
             self._enter_again(ended)
             return self._dropped(batches)
-        except BaseException:
-            self._in_doubt = True
-            raise
         self._sequence, self._version = result.sequence, result.base_version
+        self._in_doubt = False
         self._steps_done += 1
         self._complete(batches)
         pi_median = result.pi.median if result.HasField("pi") else None
@@ -254,17 +260,20 @@ class Session:
 
     # -- shards, for `Shards`
 
-    def lease_shard(self, samples: int) -> pb.LeaseShardResponse:
-        """Asks for a shard under the present lease, or a new one if that has ended."""
+    def lease_shard(self, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse:
+        """Asks for a shard under the present lease, or a new one if that has ended; keeps the shards `holding`."""
         self._require_usable()
+        self._settle_doubt()
         while True:
             try:
-                return self._retry.call(partial(self._connection.lease_shard, self._joined().lease_id, samples), self._report)
+                return self._retry.call(
+                    partial(self._connection.lease_shard, self._joined().lease_id, samples, holding), self._report
+                )
             except LeaseEnded as ended:
                 self._enter_again(ended)
 
     def complete_shard(self, shard_id: int) -> None:
-        """Reports a shard as done; where that fails, the shard goes back with the lease and is trained on again."""
+        """Reports a shard as done; where that fails, it goes back with the next `lease_shard` and is trained on again."""
         place = self._joined()
         with contextlib.suppress(LeaseEnded, TransportError):
             self._retry.call(lambda: self._connection.complete_shard(place.lease_id, shard_id), self._report)
@@ -273,11 +282,13 @@ class Session:
 
     def _enter(self) -> None:
         """Registers and pulls, initialising θ if asked to, until all of it has worked under one lease."""
+        self._in_doubt = True
         while True:
             try:
                 self._register()
                 while self._retry.call(self._pull_own, self._report):
                     self._initialize()
+                self._in_doubt = False
                 return
             except LeaseEnded as ended:
                 self._require_not_replaced(ended)
@@ -295,7 +306,6 @@ class Session:
             log.warning("%s: the server has begun another run (%s); going on with that", self.name, place.run_id)
         self._place, self._sequence, self._steps_done = place, 0, place.steps_done
         self._generation += 1
-        self._in_doubt = False
         self._background.start(place.lease_seconds / 3)
         if place.must_initialize:
             self._initialize()
@@ -330,15 +340,15 @@ class Session:
             self._connection.renew(self._place.lease_id)
 
     def _settle_doubt(self) -> None:
-        """After a commit that was given up, only a new lease has a known sequence."""
+        """After a commit or a registration that was broken off, only a new lease is in a known state."""
         if self._in_doubt:
             self._enter()
 
     def _require_not_replaced(self, ended: LeaseEnded) -> None:
         if ended.reason == "replaced":
-            raise LeaseEnded(
-                f"another worker has registered as {self.name!r}: give each worker a name of its own", ended.reason
-            )
+            message = f"another worker has registered as {self.name!r}: give each worker a name of its own"
+            self._replaced = LeaseEnded(message, ended.reason)
+            raise self._replaced
 
     # -- small parts
 
@@ -388,6 +398,8 @@ class Session:
     def _require_usable(self) -> None:
         if self._closed:
             raise InvalidRequest("this session is closed: open another with gem_client.connect")
+        if self._replaced is not None:
+            raise self._replaced  # registering again would only throw the other one out
         if os.getpid() != self._process:
             raise InvalidRequest("this session belongs to the process that opened it: open another one after the fork")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -24,16 +24,17 @@ class Source(Protocol):
     @property
     def generation(self) -> int: ...
 
-    def lease_shard(self, samples: int) -> pb.LeaseShardResponse: ...
+    def lease_shard(self, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse: ...
 
     def complete_shard(self, shard_id: int) -> None: ...
 
 
 class Batch(NamedTuple):
-    """A batch handed out: its size, the shard that it completes (None if more of it follows), the lease it came under."""
+    """A batch handed out: its size, its shard, whether it is that shard's last, the lease that it came under."""
 
     samples: int
-    completes: int | None
+    shard_id: int
+    last: bool
     generation: int
 
 
@@ -63,7 +64,9 @@ class Shards:
     def __iter__(self) -> Iterator[list[int]]:
         steps = self._session.hyperparameters.steps
         while not steps or self._session.steps_done + len(self._uncommitted) < steps:
-            response = self._session.lease_shard(self._samples)
+            # What is not named here goes back: shards whose answer was lost, and those that the caller broke off.
+            holding = {batch.shard_id for batch in self._uncommitted if batch.generation == self._session.generation}
+            response = self._session.lease_shard(self._samples, holding)
             if response.HasField("complete"):
                 self.complete = True
                 return
@@ -84,7 +87,7 @@ class Shards:
                 return
             batch = indices[begin : begin + self._batch_size]
             last = begin + self._batch_size >= len(indices)
-            self._uncommitted.append(Batch(len(batch), shard_id if last else None, generation))
+            self._uncommitted.append(Batch(len(batch), shard_id, last, generation))
             yield batch
 
     def samples_in(self, batches: int) -> int:
@@ -94,8 +97,8 @@ class Shards:
     def committed(self, batches: int) -> None:
         """The oldest batches are part of the run now, or were refused for what they are and are left out of it."""
         for batch in self._take(batches):
-            if batch.completes is not None and batch.generation == self._session.generation:
-                self._session.complete_shard(batch.completes)
+            if batch.last and batch.generation == self._session.generation:
+                self._session.complete_shard(batch.shard_id)
 
     def dropped(self, batches: int) -> None:
         """The gradient of the oldest batches was dropped; their shards have gone back."""

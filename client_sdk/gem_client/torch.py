@@ -51,7 +51,8 @@ class Optimizer(torch.optim.Optimizer):
         sizes = [parameter.numel() for parameter in self._trained.values()]
         self._gradients = torch.split(self._gradient, sizes)
         self._thetas = torch.split(torch.from_numpy(session.theta), sizes)
-        super().__init__(list(self._trained.values()), {"lr": session.hyperparameters.learning_rate})
+        self._rate, self._generation = session.hyperparameters.learning_rate, session.generation
+        super().__init__(list(self._trained.values()), {"lr": self._rate})
         self._joined = True
         self._load()
 
@@ -85,6 +86,7 @@ class Optimizer(torch.optim.Optimizer):
         reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
         self.answer = self._session.commit(self._gradient.numpy(), loss=reported, batches=self._batches_per_step)
         self._load()
+        self._follow_servers_rate()
         return loss
 
     def _load(self) -> None:
@@ -93,9 +95,15 @@ class Optimizer(torch.optim.Optimizer):
                 parameter.copy_(theta.view_as(parameter))
 
     def _require_servers_rate(self) -> None:
-        rate = self._session.hyperparameters.learning_rate
-        if any(group["lr"] != rate for group in self.param_groups):
-            raise InvalidRequest(f"the learning rate is the server's ({rate}): set it there, and use no scheduler here")
+        if any(group["lr"] != self._rate for group in self.param_groups):
+            raise InvalidRequest(f"the learning rate is the server's ({self._rate}): set it there, and use no scheduler here")
+
+    def _follow_servers_rate(self) -> None:
+        """A server that was restarted may have another rate; the session then holds another lease."""
+        if self._session.generation != self._generation:
+            self._rate, self._generation = self._session.hyperparameters.learning_rate, self._session.generation
+            for group in self.param_groups:
+                group["lr"] = self._rate
 
 
 class ShardSampler(Sampler[list[int]]):

@@ -33,7 +33,7 @@ from gem_server.rules import PiFacts
 from gem_server.tensor_file import write_tensors
 
 FORMAT = "gem-checkpoint/1"
-_NAME = re.compile(r"checkpoint-(\d{12})-(\d{4})")
+_NAME = re.compile(r"checkpoint-(\d{12})-(\d{4,})")
 _BAD = (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, GemError)
 
 
@@ -43,7 +43,14 @@ class BadCheckpoint(Exception):
 
 def found(directory: Path) -> list[Path]:
     """The checkpoints in a directory, newest first."""
-    return sorted((entry for entry in directory.glob("checkpoint-*") if _NAME.fullmatch(entry.name)), reverse=True)
+    return sorted((entry for entry in directory.glob("checkpoint-*") if _NAME.fullmatch(entry.name)), key=_place, reverse=True)
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """A checkpoint's version and serial."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2])
 
 
 # -- writing
@@ -82,9 +89,8 @@ def write(directory: Path, state: dict[str, Any], model: dict[str, Vector], work
         OSError: It could not be written; nothing of it is left, and the older ones stand.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    version = f"checkpoint-{state['version']:012d}"
-    serial = 1 + max((int(path.name[-4:]) for path in directory.glob(f"{version}-[0-9][0-9][0-9][0-9]")), default=0)
-    path, scratch = directory / f"{version}-{serial:04d}", directory / f".writing-{os.getpid()}"
+    serial = 1 + max((serial for version, serial in map(_place, found(directory)) if version == state["version"]), default=0)
+    path, scratch = directory / f"checkpoint-{state['version']:012d}-{serial:04d}", directory / f".writing-{os.getpid()}"
     for left_by_a_kill in directory.glob(".writing-*"):
         shutil.rmtree(left_by_a_kill, ignore_errors=True)
     try:
@@ -102,7 +108,7 @@ def write(directory: Path, state: dict[str, Any], model: dict[str, Vector], work
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    for old in found(directory)[keep:]:
+    for old in [other for other in found(directory) if other != path][keep - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
     return path
 

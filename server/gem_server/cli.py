@@ -11,6 +11,7 @@ from typing import Any
 import click
 from gem_api import __version__, logs
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.lifetime import end_with_launcher
 from gem_api.memory import tune_allocator
 from gem_api.options import SETTINGS, Number, given, hyperparameter_options, log_format_option, option
 
@@ -80,6 +81,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     SIGTERM or Ctrl-C finishes the queued commits, writes a checkpoint and exits with status 0.
     """
     tune_allocator()
+    end_with_launcher()
     log = logs.configure(options["log_format"])
     config = ServerConfig(
         settings=Hyperparameters(**{name: options[name] for name in _NAMES}),

@@ -6,7 +6,7 @@ its own between `begin` and `finish`; nothing else touches θ or a worker's buff
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -259,8 +259,10 @@ class Core:
 
     # -- shards
 
-    def lease_shard(self, lease_id: str, samples: int, now: float) -> Shard | NoShard:
+    def lease_shard(self, lease_id: str, samples: int, now: float, holding: Collection[int] = ()) -> Shard | NoShard:
+        """The next shard for a worker that still works on the shards `holding`; its others go back first."""
         lease = self.leases.renew(lease_id, now)
+        self.ledger.release(lease_id, but=holding)
         return self.ledger.lease(lease_id, lease.worker, samples)
 
     def complete_shard(self, lease_id: str, shard_id: int, now: float) -> bool:

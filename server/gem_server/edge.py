@@ -47,6 +47,8 @@ def _guard(method: Method, serve: Handler, calls: Calls, log: Logger) -> Handler
                     raise
                 await _abort(context, call.error)
             except Exception:
+                if context.cancelled():
+                    raise asyncio.CancelledError from None  # the client has gone; grpc has many ways to say so
                 log.exception("a call failed in the server; please report this", rpc=method.name)
                 await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says how")
         raise AssertionError("abort does not return")

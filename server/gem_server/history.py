@@ -30,6 +30,8 @@ class History:
     def __init__(self, path: Path, version: int, wall: Callable[[], float], log: Logger) -> None:
         self._wall = wall
         self._log = log
+        self._path = path
+        self._failing = False
         kept = _lines_up_to(path, version) if version and path.exists() else []
         path.parent.mkdir(parents=True, exist_ok=True)
         rewritten = path.with_name(path.name + ".new")
@@ -56,8 +58,13 @@ class History:
     def _try(self, write: Callable[[], object]) -> None:
         try:
             write()
+            self._failing = False
         except OSError as error:
-            self._log.error("the history could not be written", path=self._file.name, why=str(error))
+            if not self._failing:
+                self._log.error(
+                    "the history can't be written; lines are missing from here", path=str(self._path), why=str(error)
+                )
+            self._failing = True
 
 
 def _lines_up_to(path: Path, version: int) -> list[list[str]]:

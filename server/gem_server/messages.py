@@ -92,14 +92,14 @@ def run_state(core: Core, draining: bool) -> pb.RunState:
 
 
 def status(core: Core, progress: Progress, queue_length: int, draining: bool, now: float) -> pb.GetStatusResponse:
-    evaluation = progress.evaluation
+    evaluation, held = progress.evaluation, core.ledger.held_by_lease()
     return pb.GetStatusResponse(
         run_id=core.run_id,
         state=run_state(core, draining),
         version=core.central.version,
         hyperparameters=core.settings.to_message(),
         parameter_count=core.central.size,
-        workers=[_worker(core, progress, lease, now) for lease in core.leases.live.values()],
+        workers=[_worker(core, progress, lease, held[lease.lease_id], now) for lease in core.leases.live.values()],
         commits={str(outcome): count for outcome, count in core.outcomes.items()},
         leases_ended={str(reason): count for reason, count in core.leases.ended.items()},
         shards=_shards(core),
@@ -117,7 +117,7 @@ def status(core: Core, progress: Progress, queue_length: int, draining: bool, no
     )
 
 
-def _worker(core: Core, progress: Progress, lease: Lease, now: float) -> pb.WorkerStatus:
+def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: float) -> pb.WorkerStatus:
     mine = progress.workers.get(lease.worker)
     last = mine.last if mine else None
     return pb.WorkerStatus(
@@ -128,7 +128,7 @@ def _worker(core: Core, progress: Progress, lease: Lease, now: float) -> pb.Work
         loss=last.loss if last else None,
         lease_remaining_seconds=max(0.0, lease.expires_at - now),
         memory_bytes=core.worker_bytes,
-        shards=core.ledger.held_by(lease.lease_id),
+        shards=shards,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import secrets
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import numpy as np
@@ -116,6 +117,7 @@ class Server:
             serve_metrics(config.metrics_listen, self.registry)
         except ValueError as error:
             raise StartError(str(error)) from None
+        self._lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
         self.core = core = make_core(config, clock, log)
         progress, calls = Progress(started=clock()), Calls()
         if core.central.initialized:
@@ -196,6 +198,8 @@ class Server:
             await self._grpc.stop(ANSWER_GRACE_SECONDS)
             if self._history:
                 self._history.close()
+            if self._lock:
+                self._lock.close()
         self._log.info("stopped")
 
 
@@ -241,8 +245,25 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> C
     settings = resumed_settings(Hyperparameters(**state["hyperparameters"]), config.settings, config.given)
     core = _new_core(state["run_id"], settings, config)
     checkpoint.restore(path, state, core, clock())
+    if core.memory_limit and core.memory_bytes > core.memory_limit:
+        raise ValueError(f"the run's workers hold {core.memory_bytes} bytes, --memory-limit is {core.memory_limit}: raise it")
     log.info("resumed", checkpoint=str(path), version=core.central.version, leases=len(core.leases.live))
     return core
+
+
+def lock_directory(directory: Path) -> IO[bytes]:
+    """Keeps every other server out of a checkpoint directory until the returned file is closed. Raises StartError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("ab")
+    except OSError as error:
+        raise StartError(f"can't use {directory} for checkpoints: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise StartError(f"another server is using {directory}: stop it first, or name another folder") from None
+    return lock
 
 
 def resumed_settings(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:

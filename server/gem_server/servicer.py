@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import grpc
-from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
+from gem_api.errors import DeadlineExceeded, Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
 from gem_api.framing import Assembly, ChunkView, chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
 from gem_api.logs import Logger
@@ -27,6 +27,7 @@ from gem_server.progress import Progress
 from gem_server.shards import NoShard
 
 SHARD_WAIT_SECONDS = 0.5
+READER_SECONDS = 60.0
 _DRAINING = "the server is shutting down: resend once a server answers again"
 
 
@@ -93,6 +94,9 @@ class TrainingServicer:
             await self._skip(context, lease.upload.nbytes)
         call.answering = True
         applied = await self._apply_loop.answer(lease, header.sequence)
+        if admission is not Admission.FRESH:
+            # A pull that this repeat overtook may still have its turn to come, and would change the answer under way.
+            await self._apply_loop.between_commits(lambda: lambda: None)
         result = messages.commit_result(applied, lease.base_version)
         await self._write(context, pb.CommitResponse(result=result).SerializeToString())
         await self._send(context, self._core.answer(lease))
@@ -131,7 +135,7 @@ class TrainingServicer:
         copy = await self._apply_loop.between_commits(self._core.plan_copy)
         layout = messages.require(self._core.central.layout).to_message()
         await self._write_pull_header(context, pb.PullHeader(version=copy.version, layout=layout))
-        await self._send(context, copy.theta)
+        await self._send(context, copy.theta, patience=READER_SECONDS)
 
     async def _write_pull_header(self, context: Context, header: pb.PullHeader) -> None:
         if self._core.central.layout is not None:
@@ -195,7 +199,7 @@ class TrainingServicer:
 
     async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse:
         self._require_open()
-        shard = self._core.lease_shard(request.lease_id, request.sample_count, self._clock())
+        shard = self._core.lease_shard(request.lease_id, request.sample_count, self._clock(), set(request.holding))
         if not isinstance(shard, NoShard):
             return pb.LeaseShardResponse(shard=messages.shard(shard, self._core.ledger.indices(shard)))
         if shard.complete:
@@ -255,10 +259,18 @@ class TrainingServicer:
         self.traffic.sent += len(frame)
         await context.write(frame)
 
-    async def _send(self, context: Context, packed: Vector) -> None:
-        """Streams θ from where it lies (float32, shape (P,)); no one changes it before this exchange is over."""
+    async def _send(self, context: Context, packed: Vector, patience: float | None = None) -> None:
+        """Streams θ from where it lies (float32, shape (P,)); no one changes it before this exchange is over.
+
+        A client that takes longer than `patience` seconds for one frame is sent away: without a lease it could keep its
+        copy of θ for ever.
+        """
         for frame in chunk_frames(packed):
-            await self._write(context, frame)
+            try:
+                async with asyncio.timeout(patience):
+                    await self._write(context, frame)
+            except TimeoutError:
+                raise DeadlineExceeded(f"one frame was not read within {patience} s") from None
 
     def _require_open(self) -> None:
         if self.draining:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,16 +132,17 @@ class ShardLedger:
         self.samples_completed += shard.end - shard.begin
         return True
 
-    def release(self, lease_id: str) -> int:
-        """Takes back all shards of a lease that has ended; returns how many."""
-        mine = [shard for holder, shard in self.held.values() if holder == lease_id]
+    def release(self, lease_id: str, but: Collection[int] = ()) -> int:
+        """Takes back the shards of a lease, all but those named; returns how many."""
+        mine = [shard for holder, shard in self.held.values() if holder == lease_id and shard.shard_id not in but]
         for shard in mine:
             del self.held[shard.shard_id]
             self.decks[shard.group].give_back(shard)
         return len(mine)
 
-    def held_by(self, lease_id: str) -> int:
-        return sum(holder == lease_id for holder, _ in self.held.values())
+    def held_by_lease(self) -> Counter[str]:
+        """How many shards each lease holds."""
+        return Counter(holder for holder, _ in self.held.values())
 
     @property
     def epoch(self) -> int:

@@ -198,7 +198,7 @@ def test_checkpoint_says_where_it_is(tmp_path: Path) -> None:
         session.commit(GRADIENT)
         result = on(live, "checkpoint")
         assert result.exit_code == 0
-        (written,) = tmp_path.iterdir()
+        (written,) = tmp_path.glob("checkpoint-*")
         assert "version 1" in result.stdout
         assert str(written) in result.stdout
         assert (written / "model.safetensors").is_file()

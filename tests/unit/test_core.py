@@ -342,7 +342,7 @@ def test_an_ended_lease_frees_its_memory_and_gives_its_shards_back() -> None:
     core = make_core(lease_seconds=10)
     ann, bob = start(core, ["ann", "bob"])
     core.lease_shard(ann, 1000, 0.0)
-    core.lease_shard(ann, 1000, 0.0)
+    core.lease_shard(ann, 1000, 0.0, holding={1})
     core.renew(bob, 5.0)
     held = core.memory_bytes
     (ended,) = core.expire(10.0)

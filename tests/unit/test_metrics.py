@@ -138,7 +138,7 @@ def test_leases_ended_are_counted_by_reason_and_all_reasons_are_there_from_the_s
 def test_gauges_say_what_is_so_when_they_are_asked() -> None:
     watch = watched(shard_size=100, epochs=2)
     watch.core.lease_shard("lease-1", 250, 0.0)
-    watch.core.lease_shard("lease-1", 250, 0.0)
+    watch.core.lease_shard("lease-1", 250, 0.0, holding={1})
     watch.core.complete_shard("lease-1", 1, 0.0)
     watch.commit("lease-1", samples=64)
     watch.traffic.received, watch.traffic.sent, watch.queued = 11, 22, 3

@@ -134,8 +134,11 @@ class Player:
     def leave(self, lease_id: str) -> Iterator[str]:
         yield _ended(self._core.leave(lease_id))
 
-    def shard(self, lease_id: str, samples: str) -> Iterator[str]:
-        shard = self._core.lease_shard(lease_id, int(samples), self._now)
+    def shard(self, lease_id: str, samples: str, *knows: str) -> Iterator[str]:
+        """The worker still works on the shards `knows`, or on all that it holds; "none" for none."""
+        all_ = {shard_id for shard_id, (holder, _) in self._core.ledger.held.items() if holder == lease_id}
+        holding = {int(shard_id) for shard_id in knows if shard_id != "none"} if knows else all_
+        shard = self._core.lease_shard(lease_id, int(samples), self._now, holding)
         if isinstance(shard, NoShard):
             yield "complete" if shard.complete else "wait"
             return

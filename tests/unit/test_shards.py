@@ -224,10 +224,10 @@ def test_counts_say_what_is_pending_held_and_done() -> None:
     assert (book.pending, book.epoch, book.all_complete) == (0, 0, False)
     first = take(book, "ann")
     take(book, "bob")
-    assert (book.pending, book.held_by("lease-ann"), book.held_by("lease-bob")) == (1, 1, 1)
+    assert (book.pending, book.held_by_lease()) == (1, {"lease-ann": 1, "lease-bob": 1})
     book.complete("lease-ann", first.shard_id)
     book.release("lease-bob")
-    assert (book.pending, book.held_by("lease-bob"), book.completed) == (2, 0, 1)
+    assert (book.pending, book.held_by_lease(), book.completed) == (2, {}, 1)
 
 
 def test_a_resumed_run_may_go_on_for_more_epochs() -> None:

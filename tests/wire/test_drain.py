@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path) ->
     live = Live(config(checkpoint_dir=folder))
     with wired(live) as wire:
         wire.started("worker")
+    shutil.rmtree(folder)
     folder.write_text("a file is in the way")
     with pytest.raises(StartError, match="the last checkpoint was not written"):
         live.stop()

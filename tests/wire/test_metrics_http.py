@@ -85,8 +85,8 @@ def _train(wire: Wire) -> None:
     other.commit()
     wire.whole("Commit", worker.header(sequence=2), *worker.body()).answer(SMALL.size)
     wire.whole("Commit", worker.header(sequence=9), *worker.body()).refusal()
-    for size in (300, 300):
-        wire.call("LeaseShard", pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=size))
+    for holding in ([], [1]):
+        wire.call("LeaseShard", pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=300, holding=holding))
     wire.call("ReportEvaluation", pb.ReportEvaluationRequest(version=3, loss=0.25, accuracy=0.75))
     wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
     other.leave()

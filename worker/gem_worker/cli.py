@@ -15,6 +15,7 @@ import structlog
 import torch
 from gem_api import __version__, logs
 from gem_api.exposition import serve_metrics
+from gem_api.lifetime import end_with_launcher
 from gem_api.options import SETTINGS, Number, log_format_option, option
 from gem_client import GemError, NonFiniteGradient, Retry, connect
 from prometheus_client.registry import CollectorRegistry
@@ -52,6 +53,7 @@ def main(**options: Any) -> None:
     structlog.contextvars.bind_contextvars(worker=name)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_stopped)
+    end_with_launcher()
     try:
         sys.exit(_work(name, options, log))
     except Stopped:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gem_api.lifetime import LAUNCHER
+
 from gem_worker.cli import EXIT_DIVERGED, EXIT_WRONG_USE
 
 MOST_RESTARTS = 5  # in a row, of one process, without a commit in between
@@ -36,7 +38,7 @@ class Member:
         # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which stops the others in order. The
         # launcher's GEM_ variables are its own; what the others need is in their flags.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*self.command, *extra], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,

@@ -89,7 +89,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         cluster.start()
         return follower.follow()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
+        _ignore_signals()
         click.echo("\nstopping: the workers leave, the server writes a checkpoint ...")
         cluster.stop()
         click.echo(f"stopped. Go on with:  gem-train --resume {folder.path}")
@@ -98,8 +98,15 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         click.echo(f"gem-train: {error}", err=True)
         return 1
     finally:
+        _ignore_signals()
         cluster.stop()
         follower.close()
+
+
+def _ignore_signals() -> None:
+    """A second Ctrl-C or SIGTERM must not leave processes behind."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _completed(options: dict[str, Any]) -> dict[str, Any]:

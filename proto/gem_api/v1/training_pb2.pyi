@@ -245,12 +245,14 @@ class LeaveClusterResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaseShardRequest(_message.Message):
-    __slots__ = ("lease_id", "sample_count")
+    __slots__ = ("lease_id", "sample_count", "holding")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     sample_count: int
-    def __init__(self, lease_id: _Optional[str] = ..., sample_count: _Optional[int] = ...) -> None: ...
+    holding: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease_id: _Optional[str] = ..., sample_count: _Optional[int] = ..., holding: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseShardResponse(_message.Message):
     __slots__ = ("shard", "wait_seconds", "complete")
