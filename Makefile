@@ -9,11 +9,13 @@ help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, generated code in step"
+	@echo "make test-slow   the tests that need minutes or the real MNIST"
+	@echo "make format  format the code"
 	@echo "make bench   measure commits/s, fairness and the fused pass"
 	@echo "make proto   generate the Python code of the contract"
 
 $(READY): requirements.lock pyproject.toml
-	@echo "setting up $(VENV) (once; about a minute)"
+	@echo "setting up $(VENV) (once; it downloads the pinned packages and takes some minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq --disable-pip-version-check -r requirements.lock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -47,6 +48,7 @@ def main(context: click.Context, /, server: str, timeout: float) -> None:
       gem-ctl --server host:50051 status --json | jq .version
       gem-ctl pull model.safetensors
     """
+    logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
     context.obj = server, timeout
 
 
@@ -94,7 +96,9 @@ def checkpoint(target: tuple[str, float]) -> None:
 @main.command()
 @click.pass_obj
 def drain(target: tuple[str, float]) -> None:
-    """Ends the server gracefully: queued commits are applied and answered, a checkpoint is written, the process exits.
+    """Ends the server gracefully: queued commits are applied and answered, the process exits.
+
+    A server that has a --checkpoint-dir writes a checkpoint before it exits.
 
     Workers wait for a server to come back; start it with --resume.
     """

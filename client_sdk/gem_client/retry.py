@@ -53,6 +53,9 @@ class Retry:
             except RETRYABLE as error:
                 pause = self.uniform(0, bound)
                 if self.clock() - began + pause > self.give_up_after:
+                    error.add_note(
+                        f"gave up after {self.give_up_after:g} s; gem_client.Retry(give_up_after=...) sets another time"
+                    )
                     raise
                 on_failure(error, pause)
                 self.sleep(pause)

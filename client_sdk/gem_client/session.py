@@ -29,7 +29,6 @@ from gem_client.retry import Retry
 from gem_client.shards import Shards
 
 log = logging.getLogger("gem_client")
-log.addHandler(logging.NullHandler())  # what a library logs is seen where the program sets up logging
 
 
 @dataclass(frozen=True)

@@ -60,12 +60,13 @@ def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
 
 
 def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
-    """Options for every field of `Hyperparameters`; `defaults` replace the fields' own."""
+    """Options for every field of `Hyperparameters`; `defaults`, pairs of a value and its text, replace the fields' own."""
 
     def decorate(command: Any) -> Any:
         for name, kind, help_ in reversed(_OPTIONS):
             flag = "--" + name.replace("_", "-")
-            command = option(flag, type=kind, default=defaults.get(name, _DEFAULTS[name]), help=help_)(command)
+            default, shown = defaults.get(name, (_DEFAULTS[name], True))
+            command = option(flag, type=kind, default=default, show_default=shown, help=help_)(command)
         return command
 
     return decorate

@@ -14,6 +14,8 @@ from gem_server.apply_loop import ApplyLoop
 from gem_server.core import Core
 from gem_server.progress import Progress
 
+_FIRST_SECONDS = 0.2
+
 
 class Checkpointer:
     """Writes checkpoints between two commits.
@@ -60,9 +62,13 @@ class Checkpointer:
             self._written(*await asyncio.to_thread(self._plan()))
 
     async def every(self, seconds: float) -> None:
-        """Writes one every so often while there are new commits; a failure is logged and tried again next time."""
+        """Writes one as soon as θ has a value, so that a run never begins anew, and then every so often while there are new
+        commits. A failure is logged and tried again next time."""
+        pause = min(seconds, _FIRST_SECONDS)
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(pause)
+            if self._core.central.initialized:
+                pause = seconds
             if self._core.central.initialized and self._core.central.version != self._progress.checkpoint_version:
                 try:
                     await self.write()

@@ -56,7 +56,11 @@ class Bytes(click.ParamType[int]):
 )
 @option("--checkpoint-keep", type=click.IntRange(1), default=3, help="How many checkpoints to keep.")
 @option("--resume/--no-resume", default=False, help="Go on from the newest checkpoint in --checkpoint-dir, if there is one.")
-@option("--history", type=click.Path(dir_okay=False, path_type=Path), help="File that gets a line of CSV for every commit.")
+@option(
+    "--history",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File that gets a line of CSV for every commit; an older file goes to FILE.old.",
+)
 @option(
     "--lease-seconds",
     type=Number(1, 3600),
@@ -78,7 +82,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     """Serves a GEM parameter server: holds the central variable and applies the workers' commits in FIFO order.
 
     Every option can also be set by the environment variable shown with it; a flag wins over the environment.
-    SIGTERM or Ctrl-C finishes the queued commits, writes a checkpoint and exits with status 0.
+    SIGTERM or Ctrl-C finishes the queued commits, writes a checkpoint (with --checkpoint-dir) and exits with status 0.
     """
     tune_allocator()
     end_with_launcher()

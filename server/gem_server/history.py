@@ -34,6 +34,8 @@ class History:
         self._failing = False
         kept = _lines_up_to(path, version) if version and path.exists() else []
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not kept and path.exists():
+            path.replace(path.with_name(path.name + ".old"))
         rewritten = path.with_name(path.name + ".new")
         self._file = rewritten.open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)

@@ -158,6 +158,8 @@ class Server:
         self._tasks = [asyncio.create_task(chore) for chore in chores]
         address = f"{config.listen.rpartition(':')[0]}:{self.port}"
         settings = core.settings
+        if config.checkpoint_dir is None:
+            self._log.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
         self._log.info(
             "serving", address=address, metrics=config.metrics_listen or "none", run=core.run_id, version=core.central.version,
             rule=settings.rule, learning_rate=settings.learning_rate,
@@ -298,7 +300,10 @@ def _bind(server: Any, address: str) -> int:
     try:
         return int(server.add_insecure_port(address))
     except RuntimeError as error:
-        raise StartError(f"can't listen on {address}: the address is in use, or not this machine's ({error})") from None
+        why = str(error).partition(";")[0]
+        raise StartError(
+            f"can't listen on {address}: the address is in use, not this machine's, or no HOST:PORT ({why})"
+        ) from None
 
 
 async def _repeat(seconds: float, chore: Callable[[], None]) -> None:

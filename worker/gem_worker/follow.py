@@ -90,7 +90,7 @@ class Follower:
             return
         if not before.version:
             click.echo(_HEADER)
-        rate = max(0, version - before.version) / (now - before.at)
+        rate = max(0, version - before.version) / (now - before.at) if before.version else 0.0
         click.echo(_progress_line(now - self._began, rate, status, self._scorer.last))
 
     def _print_start(self, joined: int) -> None:
@@ -127,7 +127,6 @@ class Follower:
             "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
             "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over commits of each one's median
             "seconds": round(seconds, 1),
-            "commits_per_second": round(len(staleness) / seconds, 1),
             "rule": self._settings.rule,
             "workers": self._options["workers"],
             "task": self._options["task"],
@@ -152,7 +151,7 @@ def _progress_line(seconds: float, rate: float, status: pb.GetStatusResponse, sc
 def _staleness(summary: dict[str, Any]) -> str:
     if summary["staleness_mean"] is None:
         return "–"
-    return f"mean {summary['staleness_mean']:.1f}, 95 % below {summary['staleness_p95']:.0f}"
+    return f"mean {summary['staleness_mean']:.1f}, 95 % at most {summary['staleness_p95']:.0f}"
 
 
 def _closing(summary: dict[str, Any], folder: RunFolder) -> str:
@@ -162,7 +161,7 @@ def _closing(summary: dict[str, Any], folder: RunFolder) -> str:
         f"{summary['outcome']} after {summary['commits']} commits in {summary['seconds']:.0f} s",
         f"  test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}",
         f"  staleness      {_staleness(summary)}",
-        f"  median π       {'–' if pi is None else f'{pi:.3f}'}",
+        f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
         f"  plot           {folder.report}",
         f"  summary        {folder.summary}",
         f"  model          {folder.model}",

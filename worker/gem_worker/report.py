@@ -40,7 +40,7 @@ def plot_report(path: Path, title: str, history: dict[str, Column], scores: list
 def _curve(axes: Axes, x: Column, y: Column, label: str) -> None:
     """Dots for the commits, a line for their mean over about a hundredth of the run."""
     axes.plot(x, y, ".", color=_DOTS, markersize=2, rasterized=True)
-    width = max(1, len(x) // 100)
+    width = max(10, len(x) // 100)
     known = np.isfinite(y)
     if known.sum() >= width:
         smooth = np.convolve(y[known], np.ones(width) / width, mode="valid")

@@ -22,6 +22,7 @@ from gem_worker.tasks import BUILT_IN, Task, TaskError, load_task
 
 _SETTINGS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
+_CHECKPOINT_SECONDS = 10
 _MAY_CHANGE = {"workers", "epochs", "steps", "evaluate_every", "lease_seconds"}  # in a resumed run
 
 
@@ -29,7 +30,7 @@ _MAY_CHANGE = {"workers", "epochs", "steps", "evaluate_every", "lease_seconds"} 
 @option("--workers", type=click.IntRange(1, 1000), default=4, help="Worker processes.")
 @option("--task", default="digits", help=f"What to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
 @option("--data", type=click.Path(path_type=Path), help="Folder of the task's data, for tasks that need one.")
-@hyperparameter_options(epochs=None)
+@hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"))
 @option(
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -55,6 +56,9 @@ def main(context: click.Context, /, **options: Any) -> None:
 
     Shows live progress and leaves runs/<id>/ with summary.json, report.png and model.safetensors. Processes that die
     are started again. Ctrl-C stops everything, leaves a checkpoint, and says how to resume.
+
+    Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch), made
+    with the --data folder as its only argument; README.md shows one.
 
     \b
     Examples:
@@ -92,7 +96,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         _ignore_signals()
         click.echo("\nstopping: the workers leave, the server writes a checkpoint ...")
         cluster.stop()
-        click.echo(f"stopped. Go on with:  gem-train --resume {folder.path}")
+        click.echo(f"stopped. Go on with:  {_program()} --resume {folder.path}")
         return 130
     except ClusterError as error:
         click.echo(f"gem-train: {error}", err=True)
@@ -101,6 +105,11 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         _ignore_signals()
         cluster.stop()
         follower.close()
+
+
+def _program() -> str:
+    """This command as the user called it."""
+    return sys.argv[0] if sys.argv[0].endswith("gem-train") else "gem-train"
 
 
 def _ignore_signals() -> None:
@@ -154,6 +163,7 @@ def _cluster(
             f"--metrics-listen={metrics}",
             f"--history={folder.commits}",
             f"--checkpoint-dir={folder.checkpoints}",
+            f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
             f"--lease-seconds={options['lease_seconds']}",
             *flags(settings),
         ),
