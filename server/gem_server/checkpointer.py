@@ -67,9 +67,10 @@ class Checkpointer:
         pause = min(seconds, _FIRST_SECONDS)
         while True:
             await asyncio.sleep(pause)
-            if self._core.central.initialized:
-                pause = seconds
-            if self._core.central.initialized and self._core.central.version != self._progress.checkpoint_version:
+            if not self._core.central.initialized:
+                continue
+            pause = seconds
+            if self._core.central.version != self._progress.checkpoint_version:
                 try:
                     await self.write()
                 except CheckpointFailed as error:

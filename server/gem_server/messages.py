@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TypeVar
 
 from gem_api import __version__
 from gem_api.layout import Layout
@@ -16,14 +15,6 @@ from gem_server.progress import Evaluation, Progress
 from gem_server.rules import PiFacts
 from gem_server.shards import Shard
 from gem_server.shuffle import Indices
-
-T = TypeVar("T")
-
-
-def require(value: T | None) -> T:
-    """The value, which the caller knows to be there."""
-    assert value is not None
-    return value
 
 
 def header(message: pb.CommitHeader) -> Header:

@@ -32,7 +32,7 @@ class Metrics(Collector):
         progress: Read at each scrape.
         traffic: Read at each scrape.
         queue_length: Commits waiting, asked at each scrape.
-        clock: Unix seconds less monotonic seconds are fixed; `wall` turns the one into the other.
+        wall: Turns monotonic seconds into Unix seconds.
     """
 
     def __init__(

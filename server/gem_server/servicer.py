@@ -133,8 +133,9 @@ class TrainingServicer:
     async def _pull_without_lease(self, context: Context) -> None:
         self._core.central.require_initialized()
         copy = await self._apply_loop.between_commits(self._core.plan_copy)
-        layout = messages.require(self._core.central.layout).to_message()
-        await self._write_pull_header(context, pb.PullHeader(version=copy.version, layout=layout))
+        layout = self._core.central.layout
+        assert layout is not None
+        await self._write_pull_header(context, pb.PullHeader(version=copy.version, layout=layout.to_message()))
         await self._send(context, copy.theta, patience=READER_SECONDS)
 
     async def _write_pull_header(self, context: Context, header: pb.PullHeader) -> None:

@@ -100,7 +100,7 @@ class Follower:
 
     def _finish(self) -> int:
         self._poll()
-        score = self._scorer.last_of_all(self._folder)
+        score = self._scorer.last_of_all()
         seconds = time.monotonic() - self._began
         self._cluster.stop()
         history = self._folder.history()

@@ -45,12 +45,12 @@ class Scorer:
         if version > (self.last.version if self.last else 0) and time.monotonic() >= self._next_at:
             self._due.set()
 
-    def last_of_all(self, folder: RunFolder) -> Score | None:
+    def last_of_all(self) -> Score | None:
         """Scores the final θ and saves it as the run's model."""
         score = self._evaluate()
         with self._lock:
             if self._reader.theta.size:
-                folder.save_model(self._reader.layout, self._reader.theta, self._reader.version)
+                self._folder.save_model(self._reader.layout, self._reader.theta, self._reader.version)
         return score
 
     def close(self) -> None:

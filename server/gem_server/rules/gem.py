@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
+from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
 from gem_server.rules.base import Buffers, PiFacts, UpdateRule, require, require_rate
 from gem_server.rules.fused import BINS, bin_edges, gem_pass, quantile
-
-CONVENTIONS = ("after", "paper", "reference")
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,7 @@ class Gem(UpdateRule):
         require(0 < self.kappa <= 1e3, f"kappa must be above 0 and at most 1000, not {self.kappa}")
         require(1e-30 <= self.epsilon <= 1, f"epsilon must lie in [1e-30, 1], not {self.epsilon}")
         require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")
-        require(
-            self.snapshot in CONVENTIONS, f"the snapshot convention is one of {', '.join(CONVENTIONS)}, not {self.snapshot!r}"
-        )
+        require(self.snapshot in SNAPSHOTS, f"the snapshot convention is one of {', '.join(SNAPSHOTS)}, not {self.snapshot!r}")
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -64,6 +63,10 @@ class Gem(UpdateRule):
     def _by_reference(self) -> bool:
         return self.snapshot == "reference"
 
+    @cached_property
+    def _edges(self) -> npt.NDArray[np.float32]:
+        return bin_edges(self.pi_max)
+
     def pull(self, theta: Vector, buffers: Buffers) -> None:
         # By reference a pull leaves s alone: it starts at zero and changes only with the worker's own commits.
         np.copyto(buffers[self.answer], theta)
@@ -71,7 +74,7 @@ class Gem(UpdateRule):
     def apply(self, layout: Layout, theta: Vector, gradient: Vector, buffers: Buffers, staleness: int) -> PiFacts:
         epsilons = (self.epsilon, 0.0) if self._by_reference else (0.0, self.epsilon)
         scalars = (self.learning_rate, self.momentum, self.kappa, *epsilons, self.pi_max)
-        edges = bin_edges(self.pi_max)
+        edges = self._edges
         counts = np.empty(BINS, np.int64)
         medians = np.empty(len(layout.tensors), np.float32)
         proxy_energy, central_energy = gem_pass(
