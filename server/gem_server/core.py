@@ -251,6 +251,7 @@ class Core:
             loss=header.loss,
             samples=header.samples,
             pi=pi,
+            scale=self.rule.scale(step.staleness, pi),
         )
         self.outcomes[Outcome.APPLIED] += 1
         self.steps_done[lease.worker] = self.steps_done.get(lease.worker, 0) + 1

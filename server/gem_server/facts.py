@@ -78,6 +78,7 @@ class Applied:
         loss: Training loss on the batch, if reported.
         samples: Samples in the batch.
         pi: Facts about π; None for a rule without one, and for a commit restored from a checkpoint.
+        scale: Mean factor, over the parameters, that the rule multiplied its Δ by: how much of the commit took effect.
     """
 
     ticket: int
@@ -89,6 +90,7 @@ class Applied:
     loss: float | None
     samples: int
     pi: PiFacts | None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

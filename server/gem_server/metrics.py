@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from gem_api.hyperparameters import Hyperparameters
 from prometheus_client import Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from gem_server.apply_loop import Timing
@@ -17,10 +19,11 @@ from gem_server.progress import Progress
 from gem_server.rules import PiFacts
 from gem_server.servicer import Traffic
 
-_STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 _SECONDS = (*(base * 10.0**exponent for exponent in range(-5, 1) for base in (1, 2, 5)), 10.0)
 _PI_OCTAVES = tuple(2.0**octave for octave in range(-10, 20))
 MAX_TENSORS = 500  # label values of gem_pi_tensor_median
+MAX_WORKERS = 1000  # label values of gem_worker_*
 
 
 class Metrics(Collector):
@@ -77,7 +80,12 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         core, ledger, progress = self._core, self._core.ledger, self._progress
         yield _gauge("gem_central_version", "Commits applied to the central variable.", core.central.version)
+        yield InfoMetricFamily("gem_run", "The run and its settings.", {"run_id": core.run_id, **_texts(core.settings)})
         yield _counter("gem_commits", "Commits by outcome.", "outcome", core.outcomes)
+        yield _counter("gem_commits_rejected", "Rejected commits, by error.", "error", progress.rejected)
+        yield _counter(
+            "gem_nonfinite_losses", "Commits whose reported loss was no finite number.", None, progress.nonfinite_losses
+        )
         yield _gauge("gem_active_workers", "Workers that hold a lease.", len(core.leases.live))
         ended = {reason: core.leases.ended.get(reason, 0) for reason in EndReason}
         yield _counter("gem_leases_ended", "Leases that ended, by reason.", "reason", ended)
@@ -96,10 +104,24 @@ class Metrics(Collector):
         yield shards
         yield _counter("gem_samples_committed", "Samples in applied commits.", None, core.samples_committed)
         yield from self._training()
+        yield from self._per_worker()
         if progress.checkpoint_version is not None:
             yield _gauge("gem_checkpoint_version", "Version of the last checkpoint.", progress.checkpoint_version)
             written = self._wall(progress.checkpoint_at)
             yield _gauge("gem_checkpoint_timestamp_seconds", "When the last checkpoint was written, Unix time.", written)
+
+    def _per_worker(self) -> Iterator[Metric]:
+        """What each live worker did under its present lease; its series end with the lease."""
+        commits = CounterMetricFamily("gem_worker_commits", "Commits applied.", labels=["worker"])
+        staleness = CounterMetricFamily("gem_worker_staleness", "Sum of the commits' staleness.", labels=["worker"])
+        influence = CounterMetricFamily(
+            "gem_worker_influence", "Sum of the commits' mean scaling factors: commits at full strength.", labels=["worker"]
+        )
+        for name, worker in list(self._progress.workers.items())[:MAX_WORKERS]:
+            commits.add_metric([name], worker.commits)
+            staleness.add_metric([name], worker.staleness)
+            influence.add_metric([name], worker.influence)
+        yield from (commits, staleness, influence)
 
     def _training(self) -> Iterator[Metric]:
         progress = self._progress
@@ -137,10 +159,11 @@ class PiHistogram:
     def __init__(self) -> None:
         self._counts = np.zeros(0, np.int64)
         self._edges = np.zeros(0, np.float32)
+        self._middles = np.zeros(0, np.float64)
 
     def add(self, pi: PiFacts) -> None:
         if not self._counts.size:
-            self._counts, self._edges = np.zeros_like(pi.counts), pi.edges
+            self._counts, self._edges, self._middles = np.zeros_like(pi.counts), pi.edges, pi.middles
         self._counts = self._counts + pi.counts
 
     def collect(self) -> Iterator[Metric]:
@@ -151,11 +174,13 @@ class PiHistogram:
         bounds = [0.0, *(octave for octave in _PI_OCTAVES if edges[2] <= octave < edges[-1])]
         buckets = [(str(bound), float(counts[: max(1, np.searchsorted(edges, bound))].sum())) for bound in bounds]
         buckets += [(str(float(edges[-1])), float(counts.sum())), ("+Inf", float(counts.sum()))]
-        middles = np.append((edges[:-1] + edges[1:]) / 2, edges[-1])
-        middles[0] = 0
-        total = float((counts * middles.astype(np.float64)).sum())
+        total = float(counts @ self._middles)
         help_ = "Scaling factor over all parameters of all commits (Eq. 19); the sum is exact to 1/32."
         yield HistogramMetricFamily("gem_pi", help_, buckets=buckets, sum_value=total)
+
+
+def _texts(settings: Hyperparameters) -> dict[str, str]:
+    return {name: str(value) for name, value in asdict(settings).items()}
 
 
 def _gauge(name: str, help_: str, value: float) -> Metric:

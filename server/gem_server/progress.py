@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from gem_server.apply_loop import Timing
@@ -33,9 +34,18 @@ class Evaluation:
 
 @dataclass
 class WorkerProgress:
-    """A live worker's commits under its present lease, and the last of them."""
+    """A live worker's commits under its present lease, and the last of them.
+
+    Attributes:
+        commits: How many were applied.
+        staleness: Sum of their τ.
+        influence: Sum of their scales: how many commits at full strength they amount to.
+        last: The last one.
+    """
 
     commits: int = 0
+    staleness: int = 0
+    influence: float = 0.0
     last: Applied | None = None
 
 
@@ -50,6 +60,8 @@ class Progress:
     last: Applied | None = None
     evaluation: Evaluation | None = None
     workers: dict[str, WorkerProgress] = field(default_factory=dict)
+    rejected: Counter[str] = field(default_factory=Counter)  # by name of the error
+    nonfinite_losses: int = 0
     checkpoint_version: int | None = None
     checkpoint_at: float = 0.0  # on the monotonic clock
 
@@ -58,10 +70,13 @@ class Progress:
         self.staleness.add(applied.staleness)
         if applied.loss is not None:
             self.loss.add(applied.loss)
+            self.nonfinite_losses += not math.isfinite(applied.loss)
         if applied.pi is not None:
             self.pi_median.add(applied.pi.median)
         worker = self.workers.setdefault(applied.worker, WorkerProgress())
         worker.commits += 1
+        worker.staleness += applied.staleness
+        worker.influence += applied.scale
         worker.last = applied
 
     def evaluated(self, evaluation: Evaluation) -> None:

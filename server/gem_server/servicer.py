@@ -105,6 +105,7 @@ class TrainingServicer:
         if isinstance(error, Draining):
             return
         self._core.outcomes[Outcome.REJECTED] += 1
+        self._progress.rejected[type(error).__name__] += 1
         lease = self._core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
         self._log.warning(

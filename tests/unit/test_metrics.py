@@ -243,6 +243,49 @@ def test_the_sum_of_pi_is_exact_to_half_a_bin() -> None:
     assert watch.value("gem_pi_sum") == pytest.approx(np.minimum(pi, 5).sum(), rel=1 / 32)
 
 
+# -- per worker
+
+
+def test_each_live_worker_shows_its_commits_their_staleness_and_their_influence() -> None:
+    watch = watched()
+    for lease_id in ("lease-1", "lease-1", "lease-2"):
+        watch.commit(lease_id)
+    assert watch.values("gem_worker_commits_total", "worker") == {"ann": 2, "bob": 1}
+    assert watch.values("gem_worker_staleness_total", "worker") == {"ann": 0, "bob": 2}
+    influence = watch.values("gem_worker_influence_total", "worker")
+    assert sum(influence.values()) == pytest.approx(watch.value("gem_pi_sum") / 9)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("rule", "influence"), [("downpour", 2.0), ("adaptive", 1 + 1 / 3)])
+def test_the_influence_of_a_commit_is_what_its_rule_made_of_it(rule: str, influence: float) -> None:
+    watch = watched(rule=rule)
+    watch.commit("lease-1")
+    watch.commit("lease-2")
+    watch.commit("lease-1", base_version=0)
+    assert watch.value("gem_worker_influence_total", worker="ann") == pytest.approx(influence)
+
+
+def test_a_workers_series_end_with_its_lease() -> None:
+    watch = watched()
+    watch.commit("lease-1")
+    watch.commit("lease-2")
+    watch.progress.forget("ann")
+    assert watch.values("gem_worker_commits_total", "worker") == {"bob": 1}
+
+
+def test_the_run_is_described_by_its_settings() -> None:
+    (info,) = [family for family in watched(kappa=2.0).registry.collect() if family.name == "gem_run"]
+    labels = info.samples[0].labels
+    assert (labels["run_id"], labels["rule"], labels["kappa"]) == ("run", "gem", "2.0")
+
+
+def test_losses_that_are_no_numbers_are_counted() -> None:
+    watch = watched()
+    for loss in (0.5, float("nan"), float("inf"), None):
+        watch.commit("lease-1", loss=loss)
+    assert watch.value("gem_nonfinite_losses_total") == 2
+
+
 # -- the exposition
 
 

@@ -104,6 +104,8 @@ def test_the_values_are_those_of_the_run(trained: Live) -> None:
         ("gem_commits_total", "applied"): 3,
         ("gem_commits_total", "repeated"): 1,
         ("gem_commits_total", "rejected"): 1,
+        ("gem_commits_rejected_total", "SequenceGap"): 1,
+        ("gem_worker_commits_total", "worker"): 2,
         ("gem_commit_staleness_count", ""): 3,
         ("gem_commit_staleness_sum", ""): 2,
         ("gem_pi_count", ""): 3 * SMALL.size,

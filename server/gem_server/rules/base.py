@@ -34,6 +34,18 @@ class PiFacts:
     central_energy: float
 
     @property
+    def middles(self) -> npt.NDArray[np.float64]:
+        """float64, shape (bins,): a value that stands for each bin, at most 1/32 from any in it."""
+        middles = np.append((self.edges[:-1] + self.edges[1:]) / 2, self.edges[-1]).astype(np.float64)
+        middles[0] = 0
+        return middles
+
+    @property
+    def mean(self) -> float:
+        """Mean of π, exact to 1/32."""
+        return float(self.counts @ self.middles / self.counts.sum())
+
+    @property
     def zero_ratio(self) -> float:
         """Share of parameters with π = 0."""
         return float(self.counts[0] / self.counts.sum())
@@ -82,6 +94,10 @@ class UpdateRule(ABC):
         Returns:
             Facts about π, or None for a rule without one.
         """
+
+    def scale(self, staleness: int, pi: PiFacts | None) -> float:
+        """The mean factor that a commit's Δ was multiplied by, from what `apply` was given and answered."""
+        return 1.0 if pi is None else pi.mean
 
 
 def require(condition: bool, message: str) -> None:

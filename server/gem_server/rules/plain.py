@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import Buffers, UpdateRule, require_rate
+from gem_server.rules.base import Buffers, PiFacts, UpdateRule, require_rate
 from gem_server.rules.fused import descend
 
 
@@ -33,6 +33,9 @@ class Downpour(UpdateRule):
     def apply(self, layout: Layout, theta: Vector, gradient: Vector, buffers: Buffers, staleness: int) -> None:
         eta, divisor = np.float32(self.learning_rate), np.float32(self.divisor(staleness))
         descend(theta, gradient, eta, divisor, buffers["snapshot"])
+
+    def scale(self, staleness: int, pi: PiFacts | None) -> float:
+        return 1.0 / self.divisor(staleness)
 
 
 @dataclass(frozen=True)
