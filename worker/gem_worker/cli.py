@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
-import structlog
 import torch
 from gem_api import __version__, logs
 from gem_api.exposition import serve_metrics
 from gem_api.lifetime import end_with_launcher
-from gem_api.options import SETTINGS, Number, log_format_option, option
+from gem_api.options import SETTINGS, log_format_option, option
 from gem_client import GemError, NonFiniteGradient, Retry, connect
 from prometheus_client.registry import CollectorRegistry
 
+from gem_worker.command import EXIT_DIVERGED, EXIT_FAILED, EXIT_WRONG_USE, Stopped, log_as, member_options, stop_on_signals
 from gem_worker.metrics import WorkerMetrics
-from gem_worker.tasks import BUILT_IN, TaskError, load_task
+from gem_worker.tasks import TaskError, load_task
 from gem_worker.trainer import settings_of, train
-
-EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED = 1, 2, 3
-
-
-class Stopped(BaseException):
-    """SIGTERM or Ctrl-C: leave the run, whatever is going on. No Exception, so that nobody takes it for a failure."""
 
 
 @click.command(context_settings=SETTINGS)
-@option("--server", default="127.0.0.1:50051", help="The server's address, host:port.")
-@option("--task", default="digits", help=f"What to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
-@option("--data", type=click.Path(path_type=Path), help="Folder of the task's data, for tasks that need one.")
+@member_options
 @option("--name", help="What the worker calls itself; unique in the run. Host and process by default.")
-@option("--threads", type=click.IntRange(1), default=1, help="Threads that PyTorch may use.")
-@option("--give-up-after", type=Number(0), default=300.0, help="Seconds to wait for a server that is out of reach.")
 @option("--metrics-listen", default="", help="Address to serve Prometheus metrics on, host:port; empty for none.")
 @log_format_option
 @click.version_option(__version__)
@@ -48,11 +35,9 @@ def main(**options: Any) -> None:
     Exit status 3 means that training diverged, 1 that the server refused or was out of reach too long.
     """
     log = logs.configure(options["log_format"])
-    logging.basicConfig(level=logging.INFO, handlers=[_ToStructlog()])
     name = options["name"] or f"{socket.gethostname()}-{os.getpid()}"
-    structlog.contextvars.bind_contextvars(worker=name)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _raise_stopped)
+    log_as(name)
+    stop_on_signals()
     end_with_launcher()
     try:
         sys.exit(_work(name, options, log))
@@ -75,6 +60,7 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
         retry = Retry(give_up_after=options["give_up_after"])
         settings = settings_of(options["server"], retry)
         with connect(options["server"], name=name, retry=retry) as session:
+            log.info("training", server=options["server"], task=options["task"], rule=settings.rule)
             steps = train(task, session, settings, metrics)
     except TaskError as error:
         log.error("the task can't be loaded", why=str(error))
@@ -87,14 +73,3 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
         return EXIT_FAILED
     log.info("done", commits=steps)
     return 0
-
-
-def _raise_stopped(number: int, frame: Any) -> None:
-    raise Stopped
-
-
-class _ToStructlog(logging.Handler):
-    """The SDK logs through the standard library; here that joins the worker's own log."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        structlog.get_logger().log(record.levelno, record.getMessage())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gem_api.lifetime import LAUNCHER
 
-from gem_worker.cli import EXIT_DIVERGED, EXIT_WRONG_USE
+from gem_worker.command import EXIT_DIVERGED, EXIT_WRONG_USE
 
 MOST_RESTARTS = 5  # in a row, of one process, without a commit in between
 _STOP_SECONDS = 20.0

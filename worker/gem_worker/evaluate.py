@@ -1,11 +1,13 @@
-"""Loss and accuracy of the central variable on held-out data."""
+"""Loss and accuracy of the central variable on held-out data, and their report to the server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from gem_api.errors import LayoutMismatch
 from gem_api.layout import Layout, Vector
+from gem_client import Admin, Retry, Session, connect
 from torch.utils.data import DataLoader
 
 from gem_worker.tasks import Task
@@ -36,10 +38,13 @@ class Evaluator:
 
     @torch.no_grad()
     def score(self, version: int, layout: Layout, theta: Vector) -> Score:
-        """Scores θ (float32, shape (P,))."""
-        for name, value in layout.split(theta).items():
-            parameter = self._parameters[name]
-            parameter.copy_(torch.from_numpy(value).view_as(parameter))
+        """Scores θ (float32, shape (P,)). Raises LayoutMismatch where the run trains another model."""
+        tensors = layout.split(theta)
+        mine = {name: tuple(parameter.shape) for name, parameter in self._parameters.items() if name in tensors}
+        if mine != {name: value.shape for name, value in tensors.items()}:
+            raise LayoutMismatch("the run trains another model than this task's: give the task that the workers have")
+        for name, value in tensors.items():
+            self._parameters[name].copy_(torch.from_numpy(value))
         samples, loss, correct = 0, 0.0, 0
         for batch in self._loader:
             size = len(batch[0])
@@ -48,3 +53,33 @@ class Evaluator:
             right = self._task.correct(self._model, batch)
             correct = -1 if right is None or correct < 0 else correct + right
         return Score(version, loss / samples, None if correct < 0 else correct / samples)
+
+
+class RemoteEvaluator:
+    """Scores the newest θ of a server, and reports the score to it.
+
+    Args:
+        address: The server's.
+        task: The model and the held-out data.
+        retry: How long to wait for a server that is out of reach.
+
+    Attributes:
+        reader: The session that θ is pulled with; it takes no part in the training.
+        admin: For everything else that is asked of the server.
+    """
+
+    def __init__(self, address: str, task: Task, retry: Retry) -> None:
+        self._evaluator = Evaluator(task)
+        self.reader: Session = connect(address, retry=retry)
+        self.admin = Admin(address, timeout=min(10.0, retry.give_up_after))
+
+    def evaluate(self) -> Score:
+        """Raises a GemError where the server can't be reached, has no θ yet, or trains another model."""
+        theta = self.reader.pull()
+        score = self._evaluator.score(self.reader.version, self.reader.layout, theta)
+        self.admin.report_evaluation(score.version, score.loss, score.accuracy)
+        return score
+
+    def close(self) -> None:
+        self.reader.close()
+        self.admin.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from gem_client import Admin, GemError, Retry, connect
+from gem_client import GemError, Retry
 
-from gem_worker.evaluate import Evaluator, Score
+from gem_worker.evaluate import RemoteEvaluator, Score
 from gem_worker.run_folder import RunFolder
 from gem_worker.tasks import Task
 
@@ -23,9 +23,7 @@ class Scorer:
     """
 
     def __init__(self, address: str, task: Task, folder: RunFolder, pause: float) -> None:
-        self._evaluator = Evaluator(task)
-        self._reader = connect(address, retry=Retry(give_up_after=5.0))
-        self._admin = Admin(address, timeout=5.0)
+        self._evaluator = RemoteEvaluator(address, task, Retry(give_up_after=5.0))
         self._folder = folder
         self._pause = pause
         self._due = threading.Event()
@@ -49,16 +47,16 @@ class Scorer:
         """Scores the final θ and saves it as the run's model."""
         score = self._evaluate()
         with self._lock:
-            if self._reader.theta.size:
-                self._folder.save_model(self._reader.layout, self._reader.theta, self._reader.version)
+            reader = self._evaluator.reader
+            if reader.theta.size:
+                self._folder.save_model(reader.layout, reader.theta, reader.version)
         return score
 
     def close(self) -> None:
         self._closed = True
         self._due.set()
         self._thread.join(timeout=30)
-        self._reader.close()
-        self._admin.close()
+        self._evaluator.close()
 
     def _run(self) -> None:
         while self._due.wait() and not self._closed:
@@ -71,9 +69,7 @@ class Scorer:
     def _evaluate(self) -> Score | None:
         with self._lock:
             try:
-                theta = self._reader.pull()
-                score = self._evaluator.score(self._reader.version, self._reader.layout, theta)
-                self._admin.report_evaluation(score.version, score.loss, score.accuracy)
+                score = self._evaluator.evaluate()
             except GemError:
                 return None  # the server is being started again: there will be another evaluation
             self.scores.append(score)

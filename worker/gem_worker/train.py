@@ -16,9 +16,10 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.options import SETTINGS, Number, flags, given, hyperparameter_options, option
 
 from gem_worker.cluster import Cluster, ClusterError, Member, free_port, python
+from gem_worker.command import data_option, task_option
 from gem_worker.follow import Follower
 from gem_worker.run_folder import RunFolder
-from gem_worker.tasks import BUILT_IN, Task, TaskError, load_task
+from gem_worker.tasks import Task, TaskError, load_task
 
 _SETTINGS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
@@ -28,8 +29,8 @@ _MAY_CHANGE = {"workers", "epochs", "steps", "evaluate_every", "lease_seconds"} 
 
 @click.command(context_settings=SETTINGS)
 @option("--workers", type=click.IntRange(1, 1000), default=4, help="Worker processes.")
-@option("--task", default="digits", help=f"What to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
-@option("--data", type=click.Path(path_type=Path), help="Folder of the task's data, for tasks that need one.")
+@task_option
+@data_option
 @hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"))
 @option(
     "--runs",

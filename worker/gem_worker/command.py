@@ -1,0 +1,60 @@
+"""What the commands of this package have in common: options, logs, exit statuses, how they are stopped."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+from gem_api.options import Number, option
+
+from gem_worker.tasks import BUILT_IN
+
+EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED = 1, 2, 3
+
+task_option = option("--task", default="digits", help=f"What to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
+data_option = option("--data", type=click.Path(path_type=Path), help="Folder of the task's data, for tasks that need one.")
+
+
+def member_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every process that works on a server's run."""
+    for decorate in (
+        option("--give-up-after", type=Number(0), default=300.0, help="Seconds to wait for a server that is out of reach."),
+        option("--threads", type=click.IntRange(1), default=1, help="Threads that PyTorch may use."),
+        data_option,
+        task_option,
+        option("--server", default="127.0.0.1:50051", help="The server's address, host:port."),
+    ):
+        command = decorate(command)
+    return command
+
+
+class Stopped(BaseException):
+    """SIGTERM or Ctrl-C: leave the run, whatever is going on. No Exception, so that nobody takes it for a failure."""
+
+
+def stop_on_signals() -> None:
+    """Has SIGTERM and Ctrl-C raise Stopped."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _raise_stopped)
+
+
+def log_as(name: str) -> None:
+    """Marks the process's log lines with its name, and has the SDK's lines join them."""
+    logging.basicConfig(level=logging.INFO, handlers=[_ToStructlog()])
+    structlog.contextvars.bind_contextvars(worker=name)
+
+
+def _raise_stopped(number: int, frame: Any) -> None:
+    raise Stopped
+
+
+class _ToStructlog(logging.Handler):
+    """The SDK logs through the standard library; here that joins the process's own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(record.levelno, record.getMessage())
