@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from prometheus_client import start_http_server
+from prometheus_client import ProcessCollector, start_http_server
 from prometheus_client.registry import CollectorRegistry
 
 
 def serve_metrics(address: str, registry: CollectorRegistry) -> None:
-    """Serves `registry` on "host:port" in a thread; an empty address means not at all.
+    """Serves `registry`, and the usual `process_` metrics, on "host:port" in a thread; an empty address means not at all.
 
     Raises:
         ValueError: The address makes no sense, is in use, or is not this machine's.
@@ -21,3 +21,4 @@ def serve_metrics(address: str, registry: CollectorRegistry) -> None:
         raise ValueError(
             f"can't serve metrics on {address!r}: {error}; give --metrics-listen HOST:PORT, or '' for none"
         ) from None
+    ProcessCollector(registry=registry)
