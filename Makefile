@@ -4,14 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test test-slow check format proto bench clean
+.PHONY: help train test test-slow test-docker check format proto dashboards bench clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, generated code in step"
 	@echo "make test-slow   the tests that need minutes or the real MNIST"
+	@echo "make test-docker   the same cluster in containers: training, crashes, scaling (needs Docker; about 10 minutes)"
 	@echo "make format  format the code"
 	@echo "make bench   measure commits/s, fairness and the fused pass"
+	@echo "make dashboards   generate Grafana's dashboards from client_sdk/gem_client/panels.py"
 	@echo "make proto   generate the Python code of the contract"
 
 $(READY): requirements.lock pyproject.toml
@@ -26,16 +28,21 @@ train: $(READY)
 	@$(BIN)/gem-train $(ARGS)
 
 test: $(READY)
-	@$(BIN)/pytest -m "not slow" $(ARGS)
+	@$(BIN)/pytest -m "not slow and not docker" $(ARGS)
 
 test-slow: $(READY)
 	@$(BIN)/pytest -m slow -n 0 $(ARGS)
+
+test-docker: $(READY)
+	@docker compose version >/dev/null || { echo "Docker with the compose plug-in is needed"; exit 1; }
+	@$(BIN)/pytest -m docker -n 0 -vv $(ARGS)
 
 check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy proto server worker client_sdk
 	@$(BIN)/python proto/generate.py --check
+	@$(BIN)/python deploy/grafana/generate.py --check
 
 format: $(READY)
 	@$(BIN)/ruff format .
@@ -43,6 +50,9 @@ format: $(READY)
 
 proto: $(READY)
 	@$(BIN)/python proto/generate.py
+
+dashboards: $(READY)
+	@$(BIN)/python deploy/grafana/generate.py
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks.sessions $(ARGS)

@@ -1,0 +1,113 @@
+"""`docker compose up --scale worker=8` as a user types it: real containers, a real Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from containers.project import ROOT, Project, wait_until
+from gem_client.panels import DASHBOARDS
+from gem_client.report import fill_in
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+WORKERS = 8
+
+
+class Run:
+    """The cluster after its run, and when it began."""
+
+    def __init__(self) -> None:
+        self.project = Project()
+        self.began = time.time()
+        self.targets: list[dict[str, str]] = []
+
+    def live_targets(self) -> list[tuple[str, str]]:
+        """(job, instance) of what Prometheus reaches."""
+        targets = self.project.prometheus("targets", state="active")["activeTargets"]
+        return [(one["labels"]["job"], one["labels"]["instance"]) for one in targets if one["health"] == "up"]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    run = Run()
+    try:
+        run.project.up(WORKERS)
+        yield run
+    finally:
+        run.project.down()
+
+
+# The tests of this module follow one run from its start to its end.
+
+
+def test_prometheus_finds_the_server_and_every_worker(run: Run) -> None:
+    targets = wait_until(lambda: len(found := run.live_targets()) == 1 + WORKERS and found, run.project)
+    assert targets.count(("gem-server", "server:9464")) == 1
+    assert len({instance for job, instance in targets if job == "gem-worker"}) == WORKERS
+
+
+def test_the_containers_run_without_rights_and_the_servers_image_has_no_torch(run: Run) -> None:
+    for service in ("server", "worker"):
+        assert run.project.shell(service, "id", "-u").strip() == "10001"
+        assert run.project.shell(service, "sh", "-c", "touch /touched || echo read-only").strip() == "read-only"
+    assert "No module named 'torch'" in run.project.shell(
+        "server", "python3", "-c", "try:\n import torch\nexcept ImportError as error: print(error)"
+    )
+
+
+def test_the_workers_train_to_the_end_and_exit_with_status_0(run: Run) -> None:
+    wait_until(lambda: run.project.states("worker") == [("exited", 0)] * WORKERS, run.project, 400)
+    status = run.project.status()
+    assert status["state"] == "RUN_STATE_COMPLETE"
+    shards = status["shards"]
+    assert (shards["pending"], shards["leased"], shards["epoch"] + 1) == (0, 0, shards["epochs"])
+    assert shards["samples_completed"] == shards["epochs"] * 1438
+
+
+def test_the_evaluator_reports_an_accuracy_of_at_least_97_percent(run: Run) -> None:
+    version = run.project.version()
+    status = wait_until(lambda: (s := run.project.status())["evaluation"]["version"] == version and s, run.project)
+    assert status["evaluation"]["accuracy"] >= 0.97
+
+
+def test_the_server_stays_and_has_saved_the_result(run: Run) -> None:
+    assert run.project.states("server") == [("running", 0)]
+    wait_until(lambda: (s := run.project.status())["checkpoint_version"] == s["version"], run.project)
+
+
+def test_every_query_of_every_dashboard_evaluates_and_every_panel_has_data(run: Run) -> None:
+    empty = []
+    for board in DASHBOARDS:
+        for panel in board.panels:
+            answers = []
+            for query in panel.queries:
+                expr = fill_in(query.expr, "server:9464", 20)
+                answer = run.project.prometheus("query_range", query=expr, start=str(run.began), end=str(time.time()), step="5")
+                answers += answer["result"]
+            values = {value for series in answers for _, value in series["values"]}
+            if not values - {"NaN"}:
+                empty.append(f"{board.title}: {panel.title}")
+    assert empty == []
+
+
+def test_every_alert_evaluates_and_a_healthy_run_sets_none_off(run: Run) -> None:
+    groups = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text(encoding="utf-8"))["groups"]
+    written = {rule.get("alert", rule.get("record")) for group in groups for rule in group["rules"]}
+    rules = [rule for group in run.project.prometheus("rules")["groups"] for rule in group["rules"]]
+    assert {rule["name"] for rule in rules} == written
+    assert {rule["name"]: rule["health"] for rule in rules} == dict.fromkeys(written, "ok")
+    fired = run.project.prometheus(
+        "query_range", query='ALERTS{alertstate="firing"}', start=str(run.began), end=str(time.time()), step="5"
+    )
+    assert [series["metric"]["alertname"] for series in fired["result"]] == []
+
+
+def test_a_second_up_of_a_finished_run_changes_nothing(run: Run) -> None:
+    version = run.project.version()
+    run.project.run("stop")
+    run.project.up(WORKERS)
+    wait_until(lambda: run.project.states("worker") == [("exited", 0)] * WORKERS, run.project)
+    status = run.project.status()
+    assert (status["version"], status["state"]) == (version, "RUN_STATE_COMPLETE")
