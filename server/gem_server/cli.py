@@ -74,6 +74,12 @@ class Bytes(click.ParamType[int]):
     show_default="4/5 of the machine's or container's",
     help="Most memory to hold for the model and the workers, for example 8G; 0: no limit.",
 )
+@option(
+    "--min-workers",
+    type=click.IntRange(1),
+    default=1,
+    help="Hand out the first shard only when so many workers have joined, so that all start together.",
+)
 @hyperparameter_options()
 @log_format_option
 @click.version_option(__version__)
@@ -99,6 +105,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         history=options["history"],
         lease_seconds=options["lease_seconds"],
         memory_limit=options["memory_limit"],
+        min_workers=options["min_workers"],
     )
     try:
         asyncio.run(serve(config, log))

@@ -63,15 +63,24 @@ class Core:
         settings: The run's hyper-parameters.
         lease_seconds: How long a lease lives without a sign of life.
         memory_limit: Bytes that may be held for θ, its copies and the workers; 0 for no limit.
+        min_workers: No shard is handed out before so many workers have been in the run at once.
         new_id: Makes lease ids that cannot be guessed.
     """
 
     def __init__(
-        self, run_id: str, settings: Hyperparameters, *, lease_seconds: float, memory_limit: int, new_id: Callable[[], str]
+        self,
+        run_id: str,
+        settings: Hyperparameters,
+        *,
+        lease_seconds: float,
+        memory_limit: int,
+        new_id: Callable[[], str],
+        min_workers: int = 1,
     ) -> None:
         self.run_id = run_id
         self.settings = settings
         self.memory_limit = memory_limit
+        self._workers_awaited = min_workers
         self.rule = make_rule(settings.rule, **vars(settings))
         self.central = CentralVariable()
         self.leases = LeaseTable(lease_seconds, new_id)
@@ -103,6 +112,8 @@ class Core:
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self.central.adopt(layout, theta)
         lease = self.leases.open(worker, buffers, upload, now)
+        if len(self.leases.live) >= self._workers_awaited:
+            self._workers_awaited = 0
         self._elect_initializer()
         must_initialize = self.central.initializer == lease.lease_id
         return Registration(lease.lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
@@ -260,9 +271,16 @@ class Core:
 
     # -- shards
 
+    @property
+    def workers_awaited(self) -> int:
+        """How many workers must be in the run before its first shard is handed out; 0 once it has begun."""
+        return self._workers_awaited if self.central.version == 0 else 0
+
     def lease_shard(self, lease_id: str, samples: int, now: float, holding: Collection[int] = ()) -> Shard | NoShard:
         """The next shard for a worker that still works on the shards `holding`; its others go back first."""
         lease = self.leases.renew(lease_id, now)
+        if self.workers_awaited:
+            return NoShard(complete=False)
         self.ledger.release(lease_id, but=holding)
         return self.ledger.lease(lease_id, lease.worker, samples)
 

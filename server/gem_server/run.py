@@ -72,6 +72,7 @@ class ServerConfig:
     history: Path | None
     lease_seconds: float
     memory_limit: int
+    min_workers: int = 1
 
 
 async def serve(config: ServerConfig, log: Logger) -> None:
@@ -223,6 +224,7 @@ def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> C
         settings,
         lease_seconds=config.lease_seconds,
         memory_limit=config.memory_limit,
+        min_workers=config.min_workers,
         new_id=lambda: secrets.token_hex(16),
     )
 

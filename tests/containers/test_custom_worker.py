@@ -13,7 +13,7 @@ IMAGE = "gem-test-sine-worker"
 
 def test_an_image_with_one_module_more_trains_its_own_task() -> None:
     subprocess.run(["docker", "build", "--quiet", "--tag", IMAGE, "deploy/custom-worker"], cwd=ROOT, check=True, timeout=300)
-    project = Project(GEM_WORKER_IMAGE=IMAGE, GEM_EPOCHS="100")
+    project = Project(GEM_WORKER_IMAGE=IMAGE, GEM_TASK="sine:Sine", GEM_EPOCHS="100")
     try:
         project.up(2)
         wait_until(lambda: project.states("worker") == [("exited", 0)] * 2, project)

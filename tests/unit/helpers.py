@@ -16,7 +16,12 @@ SMALL = Layout.of({"weight": (2, 3), "bias": (3,)})
 
 
 def make_core(
-    settings: Hyperparameters | None = None, *, lease_seconds: float = 60.0, memory_limit: int = 0, first_id: int = 1
+    settings: Hyperparameters | None = None,
+    *,
+    lease_seconds: float = 60.0,
+    memory_limit: int = 0,
+    first_id: int = 1,
+    min_workers: int = 1,
 ) -> Core:
     """A core whose leases are called lease-1, lease-2 …"""
     numbers = count(first_id)
@@ -25,6 +30,7 @@ def make_core(
         settings or Hyperparameters(),
         lease_seconds=lease_seconds,
         memory_limit=memory_limit,
+        min_workers=min_workers,
         new_id=lambda: f"lease-{next(numbers)}",
     )
 

@@ -21,6 +21,7 @@ from gem_api.hyperparameters import RULES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core import MAX_COPIES, MAX_SAMPLES, Core
 from gem_server.facts import Admission, Applied, EndReason, Outcome, PullDecision
+from gem_server.shards import NoShard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.helpers import SMALL, apply, bits, commit, header, make_core, send, start
@@ -763,3 +764,47 @@ def test_it_agrees_with_a_dumb_version_from_the_very_start(actions: list[tuple[s
     for name, argument in actions:
         getattr(both, name)(argument)
         both.compare()
+
+
+# -- waiting for workers
+
+
+def awaiting(workers: int) -> tuple[Core, str, str]:
+    """A core that waits for so many workers, and the leases of two that are there."""
+    core = make_core(min_workers=workers)
+    ann, bob = start(core, ["ann", "bob"])
+    return core, ann, bob
+
+
+def test_no_shard_is_handed_out_before_all_workers_that_are_waited_for_have_joined() -> None:
+    core, ann, bob = awaiting(3)
+    assert core.lease_shard(ann, 1000, 0.0) == NoShard(complete=False)
+    assert core.workers_awaited == 3
+    core.register("cid", SMALL, 0.0)
+    assert core.workers_awaited == 0
+    assert not isinstance(core.lease_shard(ann, 1000, 0.0), NoShard)
+    assert not isinstance(core.lease_shard(bob, 1000, 0.0), NoShard)
+
+
+def test_a_worker_that_comes_back_is_not_counted_twice() -> None:
+    core, ann, _ = awaiting(3)
+    core.register("bob", SMALL, 0.0)
+    assert core.lease_shard(ann, 1000, 0.0) == NoShard(complete=False)
+
+
+def test_once_all_were_there_nobody_is_waited_for_again() -> None:
+    core, ann, bob = awaiting(2)
+    core.leave(bob)
+    assert not isinstance(core.lease_shard(ann, 1000, 0.0), NoShard)
+
+
+def test_a_run_that_has_begun_waits_for_nobody() -> None:
+    core, ann, _ = awaiting(3)
+    commit(core, ann, 1, 1.0)
+    assert not isinstance(core.lease_shard(ann, 1000, 0.0), NoShard)
+
+
+def test_waiting_keeps_the_lease() -> None:
+    core, ann, _ = awaiting(3)
+    core.lease_shard(ann, 1000, 50.0)
+    assert [ended.worker for ended in core.expire(70.0)] == ["bob"]
