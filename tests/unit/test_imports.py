@@ -130,3 +130,9 @@ def test_the_generated_code_is_what_the_contract_says() -> None:
     command = [sys.executable, str(ROOT / "proto" / "generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_digits_are_read_without_importing_scikit_learn() -> None:
+    code = "from gem_worker.tasks.digits import Digits; import sys; Digits(None); print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr
