@@ -6,8 +6,9 @@ from types import TracebackType
 
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gem_client.channel import Stub, open_channel
+from gem_client.channel import Stub, open_channel, typed
 
 
 class Admin:
@@ -23,12 +24,18 @@ class Admin:
     def __init__(self, address: str, timeout: float = 10.0) -> None:
         self._channel = open_channel(address)
         self._stub = Stub(self._channel)
+        self._health = typed(health_pb2_grpc.HealthStub(self._channel).Check)
         self._timeout = timeout
 
     def status(self) -> pb.GetStatusResponse:
         """The run at a glance."""
         response: pb.GetStatusResponse = self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout)
         return response
+
+    def healthy(self) -> bool:
+        """Whether the server says that it serves; False while it finishes (`grpc.health.v1`)."""
+        answer: health_pb2.HealthCheckResponse = self._health(health_pb2.HealthCheckRequest(), timeout=self._timeout)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def checkpoint(self, timeout: float = 600.0) -> admin_pb2.CreateCheckpointResponse:
         """Has a checkpoint written, and waits for it."""

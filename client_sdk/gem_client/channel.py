@@ -33,7 +33,7 @@ class Stub:
         for method in methods(service):
             make = getattr(channel, method.kind)
             call = make(method.path, request_serializer=method.serialize_request, response_deserializer=method.parse_response)
-            setattr(self, method.name, _typed(call) if method.kind == "unary_unary" else call)
+            setattr(self, method.name, typed(call) if method.kind == "unary_unary" else call)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the server has no RPC {name!r}")
@@ -57,8 +57,10 @@ def next_frame(frames: Iterator[bytes]) -> bytes | None:
         raise typed_error(error) from None
 
 
-def _typed(call: Callable[..., Any]) -> Callable[..., Any]:
-    def typed(*arguments: Any, **settings: Any) -> Any:
+def typed(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A unary call that fails with typed errors."""
+
+    def answered(*arguments: Any, **settings: Any) -> Any:
         try:
             return call(*arguments, **settings)
         except grpc.FutureTimeoutError:
@@ -68,4 +70,4 @@ def _typed(call: Callable[..., Any]) -> Callable[..., Any]:
         except ValueError as error:  # gRPC's way to say that the channel was closed
             raise ServerUnavailable(f"the connection was closed: {error}") from None
 
-    return typed
+    return answered

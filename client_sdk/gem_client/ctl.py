@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Mapping
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ from google.protobuf.message import Message
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from gem_client import Admin, GemError, Retry, connect
+from gem_client import Admin, GemError, Retry, connect, text
+from gem_client.picture import SORTS
+from gem_client.prometheus import Prometheus, PrometheusError
+from gem_client.top import show
 
 
 class _TypedErrors(click.Group):
@@ -46,7 +49,9 @@ def main(context: click.Context, /, server: str, timeout: float) -> None:
     Examples:
       gem-ctl status
       gem-ctl --server host:50051 status --json | jq .version
+      gem-ctl top
       gem-ctl pull model.safetensors
+      gem-ctl report run.html
     """
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
     context.obj = server, timeout
@@ -62,6 +67,27 @@ def status(target: tuple[str, float], as_json: bool) -> None:
     with Admin(*target) as admin:
         answer = admin.status()
     click.echo(json.dumps(as_dict(answer), indent=2, allow_nan=False) if as_json else as_text(answer))
+
+
+@main.command()
+@option("--every", envvar="GEM_TOP_EVERY", type=Number(0.01), default=1.0, help="Seconds from one picture to the next.")
+@option(
+    "--count", envvar="GEM_TOP_COUNT", type=click.IntRange(min=0), default=0, help="End after this many pictures; 0: never."
+)
+@option(
+    "--sort",
+    envvar="GEM_TOP_SORT",
+    type=click.Choice(SORTS),
+    default="name",
+    help="Sort workers by this: names upwards, figures downwards.",
+)
+@click.pass_obj
+def top(target: tuple[str, float], every: float, count: int, sort: str) -> None:
+    """Shows the run live, until Ctrl-C: progress, rates, loss, staleness, π, every worker; "!" marks what is off.
+
+    Without a terminal it prints plain text, one picture after another.
+    """
+    show(*target, every, count, sort)
 
 
 @main.command()
@@ -81,6 +107,44 @@ def pull(target: tuple[str, float], out: Path) -> None:
             scratch.unlink(missing_ok=True)
             raise click.ClickException(f"can't write {out}: {error}") from error
         click.echo(f"wrote {out}: version {session.version}, {len(tensors)} tensors, {theta.size} parameters")
+
+
+@main.command()
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@option(
+    "--prometheus", envvar="GEM_PROMETHEUS", default="http://127.0.0.1:9090", help="The Prometheus that scrapes the server."
+)
+@option("--run", envvar="GEM_REPORT_RUN", help="The run's id, as status shows it; the newest one if not given.")
+@option("--last", envvar="GEM_REPORT_LAST", type=Number(0.01), default=24.0, help="Hours to look back.")
+def report(out: Path | None, prometheus: str, run: str | None, last: float) -> None:
+    """Writes a report of a run to OUT: one HTML page with plots and settings, to keep and send around.
+
+    OUT is gem-RUN.html if not given. Everything comes from Prometheus; the server need not be running any more.
+    """
+    try:
+        from gem_client.report import find_run, page
+    except ImportError as error:
+        raise click.ClickException(f'reports are drawn with Matplotlib: pip install "gem-ps[report]" ({error})') from error
+    try:
+        source, now = Prometheus(prometheus), time.time()
+        found = find_run(source, run, 3600 * last, now)
+        path = out or Path(f"gem-{found.run_id}.html")
+        path.write_text(page(source, found, now), encoding="utf-8")
+    except PrometheusError as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"can't write the report: {error}") from error
+    click.echo(f"wrote {path}: run {found.run_id}, {text.duration(found.end - found.begin)}")
+
+
+@main.command()
+@click.pass_obj
+def health(target: tuple[str, float]) -> None:
+    """For health checks: exit status 0 if the server serves, 1 if it does not answer or is finishing."""
+    with Admin(*target) as admin:
+        if not admin.healthy():
+            raise click.ClickException("the server is finishing")
+    click.echo("serving")
 
 
 @main.command()
@@ -131,64 +195,27 @@ def _json_value(message: Message, field: FieldDescriptor) -> Any:
 def as_text(answer: pb.GetStatusResponse) -> str:
     """The status for people."""
     settings, shards = answer.hyperparameters, answer.shards
-    limit = f" of {_size(answer.memory_limit_bytes)}" if answer.memory_limit_bytes else ""
     lines = [
-        f"run         {answer.run_id}, {pb.RunState.Name(answer.state).removeprefix('RUN_STATE_').lower()}, "
-        f"up {_duration(answer.uptime_seconds)}",
+        f"run         {answer.run_id}, {text.state(answer)}, up {text.duration(answer.uptime_seconds)}",
         f"rule        {settings.rule}, learning rate {settings.learning_rate}, momentum {settings.momentum}, "
         f"batch {settings.batch_size}",
-        f"version     {answer.version} ({_counts(answer.commits)})",
-        f"model       {answer.parameter_count} parameters, memory {_size(answer.memory_bytes)}{limit}",
+        f"version     {answer.version} ({text.counts(answer.commits)})",
+        f"model       {answer.parameter_count} parameters, memory {text.memory(answer)}",
         f"staleness   {answer.staleness:.1f}",
-        f"median π    {_optional(answer, 'pi_median', '.3f')}",
-        f"loss        {_optional(answer, 'training_loss', '.4f')}",
-        f"evaluation  {_evaluation(answer)}",
+        f"median π    {text.optional(answer, 'pi_median', '.3f')}",
+        f"loss        {text.optional(answer, 'training_loss', '.4f')}",
+        f"evaluation  {text.evaluation(answer)}",
         f"shards      epoch {shards.epoch + 1} of {shards.epochs or 'any'}: {shards.pending} pending, {shards.leased} leased, "
         f"{shards.completed} completed",
-        f"checkpoint  {_checkpoint(answer)}",
+        f"checkpoint  {text.checkpoint(answer)}",
         f"queue       {answer.queue_length}",
-        f"leases      {len(answer.workers)} live; ended: {_counts(answer.leases_ended) or 'none'}",
+        f"leases      {len(answer.workers)} live; ended: {text.counts(answer.leases_ended) or 'none'}",
     ]
     if answer.workers:
         lines += ["", f"{'worker':<32} {'commits':>8} {'staleness':>9} {'median π':>9} {'loss':>8} {'shards':>6} {'lease':>7}"]
     for worker in answer.workers:
         lines.append(
-            f"{worker.name:<32} {worker.commits:>8} {worker.staleness:>9} {_optional(worker, 'pi_median', '.3f'):>9} "
-            f"{_optional(worker, 'loss', '.4f'):>8} {worker.shards:>6} {worker.lease_remaining_seconds:>5.0f} s"
+            f"{worker.name:<32} {worker.commits:>8} {worker.staleness:>9} {text.optional(worker, 'pi_median', '.3f'):>9} "
+            f"{text.optional(worker, 'loss', '.4f'):>8} {worker.shards:>6} {worker.lease_remaining_seconds:>5.0f} s"
         )
     return "\n".join(lines)
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-
-
-def _optional(message: Any, field: str, form: str) -> str:
-    return format(getattr(message, field), form) if message.HasField(field) else "–"
-
-
-def _evaluation(answer: pb.GetStatusResponse) -> str:
-    if not answer.HasField("evaluation"):
-        return "–"
-    score = answer.evaluation
-    accuracy = f", accuracy {100 * score.accuracy:.2f} %" if score.HasField("accuracy") else ""
-    return f"loss {score.loss:.4f}{accuracy} at version {score.version}"
-
-
-def _checkpoint(answer: pb.GetStatusResponse) -> str:
-    if not answer.HasField("checkpoint_version"):
-        return "none"
-    return f"version {answer.checkpoint_version}, {_duration(answer.checkpoint_age_seconds)} ago"
-
-
-def _duration(seconds: float) -> str:
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

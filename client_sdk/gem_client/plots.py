@@ -1,0 +1,122 @@
+"""Panels as pictures: SVG, drawn with Matplotlib."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, PercentFormatter
+
+from gem_client.panels import Kind, Panel
+from gem_client.prometheus import Column, Series
+
+Answer = tuple[str, list[Series]]  # a query's legend, and what came back
+_COLOURS = ("#1f4e79", "#c0392b", "#e08e0b", "#2e7d4f", "#7d5ba6", "#5d6d7e", "#16a0a0", "#b5651d", "#d16ba5", "#8c8c00")
+_MOST_NAMED = 10  # more series than that are drawn alike and not named
+
+
+def draw(panel: Panel, answers: list[Answer], begin: float, end: float) -> str:
+    """The panel between two times (Unix seconds), as an SVG element; empty where there is nothing to draw."""
+    if not any(series for _, series in answers):
+        return ""
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif", "svg.hashsalt": panel.title}
+    ):
+        figure = Figure(figsize=(6.2, 2.9), layout="constrained")
+        axes = figure.add_subplot()
+        if panel.kind is Kind.HEATMAP:
+            _draw_heatmap(axes, answers[0][1])
+        else:
+            _draw_lines(axes, panel, answers)
+        unit, seconds = _time_unit(end - begin)
+        axes.set_xlim(begin, end)
+        axes.xaxis.set_major_locator(_Since(begin, seconds))
+        axes.xaxis.set_major_formatter(lambda at, _: f"{(at - begin) / seconds:.4g}")
+        axes.set_xlabel(unit)
+        axes.spines[["top", "right"]].set_visible(False)
+        return _svg(figure)
+
+
+def _draw_lines(axes: Axes, panel: Panel, answers: list[Answer]) -> None:
+    lines = [(_name(legend, one), one) for legend, several in answers for one in several]
+    few = len(lines) <= _MOST_NAMED
+    for number, (name, one) in enumerate(lines):
+        style = "--" if name.startswith("expected") else "-"
+        colour, width = (_COLOURS[number % len(_COLOURS)], 1.6) if few else (_COLOURS[0], 0.7)
+        values = np.where(np.isfinite(one.values), one.values, np.nan)
+        axes.plot(one.times, values, style, color=colour, linewidth=width, alpha=1 if few else 0.5, label=name)
+    if few and any(name for name, _ in lines):
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False)
+    elif not few:
+        axes.set_title(f"{len(lines)} series", loc="right", fontsize=8, color="#666666")
+    axes.grid(alpha=0.25)
+    axes.yaxis.set_major_formatter(_formatter(panel.unit))
+    if panel.log and any((one.values > 0).any() for _, one in lines):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_formatter(panel.unit))
+    else:
+        axes.set_ylim(0, panel.most)
+
+
+def _draw_heatmap(axes: Axes, buckets: list[Series]) -> None:
+    """One row for each bucket, however wide it is; colours on a logarithmic scale."""
+    ordered = sorted(buckets, key=lambda one: float(one.labels["le"]))
+    times = np.unique(np.concatenate([one.times for one in ordered]))
+    below = np.array([np.interp(times, one.times, one.values) for one in ordered])
+    inside = np.diff(below, axis=0, prepend=0).clip(min=0)
+    filled = np.flatnonzero(inside.sum(axis=1) > 0)
+    if not filled.size:
+        return
+    rows = slice(filled[0], filled[-1] + 1)
+    bounds = [float(one.labels["le"]) for one in ordered][rows]
+    shown = np.ma.masked_less_equal(inside[rows], 0)
+    edges = np.append(times, times[-1] + (times[-1] - times[0]) / max(1, len(times) - 1) if len(times) > 1 else times[-1] + 1)
+    colours = LogNorm(vmin=max(1e-9, float(shown.min())), vmax=max(2e-9, float(shown.max()) * 1.001))
+    axes.pcolormesh(edges, np.arange(len(bounds) + 1), shown, cmap="YlOrBr", norm=colours, rasterized=True)
+    every = -(-len(bounds) // 8)
+    axes.set_yticks(np.arange(len(bounds))[::every] + 1, [f"≤ {bound:.4g}" for bound in bounds][::every])
+
+
+class _Since(MaxNLocator):
+    """Ticks at round times since the beginning."""
+
+    def __init__(self, begin: float, unit: float) -> None:
+        super().__init__(nbins=8)
+        self._begin, self._unit = begin, unit
+
+    def tick_values(self, vmin: float, vmax: float) -> Column:  # type: ignore[override]
+        ticks = super().tick_values((vmin - self._begin) / self._unit, (vmax - self._begin) / self._unit)
+        return np.asarray(ticks) * self._unit + self._begin
+
+
+def _time_unit(span: float) -> tuple[str, float]:
+    if span < 180:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if span < 3 * 3600 else ("hours", 3600.0)
+
+
+def _name(legend: str, one: Series) -> str:
+    """The legend with {{label}} filled in."""
+    return re.sub(r"{{\s*(\w+)\s*}}", lambda match: one.labels.get(match[1], ""), legend)
+
+
+def _formatter(unit: str) -> FuncFormatter | EngFormatter | PercentFormatter:
+    if unit == "percentunit":
+        return PercentFormatter(xmax=1, decimals=None)
+    if unit in ("bytes", "Bps"):
+        return EngFormatter("B" if unit == "bytes" else "B/s")
+    if unit == "s":
+        return EngFormatter("s")
+    return FuncFormatter(lambda value, _: f"{value:.6g}")
+
+
+def _svg(figure: Figure) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,208 @@
+"""The report of a run: one HTML page with its plots and parameters, from what Prometheus has recorded."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from gem_api import __version__
+
+from gem_client.panels import DASHBOARDS, Dashboard, Kind, Panel
+from gem_client.plots import draw
+from gem_client.prometheus import Prometheus, PrometheusError, Series
+from gem_client.text import duration
+
+_POINTS = 400  # of a curve
+_MOST_POINTS = 10_000  # that Prometheus gives for one query, with a margin
+_LOOK_BACK = 300.0  # Prometheus shows a sample for that many seconds, so no run is missed between two steps
+_TAIL = 30.0  # seconds shown after the last commit
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1240px; margin: 0 auto; padding: 24px; }
+h1 { margin: 0 0 4px; } h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f4e79; padding-bottom: 4px; }
+h3 { margin: 0; font-size: 15px; } .quiet { color: #666; } p { margin: 4px 0 12px; }
+.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0; }
+.tile { border: 1px solid #ddd; border-radius: 8px; padding: 10px 16px; min-width: 120px; }
+.tile b { display: block; font-size: 24px; color: #1f4e79; font-weight: 600; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(520px, 1fr)); gap: 28px 24px; margin-top: 16px; }
+.panel svg { width: 100%; height: auto; } .panel p { font-size: 13px; color: #666; }
+dl { columns: 4; } dl div { break-inside: avoid; display: flex; gap: 8px; } dt { color: #666; } dd { margin: 0; }
+.alert { color: #c0392b; }
+@media print { body { max-width: none; } .panel { break-inside: avoid; } }
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that Prometheus knows.
+
+    Attributes:
+        run_id: Its name.
+        instance: The server's `instance` label.
+        settings: The run's hyper-parameters, as text.
+        begin: First sight of it, Unix seconds.
+        end: Shortly after its last commit.
+    """
+
+    run_id: str
+    instance: str
+    settings: dict[str, str]
+    begin: float
+    end: float
+
+
+def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float) -> Run:
+    """The run of that id, or the newest one, of the last `last` seconds. Raises PrometheusError where there is none."""
+    step = max(1.0, min(_LOOK_BACK, last / _MOST_POINTS))
+    begin = now - min(last, step * _MOST_POINTS)
+    seen = prometheus.range("gem_run_info", begin, now, step)
+    wanted = [one for one in seen if run_id in (None, one.labels["run_id"])]
+    if not wanted:
+        raise PrometheusError(_not_found(run_id, {one.labels["run_id"] for one in seen}, last))
+    newest = max(wanted, key=lambda one: (one.times[-1], one.times[0]))
+    labels = dict(newest.labels)
+    run, instance = labels.pop("run_id"), labels.pop("instance", "")
+    same = [one for one in wanted if one.labels["run_id"] == run and one.labels.get("instance", "") == instance]
+    first, final = min(one.times[0] for one in same), max(one.times[-1] for one in same)
+    settings = {name: value for name, value in labels.items() if name not in ("__name__", "job")}
+    ended = _last_commit(prometheus, instance, first, final, step)
+    return Run(run, instance, settings, float(first), float(min(final, ended + _TAIL)))
+
+
+def _not_found(run_id: str | None, known: set[str], last: float) -> str:
+    if known:
+        return f"Prometheus knows no run {run_id!r}, only {', '.join(sorted(known))}"
+    return (
+        f"Prometheus has seen no server's metrics in the last {duration(last)}: does it scrape gem-server? "
+        "--last looks further back"
+    )
+
+
+def _last_commit(prometheus: Prometheus, instance: str, begin: float, end: float, step: float) -> float:
+    """When the version last changed: a server that idles after its run adds nothing to look at."""
+    times = [
+        one.times[1:][np.diff(one.values) != 0]
+        for one in prometheus.range(_of("gem_central_version", instance), begin, end, step)
+    ]
+    return max((float(changed[-1]) for changed in times if changed.size), default=end)
+
+
+def _of(metric: str, instance: str) -> str:
+    return f'{metric}{{instance="{_quoted(instance)}"}}'
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def page(prometheus: Prometheus, run: Run, now: float) -> str:
+    """The report as HTML that needs no other file. Raises PrometheusError."""
+    scrape = prometheus.scrape_interval()
+    step = max(scrape, (run.end - run.begin) / _POINTS)
+    window = max(4 * scrape, step)
+    sections = "\n".join(_section(prometheus, board, run, step, window) for board in DASHBOARDS)
+    when = f"{_clock(run.begin)} to {_clock(run.end)} UTC, {duration(run.end - run.begin)}"
+    settings = "".join(
+        f"<div><dt>{html.escape(name.replace('_', ' '))}</dt><dd>{html.escape(value)}</dd></div>"
+        for name, value in sorted(run.settings.items())
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>GEM run {html.escape(run.run_id)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>Run {html.escape(run.run_id)}</h1>
+<p class="quiet">{when}, server {html.escape(run.instance)}</p>
+<div class="tiles">{_tiles(prometheus, run)}</div>
+{_alerts(prometheus, run, step)}
+<h2>Settings</h2>
+<dl>{settings}</dl>
+{sections}
+<p class="quiet">{_footer(now, window, step)}</p>
+</body>
+</html>
+"""
+
+
+def _footer(now: float, window: float, step: float) -> str:
+    return f"Written {_clock(now)} UTC by gem-ctl {__version__}. A point every {step:.3g} s, rates over {window:.3g} s."
+
+
+def _tiles(prometheus: Prometheus, run: Run) -> str:
+    """The run in a few numbers."""
+    whole = f"[{max(1, round(run.end - run.begin))}s]"
+
+    def of(metric: str, span: str = "") -> str:
+        return _of(metric, run.instance) + span
+
+    mean = f"sum(increase({of('gem_commit_staleness_sum', whole)})) / sum(increase({of('gem_commit_staleness_count', whole)}))"
+    median = f"histogram_quantile(0.5, sum by (le) (increase({of('gem_pi_bucket', whole)})))"
+    figures = (
+        ("accuracy", f"max({of('gem_evaluation_accuracy')})", "{:.2%}"),
+        ("training loss", f"max({of('gem_training_loss')})", "{:.4f}"),
+        ("commits", f"max({of('gem_central_version')})", "{:,.0f}"),
+        (
+            "commits/s, at most",
+            f'max_over_time(sum(rate({of("gem_commits_total")[:-1]}, outcome="applied"}}[30s])){whole[:-1]}:5s])',
+            "{:,.1f}",
+        ),
+        ("workers, at most", f"max(max_over_time({of('gem_active_workers', whole)}))", "{:,.0f}"),
+        ("mean staleness", mean, "{:.1f}"),
+        ("median π", median, "{:.3f}"),
+    )
+    found = [(name, prometheus.value(query, run.end), form) for name, query, form in figures]
+    shown = [(name, form.format(value)) for name, value, form in found if value is not None and np.isfinite(value)]
+    return "".join(f'<div class="tile"><b>{value}</b>{html.escape(name)}</div>' for name, value in shown)
+
+
+def _alerts(prometheus: Prometheus, run: Run, step: float) -> str:
+    """The alerts that fired meanwhile, of this server or of none in particular."""
+    fired = prometheus.range('ALERTS{alertstate="firing", alertname=~"Gem.*"}', run.begin, run.end, step)
+    mine = [one for one in fired if one.labels.get("instance", run.instance) == run.instance]
+    rows = [
+        f'<li class="alert">{html.escape(one.labels["alertname"])}, from minute {(one.times[0] - run.begin) / 60:.1f} '
+        f"to {(one.times[-1] - run.begin) / 60:.1f}</li>"
+        for one in mine
+    ]
+    return f"<h2>Alerts</h2><ul>{''.join(rows)}</ul>" if rows else ""
+
+
+def _section(prometheus: Prometheus, board: Dashboard, run: Run, step: float, window: float) -> str:
+    drawn = [(panel, _picture(prometheus, panel, run, step, window)) for panel in board.panels if panel.kind is not Kind.NUMBER]
+    blocks = [
+        f'<div class="panel"><h3>{html.escape(panel.title)}</h3><p>{html.escape(panel.description)}</p>{picture}</div>'
+        for panel, picture in drawn
+        if picture
+    ]
+    if not blocks:
+        return ""
+    title = board.title.rpartition("/ ")[2]
+    return (
+        f'<h2>{html.escape(title)}</h2><p class="quiet">{html.escape(board.description)}</p>'
+        f'<div class="panels">{"".join(blocks)}</div>'
+    )
+
+
+def _picture(prometheus: Prometheus, panel: Panel, run: Run, step: float, window: float) -> str:
+    answers: list[tuple[str, list[Series]]] = []
+    for query in panel.queries:
+        expr = fill_in(query.expr, run.instance, window)
+        answers.append((query.legend, prometheus.range(expr, run.begin, run.end, step)))
+    return draw(panel, answers, run.begin, run.end)
+
+
+def fill_in(expr: str, instance: str, window: float) -> str:
+    """A panel's query for one server, with rates over `window` seconds."""
+    return expr.replace("$server", _quoted(re.escape(instance))).replace("$__rate_interval", f"{max(1, round(window))}s")
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))

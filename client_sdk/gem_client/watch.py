@@ -1,0 +1,92 @@
+"""What successive statuses tell of a run that no single one does: rates, and how figures went."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from gem_api.errors import GemError
+from gem_api.v1 import training_pb2 as pb
+
+_WINDOW = 5.0  # seconds that a rate is taken over, so that a slow run's does not jump between 0 and 1
+_REMEMBERED = 200  # points of a history
+
+
+class Rate:
+    """How fast a counter grows, per second. Unknown (None) at first, and again once the counter has gone backwards."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def saw(self, count: int, now: float) -> None:
+        if self._seen and count < self._seen[-1][1]:
+            self._seen.clear()
+        self._seen.append((now, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - _WINDOW:
+            self._seen.popleft()
+
+    @property
+    def value(self) -> float | None:
+        if len(self._seen) < 2:
+            return None
+        (began, before), (now, count) = self._seen[0], self._seen[-1]
+        return (count - before) / (now - began) if now > began else None
+
+
+class Watch:
+    """A run, watched from a time `now` on.
+
+    Attributes:
+        status: The last answer, None before the first.
+        error: Why there was none since, or None.
+        answered: When the last answer came; at first, when the watch began.
+        commits, samples, workers: Rates; the workers' commits by name.
+        histories: Recent values by the names that the picture gives them, one for each answer; None where there was none.
+        lease: The longest time left that a lease had: about the length of a lease, which no status tells.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.status: pb.GetStatusResponse | None = None
+        self.error: GemError | None = None
+        self.answered = now
+        self.workers: dict[str, Rate]
+        self.lease: float
+        self._start_histories()
+        self._start_rates()
+
+    def saw(self, status: pb.GetStatusResponse, now: float) -> None:
+        """The server answered."""
+        before = self.status or status
+        if status.run_id != before.run_id:
+            self._start_histories()
+            self._start_rates()
+        elif status.version < before.version or status.uptime_seconds < before.uptime_seconds:
+            self._start_rates()  # another process serves the run, from a checkpoint: its counters start elsewhere
+        self.status, self.error, self.answered = status, None, now
+        self.commits.saw(status.version, now)
+        self.samples.saw(status.shards.samples_committed, now)
+        self.workers = {worker.name: self.workers.get(worker.name, Rate()) for worker in status.workers}
+        for worker in status.workers:
+            self.workers[worker.name].saw(worker.commits, now)
+            self.lease = max(self.lease, worker.lease_remaining_seconds)
+        self.histories["commits/s"].append(self.commits.value)
+        self.histories["staleness"].append(status.staleness)
+        self.histories["loss"].append(known(status, "training_loss"))
+        self.histories["median π"].append(known(status, "pi_median"))
+
+    def missed(self, error: GemError) -> None:
+        """The server did not answer."""
+        self.error = error
+
+    def _start_histories(self) -> None:
+        names = ("commits/s", "staleness", "loss", "median π")
+        self.histories = {name: deque[float | None](maxlen=_REMEMBERED) for name in names}
+
+    def _start_rates(self) -> None:
+        self.commits, self.samples = Rate(), Rate()
+        self.workers, self.lease = {}, 0.0
+
+
+def known(message: Any, field: str) -> float | None:
+    """An optional field's value, None where it is not set."""
+    return getattr(message, field) if message.HasField(field) else None
