@@ -86,7 +86,7 @@ class _Since(MaxNLocator):
     """Ticks at round times since the beginning."""
 
     def __init__(self, begin: float, unit: float) -> None:
-        super().__init__(nbins=8)
+        super().__init__(nbins=8, steps=[1, 2, 5, 10])
         self._begin, self._unit = begin, unit
 
     def tick_values(self, vmin: float, vmax: float) -> Column:  # type: ignore[override]

@@ -144,11 +144,11 @@ def _tiles(prometheus: Prometheus, run: Run) -> str:
         return _of(metric, run.instance) + span
 
     mean = f"sum(increase({of('gem_commit_staleness_sum', whole)})) / sum(increase({of('gem_commit_staleness_count', whole)}))"
-    median = f"histogram_quantile(0.5, sum by (le) (increase({of('gem_pi_bucket', whole)})))"
+    pi = f"sum(increase({of('gem_pi_sum', whole)})) / sum(increase({of('gem_pi_count', whole)}))"
     figures = (
-        ("accuracy", f"max({of('gem_evaluation_accuracy')})", "{:.2%}"),
-        ("training loss", f"max({of('gem_training_loss')})", "{:.4f}"),
-        ("commits", f"max({of('gem_central_version')})", "{:,.0f}"),
+        ("accuracy", f"max(last_over_time({of('gem_evaluation_accuracy', whole)}))", "{:.2%}"),
+        ("training loss", f"max(last_over_time({of('gem_training_loss', whole)}))", "{:.4f}"),
+        ("commits", f"max(max_over_time({of('gem_central_version', whole)}))", "{:,.0f}"),
         (
             "commits/s, at most",
             f'max_over_time(sum(rate({of("gem_commits_total")[:-1]}, outcome="applied"}}[30s])){whole[:-1]}:5s])',
@@ -156,7 +156,7 @@ def _tiles(prometheus: Prometheus, run: Run) -> str:
         ),
         ("workers, at most", f"max(max_over_time({of('gem_active_workers', whole)}))", "{:,.0f}"),
         ("mean staleness", mean, "{:.1f}"),
-        ("median π", median, "{:.3f}"),
+        ("mean π", pi, "{:.3f}"),
     )
     found = [(name, prometheus.value(query, run.end), form) for name, query, form in figures]
     shown = [(name, form.format(value)) for name, value, form in found if value is not None and np.isfinite(value)]
