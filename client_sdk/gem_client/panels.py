@@ -207,8 +207,8 @@ GEM = Dashboard(
         Panel(
             "Share of π at its bounds",
             "Parameters with π = 0 (the model has already moved at least as far as the proxy would) and π = π_max. Good: "
-            "steady. The share at 0 grows with the workers (two thirds with 30, four fifths with 100); near 1 commits have no effect. "
-            "Many at the maximum: gradients are nearly 0, or --pi-max is too low.",
+            "steady. The share at 0 grows with the workers (two thirds with 30, four fifths with 100); near 1 commits have no "
+            "effect. Many at the maximum: gradients are nearly 0, or --pi-max is too low.",
             (Query(f"avg by (bound) (avg_over_time(gem_pi_clamped_ratio{_S}{_RANGE}))", "{{bound}}"),),
             "percentunit",
             most=1,

@@ -155,8 +155,21 @@ def test_every_name_has_the_prefix_and_help(measured: Live) -> None:
     families = list(text_string_to_metric_families(scrape(measured)))
     assert families
     for family in families:
-        assert re.fullmatch(r"gem_[a-z_]+", family.name)
+        assert re.fullmatch(r"(gem|process)_[a-z_]+", family.name)
         assert family.documentation
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc to read them from")
+def test_the_usual_metrics_of_a_process_are_served_beside_the_runs_own(measured: Live) -> None:
+    seen = samples(scrape(measured))
+    for name in (
+        "process_resident_memory_bytes",
+        "process_cpu_seconds_total",
+        "process_start_time_seconds",
+        "process_open_fds",
+    ):
+        assert seen[name, ""] > 0
+    assert ("gem_central_version", "") in seen
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
