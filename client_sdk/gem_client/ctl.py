@@ -110,7 +110,7 @@ def pull(target: tuple[str, float], out: Path) -> None:
 
 
 @main.command()
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
 @option(
     "--prometheus", envvar="GEM_PROMETHEUS", default="http://127.0.0.1:9090", help="The Prometheus that scrapes the server."
 )
@@ -119,7 +119,7 @@ def pull(target: tuple[str, float], out: Path) -> None:
 def report(out: Path | None, prometheus: str, run: str | None, last: float) -> None:
     """Writes a report of a run to OUT: one HTML page with plots and settings, to keep and send around.
 
-    OUT is gem-RUN.html if not given. Everything comes from Prometheus; the server need not be running any more.
+    OUT is gem-RUN.html if not given, - for standard output. Everything comes from Prometheus; the server need not be running any more.
     """
     try:
         from gem_client.report import find_run, page
@@ -129,12 +129,13 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
         source, now = Prometheus(prometheus), time.time()
         found = find_run(source, run, 3600 * last, now)
         path = out or Path(f"gem-{found.run_id}.html")
-        path.write_text(page(source, found, now), encoding="utf-8")
+        with click.open_file(str(path), "w", encoding="utf-8") as file:
+            file.write(page(source, found, now))
     except PrometheusError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"can't write the report: {error}") from error
-    click.echo(f"wrote {path}: run {found.run_id}, {text.duration(found.end - found.begin)}")
+    click.echo(f"wrote {path}: run {found.run_id}, {text.duration(found.end - found.begin)}", err=str(path) == "-")
 
 
 @main.command()

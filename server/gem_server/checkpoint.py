@@ -154,7 +154,8 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
     before it is tried.
 
     Raises:
-        BadCheckpoint: There are checkpoints, but none is whole.
+        BadCheckpoint: There are checkpoints, or were before they were refused, but none is whole: a server that is
+            started again and again must not end up in a new run.
         OSError: One can't be read now, which says nothing of its content: it is left where it is.
     """
     candidates = found(directory)
@@ -164,9 +165,11 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
         except BadCheckpoint as error:
             _set_aside(path)
             refuse(path, str(error))
-    if candidates:
+    refused = list(directory.glob("checkpoint-*.refused*"))
+    if refused:
         raise BadCheckpoint(
-            f"none of the {len(candidates)} checkpoints in {directory} is whole: start a new run in another folder"
+            f"none of the {len(refused)} checkpoints in {directory} is whole; they are kept as *.refused: put a backup "
+            "there, or start a new run in another folder"
         )
     return None
 

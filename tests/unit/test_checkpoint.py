@@ -491,6 +491,19 @@ def test_a_refused_checkpoint_is_set_aside_and_not_tried_again(tmp_path: Path) -
     assert newest(tmp_path, lambda path, why: pytest.fail(why)) is not None
 
 
+def test_a_folder_of_refused_checkpoints_alone_is_no_new_runs_however_often_it_is_tried(tmp_path: Path) -> None:
+    """A container is started again when it fails; the second start must not take the folder for an empty one."""
+    for path in two(tmp_path)[:2]:
+        (path / "state.json").unlink()
+    for _ in range(2):
+        with pytest.raises(BadCheckpoint, match="none of the 2 checkpoints .* is whole"):
+            newest(tmp_path, lambda path, why: None)
+    backup = save_core(trained(commits=7), tmp_path)
+    latest = newest(tmp_path, lambda path, why: None)
+    assert latest is not None
+    assert latest[0] == backup
+
+
 def test_a_second_damaged_checkpoint_of_the_same_name_is_refused_as_well(tmp_path: Path) -> None:
     """The run came to the same version again, and again its checkpoint was damaged."""
     older, newer, _ = two(tmp_path)
