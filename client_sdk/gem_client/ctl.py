@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -119,7 +120,8 @@ def pull(target: tuple[str, float], out: Path) -> None:
 def report(out: Path | None, prometheus: str, run: str | None, last: float) -> None:
     """Writes a report of a run to OUT: one HTML page with plots and settings, to keep and send around.
 
-    OUT is gem-RUN.html if not given, - for standard output. Everything comes from Prometheus; the server need not be running any more.
+    OUT is gem-RUN.html if not given, - for standard output. Everything comes from Prometheus; the server need not be running
+    any more.
     """
     try:
         from gem_client.report import find_run, page
@@ -128,7 +130,7 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
     try:
         source, now = Prometheus(prometheus), time.time()
         found = find_run(source, run, 3600 * last, now)
-        path = out or Path(f"gem-{found.run_id}.html")
+        path = out or Path(f"gem-{re.sub(r'[^A-Za-z0-9_.-]', '_', found.run_id)}.html")
         with click.open_file(str(path), "w", encoding="utf-8") as file:
             file.write(page(source, found, now))
     except PrometheusError as error:

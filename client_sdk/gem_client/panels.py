@@ -102,19 +102,23 @@ TRAINING = Dashboard(
     (
         _number(
             "Accuracy",
-            "On held-out data, from the evaluator's last report.",
+            "On held-out data, from the evaluator's last report. Good: rising.",
             f"max(gem_evaluation_accuracy{_S})",
             "percentunit",
         ),
         _number("Training loss", "Smoothed over about 50 commits. Good: falling.", f"max(gem_training_loss{_S})"),
-        _number("Commits", "Applied to the central variable so far: its version.", f"max(gem_central_version{_S})"),
+        _number(
+            "Commits", "Applied to the central variable so far: its version. Good: rising.", f"max(gem_central_version{_S})"
+        ),
         _number(
             "Commits per second",
             "Applied in the last minute. Good: steady; 0 when the run is done.",
             f'sum(rate(gem_commits_total{{{_BY}, outcome="applied"}}[1m]))',
         ),
         _number("Active workers", "Workers that hold a lease. Good: as many as were started.", f"sum(gem_active_workers{_S})"),
-        _number("Epoch", "The newest epoch that a shard was handed out of, counted from 1.", f"max(gem_epoch{_S}) + 1"),
+        _number(
+            "Epoch", "The newest epoch that a shard was handed out of, counted from 1. Good: rising.", f"max(gem_epoch{_S}) + 1"
+        ),
         Panel(
             "Loss",
             "Training loss is smoothed over about 50 commits; evaluation is on held-out data. Good: both fall and stay close. "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,16 +19,16 @@ from gem_client.prometheus import Column, Series
 
 Answer = tuple[str, list[Series]]  # a query's legend, and what came back
 _COLOURS = ("#1f4e79", "#c0392b", "#e08e0b", "#2e7d4f", "#7d5ba6", "#5d6d7e", "#16a0a0", "#b5651d", "#d16ba5", "#8c8c00")
+_STYLE: Any = {"svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif", "text.parse_math": False}
 _MOST_NAMED = 10  # more series than that are drawn alike and not named
 
 
 def draw(panel: Panel, answers: list[Answer], begin: float, end: float) -> str:
     """The panel between two times (Unix seconds), as an SVG element; empty where there is nothing to draw."""
-    if not any(series for _, series in answers):
+    if not any(np.isfinite(one.values).any() for _, series in answers for one in series):
         return ""
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif", "svg.hashsalt": panel.title}
-    ):
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": panel.title}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the text stays text: the browser has the font
         figure = Figure(figsize=(6.2, 2.9), layout="constrained")
         axes = figure.add_subplot()
         if panel.kind is Kind.HEATMAP:
@@ -34,7 +36,7 @@ def draw(panel: Panel, answers: list[Answer], begin: float, end: float) -> str:
         else:
             _draw_lines(axes, panel, answers)
         unit, seconds = _time_unit(end - begin)
-        axes.set_xlim(begin, end)
+        axes.set_xlim(begin, max(end, begin + 1))
         axes.xaxis.set_major_locator(_Since(begin, seconds))
         axes.xaxis.set_major_formatter(lambda at, _: f"{(at - begin) / seconds:.4g}")
         axes.set_xlabel(unit)
@@ -60,14 +62,14 @@ def _draw_lines(axes: Axes, panel: Panel, answers: list[Answer]) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_formatter(panel.unit))
     else:
-        axes.set_ylim(0, panel.most)
+        axes.set_ylim(min(0.0, axes.get_ylim()[0]) if _any_below_zero(lines) else 0, panel.most)
 
 
 def _draw_heatmap(axes: Axes, buckets: list[Series]) -> None:
     """One row for each bucket, however wide it is; colours on a logarithmic scale."""
     ordered = sorted(buckets, key=lambda one: float(one.labels["le"]))
     times = np.unique(np.concatenate([one.times for one in ordered]))
-    below = np.array([np.interp(times, one.times, one.values) for one in ordered])
+    below = np.array([_at(times, one) for one in ordered])
     inside = np.diff(below, axis=0, prepend=0).clip(min=0)
     filled = np.flatnonzero(inside.sum(axis=1) > 0)
     if not filled.size:
@@ -100,9 +102,20 @@ def _time_unit(span: float) -> tuple[str, float]:
     return ("minutes", 60.0) if span < 3 * 3600 else ("hours", 3600.0)
 
 
+def _any_below_zero(lines: list[tuple[str, Series]]) -> bool:
+    return any((one.values[np.isfinite(one.values)] < 0).any() for _, one in lines)
+
+
+def _at(times: Column, one: Series) -> Column:
+    """The series at other times, nothing where it is no number."""
+    known = np.isfinite(one.values)
+    return np.interp(times, one.times[known], one.values[known]) if known.any() else np.zeros_like(times)
+
+
 def _name(legend: str, one: Series) -> str:
     """The legend with {{label}} filled in."""
-    return re.sub(r"{{\s*(\w+)\s*}}", lambda match: one.labels.get(match[1], ""), legend)
+    name = re.sub(r"{{\s*(\w+)\s*}}", lambda match: one.labels.get(match[1], ""), legend)
+    return f" {name}" if name.startswith("_") else name  # Matplotlib leaves out what begins with an underscore
 
 
 def _formatter(unit: str) -> FuncFormatter | EngFormatter | PercentFormatter:

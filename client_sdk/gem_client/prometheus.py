@@ -7,14 +7,18 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from http.client import HTTPException
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 Column = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 
 class PrometheusError(Exception):
@@ -52,28 +56,48 @@ class Prometheus:
 
     def range(self, query: str, start: float, end: float, step: float) -> list[Series]:
         """What PromQL gives at every `step` seconds of [start, end], in Unix seconds. Raises PrometheusError."""
-        data = self._get("query_range", query=query, start=f"{start:.3f}", end=f"{end:.3f}", step=f"{step:.3f}")
-        return [_series(entry["metric"], entry["values"]) for entry in data["result"]]
+        span = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
+        return self._get(_all_series, "query_range", query=query, **span)
 
     def value(self, query: str, at: float) -> float | None:
         """The one number that PromQL gives at a time; None where there is none. Raises PrometheusError."""
-        result = self._get("query", query=query, time=f"{at:.3f}")["result"]
-        return float(result[0]["value"][1]) if result else None
+        return self._get(_first_value, "query", query=query, time=f"{at:.3f}")
 
-    def scrape_interval(self) -> float:
-        """Seconds between two scrapes: the longest of the targets that this is about, 15 where none is known."""
-        spans = [target.get("scrapeInterval", "") for target in self._get("targets", state="active")["activeTargets"]]
-        return max((_seconds(span) for span in spans if span), default=15.0)
+    def scrape_interval(self, instance: str) -> float:
+        """Seconds between two scrapes of a server and of workers, whichever are rarer; 15 where nothing is known.
 
-    def _get(self, what: str, **arguments: str) -> Any:
+        Raises:
+            PrometheusError: Prometheus gives no answer.
+        """
+        return self._get(partial(_interval, instance), "targets", state="active")
+
+    def _get(self, read: Callable[[Any], T], what: str, **arguments: str) -> T:
+        """What `read` makes of an answer's data."""
         body = urllib.parse.urlencode(arguments)
         try:
             with urllib.request.urlopen(f"{self._url}/api/v1/{what}?{body}", timeout=self._timeout) as answer:
-                return json.load(answer)["data"]
+                return read(json.load(answer)["data"])
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"Prometheus refuses a query: {_refusal(error)}; it was {arguments}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PrometheusError(f"no answer of a Prometheus at {self._url}: {error}") from None
+        except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise PrometheusError(f"no answer of a Prometheus at {self._url}: {type(error).__name__}: {error}") from None
+
+
+def _all_series(data: Any) -> list[Series]:
+    return [_series(entry["metric"], entry["values"]) for entry in data["result"]]
+
+
+def _first_value(data: Any) -> float | None:
+    return float(data["result"][0]["value"][1]) if data["result"] else None
+
+
+def _interval(instance: str, data: Any) -> float:
+    ours = [target for target in data["activeTargets"] if _is_ours(target["labels"], instance)]
+    return max((_seconds(target["scrapeInterval"]) for target in ours), default=15.0)
+
+
+def _is_ours(labels: dict[str, str], instance: str) -> bool:
+    return labels.get("instance") == instance or labels.get("job") == "gem-worker"
 
 
 def _series(labels: dict[str, str], samples: list[tuple[float, str]]) -> Series:
@@ -84,7 +108,7 @@ def _series(labels: dict[str, str], samples: list[tuple[float, str]]) -> Series:
 def _refusal(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.load(error)["error"])
-    except (ValueError, KeyError, TypeError, OSError):
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
         return str(error)
 
 

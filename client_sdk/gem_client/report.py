@@ -101,7 +101,7 @@ def _quoted(text: str) -> str:
 
 def page(prometheus: Prometheus, run: Run, now: float) -> str:
     """The report as HTML that needs no other file. Raises PrometheusError."""
-    scrape = prometheus.scrape_interval()
+    scrape = prometheus.scrape_interval(run.instance)
     step = max(scrape, (run.end - run.begin) / _POINTS)
     window = max(4 * scrape, step)
     sections = "\n".join(_section(prometheus, board, run, step, window) for board in DASHBOARDS)
@@ -121,7 +121,7 @@ def page(prometheus: Prometheus, run: Run, now: float) -> str:
 <body>
 <h1>Run {html.escape(run.run_id)}</h1>
 <p class="quiet">{when}, server {html.escape(run.instance)}</p>
-<div class="tiles">{_tiles(prometheus, run)}</div>
+<div class="tiles">{_tiles(prometheus, run, step, window)}</div>
 {_alerts(prometheus, run, step)}
 <h2>Settings</h2>
 <dl>{settings}</dl>
@@ -136,7 +136,7 @@ def _footer(now: float, window: float, step: float) -> str:
     return f"Written {_clock(now)} UTC by gem-ctl {__version__}. A point every {step:.3g} s, rates over {window:.3g} s."
 
 
-def _tiles(prometheus: Prometheus, run: Run) -> str:
+def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> str:
     """The run in a few numbers."""
     whole = f"[{max(1, round(run.end - run.begin))}s]"
 
@@ -145,13 +145,14 @@ def _tiles(prometheus: Prometheus, run: Run) -> str:
 
     mean = f"sum(increase({of('gem_commit_staleness_sum', whole)})) / sum(increase({of('gem_commit_staleness_count', whole)}))"
     pi = f"sum(increase({of('gem_pi_sum', whole)})) / sum(increase({of('gem_pi_count', whole)}))"
+    rate = f'rate({of("gem_commits_total")[:-1]}, outcome="applied"}}[{round(window)}s])'
     figures = (
         ("accuracy", f"max(last_over_time({of('gem_evaluation_accuracy', whole)}))", "{:.2%}"),
         ("training loss", f"max(last_over_time({of('gem_training_loss', whole)}))", "{:.4f}"),
         ("commits", f"max(max_over_time({of('gem_central_version', whole)}))", "{:,.0f}"),
         (
             "commits/s, at most",
-            f'max_over_time(sum(rate({of("gem_commits_total")[:-1]}, outcome="applied"}}[30s])){whole[:-1]}:5s])',
+            f"max_over_time(sum({rate}){whole[:-1]}:{max(1, round(step))}s])",
             "{:,.1f}",
         ),
         ("workers, at most", f"max(max_over_time({of('gem_active_workers', whole)}))", "{:,.0f}"),

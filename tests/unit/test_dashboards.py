@@ -1,0 +1,329 @@
+"""The dashboards: generated as committed, explained, and made of metrics that the server and the workers really export."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from gem_client import panels
+from gem_worker.metrics import WorkerMetrics
+from prometheus_client import CollectorRegistry
+from unit.test_metrics import after_everything
+
+ROOT = Path(__file__).parents[2]
+GRAFANA = ROOT / "deploy" / "grafana"
+BOARDS: dict[str, Any] = {
+    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((GRAFANA / "dashboards").glob("*.json"))
+}
+PANELS = {f"{name}: {panel['title']}": panel for name, board in BOARDS.items() for panel in board["panels"]}
+TARGET = {"instance", "job"}  # labels that Prometheus itself gives to everything that it scrapes
+COLUMNS = 24  # of Grafana's grid
+
+# What Prometheus makes itself, and what every process exports (tests/wire/test_metrics_http.py): names and labels.
+FROM_ELSEWHERE: dict[str, dict[str, set[str]]] = {"up": {}, "process_resident_memory_bytes": {}}
+# The server's metrics that no dashboard shows, and why.
+NOT_SHOWN = {
+    "gem_run": "the run's settings as labels: the report's list of settings",
+    "gem_pi_median": "of the last commit alone; the quantiles of gem_pi are over all commits of an interval",
+}
+
+
+def generator() -> ModuleType:
+    """deploy/grafana/generate.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("generate_dashboards", GRAFANA / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- the files
+
+
+def test_the_committed_dashboards_are_what_generate_would_write() -> None:
+    wanted = generator().files()
+    there = {path: path.read_text(encoding="utf-8") for path in (GRAFANA / "dashboards").iterdir()}
+    assert {path.name for path in there} == {path.name for path in wanted}
+    stale = [path.name for path, text in wanted.items() if there[path] != text]
+    assert not stale, f"run `make dashboards`: {stale}"
+
+
+def test_check_tells_files_that_are_stale_missing_or_left_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = generator()
+    monkeypatch.setattr(module, "FOLDER", tmp_path / "dashboards")
+    assert module.main(["--check"]) == 1
+    assert "make dashboards" in capsys.readouterr().err
+    assert module.main([]) == module.main(["--check"]) == 0
+    (tmp_path / "dashboards" / "old.json").write_text("{}")
+    assert module.main(["--check"]) == 1
+    assert module.main([]) == module.main(["--check"]) == 0
+    assert sorted(path.stem for path in (tmp_path / "dashboards").iterdir()) == sorted(BOARDS)
+
+
+def test_a_dashboard_is_found_by_its_uid_and_by_its_name() -> None:
+    assert {board["uid"] for board in BOARDS.values()} == {f"gem-{name}" for name in BOARDS}
+    assert {board["uid"]: board["title"] for board in BOARDS.values()} == {page.uid: page.title for page in panels.DASHBOARDS}
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_dashboard_says_what_it_is_for_and_links_to_the_others(name: str) -> None:
+    board = BOARDS[name]
+    assert board["description"].endswith((".", "?"))
+    (link,) = board["links"]
+    assert (link["type"], link["tags"], link["keepTime"], link["includeVars"]) == ("dashboards", board["tags"], True, True)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_dashboard_can_be_narrowed_to_a_server_of_any_prometheus(name: str) -> None:
+    variables = {variable["name"]: variable for variable in BOARDS[name]["templating"]["list"]}
+    assert variables.keys() == {"source", "server"}
+    assert (variables["source"]["type"], variables["source"]["query"]) == ("datasource", "prometheus")
+    asked = re.fullmatch(r"label_values\((\w+), instance\)", variables["server"]["query"])
+    assert asked is not None
+    assert asked[1] in exported()
+
+
+# -- the panels
+
+
+@pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
+def test_every_panel_says_what_good_looks_like(panel: Any) -> None:
+    assert panel["title"]
+    assert re.search(r"\bGood\b", panel["description"]), panel["description"]
+    assert panel["description"].endswith(".")
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_titles_and_ids_are_unique_within_a_dashboard(name: str) -> None:
+    for key in ("title", "id"):
+        values = [panel[key] for panel in BOARDS[name]["panels"]]
+        assert len(set(values)) == len(values), key
+    for panel in BOARDS[name]["panels"]:
+        references = [target["refId"] for target in panel["targets"]]
+        assert references
+        assert len(set(references)) == len(references)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_panels_lie_within_the_grid_and_on_nobody_else(name: str) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in BOARDS[name]["panels"]:
+        at = panel["gridPos"]
+        assert at["w"] > 0
+        assert at["h"] > 0
+        assert at["y"] >= 0
+        assert 0 <= at["x"] <= at["x"] + at["w"] <= COLUMNS
+        for cell in product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])):
+            assert cell not in taken, f"{panel['title']} lies on {taken[cell]}"
+            taken[cell] = panel["title"]
+
+
+@pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
+def test_every_panel_asks_the_source_that_the_user_chose(panel: Any) -> None:
+    chosen = {"type": "prometheus", "uid": "${source}"}
+    assert [panel["datasource"], *(target["datasource"] for target in panel["targets"])] == [chosen] * (
+        1 + len(panel["targets"])
+    )
+
+
+# -- the queries
+
+
+def worker_registry() -> CollectorRegistry:
+    """A worker after a step."""
+    registry = CollectorRegistry()
+    worker = WorkerMetrics(registry)
+    worker.loss(0.5)
+    for phase in ("data", "compute", "exchange"):
+        with worker.phase(phase):
+            pass
+    return registry
+
+
+@cache
+def exported() -> dict[str, dict[str, set[str]]]:
+    """Everything that a server or a worker can export, by the sample's name: its labels and the values seen of each."""
+    watch = after_everything()
+    watch.progress.rejected["SequenceGap"] += 1
+    found = {name: dict(labels) for name, labels in FROM_ELSEWHERE.items()}
+    for family in (*watch.registry.collect(), *worker_registry().collect()):
+        for sample in family.samples:
+            labels = found.setdefault(sample.name, {})
+            for label, value in sample.labels.items():
+                labels.setdefault(label, set()).add(value)
+    return found
+
+
+def metrics_of(expression: str) -> set[str]:
+    """The metrics that a PromQL expression names."""
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
+    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\b\s*(\([^)]*\))?", "", bare)
+    return set(re.findall(r"(?<![\w:])[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - {"and", "or", "unless", "bool", "offset", "Inf"}
+
+
+def grouped_by(expression: str) -> set[str]:
+    """The labels that an expression groups or matches by."""
+    lists = re.findall(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)", expression)
+    return {label for labels in lists for label in re.split(r"\s*,\s*", labels.strip()) if label}
+
+
+def queries() -> Iterator[tuple[str, str, str]]:
+    """(where, expression, legend) of every query of every dashboard."""
+    for where, panel in PANELS.items():
+        for target in panel["targets"]:
+            yield f"{where}, {target['refId']}", target["expr"], target["legendFormat"]
+
+
+QUERIES = {where: (expression, legend) for where, expression, legend in queries()}
+
+
+def test_metrics_and_labels_are_read_off_an_expression() -> None:
+    expression = (
+        'sum by (le, a) (rate(x_bucket{b=~"not_one()", c="d"}[5m])) / on (e) group_left (f) max(y:z) * 2 > time() - w unless up'
+    )
+    assert metrics_of(expression) == {"x_bucket", "y:z", "w", "up"}
+    assert grouped_by(expression) == {"le", "a", "e", "f"}
+
+
+@pytest.mark.parametrize("where", QUERIES)
+def test_every_metric_in_a_query_is_one_that_is_exported(where: str) -> None:
+    named = metrics_of(QUERIES[where][0])
+    assert named
+    assert named - exported().keys() == set()
+
+
+@pytest.mark.parametrize("where", QUERIES)
+def test_every_label_in_a_query_is_one_that_its_metrics_have(where: str) -> None:
+    expression, legend = QUERIES[where]
+    for metric in metrics_of(expression):
+        assert grouped_by(expression) <= exported()[metric].keys() | TARGET, metric
+    shown = set(re.findall(r"{{\s*(\w+)\s*}}", legend))
+    assert shown <= grouped_by(expression), "a legend can only show what the query keeps"
+
+
+@pytest.mark.parametrize("where", QUERIES)
+def test_every_selector_asks_for_labels_and_values_that_exist(where: str) -> None:
+    jobs = {job["job_name"] for job in scraped()["scrape_configs"]}
+    for metric, matchers in re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", QUERIES[where][0]):
+        labels = exported()[metric]
+        for label, operator, value in re.findall(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"', matchers):
+            assert label in labels.keys() | TARGET, f"{metric} has no label {label}"
+            if label == "job":
+                assert value in jobs
+            elif operator == "=":
+                assert value in labels[label], f"{metric} never has {label}={value!r}"
+
+
+@pytest.mark.parametrize("where", QUERIES)
+def test_what_is_asked_of_a_server_is_asked_of_the_chosen_ones_alone(where: str) -> None:
+    """Workers have other addresses than their server: what they export is not narrowed down."""
+    expression = QUERIES[where][0]
+    for metric in metrics_of(expression):
+        for matchers in re.findall(rf"(?<![\w:]){metric}(?![\w:])(\{{[^}}]*\}})?", expression):
+            of_workers = metric.startswith(("gem_worker_step", "gem_worker_loss")) or 'job="gem-worker"' in matchers
+            assert of_workers or 'instance=~"$server"' in matchers, metric
+
+
+def test_every_metric_is_shown_on_some_dashboard() -> None:
+    shown = {metric for expression, _ in QUERIES.values() for metric in metrics_of(expression)}
+    families = [*after_everything().registry.collect(), *worker_registry().collect()]
+    suffixes = ("", "_total", "_info", "_bucket", "_sum", "_count")
+    missing = {family.name for family in families if not shown & {family.name + suffix for suffix in suffixes}}
+    assert missing == NOT_SHOWN.keys()
+
+
+def test_what_is_drawn_against_a_bound_has_a_unit_that_fits() -> None:
+    """A share is a percentage, a time is in seconds, bytes are bytes."""
+    for where, panel in PANELS.items():
+        unit = panel.get("fieldConfig", {}).get("defaults", {}).get("unit")
+        names = {metric for target in panel["targets"] for metric in metrics_of(target["expr"])}
+        if any(name.endswith(("_accuracy", "_ratio")) for name in names):
+            assert unit == "percentunit", where
+        if all("_bytes" in name for name in names):
+            assert unit in ("bytes", "Bps"), where
+        if all("_seconds_bucket" in name for name in names):
+            assert unit == "s", where
+
+
+# -- how Grafana and Prometheus find them
+
+
+@cache
+def load(*path: str) -> Any:
+    return yaml.safe_load(ROOT.joinpath(*path).read_text(encoding="utf-8"))
+
+
+def scraped() -> Any:
+    return load("deploy", "prometheus", "prometheus.yml")
+
+
+def service(name: str) -> Any:
+    return load("docker-compose.yml")["services"][name]
+
+
+def mounts(name: str) -> dict[str, str]:
+    """A service's mounted folders of this repository: by the path within the container."""
+    pairs = [volume.split(":")[:2] for volume in service(name)["volumes"]]
+    return {inside: outside for outside, inside in pairs if outside.startswith("./")}
+
+
+def outside_of(name: str, inside: str) -> Path:
+    """The file of this repository that a service finds at a path."""
+    for folder, outside in mounts(name).items():
+        if PurePosixPath(inside).is_relative_to(folder):
+            return ROOT / outside / PurePosixPath(inside).relative_to(folder)
+    raise AssertionError(f"{name} mounts nothing at {inside}")
+
+
+def test_grafana_is_given_the_provisioning_and_the_dashboards() -> None:
+    assert outside_of("grafana", "/etc/grafana/provisioning") == GRAFANA / "provisioning"
+    (provider,) = load("deploy", "grafana", "provisioning", "dashboards", "gem.yml")["providers"]
+    assert provider["type"] == "file"
+    assert outside_of("grafana", provider["options"]["path"]) == GRAFANA / "dashboards"
+
+
+def test_grafanas_home_is_one_of_the_dashboards() -> None:
+    home = service("grafana")["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert outside_of("grafana", home).is_file()
+
+
+def test_grafanas_data_source_is_the_prometheus_of_the_cluster() -> None:
+    (source,) = load("deploy", "grafana", "provisioning", "datasources", "prometheus.yml")["datasources"]
+    assert (source["type"], source["access"], source["isDefault"]) == ("prometheus", "proxy", True)
+    host = re.fullmatch(r"http://([\w-]+):(\d+)", source["url"])
+    assert host is not None
+    assert host[1] in load("docker-compose.yml")["services"]
+    assert any(port.endswith(f":{host[2]}") for port in service(host[1])["ports"])
+    assert source["jsonData"]["timeInterval"] == scraped()["global"]["scrape_interval"]
+
+
+def test_prometheus_is_given_its_configuration_and_rules() -> None:
+    (flag,) = [word for word in service("prometheus")["command"] if word.startswith("--config.file=")]
+    given = outside_of("prometheus", flag.partition("=")[2])
+    assert given == ROOT / "deploy" / "prometheus" / "prometheus.yml"
+    for rules in scraped()["rule_files"]:
+        assert (given.parent / rules).is_file()
+
+
+def test_prometheus_asks_the_ports_that_the_images_serve_metrics_on() -> None:
+    images = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    served = dict(zip(("gem-server", "gem-worker"), re.findall(r"GEM_METRICS_LISTEN=\S+:(\d+)", images), strict=True))
+    jobs = {job["job_name"]: job for job in scraped()["scrape_configs"]}
+    assert jobs.keys() == served.keys()
+    assert jobs["gem-server"]["static_configs"] == [{"targets": [f"server:{served['gem-server']}"]}]
+    (workers,) = jobs["gem-worker"]["dns_sd_configs"]
+    assert (workers["names"], str(workers["port"])) == (["worker"], served["gem-worker"])
+    assert {"server", "worker"} <= load("docker-compose.yml")["services"].keys()
