@@ -131,8 +131,9 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
         source, now = Prometheus(prometheus), time.time()
         found = find_run(source, run, 3600 * last, now)
         path = out or Path(f"gem-{re.sub(r'[^A-Za-z0-9_.-]', '_', found.run_id)}.html")
+        written = page(source, found, now)
         with click.open_file(str(path), "w", encoding="utf-8") as file:
-            file.write(page(source, found, now))
+            file.write(written)
     except PrometheusError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from gem_client.panels import Kind, Panel
 from gem_client.prometheus import Column, Series
@@ -60,7 +60,9 @@ def _draw_lines(axes: Axes, panel: Panel, answers: list[Answer]) -> None:
     axes.yaxis.set_major_formatter(_formatter(panel.unit))
     if panel.log and any((one.values > 0).any() for _, one in lines):
         axes.set_yscale("log")
+        low, high = axes.get_ylim()
         axes.yaxis.set_major_formatter(_formatter(panel.unit))
+        axes.yaxis.set_minor_formatter(_formatter(panel.unit) if high < 10 * low else NullFormatter())
     else:
         axes.set_ylim(min(0.0, axes.get_ylim()[0]) if _any_below_zero(lines) else 0, panel.most)
 

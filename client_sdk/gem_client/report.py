@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from gem_client.text import duration
 
 _POINTS = 400  # of a curve
 _MOST_POINTS = 10_000  # that Prometheus gives for one query, with a margin
-_LOOK_BACK = 300.0  # Prometheus shows a sample for that many seconds, so no run is missed between two steps
 _TAIL = 30.0  # seconds shown after the last commit
 
 _STYLE = """
@@ -57,20 +57,32 @@ class Run:
 
 def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float) -> Run:
     """The run of that id, or the newest one, of the last `last` seconds. Raises PrometheusError where there is none."""
-    step = max(1.0, min(_LOOK_BACK, last / _MOST_POINTS))
-    begin = now - min(last, step * _MOST_POINTS)
-    seen = prometheus.range("gem_run_info", begin, now, step)
+    step = max(1.0, last / _MOST_POINTS)
+    seen = _seen(prometheus, "gem_run_info", now - last, now, step)
     wanted = [one for one in seen if run_id in (None, one.labels["run_id"])]
     if not wanted:
         raise PrometheusError(_not_found(run_id, {one.labels["run_id"] for one in seen}, last))
     newest = max(wanted, key=lambda one: (one.times[-1], one.times[0]))
     labels = dict(newest.labels)
     run, instance = labels.pop("run_id"), labels.pop("instance", "")
-    same = [one for one in wanted if one.labels["run_id"] == run and one.labels.get("instance", "") == instance]
-    first, final = min(one.times[0] for one in same), max(one.times[-1] for one in same)
     settings = {name: value for name, value in labels.items() if name not in ("__name__", "job")}
-    ended = _last_commit(prometheus, instance, first, final, step)
-    return Run(run, instance, settings, float(first), float(min(final, ended + _TAIL)))
+    same = [one for one in wanted if one.labels["run_id"] == run and one.labels.get("instance", "") == instance]
+    first, final = _first_and_last(prometheus, run, instance, min(one.times[0] for one in same) - step, newest.times[-1])
+    ended = _last_commit(prometheus, instance, first, final)
+    return Run(run, instance, settings, first, min(final, ended + _TAIL))
+
+
+def _seen(prometheus: Prometheus, metric: str, begin: float, end: float, step: float) -> list[Series]:
+    """The metric at each step, as it was last seen since the step before: a short run may begin and end between two."""
+    return prometheus.range(f"last_over_time({metric}[{math.ceil(step)}s])", begin, end, step)
+
+
+def _first_and_last(prometheus: Prometheus, run: str, instance: str, begin: float, end: float) -> tuple[float, float]:
+    """When the run was first and last seen, to a second where that can be."""
+    query = f'gem_run_info{{instance="{_quoted(instance)}", run_id="{_quoted(run)}"}}'
+    times = [one.times for one in _seen(prometheus, query, begin, end, max(1.0, (end - begin) / _MOST_POINTS))]
+    found = np.concatenate(times) if times else np.array([begin, end])
+    return float(found.min()), float(found.max())
 
 
 def _not_found(run_id: str | None, known: set[str], last: float) -> str:
@@ -82,12 +94,11 @@ def _not_found(run_id: str | None, known: set[str], last: float) -> str:
     )
 
 
-def _last_commit(prometheus: Prometheus, instance: str, begin: float, end: float, step: float) -> float:
+def _last_commit(prometheus: Prometheus, instance: str, begin: float, end: float) -> float:
     """When the version last changed: a server that idles after its run adds nothing to look at."""
-    times = [
-        one.times[1:][np.diff(one.values) != 0]
-        for one in prometheus.range(_of("gem_central_version", instance), begin, end, step)
-    ]
+    step = max(1.0, (end - begin) / _MOST_POINTS)
+    versions = prometheus.range(_of("gem_central_version", instance), begin, end, step)
+    times = [one.times[1:][np.diff(one.values) != 0] for one in versions]
     return max((float(changed[-1]) for changed in times if changed.size), default=end)
 
 
@@ -145,7 +156,7 @@ def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> str:
 
     mean = f"sum(increase({of('gem_commit_staleness_sum', whole)})) / sum(increase({of('gem_commit_staleness_count', whole)}))"
     pi = f"sum(increase({of('gem_pi_sum', whole)})) / sum(increase({of('gem_pi_count', whole)}))"
-    rate = f'rate({of("gem_commits_total")[:-1]}, outcome="applied"}}[{round(window)}s])'
+    rate = f'rate({of("gem_commits_total")[:-1]}, outcome="applied"}}[{max(1, round(window))}s])'
     figures = (
         ("accuracy", f"max(last_over_time({of('gem_evaluation_accuracy', whole)}))", "{:.2%}"),
         ("training loss", f"max(last_over_time({of('gem_training_loss', whole)}))", "{:.4f}"),

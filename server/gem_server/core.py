@@ -80,7 +80,8 @@ class Core:
         self.run_id = run_id
         self.settings = settings
         self.memory_limit = memory_limit
-        self._workers_awaited = min_workers
+        self._min_workers = min_workers
+        self._begun = False
         self.rule = make_rule(settings.rule, **vars(settings))
         self.central = CentralVariable()
         self.leases = LeaseTable(lease_seconds, new_id)
@@ -112,8 +113,7 @@ class Core:
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self.central.adopt(layout, theta)
         lease = self.leases.open(worker, buffers, upload, now)
-        if len(self.leases.live) >= self._workers_awaited:
-            self._workers_awaited = 0
+        self._begun = self._begun or not self.workers_awaited
         self._elect_initializer()
         must_initialize = self.central.initializer == lease.lease_id
         return Registration(lease.lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
@@ -274,7 +274,8 @@ class Core:
     @property
     def workers_awaited(self) -> int:
         """How many workers must be in the run before its first shard is handed out; 0 once it has begun."""
-        return self._workers_awaited if self.central.version == 0 else 0
+        begun = self._begun or self.central.version > 0 or len(self.leases.live) >= self._min_workers
+        return 0 if begun else self._min_workers
 
     def lease_shard(self, lease_id: str, samples: int, now: float, holding: Collection[int] = ()) -> Shard | NoShard:
         """The next shard for a worker that still works on the shards `holding`; its others go back first."""

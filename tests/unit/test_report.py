@@ -255,7 +255,10 @@ def test_a_query_is_filled_in_for_one_server_and_no_other(name: str) -> None:
     server, other = (unquoted(literal) for literal in LITERAL.findall(expression))
     assert other == "b"
     assert re.fullmatch(server, name)
-    assert not any(re.fullmatch(server, stranger) for stranger in ["", "x", name + "x", name[1:], name.replace(".", "x") + "."])
+    assert not any(
+        re.fullmatch(server, stranger)
+        for stranger in ["", "x", name + "x", name[1:], name.replace(".", "x", 1) if "." in name else ""]
+    )
     assert LITERAL.sub("", expression) == "rate(x{instance=~, a=}[20s])"
 
 
@@ -563,6 +566,12 @@ def test_every_unit_can_be_shown(unit: str) -> None:
     assert lines(series([0, 1e-6, 0.5, 12, 1e9]), unit=unit)
 
 
+@pytest.mark.parametrize("values", [[1, 3], [0.002, 0.9], [1, 1e9], [5, 5]], ids=str)
+def test_ticks_on_a_logarithmic_axis_are_numbers(values: list[float]) -> None:
+    for unit in ("short", "bytes", "s"):
+        assert not [text for text in lines(series(values), log=True, unit=unit) if "$" in text or "\\" in text]
+
+
 def test_lines_below_zero_are_shown() -> None:
     """A loss may be negative: a likelihood's, for one."""
     assert any(re.match(r"[-−]\d", text) for text in lines(series([-1, -2, -3])))
@@ -687,6 +696,12 @@ def test_every_rate_is_over_several_scrapes_however_rare_they_are(fake: FakeProm
     spans = [int(span) for query in fake.queries() + fake.queries("query") for span in re.findall(r"\[(\d+)s[]:]", query)]
     assert spans
     assert min(spans) >= 240
+
+
+def test_no_window_is_empty_however_often_prometheus_scrapes(fake: FakePrometheus) -> None:
+    fake.targets[0]["scrapeInterval"] = "100ms"
+    report(fake, replace(RUN, end=BEGIN + 2))
+    assert not [query for query in fake.queries() + fake.queries("query") if re.search(r"\b0s", query)]
 
 
 def test_targets_that_are_none_of_gems_do_not_make_a_report_coarser(fake: FakePrometheus) -> None:
@@ -831,6 +846,23 @@ def test_a_report_that_can_not_be_made_is_one_line_and_leaves_no_file(fresh: Fak
         (line,) = result.stderr.splitlines()
         assert words in line
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_that_breaks_off_leaves_the_one_before_it(fresh: FakePrometheus, tmp_path: Path) -> None:
+    fresh.targets = None
+    old, new = tmp_path / "old.html", tmp_path / "new.html"
+    old.write_text("old")
+    assert (ctl(str(old), "--prometheus", fresh.url).exit_code, old.read_text()) == (1, "old")
+    assert ctl(str(new), "--prometheus", fresh.url).exit_code == 1
+    assert not new.exists()
+
+
+def test_the_report_may_go_to_standard_output(fresh: FakePrometheus) -> None:
+    result = ctl("-", "--prometheus", fresh.url)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("<!doctype html>")
+    assert result.stdout.endswith("</html>\n")
+    assert result.stderr == "wrote -: run newer, 0:10:00\n"
 
 
 def test_a_report_that_can_not_be_written_is_one_line(fresh: FakePrometheus, tmp_path: Path) -> None:

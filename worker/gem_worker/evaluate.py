@@ -70,14 +70,15 @@ class RemoteEvaluator:
 
     def __init__(self, address: str, task: Task, retry: Retry) -> None:
         self._evaluator = Evaluator(task)
+        self._retry = retry
         self.reader: Session = connect(address, retry=retry)
-        self.admin = Admin(address, timeout=min(10.0, retry.give_up_after))
+        self.admin = Admin(address)
 
     def evaluate(self) -> Score:
         """Raises a GemError where the server can't be reached, has no θ yet, or trains another model."""
         theta = self.reader.pull()
         score = self._evaluator.score(self.reader.version, self.reader.layout, theta)
-        self.admin.report_evaluation(score.version, score.loss, score.accuracy)
+        self._retry.call(lambda: self.admin.report_evaluation(score.version, score.loss, score.accuracy))
         return score
 
     def close(self) -> None:
