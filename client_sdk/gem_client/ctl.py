@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -18,8 +19,7 @@ from gem_api.options import SETTINGS, Number, option
 from gem_api.v1 import training_pb2 as pb
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect, text
 from gem_client.picture import SORTS
@@ -92,22 +92,20 @@ def top(target: tuple[str, float], every: float, count: int, sort: str) -> None:
 
 
 @main.command()
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.pass_obj
 def pull(target: tuple[str, float], out: Path) -> None:
-    """Writes the central variable to OUT, a safetensors file with the model's own tensor names, all float32."""
+    """Writes the central variable to OUT, a safetensors file with the model's own tensor names, all float32.
+
+    OUT may be - for standard output.
+    """
     server, timeout = target
     with connect(server, retry=Retry(give_up_after=timeout)) as session:
         theta = session.pull()
         tensors = session.layout.split(theta)
-        scratch = out.with_name(f".{out.name}.{os.getpid()}")
-        try:
-            save_file(tensors, scratch, metadata={"format": "pt", "gem_version": str(session.version)})
-            scratch.replace(out)
-        except (OSError, SafetensorError) as error:
-            scratch.unlink(missing_ok=True)
-            raise click.ClickException(f"can't write {out}: {error}") from error
-        click.echo(f"wrote {out}: version {session.version}, {len(tensors)} tensors, {theta.size} parameters")
+        _write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
+        what = f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
+        click.echo(f"wrote {out}: {what}", err=str(out) == "-")
 
 
 @main.command()
@@ -126,7 +124,9 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
     try:
         from gem_client.report import find_run, page
     except ImportError as error:
-        raise click.ClickException(f'reports are drawn with Matplotlib: pip install "gem-ps[report]" ({error})') from error
+        raise click.ClickException(
+            f'reports are drawn with Matplotlib: pip install "gem-ps[report]", or use the workers\' image ({error})'
+        ) from error
     try:
         source, now = Prometheus(prometheus), time.time()
         found = find_run(source, run, 3600 * last, now)
@@ -173,6 +173,21 @@ def drain(target: tuple[str, float]) -> None:
     with Admin(*target) as admin:
         queued = admin.drain()
     click.echo(f"the server is finishing; {queued} commits were queued")
+
+
+def _write(out: Path, content: bytes) -> None:
+    """Writes a file that appears whole or not at all; - is standard output."""
+    if str(out) == "-":
+        sys.stdout.buffer.write(content)
+        return
+    scratch = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise click.ClickException(f"can't write {out}: {error}") from error
 
 
 def as_dict(message: Message) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from gem_client.panels import Kind, Panel
+from gem_client.panels import Kind, Panel, Query
 from gem_client.prometheus import Column, Series
 
-Answer = tuple[str, list[Series]]  # a query's legend, and what came back
+Answer = tuple[Query, list[Series]]  # and what came back
 _COLOURS = ("#1f4e79", "#c0392b", "#e08e0b", "#2e7d4f", "#7d5ba6", "#5d6d7e", "#16a0a0", "#b5651d", "#d16ba5", "#8c8c00")
 _STYLE: Any = {"svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif", "text.parse_math": False}
 _MOST_NAMED = 10  # more series than that are drawn alike and not named
@@ -45,10 +45,11 @@ def draw(panel: Panel, answers: list[Answer], begin: float, end: float) -> str:
 
 
 def _draw_lines(axes: Axes, panel: Panel, answers: list[Answer]) -> None:
-    lines = [(_name(legend, one), one) for legend, several in answers for one in several]
+    lines = [(_name(query.legend, one), _with_gaps(one)) for query, several in answers for one in several]
+    dashed = [query.dashed for query, several in answers for _ in several]
     few = len(lines) <= _MOST_NAMED
     for number, (name, one) in enumerate(lines):
-        style = "--" if name.startswith("expected") else "-"
+        style = "--" if dashed[number] else "-"
         colour, width = (_COLOURS[number % len(_COLOURS)], 1.6) if few else (_COLOURS[0], 0.7)
         values = np.where(np.isfinite(one.values), one.values, np.nan)
         axes.plot(one.times, values, style, color=colour, linewidth=width, alpha=1 if few else 0.5, label=name)
@@ -102,6 +103,13 @@ def _time_unit(span: float) -> tuple[str, float]:
     if span < 180:
         return "seconds", 1.0
     return ("minutes", 60.0) if span < 3 * 3600 else ("hours", 3600.0)
+
+
+def _with_gaps(one: Series) -> Series:
+    """The series with NaN where samples are missing, so that no line is drawn across."""
+    steps = np.diff(one.times)
+    holes = np.flatnonzero(steps > 1.5 * steps.min(initial=np.inf)) + 1
+    return Series(one.labels, np.insert(one.times, holes, one.times[holes - 1]), np.insert(one.values, holes, np.nan))
 
 
 def _any_below_zero(lines: list[tuple[str, Series]]) -> bool:

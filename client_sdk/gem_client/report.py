@@ -12,7 +12,7 @@ import numpy as np
 from gem_api import __version__
 
 from gem_client.panels import DASHBOARDS, Dashboard, Kind, Panel
-from gem_client.plots import draw
+from gem_client.plots import Answer, draw
 from gem_client.prometheus import Prometheus, PrometheusError, Series
 from gem_client.text import duration
 
@@ -80,8 +80,9 @@ def _seen(prometheus: Prometheus, metric: str, begin: float, end: float, step: f
 def _first_and_last(prometheus: Prometheus, run: str, instance: str, begin: float, end: float) -> tuple[float, float]:
     """When the run was first and last seen, to a second where that can be."""
     query = f'gem_run_info{{instance="{_quoted(instance)}", run_id="{_quoted(run)}"}}'
-    times = [one.times for one in _seen(prometheus, query, begin, end, max(1.0, (end - begin) / _MOST_POINTS))]
-    found = np.concatenate(times) if times else np.array([begin, end])
+    step = max(1.0, (end - begin) / _MOST_POINTS)
+    times = [one.times for one in _seen(prometheus, query, begin, end + step, step)]  # the last step may reach beyond the end
+    found = np.minimum(np.concatenate(times), end) if times else np.array([begin, end])
     return float(found.min()), float(found.max())
 
 
@@ -204,10 +205,10 @@ def _section(prometheus: Prometheus, board: Dashboard, run: Run, step: float, wi
 
 
 def _picture(prometheus: Prometheus, panel: Panel, run: Run, step: float, window: float) -> str:
-    answers: list[tuple[str, list[Series]]] = []
+    answers: list[Answer] = []
     for query in panel.queries:
         expr = fill_in(query.expr, run.instance, window)
-        answers.append((query.legend, prometheus.range(expr, run.begin, run.end, step)))
+        answers.append((query, prometheus.range(expr, run.begin, run.end, step)))
     return draw(panel, answers, run.begin, run.end)
 
 

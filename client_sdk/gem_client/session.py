@@ -159,7 +159,8 @@ class Session:
         try:
             self._enter()
         except BaseException:
-            self._place = None  # not joined: the caller may try again, and replaces what there is of this try
+            self._leave()  # not joined: nobody shall wait for this try, and the caller may make another
+            self._place = None
             raise
         return self._hand_out()
 
@@ -244,11 +245,7 @@ class Session:
             return  # a fork's copy: the lease is the parent's
         self._background.close()
         self._connection.drop_stream()
-        if self._place is not None:
-            try:
-                self._connection.leave(self._place.lease_id, timeout=2.0)
-            except GemError as error:
-                log.info("could not say good-bye; the lease will expire by itself: %s", error)
+        self._leave()
         self._connection.close()
 
     def __enter__(self) -> Session:
@@ -296,6 +293,14 @@ class Session:
         self._require_not_replaced(ended)
         log.warning("%s: the lease ended (%s); registering again and dropping the gradient in hand", self.name, ended.reason)
         self._enter()
+
+    def _leave(self) -> None:
+        if self._place is None:
+            return
+        try:
+            self._connection.leave(self._place.lease_id, timeout=2.0)
+        except GemError as error:
+            log.info("could not say good-bye; the lease will expire by itself: %s", error)
 
     def _register(self) -> None:
         previous, layout = self._place, self.layout

@@ -14,6 +14,7 @@ from gem_client.panels import DASHBOARDS, Dashboard, Kind, Panel
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
     BigValueGraphMode,
     LegendDisplayMode,
     LegendPlacement,
@@ -23,7 +24,7 @@ from grafana_foundation_sdk.models.common import (
     VisibilityMode,
 )
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync as CursorSync
-from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef, VariableOption, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef, DynamicConfigValue, VariableRefresh
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
@@ -50,9 +51,6 @@ def build(page: Dashboard) -> dashboard.Dashboard:
             .datasource(SOURCE)
             .query("label_values(gem_central_version, instance)")
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-            .include_all(True)
-            .current(VariableOption(selected=True, text="All", value="$__all"))
-            .multi(True)
         )
         .link(
             dashboard.DashboardLink("GEM dashboards")
@@ -82,9 +80,13 @@ def _lines(panel: Panel) -> timeseries.Panel:
     if panel.log:
         drawn = drawn.scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
     else:
-        drawn = drawn.min(0)
+        drawn = drawn.axis_soft_min(0)
     if panel.most is not None:
         drawn = drawn.max(panel.most)
+    dashes = DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 8]})
+    for query in panel.queries:
+        if query.dashed:
+            drawn = drawn.override_by_name(query.legend, [dashes])
     return _finished(drawn, panel, width=_HALF, height=8)
 
 
@@ -106,7 +108,10 @@ def _heatmap(panel: Panel) -> heatmap.Panel:
 
 
 def _number(panel: Panel) -> stat.Panel:
-    drawn = stat.Panel().unit(panel.unit).graph_mode(BigValueGraphMode.AREA)
+    newest = common.ReduceDataOptions().calcs(["lastNotNull"])
+    # No colour: Grafana's own thresholds would paint every number above 80 red.
+    drawn = stat.Panel().unit(panel.unit).reduce_options(newest).color_mode(BigValueColorMode.NONE)
+    drawn = drawn.graph_mode(BigValueGraphMode.AREA)
     return _finished(drawn, panel, width=_SIXTH, height=4)
 
 

@@ -77,7 +77,7 @@ def evaluation(message: pb.ReportEvaluationRequest) -> Evaluation:
 def run_state(core: Core, draining: bool) -> pb.RunState:
     if draining:
         return pb.RUN_STATE_DRAINING
-    if not core.central.initialized:
+    if not core.central.initialized or core.workers_awaited:
         return pb.RUN_STATE_WAITING
     return pb.RUN_STATE_COMPLETE if core.ledger.all_complete else pb.RUN_STATE_TRAINING
 

@@ -246,7 +246,10 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> C
         log.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))
         return None
     path, state = newest
-    settings = resumed_settings(Hyperparameters(**state["hyperparameters"]), config.settings, config.given)
+    kept = Hyperparameters(**state["hyperparameters"])
+    settings = resumed_settings(kept, config.settings, config.given)
+    if changed := {name: f"{old} -> {vars(settings)[name]}" for name, old in vars(kept).items() if old != vars(settings)[name]}:
+        log.warning("this start changes the run's settings", **changed)
     core = _new_core(state["run_id"], settings, config)
     checkpoint.restore(path, state, core, clock())
     if core.memory_limit and core.memory_bytes > core.memory_limit:

@@ -170,7 +170,7 @@ class TrainingServicer:
         registration = self._core.register(request.worker_name, layout, self._clock())
         if registration.ended:
             self.lease_ended(registration.ended)
-        awaited = {"workers_awaited": self._core.workers_awaited} if self._core.workers_awaited else {}
+        awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}
         self._log.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
         return messages.registration(registration, self._core)
 

@@ -189,6 +189,18 @@ def test_pull_into_a_folder_that_is_not_there_fails_with_one_line(live: Live, se
     assert_one_line(on(live, "pull", str(tmp_path / "nowhere" / "m")), "nowhere")
 
 
+def test_pull_into_what_is_no_folder_fails_with_one_line(live: Live, session: Session, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_one_line(on(live, "pull", str(tmp_path / "file" / "m")), "can't write")
+
+
+def test_pull_writes_to_standard_output_where_no_file_can_be_written(live: Live, session: Session) -> None:
+    result = on(live, "pull", "-")
+    assert result.exit_code == 0
+    assert set(safetensors.numpy.load(result.stdout_bytes)) == {"w", "b"}
+    assert "version 1" in result.stderr
+
+
 # -- checkpoint, drain
 
 

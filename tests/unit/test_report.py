@@ -530,12 +530,12 @@ def series(values: Any, begin: float = BEGIN, **labels: str) -> Series:
 
 def lines(*several: Series, legend: str = "", end: float = BEGIN + 60, **panel: Any) -> list[str]:
     """The texts of a picture with lines."""
-    return texts(draw(Panel("a title", "", (Query("x"),), **panel), [(legend, list(several))], BEGIN, end))
+    return texts(draw(Panel("a title", "", (Query("x"),), **panel), [(Query("x", legend), list(several))], BEGIN, end))
 
 
 def heatmap(buckets: dict[str, list[float]], end: float = BEGIN + 60) -> str:
     panel = Panel("a heatmap", "", (Query("x"),), kind=Kind.HEATMAP)
-    return draw(panel, [("{{le}}", [series(values, le=bound) for bound, values in buckets.items()])], BEGIN, end)
+    return draw(panel, [(Query("x", "{{le}}"), [series(values, le=bound) for bound, values in buckets.items()])], BEGIN, end)
 
 
 def texts(svg: str) -> list[str]:
@@ -548,7 +548,7 @@ def test_a_picture_is_the_same_every_time() -> None:
 
 
 def test_without_any_series_there_is_no_picture() -> None:
-    assert draw(Panel("a title", "", (Query("x"),)), [("", []), ("", [])], BEGIN, BEGIN + 60) == ""
+    assert draw(Panel("a title", "", (Query("x"),)), [(Query("x"), []), (Query("x"), [])], BEGIN, BEGIN + 60) == ""
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -576,6 +576,28 @@ def test_lines_below_zero_are_shown() -> None:
     """A loss may be negative: a likelihood's, for one."""
     assert any(re.match(r"[-−]\d", text) for text in lines(series([-1, -2, -3])))
     assert any(re.match(r"[-−]\d", text) for text in lines(series([1, -2, 3])))
+
+
+def test_no_line_is_drawn_where_nothing_was_scraped() -> None:
+    """A straight line across a gap would claim what nobody saw."""
+    whole, gap = [BEGIN, BEGIN + 5, BEGIN + 10, BEGIN + 15], [BEGIN, BEGIN + 5, BEGIN + 30, BEGIN + 35]
+    pictures = [
+        draw(
+            Panel("a title", "", (Query("x"),)),
+            [(Query("x"), [Series({}, np.array(times), np.arange(4.0))])],
+            BEGIN,
+            BEGIN + 60,
+        )
+        for times in (whole, gap)
+    ]
+    strokes = [max(path.get("d", "").count("M") for path in curves(picture)) for picture in pictures]
+    assert strokes == [1, 2]
+
+
+def curves(svg: str) -> list[ElementTree.Element]:
+    """The paths that show data: they are the clipped ones of the lines' colour."""
+    paths = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path")
+    return [path for path in paths if "#1f4e79" in path.get("style", "")]
 
 
 def test_each_line_is_called_by_its_labels() -> None:

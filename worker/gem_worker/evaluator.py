@@ -21,7 +21,7 @@ from gem_worker.tasks import TaskError, load_task
 @click.command(context_settings=SETTINGS)
 @member_options
 @option("--evaluate-every", type=Number(0.1), default=5.0, help="Seconds between two evaluations, at least.")
-@click.option("--once", is_flag=True, help="Evaluate once and end.")
+@click.option("--once", is_flag=True, help="Evaluate once, as soon as there is a model, and end.")
 @log_format_option
 @click.version_option(__version__)
 def main(**options: Any) -> None:
@@ -50,8 +50,8 @@ def _evaluate(options: dict[str, Any], log: logs.Logger) -> int:
         return EXIT_WRONG_USE
     try:
         while True:
-            _evaluate_if_new(evaluator, retry.call(evaluator.admin.status), log)
-            if options["once"]:
+            done = _evaluate_if_new(evaluator, retry.call(evaluator.admin.status), log)
+            if options["once"] and done:
                 return 0
             time.sleep(options["evaluate_every"])
     except GemError as error:
@@ -61,17 +61,21 @@ def _evaluate(options: dict[str, Any], log: logs.Logger) -> int:
         evaluator.close()
 
 
-def _evaluate_if_new(evaluator: RemoteEvaluator, status: pb.GetStatusResponse, log: logs.Logger) -> None:
-    """Compares with what the server knows, not with what was sent: a server that came back has forgotten."""
+def _evaluate_if_new(evaluator: RemoteEvaluator, status: pb.GetStatusResponse, log: logs.Logger) -> bool:
+    """Evaluates a version that the server has no evaluation of; returns whether there is a model at all.
+
+    Compares with what the server knows, not with what was sent: a server that came back has forgotten.
+    """
     if status.HasField("evaluation") and status.evaluation.version == status.version:
-        return
+        return True
     try:
         score = evaluator.evaluate()
     except NotInitialized:
         log.info("no model yet: waiting for the first worker")
-        return
+        return False
     accuracy = None if score.accuracy is None else round(score.accuracy, 4)
     log.info("evaluated", version=score.version, loss=round(score.loss, 4), accuracy=accuracy)
+    return True
 
 
 if __name__ == "__main__":
