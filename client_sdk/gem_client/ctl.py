@@ -103,7 +103,10 @@ def pull(target: tuple[str, float], out: Path) -> None:
     with connect(server, retry=Retry(give_up_after=timeout)) as session:
         theta = session.pull()
         tensors = session.layout.split(theta)
-        _write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
+        try:
+            _write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
+        except OSError as error:
+            raise click.ClickException(f"can't write {out}: {error}") from error
         what = f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
         click.echo(f"wrote {out}: {what}", err=str(out) == "-")
 
@@ -131,9 +134,7 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
         source, now = Prometheus(prometheus), time.time()
         found = find_run(source, run, 3600 * last, now)
         path = out or Path(f"gem-{re.sub(r'[^A-Za-z0-9_.-]', '_', found.run_id)}.html")
-        written = page(source, found, now)
-        with click.open_file(str(path), "w", encoding="utf-8") as file:
-            file.write(written)
+        _write(path, page(source, found, now).encode())
     except PrometheusError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
@@ -176,18 +177,21 @@ def drain(target: tuple[str, float]) -> None:
 
 
 def _write(out: Path, content: bytes) -> None:
-    """Writes a file that appears whole or not at all; - is standard output."""
+    """Writes a file that appears whole or not at all; - is standard output. Raises OSError."""
     if str(out) == "-":
         sys.stdout.buffer.write(content)
+        return
+    if out.exists() and not out.is_file():  # a pipe or a device is written to, never replaced
+        out.write_bytes(content)
         return
     scratch = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         scratch.write_bytes(content)
         scratch.replace(out)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
             scratch.unlink()
-        raise click.ClickException(f"can't write {out}: {error}") from error
+        raise
 
 
 def as_dict(message: Message) -> dict[str, Any]:

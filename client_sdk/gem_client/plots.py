@@ -45,27 +45,26 @@ def draw(panel: Panel, answers: list[Answer], begin: float, end: float) -> str:
 
 
 def _draw_lines(axes: Axes, panel: Panel, answers: list[Answer]) -> None:
-    lines = [(_name(query.legend, one), _with_gaps(one)) for query, several in answers for one in several]
-    dashed = [query.dashed for query, several in answers for _ in several]
+    lines = [(query, _with_gaps(one)) for query, several in answers for one in several]
     few = len(lines) <= _MOST_NAMED
-    for number, (name, one) in enumerate(lines):
-        style = "--" if dashed[number] else "-"
+    for number, (query, one) in enumerate(lines):
+        style, name = "--" if query.dashed else "-", _name(query.legend, one)
         colour, width = (_COLOURS[number % len(_COLOURS)], 1.6) if few else (_COLOURS[0], 0.7)
         values = np.where(np.isfinite(one.values), one.values, np.nan)
         axes.plot(one.times, values, style, color=colour, linewidth=width, alpha=1 if few else 0.5, label=name)
-    if few and any(name for name, _ in lines):
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False)
-    elif not few:
+    if not few:
         axes.set_title(f"{len(lines)} series", loc="right", fontsize=8, color="#666666")
+    elif axes.get_legend_handles_labels()[1]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False)
     axes.grid(alpha=0.25)
-    axes.yaxis.set_major_formatter(_formatter(panel.unit))
-    if panel.log and any((one.values > 0).any() for _, one in lines):
+    values = np.concatenate([one.values[np.isfinite(one.values)] for _, one in lines])
+    if panel.log and (values > 0).any():
         axes.set_yscale("log")
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_formatter(_formatter(panel.unit))
         axes.yaxis.set_minor_formatter(_formatter(panel.unit) if high < 10 * low else NullFormatter())
     else:
-        axes.set_ylim(min(0.0, axes.get_ylim()[0]) if _any_below_zero(lines) else 0, panel.most)
+        axes.set_ylim(axes.get_ylim()[0] if (values < 0).any() else 0, panel.most)
+    axes.yaxis.set_major_formatter(_formatter(panel.unit))  # after the scale, which brings its own
 
 
 def _draw_heatmap(axes: Axes, buckets: list[Series]) -> None:
@@ -110,10 +109,6 @@ def _with_gaps(one: Series) -> Series:
     steps = np.diff(one.times)
     holes = np.flatnonzero(steps > 1.5 * steps.min(initial=np.inf)) + 1
     return Series(one.labels, np.insert(one.times, holes, one.times[holes - 1]), np.insert(one.values, holes, np.nan))
-
-
-def _any_below_zero(lines: list[tuple[str, Series]]) -> bool:
-    return any((one.values[np.isfinite(one.values)] < 0).any() for _, one in lines)
 
 
 def _at(times: Column, one: Series) -> Column:

@@ -79,7 +79,7 @@ def _seen(prometheus: Prometheus, metric: str, begin: float, end: float, step: f
 
 def _first_and_last(prometheus: Prometheus, run: str, instance: str, begin: float, end: float) -> tuple[float, float]:
     """When the run was first and last seen, to a second where that can be."""
-    query = f'gem_run_info{{instance="{_quoted(instance)}", run_id="{_quoted(run)}"}}'
+    query = _of("gem_run_info", instance, run_id=run)
     step = max(1.0, (end - begin) / _MOST_POINTS)
     times = [one.times for one in _seen(prometheus, query, begin, end + step, step)]  # the last step may reach beyond the end
     found = np.minimum(np.concatenate(times), end) if times else np.array([begin, end])
@@ -103,8 +103,10 @@ def _last_commit(prometheus: Prometheus, instance: str, begin: float, end: float
     return max((float(changed[-1]) for changed in times if changed.size), default=end)
 
 
-def _of(metric: str, instance: str) -> str:
-    return f'{metric}{{instance="{_quoted(instance)}"}}'
+def _of(metric: str, instance: str, **labels: str) -> str:
+    """The metric of one server, with these labels."""
+    wanted = ", ".join(f'{name}="{_quoted(value)}"' for name, value in {"instance": instance, **labels}.items())
+    return f"{metric}{{{wanted}}}"
 
 
 def _quoted(text: str) -> str:
@@ -150,26 +152,24 @@ def _footer(now: float, window: float, step: float) -> str:
 
 def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> str:
     """The run in a few numbers."""
-    whole = f"[{max(1, round(run.end - run.begin))}s]"
+    whole = f"{max(1, round(run.end - run.begin))}s"
 
-    def of(metric: str, span: str = "") -> str:
-        return _of(metric, run.instance) + span
+    def over(metric: str) -> str:
+        return f"{_of(metric, run.instance)}[{whole}]"
 
-    mean = f"sum(increase({of('gem_commit_staleness_sum', whole)})) / sum(increase({of('gem_commit_staleness_count', whole)}))"
-    pi = f"sum(increase({of('gem_pi_sum', whole)})) / sum(increase({of('gem_pi_count', whole)}))"
-    rate = f'rate({of("gem_commits_total")[:-1]}, outcome="applied"}}[{max(1, round(window))}s])'
+    def mean(metric: str) -> str:
+        return f"sum(increase({over(metric + '_sum')})) / sum(increase({over(metric + '_count')}))"
+
+    applied = _of("gem_commits_total", run.instance, outcome="applied")
+    rates = f"sum(rate({applied}[{max(1, round(window))}s]))[{whole}:{max(1, round(step))}s]"
     figures = (
-        ("accuracy", f"max(last_over_time({of('gem_evaluation_accuracy', whole)}))", "{:.2%}"),
-        ("training loss", f"max(last_over_time({of('gem_training_loss', whole)}))", "{:.4f}"),
-        ("commits", f"max(max_over_time({of('gem_central_version', whole)}))", "{:,.0f}"),
-        (
-            "commits/s, at most",
-            f"max_over_time(sum({rate}){whole[:-1]}:{max(1, round(step))}s])",
-            "{:,.1f}",
-        ),
-        ("workers, at most", f"max(max_over_time({of('gem_active_workers', whole)}))", "{:,.0f}"),
-        ("mean staleness", mean, "{:.1f}"),
-        ("mean π", pi, "{:.3f}"),
+        ("accuracy", f"max(last_over_time({over('gem_evaluation_accuracy')}))", "{:.2%}"),
+        ("training loss", f"max(last_over_time({over('gem_training_loss')}))", "{:.4f}"),
+        ("commits", f"max(max_over_time({over('gem_central_version')}))", "{:,.0f}"),
+        ("commits/s, at most", f"max_over_time({rates})", "{:,.1f}"),
+        ("workers, at most", f"max(max_over_time({over('gem_active_workers')}))", "{:,.0f}"),
+        ("mean staleness", mean("gem_commit_staleness"), "{:.1f}"),
+        ("mean π", mean("gem_pi"), "{:.3f}"),
     )
     found = [(name, prometheus.value(query, run.end), form) for name, query, form in figures]
     shown = [(name, form.format(value)) for name, value, form in found if value is not None and np.isfinite(value)]

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,15 +47,6 @@ def as_json(result: Result) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     parsed: dict[str, Any] = json.loads(result.stdout, parse_constant=refuse)
     return parsed
-
-
-@pytest.fixture
-def session(live: Live) -> Iterator[Session]:
-    """A worker called alice with one commit."""
-    with connect(live.address, name="alice") as joined:
-        joined.join(model())
-        joined.commit(GRADIENT, loss=1.25, samples=8)
-        yield joined
 
 
 # -- status

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import pytest
 from gem_client import Session, connect
-from integration.helpers import GRADIENT, Wire, model
+from integration.helpers import Wire, model
 from live import DEADLINE, Live, serving, wait_until
 
 NOBODY = "127.0.0.1:1"
@@ -97,15 +97,6 @@ def on_terminal(server: str, *arguments: str, **environment: str) -> Iterator[tu
     with running(terminal, its, server, *arguments, **environment) as top:
         yield top, terminal
         assert termios.tcgetattr(terminal) == before
-
-
-@pytest.fixture
-def session(live: Live) -> Iterator[Session]:
-    """A worker called alice with one commit."""
-    with connect(live.address, name="alice") as joined:
-        joined.join(model())
-        joined.commit(GRADIENT, loss=1.25, samples=8)
-        yield joined
 
 
 # -- without a terminal
