@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from gem_api import errors
-from unit.test_dashboards import exported, grouped_by, metrics_of
+from unit.exported import TARGET, exported, grouped_by, metrics_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "prometheus"
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
-TARGET = {"instance", "job"}  # labels that Prometheus itself gives to everything that it scrapes
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from gem_client import panels
-from gem_worker.metrics import WorkerMetrics
-from prometheus_client import CollectorRegistry
+from unit.exported import TARGET, exported, grouped_by, metrics_of, worker_registry
 from unit.test_metrics import after_everything
 
 ROOT = Path(__file__).parents[2]
@@ -25,11 +24,8 @@ BOARDS: dict[str, Any] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((GRAFANA / "dashboards").glob("*.json"))
 }
 PANELS = {f"{name}: {panel['title']}": panel for name, board in BOARDS.items() for panel in board["panels"]}
-TARGET = {"instance", "job"}  # labels that Prometheus itself gives to everything that it scrapes
 COLUMNS = 24  # of Grafana's grid
 
-# What Prometheus makes itself, and what every process exports (tests/wire/test_metrics_http.py): names and labels.
-FROM_ELSEWHERE: dict[str, dict[str, set[str]]] = {"up": {}, "process_resident_memory_bytes": {}}
 # The server's metrics that no dashboard shows, and why.
 NOT_SHOWN = {
     "gem_run": "the run's settings as labels: the report's list of settings",
@@ -139,45 +135,6 @@ def test_every_panel_asks_the_source_that_the_user_chose(panel: Any) -> None:
 
 
 # -- the queries
-
-
-def worker_registry() -> CollectorRegistry:
-    """A worker after a step."""
-    registry = CollectorRegistry()
-    worker = WorkerMetrics(registry)
-    worker.loss(0.5)
-    for phase in ("data", "compute", "exchange"):
-        with worker.phase(phase):
-            pass
-    return registry
-
-
-@cache
-def exported() -> dict[str, dict[str, set[str]]]:
-    """Everything that a server or a worker can export, by the sample's name: its labels and the values seen of each."""
-    watch = after_everything()
-    watch.progress.rejected["SequenceGap"] += 1
-    found = {name: dict(labels) for name, labels in FROM_ELSEWHERE.items()}
-    for family in (*watch.registry.collect(), *worker_registry().collect()):
-        for sample in family.samples:
-            labels = found.setdefault(sample.name, {})
-            for label, value in sample.labels.items():
-                labels.setdefault(label, set()).add(value)
-    return found
-
-
-def metrics_of(expression: str) -> set[str]:
-    """The metrics that a PromQL expression names."""
-    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
-    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
-    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\b\s*(\([^)]*\))?", "", bare)
-    return set(re.findall(r"(?<![\w:])[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - {"and", "or", "unless", "bool", "offset", "Inf"}
-
-
-def grouped_by(expression: str) -> set[str]:
-    """The labels that an expression groups or matches by."""
-    lists = re.findall(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)", expression)
-    return {label for labels in lists for label in re.split(r"\s*,\s*", labels.strip()) if label}
 
 
 def queries() -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,53 @@
+"""What servers and workers export, and which of it a PromQL expression names."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from gem_worker.metrics import WorkerMetrics
+from prometheus_client import CollectorRegistry
+from unit.test_metrics import after_everything
+
+TARGET = {"instance", "job"}  # labels that Prometheus itself gives to everything that it scrapes
+# What Prometheus makes itself, and what every process exports (tests/wire/test_metrics_http.py): names and labels.
+FROM_ELSEWHERE: dict[str, dict[str, set[str]]] = {"up": {}, "process_resident_memory_bytes": {}}
+
+
+def worker_registry() -> CollectorRegistry:
+    """A worker after a step."""
+    registry = CollectorRegistry()
+    worker = WorkerMetrics(registry)
+    worker.loss(0.5)
+    for phase in ("data", "compute", "exchange"):
+        with worker.phase(phase):
+            pass
+    return registry
+
+
+@cache
+def exported() -> dict[str, dict[str, set[str]]]:
+    """Everything that a server or a worker can export, by the sample's name: its labels and the values seen of each."""
+    watch = after_everything()
+    watch.progress.rejected["SequenceGap"] += 1
+    found = {name: dict(labels) for name, labels in FROM_ELSEWHERE.items()}
+    for family in (*watch.registry.collect(), *worker_registry().collect()):
+        for sample in family.samples:
+            labels = found.setdefault(sample.name, {})
+            for label, value in sample.labels.items():
+                labels.setdefault(label, set()).add(value)
+    return found
+
+
+def metrics_of(expression: str) -> set[str]:
+    """The metrics that a PromQL expression names."""
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
+    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\b\s*(\([^)]*\))?", "", bare)
+    return set(re.findall(r"(?<![\w:])[a-zA-Z_:][\w:]*\b(?!\s*\()", bare)) - {"and", "or", "unless", "bool", "offset", "Inf"}
+
+
+def grouped_by(expression: str) -> set[str]:
+    """The labels that an expression groups or matches by."""
+    lists = re.findall(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)", expression)
+    return {label for labels in lists for label in re.split(r"\s*,\s*", labels.strip()) if label}
