@@ -37,11 +37,6 @@ SHARDS = 6  # of 256 samples, per epoch
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist"
 
 
-def _hear_ctrl_c() -> None:
-    """A shell that runs the tests in the background has its children ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 class Launcher:
     """A running gem-train, its output in a file."""
 
@@ -55,9 +50,7 @@ class Launcher:
         if "--resume" not in arguments:
             command += ["--runs", str(self._runs)]
         with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment, preexec_fn=_hear_ctrl_c
-            )
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     @property
     def output(self) -> str:
