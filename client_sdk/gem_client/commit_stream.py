@@ -31,18 +31,20 @@ class CommitStream:
         Args:
             header: Who, which, computed on what.
             gradient: float32, shape (P,); not to be changed until this returns.
-            into: float32, shape (P,): receives θ.
+            into: float32, shape (P,): receives θ. It and `gradient` are left to the server where the header names the
+                region of shared memory that they lie in.
             progress: Called for every frame that goes either way.
 
         Raises:
             GemError: The stream failed and is of no more use.
         """
         opening = pb.CommitRequest(header=header).SerializeToString()
-        self._outgoing.put(noting(progress, chain([opening], chunk_frames(gradient))))
+        self._outgoing.put(iter([opening]) if header.region else noting(progress, chain([opening], chunk_frames(gradient))))
         result = self._read()
         if not isinstance(result, pb.CommitResult):
             raise ServerUnavailable("the server sent a chunk where a result was due")
-        receive_chunks(self._call, pb.CommitResponse, into, progress)
+        if not header.region:
+            receive_chunks(self._call, pb.CommitResponse, into, progress)
         return result
 
     def cancel(self) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from itertools import chain
 
 import grpc
-from gem_api.errors import ServerUnavailable
+from gem_api.errors import GemError, ServerUnavailable
 from gem_api.framing import chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
+from gem_api.region import Region
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client.background import Background
 from gem_client.channel import Stub, next_frame, open_channel, typed_error
 from gem_client.commit_stream import CommitStream, noting, receive_chunks
+from gem_client.memory_socket import fetch_region
+
+log = logging.getLogger("gem_client")
 
 
 class Connection:
@@ -66,6 +71,15 @@ class Connection:
             except grpc.FutureCancelledError:
                 raise ServerUnavailable("the server took nothing in for too long") from None
 
+    def share_memory(self, lease_id: str, parameters: int) -> Region | None:
+        """Memory shared with the server; None where it is on another machine, or shares none."""
+        try:
+            offer = self._stub.ShareMemory(pb.ShareMemoryRequest(lease_id=lease_id), timeout=self._timeout)
+            return fetch_region(offer, parameters, self._timeout)
+        except (GemError, OSError) as error:
+            log.info("no shared memory with the server; tensors go over the network: %s", error)
+            return None
+
     def pull(self, lease_id: str, make_room: Callable[[pb.PullHeader], Vector]) -> pb.PullHeader:
         """Reads θ into what `make_room` returns (float32, shape (P,)), unless the header asks this worker for a first value."""
         call = self._stub.Pull(pb.PullRequest(lease_id=lease_id))
@@ -79,7 +93,10 @@ class Connection:
         return header
 
     def commit(self, header: pb.CommitHeader, gradient: Vector, into: Vector) -> pb.CommitResult:
-        """Sends a commit on the open stream, or on a new one, and receives θ into `into`; both float32, shape (P,)."""
+        """Sends a commit on the open stream, or on a new one, and receives θ into `into`; both float32, shape (P,).
+
+        Neither goes over the network where the header names the region of shared memory that they lie in.
+        """
         self._stream = self._stream or CommitStream(self._stub)
         try:
             with self._watch.watching(self._stream.cancel) as progress:

@@ -15,7 +15,7 @@ from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
-from gem_api.errors import GemError, InvalidRequest, LayoutMismatch, LeaseEnded, RejectedCommit, TransportError
+from gem_api.errors import GemError, InvalidRequest, LayoutMismatch, LeaseEnded, RejectedCommit, TransportError, UnknownRegion
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
@@ -51,7 +51,14 @@ class Answer:
     dropped: bool = False
 
 
-def connect(address: str, *, name: str | None = None, retry: Retry | None = None, timeout: float = 60.0) -> Session:
+def connect(
+    address: str,
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: float = 60.0,
+    shared_memory: bool = True,
+) -> Session:
     """Opens a session with the server at "host:port". Nothing is sent before its first use.
 
     Args:
@@ -59,8 +66,10 @@ def connect(address: str, *, name: str | None = None, retry: Retry | None = None
         name: What this worker calls itself; unique within the run. Host, process and a random suffix if not given.
         retry: How long to try again while the server can't be reached.
         timeout: Seconds without any progress after which a call is broken off and tried again.
+        shared_memory: Whether to share memory with a server on the same machine, instead of sending tensors to it. With
+            a server elsewhere it makes no difference.
     """
-    return Session(address, name=name, retry=retry or Retry(), timeout=timeout)
+    return Session(address, name=name, retry=retry or Retry(), timeout=timeout, shared_memory=shared_memory)
 
 
 class Session:
@@ -74,7 +83,7 @@ class Session:
         name: The worker's name.
     """
 
-    def __init__(self, address: str, *, name: str | None, retry: Retry, timeout: float) -> None:
+    def __init__(self, address: str, *, name: str | None, retry: Retry, timeout: float, shared_memory: bool) -> None:
         tune_allocator()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._address = address
@@ -84,7 +93,9 @@ class Session:
         self._place: pb.RegisterWorkerResponse | None = None
         self._layout: Layout | None = None
         self._theta = empty(0)
-        self._packed = empty(0)
+        self._gradient = empty(0)
+        self._wants_region = shared_memory
+        self._nonce = b""  # of the region that θ and the gradient lie in; empty where they go over the network
         self._version = 0
         self._sequence = 0
         self._steps_done = 0
@@ -117,8 +128,19 @@ class Session:
 
     @property
     def theta(self) -> Vector:
-        """θ as last received: float32, shape (P,), the session's own buffer."""
+        """θ as last received: float32, shape (P,), the session's own buffer (another one after the loss of a lease)."""
         return self._theta
+
+    @property
+    def gradient(self) -> Vector:
+        """A buffer for the next gradient: float32, shape (P,). What is put together here is committed without a copy where
+        memory is shared with the server. Like `theta`, another one after the loss of a lease."""
+        return self._gradient
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether commits pass through memory that is shared with the server, instead of the network."""
+        return bool(self._nonce)
 
     @property
     def version(self) -> int:
@@ -154,7 +176,7 @@ class Session:
             raise InvalidRequest("this session has joined already: open another session for another model")
         arrays = {name: np.asarray(value) for name, value in parameters.items()}
         layout = Layout.of({name: array.shape for name, array in arrays.items()})
-        self._layout, self._theta, self._packed = layout, empty(layout.size), empty(layout.size)
+        self._layout, self._theta, self._gradient = layout, empty(layout.size), empty(layout.size)
         layout.pack(arrays, self._theta)
         try:
             self._enter()
@@ -207,7 +229,7 @@ class Session:
         header = self._header(loss, samples, batches)
         self._in_doubt = True  # until it is known what became of it, whatever interrupts this call
         try:
-            result = self._retry.call(lambda: self._connection.commit(header, packed, self._theta), self._report)
+            result = self._retry.call(lambda: self._exchange(header, packed), self._report)
         except RejectedCommit:
             # The server did not take it: the sequence is free for the next one. The batch will be refused every time, so a
             # caller that goes on leaves it out.
@@ -223,6 +245,19 @@ class Session:
         self._complete(batches)
         pi_median = result.pi.median if result.HasField("pi") else None
         return Answer(self._theta, self._version, result.staleness, pi_median)
+
+    def _exchange(self, header: pb.CommitHeader, packed: Vector) -> pb.CommitResult:
+        """Sends a commit, once; a server that was restarted in between shares memory anew, or gets chunks."""
+        shared_again = False
+        while True:
+            header.region = self._nonce
+            try:
+                return self._connection.commit(header, packed, self._theta)
+            except UnknownRegion:
+                self._nonce = b""
+                if not shared_again:
+                    self._share_memory()
+                shared_again = True
 
     def shards(self, samples: int, batch_size: int | None = None) -> Shards:
         """Batches of sample indices from leased shards; each commit of this session then completes the oldest batch.
@@ -311,8 +346,18 @@ class Session:
         self._place, self._sequence, self._steps_done = place, 0, place.steps_done
         self._generation += 1
         self._background.start(place.lease_seconds / 3)
+        self._share_memory()
         if place.must_initialize:
             self._initialize()
+
+    def _share_memory(self) -> None:
+        """Moves θ and the gradient to memory shared with the server, where that is on this machine and willing."""
+        region = self._connection.share_memory(self._joined().lease_id, self.layout.size) if self._wants_region else None
+        self._nonce = region.nonce if region is not None else b""
+        if region is not None:
+            np.copyto(region.answer, self._theta)
+            np.copyto(region.gradient, self._gradient)
+            self._theta, self._gradient = region.answer, region.gradient
 
     def _initialize(self) -> None:
         """Gives θ its first value: what the caller joined with, or after the loss of a server the θ last received."""
@@ -386,13 +431,17 @@ class Session:
     def _pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
         self._joined()
         if isinstance(gradient, Mapping):
-            return self.layout.pack(gradient, self._packed)
+            return self.layout.pack(gradient, self._gradient)
         array = np.asarray(gradient)
         if array.shape != (self.layout.size,):
             raise LayoutMismatch(f"the gradient has shape {array.shape}, the model's is ({self.layout.size},)")
         if not np.issubdtype(array.dtype, np.floating):
             raise LayoutMismatch(f"the gradient has dtype {array.dtype}: give floats")
-        return np.ascontiguousarray(array, dtype="<f4")
+        if not self._nonce:
+            return np.ascontiguousarray(array, dtype="<f4")
+        if array is not self._gradient:
+            np.copyto(self._gradient, array, casting="same_kind")
+        return self._gradient
 
     def _joined(self) -> pb.RegisterWorkerResponse:
         if self._place is None:

@@ -8,6 +8,7 @@ recompute the statistics, for example with `torch.optim.swa_utils.update_bn`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeAlias
 
@@ -47,10 +48,9 @@ class Optimizer(torch.optim.Optimizer):
         self.answer: Answer | None = None
         self._joined = False
         session.join({name: _to_host(parameter.detach()) for name, parameter in self._trained.items()})
-        self._gradient = torch.zeros(session.layout.size, dtype=torch.float32)
-        sizes = [parameter.numel() for parameter in self._trained.values()]
-        self._gradients = torch.split(self._gradient, sizes)
-        self._thetas = torch.split(torch.from_numpy(session.theta), sizes)
+        self._movable = _movable(list(self._trained.values()))
+        self._bound: Any = None
+        self._bind()
         self._rate, self._generation = session.hyperparameters.learning_rate, session.generation
         super().__init__(list(self._trained.values()), {"lr": self._rate})
         self._joined = True
@@ -84,19 +84,33 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._require_servers_rate()
+        self._bind()
         with torch.no_grad():
             for parameter, gradient in zip(self._trained.values(), self._gradients, strict=True):
                 _copy_gradient(parameter, gradient)
         reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
-        self.answer = self._session.commit(self._gradient.numpy(), loss=reported, batches=self._batches_per_step)
+        self.answer = self._session.commit(self._session.gradient, loss=reported, batches=self._batches_per_step)
         self._load()
         self._follow_servers_rate()
         return loss
 
+    def _bind(self) -> None:
+        """Follows the session's buffers, which change when a lease is lost."""
+        if self._bound is not self._session.theta:
+            self._bound = self._session.theta
+            sizes = [parameter.numel() for parameter in self._trained.values()]
+            self._gradients = torch.split(torch.from_numpy(self._session.gradient), sizes)
+            self._thetas = torch.split(torch.from_numpy(self._session.theta), sizes)
+
     def _load(self) -> None:
+        """Puts the θ received into the parameters; where memory is shared with the server they live in it, uncopied."""
+        self._bind()
         with torch.no_grad():
-            for parameter, theta in zip(self._trained.values(), self._thetas, strict=True):
-                parameter.copy_(theta.view_as(parameter))
+            for parameter, theta, movable in zip(self._trained.values(), self._thetas, self._movable, strict=True):
+                if not (movable and self._session.shares_memory):
+                    parameter.copy_(theta.view_as(parameter))
+                elif parameter.data_ptr() != theta.data_ptr():
+                    parameter.data = theta.view_as(parameter)
 
     def _require_servers_rate(self) -> None:
         if any(group["lr"] != self._rate for group in self.param_groups):
@@ -159,6 +173,19 @@ def _trained(params: Parameters) -> dict[str, Tensor]:
         seen.add(id(parameter))
         trained[name] = parameter
     return trained
+
+
+def _movable(parameters: list[Tensor]) -> list[bool]:
+    """Which parameters can be given other memory and nobody notices: packed float32 on the CPU, shared with no other."""
+    owners = Counter(parameter.untyped_storage().data_ptr() for parameter in parameters)
+    return [
+        parameter.device.type == "cpu"
+        and parameter.dtype == torch.float32
+        and parameter.is_contiguous()
+        and parameter.untyped_storage().nbytes() == 4 * parameter.numel()
+        and owners[parameter.untyped_storage().data_ptr()] == 1
+        for parameter in parameters
+    ]
 
 
 def _to_host(tensor: Tensor) -> Any:

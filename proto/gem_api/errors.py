@@ -9,6 +9,7 @@ GemError
 ├── LeaseEnded              FAILED_PRECONDITION  register again, drop the gradient
 ├── Overloaded              RESOURCE_EXHAUSTED   back off, then try again
 ├── NotInitialized          FAILED_PRECONDITION  the central variable has no value yet
+├── UnknownRegion           FAILED_PRECONDITION  share memory anew, or send chunks
 ├── CheckpointFailed        FAILED_PRECONDITION  nothing was written; the previous checkpoint stands
 ├── RejectedCommit          the caller's fault; the central variable is untouched
 │   ├── LayoutMismatch      INVALID_ARGUMENT
@@ -100,6 +101,13 @@ class NotInitialized(GemError):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class UnknownRegion(GemError):
+    """The server does not map the region of shared memory that a commit names: share memory anew, or send chunks."""
+
+    code = pb.ERROR_CODE_UNKNOWN_REGION
+    status = grpc.StatusCode.FAILED_PRECONDITION
+
+
 class CheckpointFailed(GemError):
     """The checkpoint was not written; the previous one stands."""
 
@@ -153,6 +161,7 @@ _TYPED: dict[str, type[GemError]] = {
         Overloaded,
         NotInitialized,
         Superseded,
+        UnknownRegion,
         CheckpointFailed,
         LayoutMismatch,
         IncompleteTransfer,

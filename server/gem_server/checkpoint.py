@@ -78,7 +78,7 @@ def capture(core: Core) -> tuple[dict[str, Any], dict[str, Vector], dict[str, Ve
         "ledger": core.ledger.state(),
     }
     state = json.loads(json.dumps(state))  # a deep copy: the core goes on while this is written
-    buffers = {f"{lease.lease_id}/{name}": buffer for lease in leases for name, buffer in lease.buffers.items()}
+    buffers = {f"{lease.lease_id}/{name}": lease.buffers[name] for lease in leases for name in core.rule.buffers}
     return state, layout.split(core.central.theta), buffers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -40,6 +41,13 @@ class Bytes(click.ParamType[int]):
         return size
 
 
+def _socket(choice: str) -> str:
+    """Where --shared-memory puts the socket; empty for nowhere."""
+    if choice == "auto":
+        return f"@gem-{secrets.token_hex(8)}" if sys.platform == "linux" else ""
+    return "" if choice == "off" else choice
+
+
 @click.command(context_settings=SETTINGS)
 @option("--listen", default="127.0.0.1:50051", help="Address to serve gRPC on; 0.0.0.0:50051 lets other machines in.")
 @option("--metrics-listen", default="127.0.0.1:9464", help="Address to serve Prometheus metrics on; empty for none.")
@@ -75,6 +83,12 @@ class Bytes(click.ParamType[int]):
     help="Most memory to hold for the model and the workers, for example 8G; 0: no limit.",
 )
 @option(
+    "--shared-memory",
+    default="auto",
+    help="How workers on this machine get memory that they share with the server, instead of sending tensors: auto, through "
+    "a nameless socket; off; or the path of a socket, in a folder that containers share.",
+)
+@option(
     "--min-workers",
     type=click.IntRange(1),
     default=1,
@@ -106,6 +120,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         lease_seconds=options["lease_seconds"],
         memory_limit=options["memory_limit"],
         min_workers=options["min_workers"],
+        shared_memory=_socket(options["shared_memory"]),
     )
     try:
         asyncio.run(serve(config, log))

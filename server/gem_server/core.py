@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
-from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, Overloaded, SequenceGap
+from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, Overloaded, SequenceGap, UnknownRegion
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
+from gem_api.region import Region
 
 from gem_server.central import CentralVariable, Copy
 from gem_server.facts import (
@@ -26,7 +27,7 @@ from gem_server.facts import (
     PullDecision,
     Registration,
 )
-from gem_server.leases import Lease, LeaseTable
+from gem_server.leases import SHARED_ANSWER, Lease, LeaseTable
 from gem_server.rules import PiFacts, make_rule
 from gem_server.rules.base import Buffers
 from gem_server.shards import NoShard, Shard, ShardLedger
@@ -108,7 +109,7 @@ class Core:
         alone = self.leases.live.keys() <= ({predecessor.lease_id} if predecessor else set())
         if self.central.initialized or not alone:
             self.central.require_fitting(layout)
-        self._require_room(layout, freed=1 if predecessor else 0)
+        self._require_room(layout, freed=predecessor)
         theta, buffers, upload = self._allocate(layout)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self.central.adopt(layout, theta)
@@ -188,6 +189,39 @@ class Core:
     def answer(self, lease: Lease) -> Vector:
         """The θ that the worker computes its next gradient on: float32, shape (P,)."""
         return lease.buffers[self.rule.answer]
+
+    def answer_again(self, lease: Lease) -> None:
+        """A commit is repeated: puts its answer into the worker's shared memory once more. Call it between two commits."""
+        shared = lease.buffers.get(SHARED_ANSWER)
+        if shared is not None and shared is not self.answer(lease):
+            np.copyto(shared, self.answer(lease))
+
+    # -- memory shared with a worker on this machine
+
+    def require_room_for_region(self, lease_id: str) -> None:
+        """Raises Overloaded where there is no room for a region of shared memory, LeaseEnded where there is no lease."""
+        self.leases.get(lease_id)
+        needed = self.memory_bytes + 2 * self.central.size * FLOAT_BYTES
+        if self.memory_limit and needed > self.memory_limit:
+            raise Overloaded(f"no memory to share: {needed} of {self.memory_limit} bytes; raise --memory-limit")
+
+    def offer_region(self, lease_id: str, region: Region) -> None:
+        """Keeps a region that is being handed to the lease's worker, until a commit names it. Raises as above."""
+        self.require_room_for_region(lease_id)
+        self.leases.get(lease_id).offered = region
+
+    def adopt_region(self, lease: Lease, nonce: bytes) -> None:
+        """A commit names the region that it lies in: from now on the lease's gradients and answers lie there.
+
+        Raises:
+            UnknownRegion: It is not the lease's.
+        """
+        region = lease.offered
+        if region is not None and nonce == region.nonce:
+            np.copyto(region.answer, self.answer(lease))
+            lease.adopt(region)
+        elif nonce != lease.nonce:
+            raise UnknownRegion("this server does not map that region of shared memory: share memory anew, or send chunks")
 
     # -- a commit: admit, (receive), ticket, begin, (run), finish
 
@@ -293,13 +327,16 @@ class Core:
 
     @property
     def worker_bytes(self) -> int:
-        """Bytes held for each worker: the rule's buffers and the one that its commits arrive in."""
+        """Bytes held for a worker without shared memory: the rule's buffers and the one that its commits arrive in."""
         return self._worker_bytes(self.central.size)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes held for θ, its copies and all workers."""
-        return self.central.size * FLOAT_BYTES * (1 + self.central.copies) + len(self.leases.live) * self.worker_bytes
+        return self._theta_bytes(self.central.size) + sum(lease.nbytes for lease in self.leases.live.values())
+
+    def _theta_bytes(self, size: int) -> int:
+        return size * FLOAT_BYTES * (1 + self.central.copies)
 
     def plan_copy(self) -> Callable[[], Copy]:
         """Between two commits: what makes, or finds, the copy of θ at this version. Raises Overloaded for want of room."""
@@ -317,12 +354,12 @@ class Core:
     def _worker_bytes(self, size: int) -> int:
         return size * FLOAT_BYTES * (len(self.rule.buffers) + 1)
 
-    def _require_room(self, layout: Layout, freed: int) -> None:
+    def _require_room(self, layout: Layout, freed: Lease | None) -> None:
         each = self._worker_bytes(layout.size)
-        workers = len(self.leases.live) + 1 - freed
-        needed = layout.size * FLOAT_BYTES * (1 + self.central.copies) + workers * each
+        others = [lease for lease in self.leases.live.values() if lease is not freed]
+        needed = self._theta_bytes(layout.size) + sum(lease.nbytes for lease in others) + each
         if self.memory_limit and needed > self.memory_limit:
             raise Overloaded(
-                f"no memory for worker number {workers}: {needed} bytes needed, {each} of them for each worker, "
+                f"no memory for worker number {len(others) + 1}: {needed} bytes needed, {each} of them for it, "
                 f"{self.memory_limit} allowed; raise --memory-limit or use fewer workers"
             )

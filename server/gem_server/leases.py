@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from gem_api.errors import LeaseEnded
 from gem_api.layout import Vector
+from gem_api.region import Region
 
 from gem_server.facts import Applied, EndReason
 from gem_server.rules.base import Buffers
 
+SHARED_ANSWER = "answer"  # the buffer that a rule also writes the answer to, where it exists
 _REMEMBERED_ENDS = 10_000
 
 
@@ -28,6 +30,8 @@ class Lease:
         sequence: Its last applied commit.
         answer: The facts of that commit, given again to a repeat.
         base_version: Version of the θ that the worker was last given.
+        offered: Memory shared with the worker, which no commit has named yet.
+        nonce: Names the shared memory that `upload` and the answer lie in; empty where they are the server's own.
         queued: The sequence that holds a ticket now, if any.
         restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
             acknowledged commits that the checkpoint lacks.
@@ -41,8 +45,24 @@ class Lease:
     sequence: int = 0
     answer: Applied | None = None
     base_version: int = 0
+    offered: Region | None = None
+    nonce: bytes = b""
     queued: int | None = None
     restored: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for the worker."""
+        arrays = [*self.buffers.values(), self.upload]
+        if self.offered is not None:
+            arrays += [self.offered.gradient, self.offered.answer]
+        return sum(array.nbytes for array in arrays)
+
+    def adopt(self, region: Region) -> None:
+        """Moves gradients and answers to shared memory. The worker may write anything there at any time: what the rule
+        keeps of it stays elsewhere, and a gradient is checked once more when it is read."""
+        self.offered, self.nonce, self.upload = None, region.nonce, region.gradient
+        self.buffers[SHARED_ANSWER] = region.answer
 
 
 @dataclass

@@ -118,8 +118,9 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
         pi_median=last.pi.median if last and last.pi else None,
         loss=last.loss if last else None,
         lease_remaining_seconds=max(0.0, lease.expires_at - now),
-        memory_bytes=core.worker_bytes,
+        memory_bytes=lease.nbytes,
         shards=shards,
+        shared_memory=bool(lease.nonce),
     )
 
 

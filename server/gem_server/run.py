@@ -33,6 +33,7 @@ from gem_server.checkpointer import Checkpointer
 from gem_server.core import Core
 from gem_server.edge import rpc_handlers
 from gem_server.history import History
+from gem_server.memory_socket import MemorySocket
 from gem_server.metrics import Metrics
 from gem_server.progress import Progress
 from gem_server.rules import UpdateRule
@@ -73,6 +74,7 @@ class ServerConfig:
     lease_seconds: float
     memory_limit: int
     min_workers: int = 1
+    shared_memory: str = ""  # address of the Unix socket that hands it out; empty for none
 
 
 async def serve(config: ServerConfig, log: Logger) -> None:
@@ -125,7 +127,11 @@ class Server:
             progress.checkpointed(core.central.version, clock())
         observers: list[Observer] = [progress.applied]
         self._apply_loop = ApplyLoop(core, clock, observers)
-        self._servicer = TrainingServicer(core, self._apply_loop, progress, calls, clock, log)
+        try:
+            self._memory_socket = MemorySocket(config.shared_memory, core, log)
+        except OSError as error:
+            raise StartError(f"can't share memory at {config.shared_memory} (--shared-memory): {error}") from None
+        self._servicer = TrainingServicer(core, self._apply_loop, progress, calls, self._memory_socket, clock, log)
         metrics = Metrics(
             self.registry, core, progress, self._servicer.traffic, lambda: self._apply_loop.queue_length,
             lambda at: wall() - clock() + at,
@@ -151,7 +157,8 @@ class Server:
         warm_up(core.rule, self._log)
         await self._grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        chores = [self._apply_loop.run(), _repeat(min(1.0, config.lease_seconds / 4), self._servicer.expire_leases)]
+        expire = _repeat(min(1.0, config.lease_seconds / 4), self._servicer.expire_leases)
+        chores = [self._apply_loop.run(), expire, self._memory_socket.run()]
         if self._history:
             chores.append(_repeat(1.0, self._history.flush))
         if config.checkpoint_dir and config.checkpoint_interval:
@@ -162,7 +169,8 @@ class Server:
         if config.checkpoint_dir is None:
             self._log.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
         self._log.info(
-            "serving", address=address, metrics=config.metrics_listen or "none", run=core.run_id, version=core.central.version,
+            "serving", address=address, metrics=config.metrics_listen or "none",
+            shared_memory=config.shared_memory or "off", run=core.run_id, version=core.central.version,
             rule=settings.rule, learning_rate=settings.learning_rate,
         )  # fmt: skip
 
@@ -198,6 +206,7 @@ class Server:
         except CheckpointFailed as error:
             raise StartError(f"the last checkpoint was not written; the one before it stands: {error}") from error
         finally:
+            self._memory_socket.close()
             await self._grpc.stop(ANSWER_GRACE_SECONDS)
             if self._history:
                 self._history.close()

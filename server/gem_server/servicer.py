@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import grpc
-from gem_api.errors import DeadlineExceeded, Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
-from gem_api.framing import Assembly, ChunkView, chunk_frames, parse_frame
-from gem_api.layout import Layout, Vector
+from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
+from gem_api.framing import ChunkView
+from gem_api.layout import Layout
 from gem_api.logs import Logger
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 
 from gem_server import messages
-from gem_server.apply_loop import ApplyLoop
+from gem_server.apply_loop import ApplyLoop, run_blocking
 from gem_server.calls import Call, Calls
 from gem_server.central import require_finite
 from gem_server.core import Core
 from gem_server.edge import Context
 from gem_server.facts import Admission, Ended, Header, Outcome, PullDecision
+from gem_server.leases import Lease
+from gem_server.memory_socket import MemorySocket
 from gem_server.progress import Progress
 from gem_server.shards import NoShard
+from gem_server.transfer import Traffic, Transfer
 
 SHARD_WAIT_SECONDS = 0.5
 READER_SECONDS = 60.0
 _DRAINING = "the server is shutting down: resend once a server answers again"
-
-
-@dataclass
-class Traffic:
-    """Bytes of tensor frames so far."""
-
-    received: int = 0
-    sent: int = 0
 
 
 class TrainingServicer:
@@ -47,17 +39,26 @@ class TrainingServicer:
         apply_loop: Applies commits in order.
         progress: Remembers what the status shows.
         calls: The calls in progress.
+        memory_socket: Where workers of this machine get shared memory.
         clock: Monotonic seconds.
         log: The server's log.
     """
 
     def __init__(
-        self, core: Core, apply_loop: ApplyLoop, progress: Progress, calls: Calls, clock: Callable[[], float], log: Logger
+        self,
+        core: Core,
+        apply_loop: ApplyLoop,
+        progress: Progress,
+        calls: Calls,
+        memory_socket: MemorySocket,
+        clock: Callable[[], float],
+        log: Logger,
     ) -> None:
         self._core = core
         self._apply_loop = apply_loop
         self._progress = progress
         self._calls = calls
+        self._memory_socket = memory_socket
         self._clock = clock
         self._log = log
         self._changed = asyncio.Event()
@@ -67,13 +68,14 @@ class TrainingServicer:
     # -- commits
 
     async def commit(self, call: Call, context: Context) -> None:
-        while (frame := await self._read(context, pb.CommitRequest)) is not None:
+        transfer = Transfer(context, pb.CommitRequest, self.traffic)
+        while (frame := await transfer.read()) is not None:
             if isinstance(frame, ChunkView):
                 raise IncompleteTransfer("a chunk where a commit's header was due: send the header first")
             header = messages.header(frame)
             try:
                 with self._calls.exchange(call, header.lease_id):
-                    await self._one_commit(call, frame, header, context)
+                    await self._one_commit(call, frame, header, transfer)
             except GemError as error:
                 self._count_rejected(header, error)
                 for ended in self._core.take_rolled_back():
@@ -81,25 +83,38 @@ class TrainingServicer:
                 raise
             self._require_open()
 
-    async def _one_commit(self, call: Call, message: pb.CommitHeader, header: Header, context: Context) -> None:
+    async def _one_commit(self, call: Call, message: pb.CommitHeader, header: Header, transfer: Transfer) -> None:
         self._require_open()
         admission, lease = self._core.admit(header, self._clock())
         if message.wire_dtype != tensors_pb2.WIRE_DTYPE_FLOAT32:
             raise InvalidRequest(f"wire dtype {message.wire_dtype} is not taken: send float32 (1)")
+        by_reference = bool(message.region)
+        if by_reference:
+            self._core.adopt_region(lease, message.region)
         if admission is Admission.FRESH:
-            await self._receive(context, pb.CommitRequest, lease.upload, self._core.rule.learning_rate, "gradient")
+            await self._take_gradient(lease, by_reference, transfer)
             self._require_open()
             self._apply_loop.submit(self._core.ticket(lease, header, self._clock()))
-        else:
-            await self._skip(context, lease.upload.nbytes)
+        elif not by_reference:
+            await transfer.skip(lease.upload.nbytes)
         call.answering = True
         applied = await self._apply_loop.answer(lease, header.sequence)
         if admission is not Admission.FRESH:
             # A pull that this repeat overtook may still have its turn to come, and would change the answer under way.
-            await self._apply_loop.between_commits(lambda: lambda: None)
+            await self._apply_loop.between_commits(lambda: partial(self._core.answer_again, lease))
         result = messages.commit_result(applied, lease.base_version)
-        await self._write(context, pb.CommitResponse(result=result).SerializeToString())
-        await self._send(context, self._core.answer(lease))
+        await transfer.write(pb.CommitResponse(result=result).SerializeToString())
+        if not by_reference:
+            await transfer.send(self._core.answer(lease))
+
+    async def _take_gradient(self, lease: Lease, by_reference: bool, transfer: Transfer) -> None:
+        """Has the lease's gradient complete and checked in `lease.upload`. What is in shared memory lies there already."""
+        scale = self._core.rule.learning_rate
+        if not by_reference:
+            await transfer.receive(lease.upload, scale, "gradient")
+        else:
+            check = partial(require_finite, lease.upload, scale, "gradient")
+            await run_blocking(check, lease.upload.size)
 
     def _count_rejected(self, header: Header, error: GemError) -> None:
         if isinstance(error, Draining):
@@ -115,44 +130,46 @@ class TrainingServicer:
     # -- reading and initialising θ
 
     async def pull(self, call: Call, request: pb.PullRequest, context: Context) -> None:
+        transfer = Transfer(context, pb.PullRequest, self.traffic)
         if not request.lease_id:
-            await self._pull_without_lease(context)
+            await self._pull_without_lease(transfer)
             return
         while (decision := self._core.pull_decision(request.lease_id, self._clock())) is PullDecision.WAIT:
             self._require_open()
             with self._calls.exchange(call, request.lease_id):
                 await self._changed.wait()
         if decision is PullDecision.INITIALIZE:
-            await self._write_pull_header(context, pb.PullHeader(must_initialize=True))
+            await self._write_pull_header(transfer, pb.PullHeader(must_initialize=True))
             return
         lease = self._core.renew(request.lease_id, self._clock())
         with self._calls.exchange(call, request.lease_id):
             version = await self._apply_loop.between_commits(lambda: partial(self._core.pull, lease))
-            await self._write_pull_header(context, pb.PullHeader(version=version))
-            await self._send(context, self._core.answer(lease))
+            await self._write_pull_header(transfer, pb.PullHeader(version=version))
+            await transfer.send(self._core.answer(lease))
 
-    async def _pull_without_lease(self, context: Context) -> None:
+    async def _pull_without_lease(self, transfer: Transfer) -> None:
         self._core.central.require_initialized()
         copy = await self._apply_loop.between_commits(self._core.plan_copy)
         layout = self._core.central.layout
         assert layout is not None
-        await self._write_pull_header(context, pb.PullHeader(version=copy.version, layout=layout.to_message()))
-        await self._send(context, copy.theta, patience=READER_SECONDS)
+        await self._write_pull_header(transfer, pb.PullHeader(version=copy.version, layout=layout.to_message()))
+        await transfer.send(copy.theta, patience=READER_SECONDS)
 
-    async def _write_pull_header(self, context: Context, header: pb.PullHeader) -> None:
+    async def _write_pull_header(self, transfer: Transfer, header: pb.PullHeader) -> None:
         if self._core.central.layout is not None:
             header.layout_fingerprint = self._core.central.layout.fingerprint
-        await self._write(context, pb.PullResponse(header=header).SerializeToString())
+        await transfer.write(pb.PullResponse(header=header).SerializeToString())
 
     async def initialize_central(self, call: Call, context: Context) -> pb.InitializeCentralResponse:
-        header = await self._read(context, pb.InitializeCentralRequest)
+        transfer = Transfer(context, pb.InitializeCentralRequest, self.traffic)
+        header = await transfer.read()
         if not isinstance(header, pb.InitializeCentralHeader):
             raise IncompleteTransfer("the first frame was no header: send the header, then the chunks")
         self._require_open()
         lease = self._core.require_initializer(header.lease_id, self._clock())
         with self._calls.exchange(call, header.lease_id):
-            await self._receive(context, pb.InitializeCentralRequest, self._core.central.theta, 1.0, "first value")
-            if await self._read(context, pb.InitializeCentralRequest) is not None:
+            await transfer.receive(self._core.central.theta, 1.0, "first value")
+            if await transfer.read() is not None:
                 raise IncompleteTransfer("a frame after the whole of the first value had arrived: end the stream there")
             self._core.require_initializer(header.lease_id, self._clock())
             self._core.initialized()
@@ -181,6 +198,11 @@ class TrainingServicer:
     async def leave_cluster(self, call: Call, request: pb.LeaveClusterRequest, context: Context) -> pb.LeaveClusterResponse:
         self.lease_ended(self._core.leave(request.lease_id))
         return pb.LeaveClusterResponse()
+
+    async def share_memory(self, call: Call, request: pb.ShareMemoryRequest, context: Context) -> pb.ShareMemoryResponse:
+        self._require_open()
+        self._core.renew(request.lease_id, self._clock())
+        return self._memory_socket.offer(request.lease_id)
 
     def expire_leases(self) -> None:
         """Ends the leases whose time is up."""
@@ -223,57 +245,6 @@ class TrainingServicer:
 
     async def get_status(self, call: Call, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return messages.status(self._core, self._progress, self._apply_loop.queue_length, self.draining, self._clock())
-
-    # -- frames
-
-    async def _read(self, context: Context, message_type: Any) -> ChunkView | Any | None:
-        """The next frame, parsed; None at the end of the stream."""
-        frame = await context.read()
-        if frame is grpc.aio.EOF:
-            return None
-        self.traffic.received += len(frame)
-        return parse_frame(frame, message_type)
-
-    async def _read_chunk(self, context: Context, message_type: Any, assembly: Assembly) -> ChunkView:
-        frame = await self._read(context, message_type)
-        if frame is None:
-            assembly.require_complete()
-        if not isinstance(frame, ChunkView):
-            raise IncompleteTransfer("a header where a chunk was due: finish one transfer before the next")
-        return frame
-
-    async def _receive(self, context: Context, message_type: Any, into: Vector, scale: float, what: str) -> None:
-        """Fills `into` (float32, shape (P,)) from chunks, each checked while it is in the cache."""
-        assembly = Assembly(into)
-        while not assembly.complete:
-            chunk = await self._read_chunk(context, message_type, assembly)
-            require_finite(assembly.add(chunk), scale, what)
-
-    async def _skip(self, context: Context, size: int) -> None:
-        """Reads and drops the chunks of a gradient of `size` bytes that is here already."""
-        received = 0
-        while received < size:
-            frame = await self._read(context, pb.CommitRequest)
-            if not isinstance(frame, ChunkView) or frame.offset != received or not 0 < len(frame.data) <= size - received:
-                raise IncompleteTransfer("the repeated commit's chunks do not cover its gradient: a repeat is sent whole")
-            received += len(frame.data)
-
-    async def _write(self, context: Context, frame: bytes) -> None:
-        self.traffic.sent += len(frame)
-        await context.write(frame)
-
-    async def _send(self, context: Context, packed: Vector, patience: float | None = None) -> None:
-        """Streams θ from where it lies (float32, shape (P,)); no one changes it before this exchange is over.
-
-        A client that takes longer than `patience` seconds for one frame is sent away: without a lease it could keep its
-        copy of θ for ever.
-        """
-        for frame in chunk_frames(packed):
-            try:
-                async with asyncio.timeout(patience):
-                    await self._write(context, frame)
-            except TimeoutError:
-                raise DeadlineExceeded(f"one frame was not read within {patience} s") from None
 
     def _require_open(self) -> None:
         if self.draining:

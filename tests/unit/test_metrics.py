@@ -16,7 +16,7 @@ from gem_server.core import Core
 from gem_server.facts import EndReason, Outcome
 from gem_server.metrics import MAX_TENSORS, Metrics
 from gem_server.progress import Evaluation, Progress
-from gem_server.servicer import Traffic
+from gem_server.transfer import Traffic
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from unit.helpers import SMALL, commit, header, make_core, start

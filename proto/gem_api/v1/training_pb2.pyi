@@ -85,12 +85,14 @@ class Hyperparameters(_message.Message):
     def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("worker_name", "layout")
+    __slots__ = ("worker_name", "layout", "overlap")
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
     worker_name: str
     layout: _tensors_pb2.TensorLayout
-    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ...) -> None: ...
+    overlap: bool
+    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., overlap: bool = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
     __slots__ = ("lease_id", "lease_seconds", "hyperparameters", "layout", "layout_fingerprint", "must_initialize", "run_id", "steps_done")
@@ -132,11 +134,27 @@ class InitializeCentralResponse(_message.Message):
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
-class PullRequest(_message.Message):
+class ShareMemoryRequest(_message.Message):
     __slots__ = ("lease_id",)
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class ShareMemoryResponse(_message.Message):
+    __slots__ = ("socket", "token")
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    socket: str
+    token: bytes
+    def __init__(self, socket: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("lease_id", "theta_dtype")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    THETA_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    theta_dtype: _tensors_pb2.WireDtype
+    def __init__(self, lease_id: _Optional[str] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("header", "chunk")
@@ -167,7 +185,7 @@ class CommitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[CommitHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class CommitHeader(_message.Message):
-    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count")
+    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count", "theta_dtype", "region")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +193,8 @@ class CommitHeader(_message.Message):
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    THETA_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     sequence: int
     base_version: int
@@ -182,7 +202,9 @@ class CommitHeader(_message.Message):
     layout_fingerprint: bytes
     loss: float
     sample_count: int
-    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ...) -> None: ...
+    theta_dtype: _tensors_pb2.WireDtype
+    region: bytes
+    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., region: _Optional[bytes] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ("result", "chunk")
@@ -369,7 +391,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards")
+    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "shared_memory")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +400,7 @@ class WorkerStatus(_message.Message):
     LEASE_REMAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     name: str
     commits: int
     staleness: int
@@ -386,7 +409,8 @@ class WorkerStatus(_message.Message):
     lease_remaining_seconds: float
     memory_bytes: int
     shards: int
-    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+    shared_memory: bool
+    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., shared_memory: bool = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("epoch", "epochs", "pending", "leased", "completed", "samples_completed", "samples_committed")

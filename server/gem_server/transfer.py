@@ -1,0 +1,83 @@
+"""Tensor frames of one streamed call: reading and writing them, and counting their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from gem_api.errors import DeadlineExceeded, IncompleteTransfer
+from gem_api.framing import Assembly, ChunkView, chunk_frames, parse_frame
+from gem_api.layout import Vector
+
+from gem_server.central import require_finite
+from gem_server.edge import Context
+
+
+@dataclass
+class Traffic:
+    """Bytes of tensor frames so far."""
+
+    received: int = 0
+    sent: int = 0
+
+
+class Transfer:
+    """One call's frames.
+
+    Args:
+        context: The call.
+        message_type: The generated class of the frames that come in.
+        traffic: Where bytes are counted.
+    """
+
+    def __init__(self, context: Context, message_type: Any, traffic: Traffic) -> None:
+        self._context = context
+        self._message_type = message_type
+        self._traffic = traffic
+
+    async def read(self) -> ChunkView | Any | None:
+        """The next frame, parsed; None at the end of the stream."""
+        frame = await self._context.read()
+        if frame is grpc.aio.EOF:
+            return None
+        self._traffic.received += len(frame)
+        return parse_frame(frame, self._message_type)
+
+    async def receive(self, into: Vector, scale: float, what: str) -> None:
+        """Fills `into` (float32, shape (P,)) from chunks, each checked by `require_finite` while it is in the cache."""
+        assembly = Assembly(into)
+        while not assembly.complete:
+            frame = await self.read()
+            if frame is None:
+                assembly.require_complete()
+            if not isinstance(frame, ChunkView):
+                raise IncompleteTransfer("a header where a chunk was due: finish one transfer before the next")
+            require_finite(assembly.add(frame), scale, what)
+
+    async def skip(self, size: int) -> None:
+        """Reads and drops the chunks of a gradient of `size` bytes that is here already."""
+        received = 0
+        while received < size:
+            frame = await self.read()
+            if not isinstance(frame, ChunkView) or frame.offset != received or not 0 < len(frame.data) <= size - received:
+                raise IncompleteTransfer("the repeated commit's chunks do not cover its gradient: a repeat is sent whole")
+            received += len(frame.data)
+
+    async def write(self, frame: bytes) -> None:
+        self._traffic.sent += len(frame)
+        await self._context.write(frame)
+
+    async def send(self, packed: Vector, patience: float | None = None) -> None:
+        """Streams θ from where it lies (float32, shape (P,)); no one changes it before this exchange is over.
+
+        A client that takes longer than `patience` seconds for one frame is sent away: without a lease it could keep its
+        copy of θ for ever.
+        """
+        for frame in chunk_frames(packed):
+            try:
+                async with asyncio.timeout(patience):
+                    await self.write(frame)
+            except TimeoutError:
+                raise DeadlineExceeded(f"one frame was not read within {patience} s") from None
