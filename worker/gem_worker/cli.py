@@ -71,5 +71,5 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
     except GemError as error:
         log.error("the run ended for this worker", error=type(error).__name__, why=str(error))
         return EXIT_FAILED
-    log.info("done", commits=steps)
+    log.info("done", commits=steps, **{f"{phase}_seconds": round(taken, 2) for phase, taken in metrics.seconds().items()})
     return 0

@@ -42,5 +42,10 @@ class WorkerMetrics:
             self._seconds.labels(name).observe(time.perf_counter() - began)
             yield item
 
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent in each phase so far."""
+        samples = [sample for metric in self._seconds.collect() for sample in metric.samples]
+        return {sample.labels["phase"]: sample.value for sample in samples if sample.name.endswith("_sum")}
+
     def loss(self, value: float) -> None:
         self._loss.set(value)
