@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection
 from itertools import chain
 
@@ -27,20 +28,24 @@ class Connection:
     Args:
         address: The server's "host:port".
         timeout: Seconds that a unary call may take.
-        watch: Breaks off streams that make no progress.
+        renew: Renews the lease, called in the background from `keep_alive` on; held weakly.
     """
 
-    def __init__(self, address: str, timeout: float, watch: Background) -> None:
+    def __init__(self, address: str, timeout: float, renew: weakref.WeakMethod[Callable[[], None]]) -> None:
         self._channel = open_channel(address)
         self._stub = Stub(self._channel)
         self._timeout = timeout
-        self._watch = watch
+        self._background = Background(renew, timeout)
         self._stream: CommitStream | None = None
 
-    def register(self, worker: str, layout: Layout) -> pb.RegisterWorkerResponse:
-        request = pb.RegisterWorkerRequest(worker_name=worker, layout=layout.to_message())
+    def register(self, worker: str, layout: Layout, overlap: bool) -> pb.RegisterWorkerResponse:
+        request = pb.RegisterWorkerRequest(worker_name=worker, layout=layout.to_message(), overlap=overlap)
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
         return response
+
+    def keep_alive(self, seconds: float) -> None:
+        """Has the lease renewed every so many seconds from now on."""
+        self._background.start(seconds)
 
     def renew(self, lease_id: str) -> None:
         self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._timeout)
@@ -62,7 +67,7 @@ class Connection:
         """Sends θ's first value (float32, shape (P,))."""
         opening = pb.InitializeCentralRequest(header=pb.InitializeCentralHeader(lease_id=lease_id)).SerializeToString()
         frames = chain([opening], chunk_frames(theta))
-        with self._watch.watching(lambda: call.cancel()) as progress:
+        with self._background.watching(lambda: call.cancel()) as progress:
             call = self._stub.InitializeCentral.future(noting(progress, frames))
             try:
                 call.result()
@@ -83,7 +88,7 @@ class Connection:
     def pull(self, lease_id: str, make_room: Callable[[pb.PullHeader], Vector]) -> pb.PullHeader:
         """Reads θ into what `make_room` returns (float32, shape (P,)), unless the header asks this worker for a first value."""
         call = self._stub.Pull(pb.PullRequest(lease_id=lease_id))
-        with self._watch.watching(call.cancel) as progress:
+        with self._background.watching(call.cancel) as progress:
             frame = next_frame(call)
             header = parse_frame(frame, pb.PullResponse) if frame is not None else None
             if not isinstance(header, pb.PullHeader):
@@ -99,7 +104,7 @@ class Connection:
         """
         self._stream = self._stream or CommitStream(self._stub)
         try:
-            with self._watch.watching(self._stream.cancel) as progress:
+            with self._background.watching(self._stream.cancel) as progress:
                 return self._stream.exchange(header, gradient, into, progress)
         except BaseException:
             self.drop_stream()
@@ -110,6 +115,11 @@ class Connection:
             self._stream.cancel()
             self._stream = None
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Ends the renewals and the stream; what is left to do is to say good-bye."""
+        self._background.close()
         self.drop_stream()
+
+    def close(self) -> None:
+        self.stop()
         self._channel.close()

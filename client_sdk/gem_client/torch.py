@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeAlias
 
 import torch
-from gem_api.errors import InvalidRequest
+from gem_api.errors import InvalidRequest, RejectedCommit
 from torch import Tensor
 from torch.utils.data import Sampler
 
@@ -29,25 +29,31 @@ class Optimizer(torch.optim.Optimizer):
         params: `model.named_parameters()`, or `model.parameters()`: then tensors are named by their position.
         session: A fresh session; the optimizer joins the run with it and loads θ into the parameters.
         batches_per_step: Batches of the session's shards that go into one step, where gradients are accumulated.
+        overlap: Whether the next gradient is computed while a commit is under way, on the θ that the commit before that
+            brought: a step then waits for the network only if that takes longer than computing. The staleness grows by
+            one, and is counted; the server keeps one more snapshot for the worker. A step raises what became of the
+            commit before it; `finish` waits for the last.
 
     Raises:
         InvalidRequest: A parameter is no real floating-point tensor.
         LayoutMismatch: The model is not the run's.
 
     Attributes:
-        answer: What the last step brought back; None before the first.
+        answer: What the last commit to be finished brought back; None before the first.
 
     The learning rate is the server's: `param_groups` shows it, and a step with another one is refused, so that a
     scheduler that would have no effect does not go unnoticed.
     """
 
-    def __init__(self, params: Parameters, session: Session, *, batches_per_step: int = 1) -> None:
+    def __init__(self, params: Parameters, session: Session, *, batches_per_step: int = 1, overlap: bool = False) -> None:
         self._trained = _trained(params)
         self._session = session
         self._batches_per_step = batches_per_step
+        self._overlap = overlap
         self.answer: Answer | None = None
         self._joined = False
-        session.join({name: _to_host(parameter.detach()) for name, parameter in self._trained.items()})
+        first = {name: _to_host(parameter.detach()) for name, parameter in self._trained.items()}
+        session.join(first, overlap=overlap)
         self._movable = _movable(list(self._trained.values()))
         self._bound: Any = None
         self._bind()
@@ -84,15 +90,38 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._require_servers_rate()
+        reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
+        if self._overlap:
+            self._step_overlapping(reported)
+        else:
+            gradient = self._gather()
+            self.answer = self._session.commit(gradient, loss=reported, batches=self._batches_per_step)
+            self._load()
+        self._follow_servers_rate()
+        return loss
+
+    def finish(self) -> None:
+        """With `overlap`: waits for the commit under way and loads its θ, as after the last step. Raises as `step` does."""
+        self.answer = self._session.finish_commit() or self.answer
+        self._load()
+
+    def _step_overlapping(self, loss: float | None) -> None:
+        computed_on, refused = self._base, None
+        try:
+            self.finish()
+        except RejectedCommit as error:
+            refused = error  # that the last gradient was no good does not make this one wrong
+        self._session.begin_commit(self._gather(), loss=loss, batches=self._batches_per_step, base=computed_on)
+        if refused is not None:
+            raise refused
+
+    def _gather(self) -> Any:
+        """The gradients in the session's buffer: float32, shape (P,)."""
         self._bind()
         with torch.no_grad():
             for parameter, gradient in zip(self._trained.values(), self._gradients, strict=True):
                 _copy_gradient(parameter, gradient)
-        reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
-        self.answer = self._session.commit(self._session.gradient, loss=reported, batches=self._batches_per_step)
-        self._load()
-        self._follow_servers_rate()
-        return loss
+        return self._session.gradient
 
     def _bind(self) -> None:
         """Follows the session's buffers, which change when a lease is lost."""
@@ -103,11 +132,13 @@ class Optimizer(torch.optim.Optimizer):
             self._thetas = torch.split(torch.from_numpy(self._session.theta), sizes)
 
     def _load(self) -> None:
-        """Puts the θ received into the parameters; where memory is shared with the server they live in it, uncopied."""
+        """Puts the θ received into the parameters. Where memory is shared with the server they live in it, uncopied; unless
+        the next answer arrives there while they are in use."""
         self._bind()
+        self._base = self._session.base
         with torch.no_grad():
             for parameter, theta, movable in zip(self._trained.values(), self._thetas, self._movable, strict=True):
-                if not (movable and self._session.shares_memory):
+                if self._overlap or not (movable and self._session.shares_memory):
                     parameter.copy_(theta.view_as(parameter))
                 elif parameter.data_ptr() != theta.data_ptr():
                     parameter.data = theta.view_as(parameter)

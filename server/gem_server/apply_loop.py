@@ -71,7 +71,7 @@ class ApplyLoop:
         """Calls `plan` when its turn has come, and runs the work that it returns in the apply thread before the next one."""
 
         async def job() -> T:
-            return await self._in_thread(plan())
+            return await asyncio.get_running_loop().run_in_executor(self._thread, plan())
 
         return await asyncio.shield(self._enqueue(job))
 
@@ -113,7 +113,7 @@ class ApplyLoop:
         try:
             step = self._core.begin(commit)
             began = self._clock()
-            pi = await self._in_thread(step.run)
+            pi = await run_blocking(step.run, self._core.central.size, self._thread)
             ended = self._clock()
             applied = self._core.finish(step, pi, ended)
         finally:
@@ -122,9 +122,6 @@ class ApplyLoop:
         for observe in self._observers:
             observe(applied, Timing(began - taken, ended - began))
         return applied
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await run_blocking(work, self._core.central.size, self._thread)
 
 
 async def run_blocking(work: Callable[[], T], parameters: int, executor: ThreadPoolExecutor | None = None) -> T:

@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 
 from gem_server.core import Core
 from gem_server.facts import Applied, EndReason, Outcome
-from gem_server.leases import Lease
+from gem_server.leases import SPARE, Lease
 from gem_server.rules import PiFacts
 from gem_server.tensor_file import write_tensors
 
@@ -78,7 +78,8 @@ def capture(core: Core) -> tuple[dict[str, Any], dict[str, Vector], dict[str, Ve
         "ledger": core.ledger.state(),
     }
     state = json.loads(json.dumps(state))  # a deep copy: the core goes on while this is written
-    buffers = {f"{lease.lease_id}/{name}": lease.buffers[name] for lease in leases for name in core.rule.buffers}
+    kept = {*core.rule.buffers, SPARE}
+    buffers = {f"{lease.lease_id}/{name}": lease.buffers[name] for lease in leases for name in lease.buffers if name in kept}
     return state, layout.split(core.central.theta), buffers
 
 
@@ -119,6 +120,7 @@ def _lease_state(lease: Lease) -> dict[str, Any]:
         "worker": lease.worker,
         "sequence": lease.sequence,
         "base_version": lease.base_version,
+        "spare_version": lease.spare_version if lease.overlaps else None,
         "answer": _applied_state(lease.answer) if lease.answer else None,
     }
 
@@ -241,11 +243,14 @@ def _read_model(path: Path, core: Core) -> None:
 
 def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) -> None:
     size = core.central.size
-    buffers = {name: tensors.get_tensor(f"{state['lease_id']}/{name}") for name in core.rule.buffers}
+    spare_version = state.get("spare_version")
+    names = core.rule.buffers if spare_version is None else (*core.rule.buffers, SPARE)
+    buffers = {name: tensors.get_tensor(f"{state['lease_id']}/{name}") for name in names}
     if any(buffer.shape != (size,) or buffer.dtype != np.float32 for buffer in buffers.values()):
         raise ValueError(f"buffers of worker {state['worker']!r} have another shape than the model")
     lease = Lease(state["lease_id"], state["worker"], now + core.leases.duration, buffers, empty(size))
     lease.sequence, lease.base_version = state["sequence"], state["base_version"]
+    lease.spare_version = spare_version or 0
     lease.answer = _applied(state["answer"]) if state["answer"] else None
     lease.restored = True
     core.leases.live[lease.lease_id] = lease

@@ -27,7 +27,7 @@ from gem_server.facts import (
     PullDecision,
     Registration,
 )
-from gem_server.leases import SHARED_ANSWER, Lease, LeaseTable
+from gem_server.leases import SHARED_ANSWER, SPARE, Lease, LeaseTable
 from gem_server.rules import PiFacts, make_rule
 from gem_server.rules.base import Buffers
 from gem_server.shards import NoShard, Shard, ShardLedger
@@ -95,8 +95,8 @@ class Core:
 
     # -- joining and leaving
 
-    def register(self, worker: str, layout: Layout, now: float) -> Registration:
-        """Opens a lease.
+    def register(self, worker: str, layout: Layout, now: float, overlap: bool = False) -> Registration:
+        """Opens a lease; a worker that computes while a commit is under way needs `overlap`.
 
         Raises:
             InvalidRequest: The worker's name is empty, too long or not printable.
@@ -109,8 +109,8 @@ class Core:
         alone = self.leases.live.keys() <= ({predecessor.lease_id} if predecessor else set())
         if self.central.initialized or not alone:
             self.central.require_fitting(layout)
-        self._require_room(layout, freed=predecessor)
-        theta, buffers, upload = self._allocate(layout)
+        self._require_room(layout, overlap, freed=predecessor)
+        theta, buffers, upload = self._allocate(layout, overlap)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self.central.adopt(layout, theta)
         lease = self.leases.open(worker, buffers, upload, now)
@@ -119,11 +119,11 @@ class Core:
         must_initialize = self.central.initializer == lease.lease_id
         return Registration(lease.lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
 
-    def _allocate(self, layout: Layout) -> tuple[Vector, Buffers, Vector]:
+    def _allocate(self, layout: Layout, overlap: bool) -> tuple[Vector, Buffers, Vector]:
         """Memory for a first worker's θ (else the present θ), and for a worker's buffers. Raises Overloaded."""
         try:
             theta = self.central.theta if self.central.initialized else empty(layout.size)
-            buffers = {name: np.zeros(layout.size, np.float32) for name in self.rule.buffers}
+            buffers = {name: np.zeros(layout.size, np.float32) for name in self._buffers(overlap)}
             return theta, buffers, empty(layout.size)
         except MemoryError:
             raise Overloaded(
@@ -183,7 +183,9 @@ class Core:
     def pull(self, lease: Lease) -> int:
         """Gives the worker the present θ, in its own answer buffer; returns the version. Call it between two commits."""
         self.rule.pull(self.central.theta, lease.buffers)
-        lease.base_version = self.central.version
+        lease.base_version = lease.spare_version = self.central.version
+        if lease.overlaps:
+            np.copyto(lease.buffers[SPARE], lease.buffers["snapshot"])
         return lease.base_version
 
     def answer(self, lease: Lease) -> Vector:
@@ -244,7 +246,8 @@ class Core:
         if answered or header.sequence == lease.queued:
             self.outcomes[Outcome.REPEATED] += 1
             return Admission.REPEATED if answered else Admission.QUEUED, lease
-        if lease.restored and (header.base_version != lease.base_version or header.sequence > lease.sequence + 1):
+        given = {lease.base_version, lease.spare_version} if lease.overlaps else {lease.base_version}
+        if lease.restored and (header.base_version not in given or header.sequence > lease.sequence + 1):
             self._rolled_back.append(self._end(lease, EndReason.ROLLED_BACK))
             raise LeaseEnded(
                 "the server came back from a checkpoint older than this worker's last commit", EndReason.ROLLED_BACK
@@ -274,6 +277,7 @@ class Core:
         staleness = self.central.version - commit.header.base_version
 
         def run() -> PiFacts | None:
+            lease.turn(commit.header.base_version)
             return self.rule.apply(layout, self.central.theta, lease.upload, lease.buffers, staleness)
 
         return Step(commit, staleness, run)
@@ -327,8 +331,9 @@ class Core:
 
     @property
     def worker_bytes(self) -> int:
-        """Bytes held for a worker without shared memory: the rule's buffers and the one that its commits arrive in."""
-        return self._worker_bytes(self.central.size)
+        """Bytes held for a worker that neither shares memory nor overlaps: the rule's buffers, and the one that its commits
+        arrive in."""
+        return self._worker_bytes(self.central.size, overlap=False)
 
     @property
     def memory_bytes(self) -> int:
@@ -351,11 +356,14 @@ class Core:
         if self.memory_limit and needed > self.memory_limit:
             raise Overloaded(f"no memory for another copy of the model: {needed} of {self.memory_limit} bytes; try again later")
 
-    def _worker_bytes(self, size: int) -> int:
-        return size * FLOAT_BYTES * (len(self.rule.buffers) + 1)
+    def _buffers(self, overlap: bool) -> tuple[str, ...]:
+        return (*self.rule.buffers, SPARE) if overlap else self.rule.buffers
 
-    def _require_room(self, layout: Layout, freed: Lease | None) -> None:
-        each = self._worker_bytes(layout.size)
+    def _worker_bytes(self, size: int, overlap: bool) -> int:
+        return size * FLOAT_BYTES * (len(self._buffers(overlap)) + 1)
+
+    def _require_room(self, layout: Layout, overlap: bool, freed: Lease | None) -> None:
+        each = self._worker_bytes(layout.size, overlap)
         others = [lease for lease in self.leases.live.values() if lease is not freed]
         needed = self._theta_bytes(layout.size) + sum(lease.nbytes for lease in others) + each
         if self.memory_limit and needed > self.memory_limit:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 from gem_api.errors import LeaseEnded
 from gem_api.layout import Vector
 from gem_api.region import Region
@@ -14,6 +15,7 @@ from gem_server.facts import Applied, EndReason
 from gem_server.rules.base import Buffers
 
 SHARED_ANSWER = "answer"  # the buffer that a rule also writes the answer to, where it exists
+SPARE = "spare_snapshot"  # of a worker that overlaps: the snapshot that its last answer is not
 _REMEMBERED_ENDS = 10_000
 
 
@@ -30,6 +32,7 @@ class Lease:
         sequence: Its last applied commit.
         answer: The facts of that commit, given again to a repeat.
         base_version: Version of the θ that the worker was last given.
+        spare_version: Version of the θ that it was given before that, where it overlaps: see `turn`.
         offered: Memory shared with the worker, which no commit has named yet.
         nonce: Names the shared memory that `upload` and the answer lie in; empty where they are the server's own.
         queued: The sequence that holds a ticket now, if any.
@@ -45,6 +48,7 @@ class Lease:
     sequence: int = 0
     answer: Applied | None = None
     base_version: int = 0
+    spare_version: int = 0
     offered: Region | None = None
     nonce: bytes = b""
     queued: int | None = None
@@ -63,6 +67,25 @@ class Lease:
         keeps of it stays elsewhere, and a gradient is checked once more when it is read."""
         self.offered, self.nonce, self.upload = None, region.nonce, region.gradient
         self.buffers[SHARED_ANSWER] = region.answer
+
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the worker computes a gradient while a commit is under way, and so has two snapshots."""
+        return SPARE in self.buffers
+
+    def turn(self, base_version: int) -> None:
+        """Before a commit's arithmetic: has the snapshot that its gradient was computed on in its place.
+
+        A worker that overlaps computes the next gradient on its last answer or on the one before that, so the last answer
+        must outlive a commit: the snapshot that a commit reads and then overwrites is always the older of the two.
+        """
+        if not self.overlaps:
+            return
+        self.buffers["snapshot"], self.buffers[SPARE] = self.buffers[SPARE], self.buffers["snapshot"]
+        if base_version == self.base_version:
+            np.copyto(self.buffers["snapshot"], self.buffers[SPARE])
+        self.spare_version = self.base_version
 
 
 @dataclass

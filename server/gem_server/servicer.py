@@ -184,7 +184,7 @@ class TrainingServicer:
     ) -> pb.RegisterWorkerResponse:
         self._require_open()
         layout = Layout.from_message(request.layout)
-        registration = self._core.register(request.worker_name, layout, self._clock())
+        registration = self._core.register(request.worker_name, layout, self._clock(), request.overlap)
         if registration.ended:
             self.lease_ended(registration.ended)
         awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}

@@ -16,7 +16,16 @@ from gem_api.options import SETTINGS, log_format_option, option
 from gem_client import GemError, NonFiniteGradient, Retry, connect
 from prometheus_client.registry import CollectorRegistry
 
-from gem_worker.command import EXIT_DIVERGED, EXIT_FAILED, EXIT_WRONG_USE, Stopped, log_as, member_options, stop_on_signals
+from gem_worker.command import (
+    EXIT_DIVERGED,
+    EXIT_FAILED,
+    EXIT_WRONG_USE,
+    Stopped,
+    exchange_options,
+    log_as,
+    member_options,
+    stop_on_signals,
+)
 from gem_worker.metrics import WorkerMetrics
 from gem_worker.tasks import TaskError, load_task
 from gem_worker.trainer import settings_of, train
@@ -25,6 +34,7 @@ from gem_worker.trainer import settings_of, train
 @click.command(context_settings=SETTINGS)
 @member_options
 @option("--name", help="What the worker calls itself; unique in the run. Host and process by default.")
+@exchange_options
 @option("--metrics-listen", default="", help="Address to serve Prometheus metrics on, host:port; empty for none.")
 @log_format_option
 @click.version_option(__version__)
@@ -59,9 +69,9 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
         task = load_task(options["task"], options["data"])
         retry = Retry(give_up_after=options["give_up_after"])
         settings = settings_of(options["server"], retry)
-        with connect(options["server"], name=name, retry=retry) as session:
+        with connect(options["server"], name=name, retry=retry, shared_memory=options["shared_memory"]) as session:
             log.info("training", server=options["server"], task=options["task"], rule=settings.rule)
-            steps = train(task, session, settings, metrics)
+            steps = train(task, session, settings, metrics, options["overlap"])
     except TaskError as error:
         log.error("the task can't be loaded", why=str(error))
         return EXIT_WRONG_USE

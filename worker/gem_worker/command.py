@@ -33,6 +33,31 @@ def member_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def exchange_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How a worker exchanges gradients for parameters with its server."""
+    for decorate in (
+        option(
+            "--shared-memory/--no-shared-memory",
+            default=True,
+            help="Share memory with a server on this machine, where it offers that, instead of sending tensors to it.",
+        ),
+        option(
+            "--overlap/--no-overlap",
+            default=False,
+            help="Compute the next gradient while a commit is under way. Staleness grows by one; pays off where the network "
+            "is slow.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def exchange_flags(options: dict[str, Any]) -> list[str]:
+    """The command-line flags that state what `exchange_options` were given."""
+    switches = ("shared_memory", "overlap")
+    return [f"--{'' if options[name] else 'no-'}{name.replace('_', '-')}" for name in switches]
+
+
 class Stopped(BaseException):
     """SIGTERM or Ctrl-C: leave the run, whatever is going on. No Exception, so that nobody takes it for a failure."""
 

@@ -16,7 +16,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.options import SETTINGS, Number, flags, given, hyperparameter_options, option
 
 from gem_worker.cluster import Cluster, ClusterError, Member, free_port, python
-from gem_worker.command import data_option, task_option
+from gem_worker.command import data_option, exchange_flags, exchange_options, task_option
 from gem_worker.follow import Follower
 from gem_worker.run_folder import RunFolder
 from gem_worker.tasks import Task, TaskError, load_task
@@ -24,13 +24,15 @@ from gem_worker.tasks import Task, TaskError, load_task
 _SETTINGS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
 _CHECKPOINT_SECONDS = 10
-_MAY_CHANGE = {"workers", "epochs", "steps", "evaluate_every", "lease_seconds"}  # in a resumed run
+# In a resumed run.
+_MAY_CHANGE = {"workers", "epochs", "steps", "evaluate_every", "lease_seconds", "shared_memory", "overlap"}
 
 
 @click.command(context_settings=SETTINGS)
 @option("--workers", type=click.IntRange(1, 1000), default=4, help="Worker processes.")
 @task_option
 @data_option
+@exchange_options
 @hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"))
 @option(
     "--runs",
@@ -140,7 +142,7 @@ def _resumed(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
     if refused:
         flags_ = ", ".join("--" + name.replace("_", "-") for name in refused)
         raise ClusterError(f"a resumed run keeps its own settings: leave out {flags_}")
-    return {**kept, **{name: options[name] for name in user_gave & _MAY_CHANGE}, "resume": path}
+    return {**options, **kept, **{name: options[name] for name in user_gave & _MAY_CHANGE}, "resume": path}
 
 
 def _folder(options: dict[str, Any]) -> RunFolder:
@@ -170,11 +172,13 @@ def _cluster(
         ),
         folder.logs / "server.log",
     )
-    data = [f"--data={options['data']}"] if options["data"] else []
+    common = [f"--server={address}", f"--task={options['task']}", *exchange_flags(options)]
+    if options["data"]:
+        common.append(f"--data={options['data']}")
     workers = [
         Member(
             f"worker-{number}",
-            python("gem_worker", f"--server={address}", f"--task={options['task']}", f"--name=worker-{number}", *data),
+            python("gem_worker", f"--name=worker-{number}", *common),
             folder.logs / f"worker-{number}.log",
         )
         for number in range(options["workers"])

@@ -20,8 +20,10 @@ def settings_of(address: str, retry: Retry) -> Hyperparameters:
         return Hyperparameters.from_message(retry.call(admin.status).hyperparameters)
 
 
-def train(task: Task, session: Session, settings: Hyperparameters, metrics: WorkerMetrics) -> int:
+def train(task: Task, session: Session, settings: Hyperparameters, metrics: WorkerMetrics, overlap: bool = False) -> int:
     """Trains until every epoch is done or this worker's steps are; returns the commits made.
+
+    With `overlap`, a gradient is computed while the one before it is under way.
 
     Raises:
         NonFiniteGradient: Training has diverged.
@@ -30,18 +32,23 @@ def train(task: Task, session: Session, settings: Hyperparameters, metrics: Work
     torch.manual_seed(settings.seed)  # all workers make the same first value; only one is asked for it
     model = task.model()
     model.train()
-    optimizer = Optimizer(model.named_parameters(), session)
+    optimizer = Optimizer(model.named_parameters(), session, overlap=overlap)
     torch.manual_seed(settings.seed + zlib.crc32(session.name.encode()))  # each worker drops out other units
     data = task.training_data()
-    loader: DataLoader[Any] = DataLoader(data, batch_sampler=ShardSampler(session, data))  # type: ignore[arg-type]
+    sampler = ShardSampler(session, data)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(data, batch_sampler=sampler)
     steps = 0
-    for batch in metrics.timing("data", loader):
-        with metrics.phase("compute"):
-            optimizer.zero_grad()
-            loss = task.loss(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-        with metrics.phase("exchange"):
-            optimizer.step(loss=loss)
-        metrics.loss(loss.item())
-        steps += 1
+    while not sampler.complete:  # a loader that is ahead of the commits may come to its end more than once
+        for batch in metrics.timing("data", loader):
+            with metrics.phase("compute"):
+                optimizer.zero_grad()
+                loss = task.loss(model, batch)
+                loss.backward()  # type: ignore[no-untyped-call]
+            with metrics.phase("exchange"):
+                optimizer.step(loss=loss)
+            metrics.loss(loss.item())
+            steps += 1
+        if overlap:
+            with metrics.phase("exchange"):
+                optimizer.finish()
     return steps
