@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
 from gem_api.errors import ServerUnavailable
-from gem_api.framing import Assembly, ChunkView, chunk_frames, parse_frame
-from gem_api.layout import Vector
+from gem_api.framing import Assembly, ChunkView, parse_frame
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client.channel import Stub, next_frame
@@ -24,27 +23,26 @@ class CommitStream:
         self._call = stub.Commit(chain.from_iterable(iter(self._outgoing.get, None)))
 
     def exchange(
-        self, header: pb.CommitHeader, gradient: Vector, into: Vector, progress: Callable[[], None]
+        self, header: pb.CommitHeader, gradient: Iterable[bytes], theta: Assembly | None, progress: Callable[[], None]
     ) -> pb.CommitResult:
         """Sends one commit and receives its answer.
 
         Args:
             header: Who, which, computed on what.
-            gradient: float32, shape (P,); not to be changed until this returns.
-            into: float32, shape (P,): receives θ. It and `gradient` are left to the server where the header names the
-                region of shared memory that they lie in.
+            gradient: The frames of its gradient; none where it lies in shared memory.
+            theta: Receives θ; None where the server puts it into shared memory.
             progress: Called for every frame that goes either way.
 
         Raises:
             GemError: The stream failed and is of no more use.
         """
         opening = pb.CommitRequest(header=header).SerializeToString()
-        self._outgoing.put(iter([opening]) if header.region else noting(progress, chain([opening], chunk_frames(gradient))))
+        self._outgoing.put(noting(progress, chain([opening], gradient)))
         result = self._read()
         if not isinstance(result, pb.CommitResult):
             raise ServerUnavailable("the server sent a chunk where a result was due")
-        if not header.region:
-            receive_chunks(self._call, pb.CommitResponse, into, progress)
+        if theta is not None:
+            receive_chunks(self._call, pb.CommitResponse, theta, progress)
         return result
 
     def cancel(self) -> None:
@@ -59,15 +57,14 @@ class CommitStream:
         return parse_frame(frame, pb.CommitResponse)
 
 
-def receive_chunks(frames: Iterator[bytes], message_type: Any, into: Vector, progress: Callable[[], None]) -> None:
-    """Fills `into` (float32, shape (P,)) from a stream's chunks. Raises ServerUnavailable where they end early."""
-    assembly = Assembly(into)
-    while not assembly.complete:
+def receive_chunks(frames: Iterator[bytes], message_type: Any, into: Assembly, progress: Callable[[], None]) -> None:
+    """Receives a stream's chunks. Raises ServerUnavailable where they end early."""
+    while not into.complete:
         frame = next_frame(frames)
         chunk = parse_frame(frame, message_type) if frame is not None else None
         if not isinstance(chunk, ChunkView):
             raise ServerUnavailable("the answer ended before the whole of θ had arrived")
-        assembly.add(chunk)
+        into.add(chunk)
         progress()
 
 

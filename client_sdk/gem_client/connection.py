@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 
 import grpc
 from gem_api.errors import GemError, ServerUnavailable
-from gem_api.framing import chunk_frames, parse_frame
+from gem_api.framing import Assembly, chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
 from gem_api.region import Region
 from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import FLOAT32, ThetaFormat
 
 from gem_client.background import Background
 from gem_client.channel import Stub, next_frame, open_channel, typed_error
@@ -85,27 +86,24 @@ class Connection:
             log.info("no shared memory with the server; tensors go over the network: %s", error)
             return None
 
-    def pull(self, lease_id: str, make_room: Callable[[pb.PullHeader], Vector]) -> pb.PullHeader:
+    def pull(self, lease_id: str, make_room: Callable[[pb.PullHeader], Vector], form: ThetaFormat = FLOAT32) -> pb.PullHeader:
         """Reads θ into what `make_room` returns (float32, shape (P,)), unless the header asks this worker for a first value."""
-        call = self._stub.Pull(pb.PullRequest(lease_id=lease_id))
+        call = self._stub.Pull(pb.PullRequest(lease_id=lease_id, theta_dtype=form.dtype))
         with self._background.watching(call.cancel) as progress:
             frame = next_frame(call)
             header = parse_frame(frame, pb.PullResponse) if frame is not None else None
             if not isinstance(header, pb.PullHeader):
                 raise ServerUnavailable("the server sent no header")
             if not header.must_initialize:
-                receive_chunks(call, pb.PullResponse, make_room(header), progress)
+                receive_chunks(call, pb.PullResponse, form.assembly(make_room(header)), progress)
         return header
 
-    def commit(self, header: pb.CommitHeader, gradient: Vector, into: Vector) -> pb.CommitResult:
-        """Sends a commit on the open stream, or on a new one, and receives θ into `into`; both float32, shape (P,).
-
-        Neither goes over the network where the header names the region of shared memory that they lie in.
-        """
+    def commit(self, header: pb.CommitHeader, gradient: Iterable[bytes], theta: Assembly | None) -> pb.CommitResult:
+        """Sends a commit on the open stream, or on a new one, and receives θ, as `CommitStream.exchange` says."""
         self._stream = self._stream or CommitStream(self._stub)
         try:
             with self._background.watching(self._stream.cancel) as progress:
-                return self._stream.exchange(header, gradient, into, progress)
+                return self._stream.exchange(header, gradient, theta, progress)
         except BaseException:
             self.drop_stream()
             raise

@@ -9,6 +9,7 @@ from gem_api.errors import GemError, InvalidRequest, LeaseEnded
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
 from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import ThetaFormat
 
 from gem_client.connection import Connection
 from gem_client.retry import Retry
@@ -24,6 +25,7 @@ class Membership:
         connection: Its calls, one attempt each.
         retry: How long to try again.
         shared_memory: Whether to ask a server on this machine for shared memory.
+        theta_format: How θ comes over the network.
 
     Attributes:
         layout: The run's tensors; None before they are known.
@@ -39,11 +41,12 @@ class Membership:
         closed: Whether the session is over, so that nothing is tried again.
     """
 
-    def __init__(self, name: str, connection: Connection, retry: Retry, shared_memory: bool) -> None:
+    def __init__(self, name: str, connection: Connection, retry: Retry, shared_memory: bool, theta_format: ThetaFormat) -> None:
         self._name = name
         self._connection = connection
         self._retry = retry
         self._wants_region = shared_memory
+        self.theta_format = theta_format
         self._place: pb.RegisterWorkerResponse | None = None
         self._replaced: LeaseEnded | None = None
         self.layout: Layout | None = None
@@ -136,7 +139,7 @@ class Membership:
 
     def pull(self, lease_id: str) -> bool:
         """One attempt to read θ, without a lease if that is empty."""
-        header = self._connection.pull(lease_id, self._room_for)
+        header = self._connection.pull(lease_id, self._room_for, self.theta_format)
         if not header.must_initialize:
             self.version = header.version
         return header.must_initialize

@@ -21,8 +21,8 @@ from gem_api.errors import GemError, InvalidRequest, LayoutMismatch, LeaseEnded,
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.memory import tune_allocator
-from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import Encoder, Format, ThetaFormat, gradient_format, theta_format
 
 from gem_client.connection import Connection
 from gem_client.membership import Membership
@@ -68,6 +68,8 @@ def connect(
     retry: Retry | None = None,
     timeout: float = 60.0,
     shared_memory: bool = True,
+    gradient_dtype: str = "float32",
+    theta_dtype: str = "float32",
 ) -> Session:
     """Opens a session with the server at "host:port". Nothing is sent before its first use.
 
@@ -78,8 +80,22 @@ def connect(
         timeout: Seconds without any progress after which a call is broken off and tried again.
         shared_memory: Whether to share memory with a server on the same machine, instead of sending tensors to it. With
             a server elsewhere it makes no difference.
+        gradient_dtype: How gradients go over the network: "float32", "bfloat16", "float16" or "int8" (blocks with a scale
+            each and error feedback). In shared memory they are float32.
+        theta_dtype: How θ comes back over the network: "float32", "bfloat16" or "float16".
+
+    Raises:
+        InvalidRequest: There is no such dtype.
     """
-    return Session(address, name=name, retry=retry or Retry(), timeout=timeout, shared_memory=shared_memory)
+    return Session(
+        address,
+        name=name,
+        retry=retry or Retry(),
+        timeout=timeout,
+        shared_memory=shared_memory,
+        gradient_format=gradient_format(gradient_dtype),
+        theta_format=theta_format(theta_dtype),
+    )
 
 
 class Session:
@@ -93,12 +109,24 @@ class Session:
         name: The worker's name.
     """
 
-    def __init__(self, address: str, *, name: str | None, retry: Retry, timeout: float, shared_memory: bool) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str | None,
+        retry: Retry,
+        timeout: float,
+        shared_memory: bool,
+        gradient_format: Format,
+        theta_format: ThetaFormat,
+    ) -> None:
         tune_allocator()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._retry = retry
         self._connection = Connection(address, timeout, weakref.WeakMethod(self._renew))
-        self._member = Membership(self.name, self._connection, retry, shared_memory)
+        self._member = Membership(self.name, self._connection, retry, shared_memory, theta_format)
+        self._gradient_format = gradient_format
+        self._encoder: Encoder | None = None
         self._shards: Shards | None = None
         self._handed_out = Base(0, 0)
         # What is done while the caller computes: a commit under way, shards. One thing at a time uses the connection.
@@ -364,15 +392,21 @@ class Session:
     def _exchange(self, header: pb.CommitHeader, packed: Vector) -> pb.CommitResult:
         """Sends a commit, once; a server that was restarted in between shares memory anew, or gets chunks."""
         member, shared_again = self._member, False
-        while True:
+        while member.region:
             header.region = member.region
             try:
-                return self._connection.commit(header, packed, member.theta)
+                return self._connection.commit(header, (), None)
             except UnknownRegion:
                 member.region = b""
                 if not shared_again:
                     member.share_memory()
                 shared_again = True
+        header.region = b""
+        self._encoder = self._encoder or self._gradient_format.encoder(packed.size)
+        theta = member.theta_format.assembly(member.theta)
+        result = self._connection.commit(header, self._encoder.frames(packed), theta)
+        self._encoder.applied()
+        return result
 
     def _header(self, loss: float | None, samples: int, base: Base) -> pb.CommitHeader:
         place = self._member.place
@@ -380,7 +414,8 @@ class Session:
             lease_id=place.lease_id,
             sequence=self._member.sequence + 1,
             base_version=base.version,
-            wire_dtype=tensors_pb2.WIRE_DTYPE_FLOAT32,
+            wire_dtype=self._gradient_format.dtype,
+            theta_dtype=self._member.theta_format.dtype,
             layout_fingerprint=place.layout_fingerprint,
             loss=None if loss is None else float(loss),
             sample_count=samples,

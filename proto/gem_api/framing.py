@@ -8,10 +8,11 @@ framing in one copy, and read as a view of what arrived. Frames that are legal p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
 from gem_api.errors import IncompleteTransfer, InvalidRequest
@@ -28,6 +29,45 @@ class ChunkView(NamedTuple):
 
     offset: int
     data: memoryview
+
+
+class Packing(NamedTuple):
+    """How a buffer's elements lie on the wire: in blocks, of which only the last may be shorter.
+
+    Attributes:
+        elements: Elements in a block.
+        head: Bytes that open a block.
+        item: Bytes of each element after them.
+    """
+
+    elements: int
+    head: int
+    item: int
+
+    @property
+    def block(self) -> int:
+        """Bytes of a whole block."""
+        return self.head + self.elements * self.item
+
+    def nbytes(self, size: int) -> int:
+        """Bytes that `size` elements take."""
+        return -(-size // self.elements) * self.head + size * self.item
+
+    def size(self, nbytes: int) -> int:
+        """Elements in `nbytes` bytes, counted from the buffer's start: the inverse of `nbytes`."""
+        blocks, rest = divmod(nbytes, self.block)
+        return blocks * self.elements + max(0, rest - self.head) // self.item
+
+    def pieces(self, size: int) -> Iterator[tuple[slice, npt.NDArray[np.uint8]]]:
+        """Chunk by chunk: which of `size` elements it carries, and room for their bytes, the same memory each time."""
+        step = CHUNK_BYTES // self.block * self.elements
+        room = np.empty(self.nbytes(min(step, size)), np.uint8)
+        for begin in range(0, size, step):
+            end = min(begin + step, size)
+            yield slice(begin, end), room[: self.nbytes(end - begin)]
+
+
+PLAIN = Packing(1, 0, 4)  # float32
 
 
 def varint(value: int) -> bytes:
@@ -56,6 +96,14 @@ def chunk_frames(packed: Vector) -> Iterator[bytes]:
     view = bytes_of(packed)
     for offset in range(0, len(view), CHUNK_BYTES):
         yield chunk_frame(offset, view[offset : offset + CHUNK_BYTES])
+
+
+def framed(pieces: Iterable[npt.NDArray[np.uint8]]) -> Iterator[bytes]:
+    """The frames that carry an encoded buffer, of which `pieces` (uint8, shape (n,)) are the chunks in order."""
+    offset = 0
+    for piece in pieces:
+        yield chunk_frame(offset, piece.data)
+        offset += piece.size
 
 
 def parse_frame(frame: bytes, message_type: type[Message]) -> ChunkView | Any:
@@ -114,43 +162,58 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     return 0, -1
 
 
-class Assembly:
-    """A packed buffer being filled from chunks, which must cover it exactly and in order."""
+def copy_in(data: memoryview, into: Vector) -> None:
+    """Fills `into` (float32, shape (n,)) with its 4·n bytes."""
+    bytes_of(into)[:] = data
 
-    def __init__(self, into: Vector) -> None:
-        self._bytes = bytes_of(into)
+
+class Assembly:
+    """A packed buffer being filled from chunks, which must cover it exactly and in order.
+
+    Args:
+        into: float32, shape (P,).
+        packing: How the elements lie in what is sent.
+        unpack: Turns the bytes of whole blocks (a view) into elements: float32, shape (n,), to be filled.
+    """
+
+    def __init__(self, into: Vector, packing: Packing = PLAIN, unpack: Callable[[memoryview, Vector], None] = copy_in) -> None:
         self._into = into
+        self._packing = packing
+        self._unpack = unpack
+        self._total = packing.nbytes(into.size)
         self._received = 0
 
     @property
     def complete(self) -> bool:
-        return self._received == len(self._bytes)
+        return self._received == self._total
 
     def add(self, chunk: ChunkView) -> Vector:
-        """Copies a chunk in and returns the elements it filled (a view).
+        """Unpacks a chunk and returns the elements it filled (a view).
 
         Raises:
-            IncompleteTransfer: The chunk is empty, too large, cuts an element, or is not the one due.
+            IncompleteTransfer: The chunk is empty, too large, cuts an element or a block, or is not the one due.
         """
-        offset, size = chunk.offset, len(chunk.data)
-        if not 0 < size <= CHUNK_BYTES or size % self._into.itemsize:
+        offset, size, block = chunk.offset, len(chunk.data), self._packing.block
+        end = offset + size
+        if not 0 < size <= CHUNK_BYTES or (size % block and end != self._total):
             raise IncompleteTransfer(
-                f"a chunk of {size} bytes: send 1 to {CHUNK_BYTES} bytes, a multiple of {self._into.itemsize}"
+                f"a chunk of {size} bytes: send 1 to {CHUNK_BYTES} bytes, a multiple of {block} or all that is left"
             )
         if offset != self._received:
             raise IncompleteTransfer(
                 f"a chunk at byte {offset} where byte {self._received} was due: send chunks in order, once"
             )
-        if offset + size > len(self._bytes):
-            raise IncompleteTransfer(f"chunks run over the buffer's {len(self._bytes)} bytes: the chunk at {offset} has {size}")
-        self._bytes[offset : offset + size] = chunk.data
-        self._received += size
-        return self._into[offset // self._into.itemsize : self._received // self._into.itemsize]
+        if end > self._total:
+            raise IncompleteTransfer(f"chunks run over the buffer's {self._total} bytes: the chunk at {offset} has {size}")
+        filled = self._into[self._packing.size(offset) : self._packing.size(end)]
+        self._unpack(chunk.data, filled)
+        self._received = end
+        return filled
 
     def require_complete(self) -> None:
         """Raises IncompleteTransfer where the stream ended too early."""
         if not self.complete:
-            raise IncompleteTransfer(f"the stream ended after {self._received} of {len(self._bytes)} bytes: send the rest")
+            raise IncompleteTransfer(f"the stream ended after {self._received} of {self._total} bytes: send the rest")
 
 
 def empty(size: int) -> Vector:

@@ -42,7 +42,7 @@ class Bytes(click.ParamType[int]):
 
 
 def _socket(choice: str) -> str:
-    """Where --shared-memory puts the socket; empty for nowhere."""
+    """Where the socket is; empty for nowhere."""
     if choice == "auto":
         return f"@gem-{secrets.token_hex(8)}" if sys.platform == "linux" else ""
     return "" if choice == "off" else choice
@@ -83,10 +83,10 @@ def _socket(choice: str) -> str:
     help="Most memory to hold for the model and the workers, for example 8G; 0: no limit.",
 )
 @option(
-    "--shared-memory",
+    "--memory-socket",
     default="auto",
-    help="How workers on this machine get memory that they share with the server, instead of sending tensors: auto, through "
-    "a nameless socket; off; or the path of a socket, in a folder that containers share.",
+    help="Unix socket through which workers on this machine get memory that they share with the server, instead of sending "
+    "tensors: auto for one without a file; a path, in a folder that containers share; or off.",
 )
 @option(
     "--min-workers",
@@ -120,7 +120,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         lease_seconds=options["lease_seconds"],
         memory_limit=options["memory_limit"],
         min_workers=options["min_workers"],
-        shared_memory=_socket(options["shared_memory"]),
+        memory_socket=_socket(options["memory_socket"]),
     )
     try:
         asyncio.run(serve(config, log))

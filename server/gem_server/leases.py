@@ -68,7 +68,6 @@ class Lease:
         self.offered, self.nonce, self.upload = None, region.nonce, region.gradient
         self.buffers[SHARED_ANSWER] = region.answer
 
-
     @property
     def overlaps(self) -> bool:
         """Whether the worker computes a gradient while a commit is under way, and so has two snapshots."""

@@ -44,7 +44,7 @@ class MemorySocket:
     def offer(self, lease_id: str) -> pb.ShareMemoryResponse:
         """Where the worker of a live lease gets its region. Raises InvalidRequest if the server shares no memory."""
         if self._socket is None:
-            raise InvalidRequest("this server shares no memory (--shared-memory off): send chunks")
+            raise InvalidRequest("this server shares no memory (--memory-socket off): send chunks")
         self._leases = {token: other for token, other in self._leases.items() if other in self._core.leases.live}
         for token in [token for token, other in self._leases.items() if other == lease_id]:
             del self._leases[token]

@@ -20,6 +20,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.logs import Logger
 from gem_api.methods import ADMIN, MOST_MESSAGE_BYTES, TRAINING
+from gem_api.wire import BFLOAT16
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -74,7 +75,7 @@ class ServerConfig:
     lease_seconds: float
     memory_limit: int
     min_workers: int = 1
-    shared_memory: str = ""  # address of the Unix socket that hands it out; empty for none
+    memory_socket: str = ""  # address of the Unix socket that hands out shared memory; empty for none
 
 
 async def serve(config: ServerConfig, log: Logger) -> None:
@@ -128,9 +129,9 @@ class Server:
         observers: list[Observer] = [progress.applied]
         self._apply_loop = ApplyLoop(core, clock, observers)
         try:
-            self._memory_socket = MemorySocket(config.shared_memory, core, log)
+            self._memory_socket = MemorySocket(config.memory_socket, core, log)
         except OSError as error:
-            raise StartError(f"can't share memory at {config.shared_memory} (--shared-memory): {error}") from None
+            raise StartError(f"can't share memory at {config.memory_socket} (--memory-socket): {error}") from None
         self._servicer = TrainingServicer(core, self._apply_loop, progress, calls, self._memory_socket, clock, log)
         metrics = Metrics(
             self.registry, core, progress, self._servicer.traffic, lambda: self._apply_loop.queue_length,
@@ -170,7 +171,7 @@ class Server:
             self._log.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
         self._log.info(
             "serving", address=address, metrics=config.metrics_listen or "none",
-            shared_memory=config.shared_memory or "off", run=core.run_id, version=core.central.version,
+            memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
             rule=settings.rule, learning_rate=settings.learning_rate,
         )  # fmt: skip
 
@@ -294,13 +295,14 @@ def resumed_settings(kept: Hyperparameters, asked: Hyperparameters, given: froze
 
 
 def warm_up(rule: UpdateRule, log: Logger) -> None:
-    """Compiles the rule's pass, or loads it from numba's cache, so that no worker waits for that."""
+    """Compiles the rule's pass and the wire formats, or loads them from numba's cache, so that no worker waits for that."""
     log.debug("compiling the update pass")
     layout = Layout.of({"warm-up": (1,)})
     theta, gradient = np.zeros(1, np.float32), np.zeros(1, np.float32)
     buffers = {name: np.zeros(1, np.float32) for name in rule.buffers}
     rule.apply(layout, theta, gradient, buffers, 0)
     all_within(gradient, np.float32(1))
+    BFLOAT16.prepare()
 
 
 def _add_services(server: Any, handlers: list[Any], health: HealthServicer) -> None:

@@ -10,17 +10,16 @@ from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidReques
 from gem_api.framing import ChunkView
 from gem_api.layout import Layout
 from gem_api.logs import Logger
-from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import ThetaFormat
 
 from gem_server import messages
-from gem_server.apply_loop import ApplyLoop, run_blocking
+from gem_server.apply_loop import ApplyLoop
 from gem_server.calls import Call, Calls
-from gem_server.central import require_finite
+from gem_server.carriers import Carrier, Network, SharedMemory, stated_theta_format
 from gem_server.core import Core
 from gem_server.edge import Context
 from gem_server.facts import Admission, Ended, Header, Outcome, PullDecision
-from gem_server.leases import Lease
 from gem_server.memory_socket import MemorySocket
 from gem_server.progress import Progress
 from gem_server.shards import NoShard
@@ -86,17 +85,15 @@ class TrainingServicer:
     async def _one_commit(self, call: Call, message: pb.CommitHeader, header: Header, transfer: Transfer) -> None:
         self._require_open()
         admission, lease = self._core.admit(header, self._clock())
-        if message.wire_dtype != tensors_pb2.WIRE_DTYPE_FLOAT32:
-            raise InvalidRequest(f"wire dtype {message.wire_dtype} is not taken: send float32 (1)")
-        by_reference = bool(message.region)
-        if by_reference:
+        if message.region:
             self._core.adopt_region(lease, message.region)
+        carrier: Carrier = SharedMemory() if message.region else Network(message, transfer)
         if admission is Admission.FRESH:
-            await self._take_gradient(lease, by_reference, transfer)
+            await carrier.fetch(lease, self._core.rule.learning_rate)
             self._require_open()
             self._apply_loop.submit(self._core.ticket(lease, header, self._clock()))
-        elif not by_reference:
-            await transfer.skip(lease.upload.nbytes)
+        else:
+            await carrier.skip(lease)
         call.answering = True
         applied = await self._apply_loop.answer(lease, header.sequence)
         if admission is not Admission.FRESH:
@@ -104,17 +101,7 @@ class TrainingServicer:
             await self._apply_loop.between_commits(lambda: partial(self._core.answer_again, lease))
         result = messages.commit_result(applied, lease.base_version)
         await transfer.write(pb.CommitResponse(result=result).SerializeToString())
-        if not by_reference:
-            await transfer.send(self._core.answer(lease))
-
-    async def _take_gradient(self, lease: Lease, by_reference: bool, transfer: Transfer) -> None:
-        """Has the lease's gradient complete and checked in `lease.upload`. What is in shared memory lies there already."""
-        scale = self._core.rule.learning_rate
-        if not by_reference:
-            await transfer.receive(lease.upload, scale, "gradient")
-        else:
-            check = partial(require_finite, lease.upload, scale, "gradient")
-            await run_blocking(check, lease.upload.size)
+        await carrier.deliver(self._core.answer(lease))
 
     def _count_rejected(self, header: Header, error: GemError) -> None:
         if isinstance(error, Draining):
@@ -130,9 +117,9 @@ class TrainingServicer:
     # -- reading and initialising θ
 
     async def pull(self, call: Call, request: pb.PullRequest, context: Context) -> None:
-        transfer = Transfer(context, pb.PullRequest, self.traffic)
+        transfer, form = Transfer(context, pb.PullRequest, self.traffic), stated_theta_format(request.theta_dtype)
         if not request.lease_id:
-            await self._pull_without_lease(transfer)
+            await self._pull_without_lease(transfer, form)
             return
         while (decision := self._core.pull_decision(request.lease_id, self._clock())) is PullDecision.WAIT:
             self._require_open()
@@ -145,15 +132,15 @@ class TrainingServicer:
         with self._calls.exchange(call, request.lease_id):
             version = await self._apply_loop.between_commits(lambda: partial(self._core.pull, lease))
             await self._write_pull_header(transfer, pb.PullHeader(version=version))
-            await transfer.send(self._core.answer(lease))
+            await transfer.send(self._core.answer(lease), form)
 
-    async def _pull_without_lease(self, transfer: Transfer) -> None:
+    async def _pull_without_lease(self, transfer: Transfer, form: ThetaFormat) -> None:
         self._core.central.require_initialized()
         copy = await self._apply_loop.between_commits(self._core.plan_copy)
         layout = self._core.central.layout
         assert layout is not None
         await self._write_pull_header(transfer, pb.PullHeader(version=copy.version, layout=layout.to_message()))
-        await transfer.send(copy.theta, patience=READER_SECONDS)
+        await transfer.send(copy.theta, form, patience=READER_SECONDS)
 
     async def _write_pull_header(self, transfer: Transfer, header: pb.PullHeader) -> None:
         if self._core.central.layout is not None:

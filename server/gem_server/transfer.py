@@ -8,8 +8,9 @@ from typing import Any
 
 import grpc
 from gem_api.errors import DeadlineExceeded, IncompleteTransfer
-from gem_api.framing import Assembly, ChunkView, chunk_frames, parse_frame
+from gem_api.framing import ChunkView, parse_frame
 from gem_api.layout import Vector
+from gem_api.wire import FLOAT32, Format, ThetaFormat
 
 from gem_server.central import require_finite
 from gem_server.edge import Context
@@ -45,9 +46,9 @@ class Transfer:
         self._traffic.received += len(frame)
         return parse_frame(frame, self._message_type)
 
-    async def receive(self, into: Vector, scale: float, what: str) -> None:
+    async def receive(self, into: Vector, scale: float, what: str, form: Format = FLOAT32) -> None:
         """Fills `into` (float32, shape (P,)) from chunks, each checked by `require_finite` while it is in the cache."""
-        assembly = Assembly(into)
+        assembly = form.assembly(into)
         while not assembly.complete:
             frame = await self.read()
             if frame is None:
@@ -69,13 +70,13 @@ class Transfer:
         self._traffic.sent += len(frame)
         await self._context.write(frame)
 
-    async def send(self, packed: Vector, patience: float | None = None) -> None:
+    async def send(self, packed: Vector, form: ThetaFormat = FLOAT32, patience: float | None = None) -> None:
         """Streams θ from where it lies (float32, shape (P,)); no one changes it before this exchange is over.
 
         A client that takes longer than `patience` seconds for one frame is sent away: without a lease it could keep its
         copy of θ for ever.
         """
-        for frame in chunk_frames(packed):
+        for frame in form.frames(packed):
             try:
                 async with asyncio.timeout(patience):
                     await self.write(frame)

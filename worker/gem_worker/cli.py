@@ -69,7 +69,8 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
         task = load_task(options["task"], options["data"])
         retry = Retry(give_up_after=options["give_up_after"])
         settings = settings_of(options["server"], retry)
-        with connect(options["server"], name=name, retry=retry, shared_memory=options["shared_memory"]) as session:
+        exchange = {key: options[key] for key in ("shared_memory", "gradient_dtype", "theta_dtype")}
+        with connect(options["server"], name=name, retry=retry, **exchange) as session:
             log.info("training", server=options["server"], task=options["task"], rule=settings.rule)
             steps = train(task, session, settings, metrics, options["overlap"])
     except TaskError as error:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import structlog
 from gem_api.options import Number, option
+from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
 from gem_worker.tasks import BUILT_IN
 
@@ -42,6 +43,18 @@ def exchange_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Share memory with a server on this machine, where it offers that, instead of sending tensors to it.",
         ),
         option(
+            "--theta-dtype",
+            type=click.Choice(list(THETA_FORMATS)),
+            default="float32",
+            help="How parameters come back over the network; shared memory makes it moot.",
+        ),
+        option(
+            "--gradient-dtype",
+            type=click.Choice(list(GRADIENT_FORMATS)),
+            default="float32",
+            help="How gradients go over the network: int8 has a scale for each 256 of them, and error feedback.",
+        ),
+        option(
             "--overlap/--no-overlap",
             default=False,
             help="Compute the next gradient while a commit is under way. Staleness grows by one; pays off where the network "
@@ -54,8 +67,8 @@ def exchange_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def exchange_flags(options: dict[str, Any]) -> list[str]:
     """The command-line flags that state what `exchange_options` were given."""
-    switches = ("shared_memory", "overlap")
-    return [f"--{'' if options[name] else 'no-'}{name.replace('_', '-')}" for name in switches]
+    switches = [f"--{'' if options[name] else 'no-'}{name.replace('_', '-')}" for name in ("shared_memory", "overlap")]
+    return [*switches, f"--gradient-dtype={options['gradient_dtype']}", f"--theta-dtype={options['theta_dtype']}"]
 
 
 class Stopped(BaseException):

@@ -25,7 +25,9 @@ _SETTINGS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
 _CHECKPOINT_SECONDS = 10
 # In a resumed run.
-_MAY_CHANGE = {"workers", "epochs", "steps", "evaluate_every", "lease_seconds", "shared_memory", "overlap"}
+_MAY_CHANGE = {
+    "workers", "epochs", "steps", "evaluate_every", "lease_seconds", "shared_memory", "overlap", "gradient_dtype", "theta_dtype"
+}  # fmt: skip
 
 
 @click.command(context_settings=SETTINGS)

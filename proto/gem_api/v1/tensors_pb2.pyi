@@ -11,8 +11,14 @@ class WireDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WIRE_DTYPE_UNSPECIFIED: _ClassVar[WireDtype]
     WIRE_DTYPE_FLOAT32: _ClassVar[WireDtype]
+    WIRE_DTYPE_BFLOAT16: _ClassVar[WireDtype]
+    WIRE_DTYPE_FLOAT16: _ClassVar[WireDtype]
+    WIRE_DTYPE_INT8_BLOCK: _ClassVar[WireDtype]
 WIRE_DTYPE_UNSPECIFIED: WireDtype
 WIRE_DTYPE_FLOAT32: WireDtype
+WIRE_DTYPE_BFLOAT16: WireDtype
+WIRE_DTYPE_FLOAT16: WireDtype
+WIRE_DTYPE_INT8_BLOCK: WireDtype
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "shape")

@@ -1,0 +1,64 @@
+"""The two ways that a commit's tensors travel: over the network, or by reference to memory that both sides map."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+from gem_api.layout import Vector
+from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import FLOAT32, ThetaFormat, gradient_format, theta_format
+
+from gem_server.apply_loop import run_blocking
+from gem_server.central import require_finite
+from gem_server.leases import Lease
+from gem_server.transfer import Transfer
+
+
+class Carrier(Protocol):
+    """How one commit's gradient arrives and its answer leaves."""
+
+    async def fetch(self, lease: Lease, scale: float) -> None:
+        """Has the whole gradient in `lease.upload`. Raises NonFiniteGradient, IncompleteTransfer."""
+
+    async def skip(self, lease: Lease) -> None:
+        """Lets a gradient pass that is here already."""
+
+    async def deliver(self, theta: Vector) -> None:
+        """Has the worker get θ (float32, shape (P,))."""
+
+
+class Network:
+    """Chunks in the call's stream, in the formats that the commit's header names. Raises InvalidRequest for unknown ones."""
+
+    def __init__(self, header: pb.CommitHeader, transfer: Transfer) -> None:
+        self._transfer = transfer
+        self._gradient = gradient_format(header.wire_dtype)
+        self._theta = stated_theta_format(header.theta_dtype)
+
+    async def fetch(self, lease: Lease, scale: float) -> None:
+        await self._transfer.receive(lease.upload, scale, "gradient", self._gradient)
+
+    async def skip(self, lease: Lease) -> None:
+        await self._transfer.skip(self._gradient.nbytes(lease.upload.size))
+
+    async def deliver(self, theta: Vector) -> None:
+        await self._transfer.send(theta, self._theta)
+
+
+class SharedMemory:
+    """A region: the gradient lies in `lease.upload` before its header arrives, and the rule writes the answer where the
+    worker reads it."""
+
+    async def fetch(self, lease: Lease, scale: float) -> None:
+        # The worker may still change what is checked here; the rule therefore checks again what it reads.
+        await run_blocking(partial(require_finite, lease.upload, scale, "gradient"), lease.upload.size)
+
+    async def skip(self, lease: Lease) -> None: ...
+
+    async def deliver(self, theta: Vector) -> None: ...
+
+
+def stated_theta_format(dtype: int) -> ThetaFormat:
+    """The format for θ that a message names; float32 where it names none."""
+    return theta_format(dtype) if dtype else FLOAT32
