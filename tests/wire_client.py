@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import grpc
@@ -90,16 +90,19 @@ class Stream:
 
     def answer(self, size: int) -> tuple[pb.CommitResult, Theta]:
         """A commit's result and the θ of `size` elements that follows it."""
-        return pb.CommitResponse.FromString(self.read()).result, self._theta(pb.CommitResponse, size)
+        first = pb.CommitResponse.FromString(self.read())
+        return first.result, self._theta(first, size)
 
     def pulled(self, size: int) -> tuple[pb.PullHeader, Theta]:
         """A pull's header and θ."""
-        return pb.PullResponse.FromString(self.read()).header, self._theta(pb.PullResponse, size)
+        first = pb.PullResponse.FromString(self.read())
+        return first.header, self._theta(first, size)
 
-    def _theta(self, message_type: Any, size: int) -> Theta:
-        packed = b""
+    def _theta(self, first: Any, size: int) -> Theta:
+        """θ, the first chunk of which came with the header."""
+        packed = first.chunk.data
         while len(packed) < 4 * size:
-            chunk = message_type.FromString(self.read()).chunk
+            chunk = type(first).FromString(self.read()).chunk
             assert chunk.offset == len(packed)
             packed += chunk.data
         assert len(packed) == 4 * size
@@ -285,20 +288,20 @@ def on_server_loop(live: Live, work: Callable[[], Coroutine[Any, Any, T]], deadl
 
 @contextmanager
 def apply_thread_held(live: Live) -> Iterator[Callable[[], None]]:
-    """Holds up the apply thread, between two commits, until the block ends or what it yields is called."""
-    held, release = threading.Event(), threading.Event()
-    jobs: list[asyncio.Future[object]] = []
+    """Holds up what is applied, between two commits, until the block ends or what it yields is called. All else goes on."""
+    held, release = threading.Event(), asyncio.Event()
 
-    def block() -> None:
+    async def hold() -> None:
         held.set()
-        release.wait(DEADLINE)
+        await release.wait()
 
-    def enqueue() -> None:
-        jobs.append(asyncio.ensure_future(live.server._apply_loop.between_commits(lambda: block)))
+    def let_go() -> None:
+        with suppress(RuntimeError):  # a server that was drained may have ended already
+            live._loop.call_soon_threadsafe(release.set)
 
-    live.on_loop(enqueue)
+    live.on_loop(lambda: live.server._apply_loop._enqueue(hold))
     assert held.wait(DEADLINE)
     try:
-        yield release.set
+        yield let_go
     finally:
-        release.set()
+        let_go()

@@ -44,7 +44,9 @@ def open_channel(address: str) -> grpc.Channel:
 
 
 def typed_error(error: grpc.RpcError) -> GemError:
-    """The typed error for a failed call."""
+    """The typed error for a failed call. Takes the other's traceback away: it would hold all that the frames hold until the
+    garbage collector runs, such as a model's gradient."""
+    error.__traceback__ = None
     metadata = error.trailing_metadata() or ()
     return from_status(error.code(), error.details() or "", [(entry.key, entry.value) for entry in metadata])
 

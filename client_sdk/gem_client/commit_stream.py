@@ -22,53 +22,53 @@ class CommitStream:
         self._outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
         self._call = stub.Commit(chain.from_iterable(iter(self._outgoing.get, None)))
 
-    def exchange(
-        self, header: pb.CommitHeader, gradient: Iterable[bytes], theta: Assembly | None, progress: Callable[[], None]
-    ) -> pb.CommitResult:
+    def exchange(self, frames: Iterable[bytes], theta: Assembly | None, progress: Callable[[], None]) -> pb.CommitResult:
         """Sends one commit and receives its answer.
 
         Args:
-            header: Who, which, computed on what.
-            gradient: The frames of its gradient; none where it lies in shared memory.
+            frames: Its header and its gradient; the header alone where the gradient lies in shared memory.
             theta: Receives θ; None where the server puts it into shared memory.
             progress: Called for every frame that goes either way.
 
         Raises:
             GemError: The stream failed and is of no more use.
         """
-        opening = pb.CommitRequest(header=header).SerializeToString()
-        self._outgoing.put(noting(progress, chain([opening], gradient)))
-        result = self._read()
-        if not isinstance(result, pb.CommitResult):
+        self._outgoing.put(noting(progress, frames))
+        first = next_frame(self._call)
+        if first is None:
+            raise ServerUnavailable("the server ended the stream")
+        result, chunk = parse_frame(first, pb.CommitResponse)
+        if result is None:
             raise ServerUnavailable("the server sent a chunk where a result was due")
         if theta is not None:
-            receive_chunks(self._call, pb.CommitResponse, theta, progress)
-        return result
+            receive_chunks(chunk, self._call, pb.CommitResponse, theta, progress)
+        committed: pb.CommitResult = result
+        return committed
 
     def cancel(self) -> None:
         """Breaks off, from any thread; an exchange in progress raises ServerUnavailable."""
         self._call.cancel()
         self._outgoing.put(None)
 
-    def _read(self) -> Any:
-        frame = next_frame(self._call)
-        if frame is None:
-            raise ServerUnavailable("the server ended the stream")
-        return parse_frame(frame, pb.CommitResponse)
 
-
-def receive_chunks(frames: Iterator[bytes], message_type: Any, into: Assembly, progress: Callable[[], None]) -> None:
-    """Receives a stream's chunks. Raises ServerUnavailable where they end early."""
-    while not into.complete:
+def receive_chunks(
+    first: ChunkView | None, frames: Iterator[bytes], message_type: Any, into: Assembly, progress: Callable[[], None]
+) -> None:
+    """Receives the chunk that came with a header, and the stream's others. Raises ServerUnavailable where they end early."""
+    chunk = first
+    while True:
+        if chunk is not None:
+            into.add(chunk)
+            progress()
+        if into.complete:
+            return
         frame = next_frame(frames)
-        chunk = parse_frame(frame, message_type) if frame is not None else None
-        if not isinstance(chunk, ChunkView):
+        header, chunk = parse_frame(frame, message_type) if frame is not None else (None, None)
+        if chunk is None or header is not None:
             raise ServerUnavailable("the answer ended before the whole of θ had arrived")
-        into.add(chunk)
-        progress()
 
 
-def noting(progress: Callable[[], None], frames: Iterator[bytes]) -> Iterator[bytes]:
+def noting(progress: Callable[[], None], frames: Iterable[bytes]) -> Iterator[bytes]:
     """The frames, `progress` being called as each is taken to be sent."""
     for frame in frames:
         progress()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from itertools import chain
 
 import grpc
 from gem_api.errors import GemError, ServerUnavailable
@@ -67,7 +66,7 @@ class Connection:
     def initialize(self, lease_id: str, theta: Vector) -> None:
         """Sends θ's first value (float32, shape (P,))."""
         opening = pb.InitializeCentralRequest(header=pb.InitializeCentralHeader(lease_id=lease_id)).SerializeToString()
-        frames = chain([opening], chunk_frames(theta))
+        frames = chunk_frames(theta, opening)
         with self._background.watching(lambda: call.cancel()) as progress:
             call = self._stub.InitializeCentral.future(noting(progress, frames))
             try:
@@ -91,19 +90,20 @@ class Connection:
         call = self._stub.Pull(pb.PullRequest(lease_id=lease_id, theta_dtype=form.dtype))
         with self._background.watching(call.cancel) as progress:
             frame = next_frame(call)
-            header = parse_frame(frame, pb.PullResponse) if frame is not None else None
-            if not isinstance(header, pb.PullHeader):
+            header, chunk = parse_frame(frame, pb.PullResponse) if frame is not None else (None, None)
+            if header is None:
                 raise ServerUnavailable("the server sent no header")
             if not header.must_initialize:
-                receive_chunks(call, pb.PullResponse, form.assembly(make_room(header)), progress)
-        return header
+                receive_chunks(chunk, call, pb.PullResponse, form.assembly(make_room(header)), progress)
+        pulled: pb.PullHeader = header
+        return pulled
 
-    def commit(self, header: pb.CommitHeader, gradient: Iterable[bytes], theta: Assembly | None) -> pb.CommitResult:
+    def commit(self, frames: Iterable[bytes], theta: Assembly | None) -> pb.CommitResult:
         """Sends a commit on the open stream, or on a new one, and receives θ, as `CommitStream.exchange` says."""
         self._stream = self._stream or CommitStream(self._stub)
         try:
             with self._background.watching(self._stream.cancel) as progress:
-                return self._stream.exchange(header, gradient, theta, progress)
+                return self._stream.exchange(frames, theta, progress)
         except BaseException:
             self.drop_stream()
             raise

@@ -15,6 +15,8 @@ def fetch_region(offer: pb.ShareMemoryResponse, parameters: int, timeout: float)
     Raises:
         OSError: The socket is on another machine or out of reach, or what it gave is no such region.
     """
+    if not hasattr(socket, "recv_fds"):
+        raise OSError("this system can't pass memory through a socket")
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout)
         connection.connect(socket_address(offer.socket))

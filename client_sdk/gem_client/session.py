@@ -395,7 +395,7 @@ class Session:
         while member.region:
             header.region = member.region
             try:
-                return self._connection.commit(header, (), None)
+                return self._connection.commit([_opening(header)], None)
             except UnknownRegion:
                 member.region = b""
                 if not shared_again:
@@ -404,7 +404,7 @@ class Session:
         header.region = b""
         self._encoder = self._encoder or self._gradient_format.encoder(packed.size)
         theta = member.theta_format.assembly(member.theta)
-        result = self._connection.commit(header, self._encoder.frames(packed), theta)
+        result = self._connection.commit(self._encoder.frames(packed, _opening(header)), theta)
         self._encoder.applied()
         return result
 
@@ -469,3 +469,7 @@ class Session:
         self._member.require_not_replaced()
         if os.getpid() != self._process:
             raise InvalidRequest("this session belongs to the process that opened it: open another one after the fork")
+
+
+def _opening(header: pb.CommitHeader) -> bytes:
+    return pb.CommitRequest(header=header).SerializeToString()

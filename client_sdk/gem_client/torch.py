@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
 from gem_api.errors import InvalidRequest, RejectedCommit
+from gem_api.layout import Vector
 from torch import Tensor
 from torch.utils.data import Sampler
 
@@ -46,7 +48,11 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Parameters, session: Session, *, batches_per_step: int = 1, overlap: bool = False) -> None:
-        self._trained = _trained(params)
+        given: list[Any] = list(params)
+        self._trained = _trained(given)
+        self._movable = _movable(
+            list(self._trained.values()), [entry[1] if isinstance(entry, tuple) else entry for entry in given]
+        )
         self._session = session
         self._batches_per_step = batches_per_step
         self._overlap = overlap
@@ -54,7 +60,6 @@ class Optimizer(torch.optim.Optimizer):
         self._joined = False
         first = {name: _to_host(parameter.detach()) for name, parameter in self._trained.items()}
         session.join(first, overlap=overlap)
-        self._movable = _movable(list(self._trained.values()))
         self._bound: Any = None
         self._bind()
         self._rate, self._generation = session.hyperparameters.learning_rate, session.generation
@@ -127,9 +132,13 @@ class Optimizer(torch.optim.Optimizer):
         """Follows the session's buffers, which change when a lease is lost."""
         if self._bound is not self._session.theta:
             self._bound = self._session.theta
-            sizes = [parameter.numel() for parameter in self._trained.values()]
-            self._gradients = torch.split(torch.from_numpy(self._session.gradient), sizes)
-            self._thetas = torch.split(torch.from_numpy(self._session.theta), sizes)
+            self._gradients = self._tensors(self._session.gradient)
+            self._thetas = self._tensors(self._session.theta)
+
+    def _tensors(self, packed: Vector) -> list[Tensor]:
+        """One for each parameter, over its part of a packed buffer. Not views of one tensor: each is saved and copied alone."""
+        ends = accumulate(parameter.numel() for parameter in self._trained.values())
+        return [torch.from_numpy(packed[end - p.numel() : end]) for p, end in zip(self._trained.values(), ends, strict=True)]
 
     def _load(self) -> None:
         """Puts the θ received into the parameters. Where memory is shared with the server they live in it, uncopied; unless
@@ -206,13 +215,15 @@ def _trained(params: Parameters) -> dict[str, Tensor]:
     return trained
 
 
-def _movable(parameters: list[Tensor]) -> list[bool]:
-    """Which parameters can be given other memory and nobody notices: packed float32 on the CPU, shared with no other."""
-    owners = Counter(parameter.untyped_storage().data_ptr() for parameter in parameters)
+def _movable(parameters: list[Tensor], given: list[Tensor]) -> list[bool]:
+    """Which parameters can be given other memory and nobody notices: packed float32 on the CPU, shared with no other of those
+    `given` and with no other process."""
+    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in {id(tensor): tensor for tensor in given}.values())
     return [
         parameter.device.type == "cpu"
         and parameter.dtype == torch.float32
         and parameter.is_contiguous()
+        and not parameter.is_shared()  # type: ignore[no-untyped-call]
         and parameter.untyped_storage().nbytes() == 4 * parameter.numel()
         and owners[parameter.untyped_storage().data_ptr()] == 1
         for parameter in parameters

@@ -32,11 +32,11 @@ class FeedbackEncoder:
         self._lock = Lock()
         self._current: object = None
 
-    def frames(self, packed: Vector) -> Iterator[bytes]:
+    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
         """The frames that carry e + g, g being `packed` (float32, shape (P,)); those of an earlier call end here."""
         with self._lock:
             self._current = mine = object()
-        return framed(self._pieces(packed, mine))
+        return framed(self._pieces(packed, mine), opening)
 
     def applied(self) -> None:
         """What the frames left over is the residual from now on."""

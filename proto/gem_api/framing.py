@@ -1,7 +1,7 @@
 """Tensor bytes on the wire: a packed buffer cut into `Chunk` frames, framed by hand so that each byte is copied once.
 
-A frame is a protobuf message whose oneof holds either a header (field 1) or a `Chunk` (field 2); the four streamed
-messages share this shape. Python's protobuf would copy a chunk's bytes three times; here they are joined to their
+A frame is a protobuf message that holds a header (field 1), a `Chunk` (field 2), or a header and its first chunk; the
+four streamed messages share this shape. Python's protobuf would copy a chunk's bytes three times; here they are joined to their
 framing in one copy, and read as a view of what arrived. Frames that are legal protobuf but not in the usual form
 (unknown fields, another order) take the slow way through protobuf itself.
 """
@@ -19,6 +19,7 @@ from gem_api.errors import IncompleteTransfer, InvalidRequest
 from gem_api.layout import Vector
 
 CHUNK_BYTES = 1 << 20
+_HEADER_IN_FRAME = b"\x0a"  # field 1, length-delimited
 _CHUNK_IN_FRAME = b"\x12"  # field 2, length-delimited
 _OFFSET = b"\x08"  # field 1 of Chunk, varint
 _DATA = b"\x12"  # field 2 of Chunk, length-delimited
@@ -29,6 +30,13 @@ class ChunkView(NamedTuple):
 
     offset: int
     data: memoryview
+
+
+class Frame(NamedTuple):
+    """A received frame: its header message, its chunk, or both."""
+
+    header: Any | None
+    chunk: ChunkView | None
 
 
 class Packing(NamedTuple):
@@ -80,10 +88,13 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def chunk_frame(offset: int, data: memoryview) -> bytes:
-    """One frame holding `data` (bytes), which begins at byte `offset` of its buffer. One copy."""
+def chunk_frame(offset: int, data: memoryview, opening: bytes = b"") -> bytes:
+    """One frame holding `data` (bytes), which begins at byte `offset` of its buffer. One copy.
+
+    `opening`, a serialised frame that holds a header alone, goes in front: protobuf reads the two as one.
+    """
     inner = (_OFFSET + varint(offset) if offset else b"") + _DATA + varint(len(data))
-    return b"".join((_CHUNK_IN_FRAME, varint(len(inner) + len(data)), inner, data))
+    return b"".join((opening, _CHUNK_IN_FRAME, varint(len(inner) + len(data)), inner, data))
 
 
 def bytes_of(packed: Vector) -> memoryview:
@@ -91,23 +102,24 @@ def bytes_of(packed: Vector) -> memoryview:
     return memoryview(packed.reshape(-1)).cast("B")  # type: ignore[arg-type]
 
 
-def chunk_frames(packed: Vector) -> Iterator[bytes]:
-    """The frames that carry `packed` (float32, shape (P,)), each made when it is asked for."""
+def chunk_frames(packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
+    """The frames that carry `packed` (float32, shape (P,)), each made when it is asked for; the first with the `opening`."""
     view = bytes_of(packed)
     for offset in range(0, len(view), CHUNK_BYTES):
-        yield chunk_frame(offset, view[offset : offset + CHUNK_BYTES])
+        yield chunk_frame(offset, view[offset : offset + CHUNK_BYTES], b"" if offset else opening)
 
 
-def framed(pieces: Iterable[npt.NDArray[np.uint8]]) -> Iterator[bytes]:
-    """The frames that carry an encoded buffer, of which `pieces` (uint8, shape (n,)) are the chunks in order."""
+def framed(pieces: Iterable[npt.NDArray[np.uint8]], opening: bytes) -> Iterator[bytes]:
+    """The frames that carry an encoded buffer, of which `pieces` (uint8, shape (n,)) are the chunks in order; the first with
+    the `opening`."""
     offset = 0
     for piece in pieces:
-        yield chunk_frame(offset, piece.data)
+        yield chunk_frame(offset, piece.data, b"" if offset else opening)
         offset += piece.size
 
 
-def parse_frame(frame: bytes, message_type: type[Message]) -> ChunkView | Any:
-    """A received frame: a ChunkView, or the header message.
+def parse_frame(frame: bytes, message_type: type[Message]) -> Frame:
+    """Reads a received frame.
 
     Args:
         frame: The bytes of one message of the stream.
@@ -116,25 +128,36 @@ def parse_frame(frame: bytes, message_type: type[Message]) -> ChunkView | Any:
     Raises:
         InvalidRequest: The bytes are no such message, or the message is empty.
     """
-    chunk = _usual_chunk(frame)
-    if chunk is not None:
-        return chunk
+    begin = _header_end(frame)
+    chunk = _usual_chunk(frame, begin) if begin < len(frame) else None
+    if chunk is not None and not begin:
+        return Frame(None, chunk)
     try:
-        message = message_type.FromString(frame)
+        message: Any = message_type.FromString(frame if chunk is None else frame[:begin])
     except DecodeError as error:
         raise InvalidRequest(f"a frame of {len(frame)} bytes is no {message_type.DESCRIPTOR.name}: {error}") from None
-    kind = message.WhichOneof("frame")
-    if kind is None:
+    name = message_type.DESCRIPTOR.fields_by_number[1].name
+    header = getattr(message, name) if message.HasField(name) else None
+    if message.HasField("chunk"):
+        chunk = ChunkView(message.chunk.offset, memoryview(message.chunk.data))
+    if header is None and chunk is None:
         raise InvalidRequest(f"an empty {message_type.DESCRIPTOR.name}: send a header or a chunk")
-    value = getattr(message, kind)
-    return ChunkView(value.offset, memoryview(value.data)) if kind == "chunk" else value
+    return Frame(header, chunk)
 
 
-def _usual_chunk(frame: bytes) -> ChunkView | None:
-    """The chunk in a frame of the form that `chunk_frame` and protobuf's own serialisers write; else None."""
-    if frame[:1] != _CHUNK_IN_FRAME:
-        return None
+def _header_end(frame: bytes) -> int:
+    """Where the header that a frame begins with ends; 0 where it begins with none."""
+    if frame[:1] != _HEADER_IN_FRAME:
+        return 0
     size, at = _read_varint(frame, 1)
+    return at + size if at > 0 else 0
+
+
+def _usual_chunk(frame: bytes, begin: int) -> ChunkView | None:
+    """The chunk from `begin` to the frame's end, in the form that `chunk_frame` and protobuf's serialisers write; else None."""
+    if frame[begin : begin + 1] != _CHUNK_IN_FRAME:
+        return None
+    size, at = _read_varint(frame, begin + 1)
     if at < 0 or at + size != len(frame):
         return None
     offset = 0

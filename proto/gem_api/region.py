@@ -11,7 +11,6 @@ under the server, whose next access would then end the server.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
@@ -56,6 +55,8 @@ def create_region(parameters: int) -> tuple[Region, int]:
     size = region_bytes(parameters)
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memfd_create")
+    import fcntl  # not on Windows, where workers run too
+
     descriptor = os.memfd_create("gem-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(descriptor, 0, size)

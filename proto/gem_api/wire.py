@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Encoder(Protocol):
     """Turns one lease's gradients into frames."""
 
-    def frames(self, packed: Vector) -> Iterator[bytes]:
-        """The frames that carry a gradient (float32, shape (P,)), each made when it is asked for.
+    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
+        """The frames that carry a gradient (float32, shape (P,)), each made when it is asked for; the first with `opening`.
 
         Called again with the same gradient, before `applied`, it gives the same bytes: a resend.
         """
@@ -74,8 +74,8 @@ class ThetaFormat(Format):
     """A format that remembers nothing from one transfer to the next: fit for θ too, and its own encoder."""
 
     @abstractmethod
-    def frames(self, packed: Vector) -> Iterator[bytes]:
-        """The frames that carry `packed` (float32, shape (P,)), each made when it is asked for."""
+    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
+        """The frames that carry `packed` (float32, shape (P,)), each made when it is asked for; the first with `opening`."""
 
     def encoder(self, size: int) -> Encoder:
         self.prepare()
@@ -94,8 +94,8 @@ class Float32(ThetaFormat):
     def assembly(self, into: Vector) -> Assembly:
         return Assembly(into)
 
-    def frames(self, packed: Vector) -> Iterator[bytes]:
-        return chunk_frames(packed)
+    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
+        return chunk_frames(packed, opening)
 
 
 class Half(ThetaFormat):
@@ -104,8 +104,8 @@ class Half(ThetaFormat):
     def assembly(self, into: Vector) -> Assembly:
         return Assembly(into, self.packing, self._conversion().decode)
 
-    def frames(self, packed: Vector) -> Iterator[bytes]:
-        return framed(self._pieces(packed))
+    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
+        return framed(self._pieces(packed), opening)
 
     def _pieces(self, packed: Vector) -> Iterator[Bytes]:
         encode = self._conversion().encode

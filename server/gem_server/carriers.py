@@ -24,8 +24,8 @@ class Carrier(Protocol):
     async def skip(self, lease: Lease) -> None:
         """Lets a gradient pass that is here already."""
 
-    async def deliver(self, theta: Vector) -> None:
-        """Has the worker get θ (float32, shape (P,))."""
+    async def deliver(self, result: bytes, theta: Vector) -> None:
+        """Sends the commit's result, and has the worker get θ (float32, shape (P,))."""
 
 
 class Network:
@@ -42,13 +42,16 @@ class Network:
     async def skip(self, lease: Lease) -> None:
         await self._transfer.skip(self._gradient.nbytes(lease.upload.size))
 
-    async def deliver(self, theta: Vector) -> None:
-        await self._transfer.send(theta, self._theta)
+    async def deliver(self, result: bytes, theta: Vector) -> None:
+        await self._transfer.send(result, theta, self._theta)
 
 
 class SharedMemory:
     """A region: the gradient lies in `lease.upload` before its header arrives, and the rule writes the answer where the
     worker reads it."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
 
     async def fetch(self, lease: Lease, scale: float) -> None:
         # The worker may still change what is checked here; the rule therefore checks again what it reads.
@@ -56,7 +59,8 @@ class SharedMemory:
 
     async def skip(self, lease: Lease) -> None: ...
 
-    async def deliver(self, theta: Vector) -> None: ...
+    async def deliver(self, result: bytes, theta: Vector) -> None:
+        await self._transfer.write(result)
 
 
 def stated_theta_format(dtype: int) -> ThetaFormat:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import weakref
 
-import numpy as np
 from gem_api.errors import NonFiniteGradient, NotInitialized
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
 
+from gem_server.rules.base import largest
 from gem_server.rules.fused import all_within
-
-# The largest |value| taken in: 1e30 leaves float32 (3.4e38) room for every sum and product that a rule forms of it.
-LARGEST = 1e30
 
 
 class CentralVariable:
@@ -88,8 +85,9 @@ class Copy:
 
 def require_finite(values: Vector, scale: float, what: str) -> None:
     """Raises NonFiniteGradient where scale·|v| > LARGEST, or v is no number, for any v of `values` (float32, shape (n,))."""
-    if not all_within(values, np.float32(min(LARGEST / scale, LARGEST))):
+    limit = largest(scale)
+    if not all_within(values, limit):
         raise NonFiniteGradient(
-            f"the {what} holds a NaN, an infinity or a value beyond ±{min(LARGEST / scale, LARGEST):.3g}; the central variable "
+            f"the {what} holds a NaN, an infinity or a value beyond ±{limit:.3g}; the central variable "
             "is untouched: training may have diverged (lower the learning rate), or the batch holds bad data"
         )

@@ -27,7 +27,7 @@ from gem_server.facts import (
     PullDecision,
     Registration,
 )
-from gem_server.leases import SHARED_ANSWER, SPARE, Lease, LeaseTable
+from gem_server.leases import ANSWER, SPARE, Lease, LeaseTable
 from gem_server.rules import PiFacts, make_rule
 from gem_server.rules.base import Buffers
 from gem_server.shards import NoShard, Shard, ShardLedger
@@ -45,6 +45,7 @@ class Commit:
     ticket: int
     lease: Lease
     header: Header
+    gradient: Vector
 
 
 @dataclass(frozen=True)
@@ -194,9 +195,8 @@ class Core:
 
     def answer_again(self, lease: Lease) -> None:
         """A commit is repeated: puts its answer into the worker's shared memory once more. Call it between two commits."""
-        shared = lease.buffers.get(SHARED_ANSWER)
-        if shared is not None and shared is not self.answer(lease):
-            np.copyto(shared, self.answer(lease))
+        if lease.shared_answer is not None:
+            np.copyto(lease.shared_answer, self.answer(lease))
 
     # -- memory shared with a worker on this machine
 
@@ -266,7 +266,7 @@ class Core:
         """The gradient has arrived whole: gives the commit its place in the FIFO."""
         self.leases.renew(lease.lease_id, now)
         lease.queued = header.sequence
-        commit = Commit(self.next_ticket, lease, header)
+        commit = Commit(self.next_ticket, lease, header, lease.upload)
         self.next_ticket += 1
         return commit
 
@@ -278,7 +278,13 @@ class Core:
 
         def run() -> PiFacts | None:
             lease.turn(commit.header.base_version)
-            return self.rule.apply(layout, self.central.theta, lease.upload, lease.buffers, staleness)
+            buffers = lease.buffers
+            if lease.shared_answer is not None and ANSWER not in buffers:
+                buffers = {**buffers, ANSWER: lease.shared_answer}
+            pi = self.rule.apply(layout, self.central.theta, commit.gradient, buffers, staleness)
+            if lease.shared_answer is not None and ANSWER in lease.buffers:  # the rule has an answer of its own, and keeps it
+                np.copyto(lease.shared_answer, lease.buffers[ANSWER])
+            return pi
 
         return Step(commit, staleness, run)
 

@@ -14,7 +14,7 @@ from gem_api.region import Region
 from gem_server.facts import Applied, EndReason
 from gem_server.rules.base import Buffers
 
-SHARED_ANSWER = "answer"  # the buffer that a rule also writes the answer to, where it exists
+ANSWER = "answer"  # the buffer that a rule also writes the answer to, where it exists
 SPARE = "spare_snapshot"  # of a worker that overlaps: the snapshot that its last answer is not
 _REMEMBERED_ENDS = 10_000
 
@@ -34,7 +34,8 @@ class Lease:
         base_version: Version of the θ that the worker was last given.
         spare_version: Version of the θ that it was given before that, where it overlaps: see `turn`.
         offered: Memory shared with the worker, which no commit has named yet.
-        nonce: Names the shared memory that `upload` and the answer lie in; empty where they are the server's own.
+        shared_answer: Where the worker reads its answer, float32, shape (P,); None where it is sent.
+        nonce: Names the shared memory that `upload` and `shared_answer` lie in; empty where there is none.
         queued: The sequence that holds a ticket now, if any.
         restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
             acknowledged commits that the checkpoint lacks.
@@ -50,6 +51,7 @@ class Lease:
     base_version: int = 0
     spare_version: int = 0
     offered: Region | None = None
+    shared_answer: Vector | None = None
     nonce: bytes = b""
     queued: int | None = None
     restored: bool = False
@@ -58,6 +60,8 @@ class Lease:
     def nbytes(self) -> int:
         """Bytes held for the worker."""
         arrays = [*self.buffers.values(), self.upload]
+        if self.shared_answer is not None:
+            arrays.append(self.shared_answer)
         if self.offered is not None:
             arrays += [self.offered.gradient, self.offered.answer]
         return sum(array.nbytes for array in arrays)
@@ -66,7 +70,7 @@ class Lease:
         """Moves gradients and answers to shared memory. The worker may write anything there at any time: what the rule
         keeps of it stays elsewhere, and a gradient is checked once more when it is read."""
         self.offered, self.nonce, self.upload = None, region.nonce, region.gradient
-        self.buffers[SHARED_ANSWER] = region.answer
+        self.shared_answer = region.answer
 
     @property
     def overlaps(self) -> bool:

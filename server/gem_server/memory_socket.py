@@ -11,14 +11,16 @@ from pathlib import Path
 
 from gem_api.errors import GemError, InvalidRequest
 from gem_api.logs import Logger
-from gem_api.region import create_region, socket_address
+from gem_api.region import Region, create_region, socket_address
 from gem_api.v1 import training_pb2 as pb
 
 from gem_server.core import Core
 
 TOKEN_BYTES = 16
-PATIENCE_SECONDS = 5.0
-MOST_VISITORS = 64
+PATIENCE_SECONDS = 10.0
+MOST_VISITORS = 64  # served at a time
+MOST_WAITING = 4096
+RETRY_SECONDS = 1.0
 
 
 class MemorySocket:
@@ -34,12 +36,13 @@ class MemorySocket:
     """
 
     def __init__(self, address: str, core: Core, log: Logger) -> None:
-        self._address = address
+        self._address = address = address if address.startswith("@") else address and os.path.abspath(address)
         self._core = core
         self._log = log
         self._leases: dict[bytes, str] = {}
         self._visitors: set[asyncio.Task[None]] = set()
         self._socket = _listen(address) if address else None
+        self._inode = _inode(address)
 
     def offer(self, lease_id: str) -> pb.ShareMemoryResponse:
         """Where the worker of a live lease gets its region. Raises InvalidRequest if the server shares no memory."""
@@ -57,20 +60,31 @@ class MemorySocket:
         if self._socket is None:
             await asyncio.Event().wait()
             return
-        loop, free = asyncio.get_running_loop(), asyncio.Semaphore(MOST_VISITORS)
+        free = asyncio.Semaphore(MOST_VISITORS)
         while True:
             await free.acquire()
-            connection, _ = await loop.sock_accept(self._socket)
+            connection = await self._accept(self._socket)
             visit = asyncio.create_task(self._visit(connection))
             self._visitors.add(visit)
             visit.add_done_callback(self._visitors.discard)
             visit.add_done_callback(lambda _: free.release())
 
+    async def _accept(self, listening: socket.socket) -> socket.socket:
+        """The next visitor; one that can't be let in now, for want of descriptors, waits."""
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+                return connection
+            except OSError as error:
+                self._log.warning("can't take a worker that wants shared memory; trying again", why=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+
     def close(self) -> None:
+        """Ends the listening; the socket's file goes too, unless another server has put its own there meanwhile."""
         if self._socket is not None:
             self._socket.close()
-            if not self._address.startswith("@"):
-                Path(self._address).unlink(missing_ok=True)
+            if self._inode and _inode(self._address) == self._inode:
+                Path(self._address).unlink()
 
     async def _visit(self, connection: socket.socket) -> None:
         try:
@@ -87,12 +101,35 @@ class MemorySocket:
         if lease_id is None:
             raise InvalidRequest("a visitor without a token")
         self._core.require_room_for_region(lease_id)
-        region, descriptor = await asyncio.to_thread(create_region, self._core.central.size)
+        region, descriptor = await _create(self._core.central.size)
         try:
             self._core.offer_region(lease_id, region)
             socket.send_fds(connection, [b"\1"], [descriptor])
         finally:
             os.close(descriptor)
+
+
+async def _create(parameters: int) -> tuple[Region, int]:
+    """`create_region`, in a thread. Where nobody waits for it any more its descriptor is closed, and the memory freed."""
+    making = asyncio.ensure_future(asyncio.to_thread(create_region, parameters))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_discard)
+        raise
+
+
+def _discard(made: asyncio.Future[tuple[Region, int]]) -> None:
+    if made.exception() is None:
+        os.close(made.result()[1])
+
+
+def _inode(address: str) -> int:
+    """Of the socket's file; 0 where there is none."""
+    try:
+        return 0 if not address or address.startswith("@") else os.stat(address).st_ino
+    except OSError:
+        return 0
 
 
 async def _read(connection: socket.socket, size: int) -> bytes:
@@ -118,7 +155,7 @@ def _listen(address: str) -> socket.socket:
         listening.bind(socket_address(address))
         if not address.startswith("@"):
             os.chmod(address, 0o666)  # the token is the key; workers may run as another user
-        listening.listen(MOST_VISITORS)
+        listening.listen(MOST_WAITING)
         listening.setblocking(False)
     except BaseException:
         listening.close()

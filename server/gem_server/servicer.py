@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
-from gem_api.framing import ChunkView
 from gem_api.layout import Layout
 from gem_api.logs import Logger
 from gem_api.v1 import training_pb2 as pb
@@ -68,13 +68,11 @@ class TrainingServicer:
 
     async def commit(self, call: Call, context: Context) -> None:
         transfer = Transfer(context, pb.CommitRequest, self.traffic)
-        while (frame := await transfer.read()) is not None:
-            if isinstance(frame, ChunkView):
-                raise IncompleteTransfer("a chunk where a commit's header was due: send the header first")
-            header = messages.header(frame)
+        while (message := await transfer.read_header()) is not None:
+            header = messages.header(message)
             try:
                 with self._calls.exchange(call, header.lease_id):
-                    await self._one_commit(call, frame, header, transfer)
+                    await self._one_commit(call, message, header, transfer)
             except GemError as error:
                 self._count_rejected(header, error)
                 for ended in self._core.take_rolled_back():
@@ -87,7 +85,7 @@ class TrainingServicer:
         admission, lease = self._core.admit(header, self._clock())
         if message.region:
             self._core.adopt_region(lease, message.region)
-        carrier: Carrier = SharedMemory() if message.region else Network(message, transfer)
+        carrier: Carrier = SharedMemory(transfer) if message.region else Network(message, transfer)
         if admission is Admission.FRESH:
             await carrier.fetch(lease, self._core.rule.learning_rate)
             self._require_open()
@@ -100,8 +98,7 @@ class TrainingServicer:
             # A pull that this repeat overtook may still have its turn to come, and would change the answer under way.
             await self._apply_loop.between_commits(lambda: partial(self._core.answer_again, lease))
         result = messages.commit_result(applied, lease.base_version)
-        await transfer.write(pb.CommitResponse(result=result).SerializeToString())
-        await carrier.deliver(self._core.answer(lease))
+        await carrier.deliver(pb.CommitResponse(result=result).SerializeToString(), self._core.answer(lease))
 
     def _count_rejected(self, header: Header, error: GemError) -> None:
         if isinstance(error, Draining):
@@ -126,38 +123,36 @@ class TrainingServicer:
             with self._calls.exchange(call, request.lease_id):
                 await self._changed.wait()
         if decision is PullDecision.INITIALIZE:
-            await self._write_pull_header(transfer, pb.PullHeader(must_initialize=True))
+            await transfer.write(self._pull_opening(must_initialize=True))
             return
         lease = self._core.renew(request.lease_id, self._clock())
         with self._calls.exchange(call, request.lease_id):
             version = await self._apply_loop.between_commits(lambda: partial(self._core.pull, lease))
-            await self._write_pull_header(transfer, pb.PullHeader(version=version))
-            await transfer.send(self._core.answer(lease), form)
+            await transfer.send(self._pull_opening(version=version), self._core.answer(lease), form)
 
     async def _pull_without_lease(self, transfer: Transfer, form: ThetaFormat) -> None:
         self._core.central.require_initialized()
         copy = await self._apply_loop.between_commits(self._core.plan_copy)
         layout = self._core.central.layout
         assert layout is not None
-        await self._write_pull_header(transfer, pb.PullHeader(version=copy.version, layout=layout.to_message()))
-        await transfer.send(copy.theta, form, patience=READER_SECONDS)
+        opening = self._pull_opening(version=copy.version, layout=layout.to_message())
+        await transfer.send(opening, copy.theta, form, patience=READER_SECONDS)
 
-    async def _write_pull_header(self, transfer: Transfer, header: pb.PullHeader) -> None:
-        if self._core.central.layout is not None:
-            header.layout_fingerprint = self._core.central.layout.fingerprint
-        await transfer.write(pb.PullResponse(header=header).SerializeToString())
+    def _pull_opening(self, **fields: Any) -> bytes:
+        layout = self._core.central.layout
+        header = pb.PullHeader(layout_fingerprint=layout.fingerprint if layout is not None else b"", **fields)
+        return pb.PullResponse(header=header).SerializeToString()
 
     async def initialize_central(self, call: Call, context: Context) -> pb.InitializeCentralResponse:
         transfer = Transfer(context, pb.InitializeCentralRequest, self.traffic)
-        header = await transfer.read()
-        if not isinstance(header, pb.InitializeCentralHeader):
-            raise IncompleteTransfer("the first frame was no header: send the header, then the chunks")
+        header = await transfer.read_header()
+        if header is None:
+            raise IncompleteTransfer("the stream was empty: send the header, then the chunks")
         self._require_open()
         lease = self._core.require_initializer(header.lease_id, self._clock())
         with self._calls.exchange(call, header.lease_id):
             await transfer.receive(self._core.central.theta, 1.0, "first value")
-            if await transfer.read() is not None:
-                raise IncompleteTransfer("a frame after the whole of the first value had arrived: end the stream there")
+            await transfer.require_end()
             self._core.require_initializer(header.lease_id, self._clock())
             self._core.initialized()
         self._log.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import Retry
+from gem_client import Retry, Session
 from live import Live, wait_until
 
 T = TypeVar("T")
@@ -80,6 +80,21 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def traffic(live: Live) -> tuple[int, int]:
+    """Bytes of tensor frames that the server has received and sent."""
+    return live.on_loop(lambda: (live.server._servicer.traffic.received, live.server._servicer.traffic.sent))
+
+
+def assert_goes_over_the_network(live: Live, session: Session) -> None:
+    """The session commits, and its θ is the server's, all of it in chunks."""
+    assert not session.shares_memory
+    before = traffic(live)
+    for _ in range(3):
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, theta(live))
+    assert traffic(live)[0] - before[0] >= 3 * 4 * SIZE
+    assert not live.on_loop(lambda: any(lease.nonce for lease in live.core.leases.live.values()))
 
 
 class Patience:

@@ -28,8 +28,8 @@ GRADIENTS = st.integers(1, 600).flatmap(
 
 
 def encoded(encoder: wire.Encoder, gradient: Vector) -> bytes:
-    frames = encoder.frames(gradient)
-    return b"".join(parse_frame(frame, training_pb2.CommitRequest).data for frame in frames)
+    chunks = (parse_frame(frame, training_pb2.CommitRequest).chunk for frame in encoder.frames(gradient))
+    return b"".join(chunk.data for chunk in chunks if chunk is not None)
 
 
 def read_by_the_comments(data: bytes, size: int) -> Blocks:

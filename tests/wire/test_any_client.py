@@ -37,7 +37,7 @@ stub.InitializeCentral(iter([
     pb.InitializeCentralRequest(chunk=tensors.Chunk(offset=0, data=first)),
 ]))
 pulled = list(stub.Pull(pb.PullRequest(lease_id=me.lease_id)))
-assert pulled[0].header.version == 0 and b"".join(frame.chunk.data for frame in pulled[1:]) == first
+assert pulled[0].header.version == 0 and b"".join(frame.chunk.data for frame in pulled) == first
 shard = stub.LeaseShard(pb.LeaseShardRequest(lease_id=me.lease_id, sample_count=3)).shard
 assert sorted(shard.indices) == [0, 1, 2]
 header = pb.CommitHeader(
@@ -52,7 +52,7 @@ answers = list(stub.Commit(iter([
 ])))
 result = answers[0].result
 assert (result.sequence, result.version, result.base_version, result.staleness) == (1, 1, 1, 0)
-theta = struct.unpack("<5f", b"".join(frame.chunk.data for frame in answers[1:]))
+theta = struct.unpack("<5f", b"".join(frame.chunk.data for frame in answers))
 assert all(after < before for after, before in zip(theta, (1, 2, 3, 4, 5)))
 assert stub.CompleteShard(pb.CompleteShardRequest(lease_id=me.lease_id, shard_id=shard.shard_id)).accepted
 assert stub.LeaseShard(pb.LeaseShardRequest(lease_id=me.lease_id, sample_count=3)).complete

@@ -20,7 +20,6 @@ from gem_api.v1 import training_pb2 as pb
 from live import Live, config, serving, wait_until
 from wire_client import (
     CHUNK,
-    FLOAT32,
     SMALL,
     Refusal,
     Wire,
@@ -48,6 +47,7 @@ STATUSES = {
     "NOT_INITIALIZED": grpc.StatusCode.FAILED_PRECONDITION,
     "SUPERSEDED": grpc.StatusCode.ABORTED,
     "CHECKPOINT_FAILED": grpc.StatusCode.FAILED_PRECONDITION,
+    "UNKNOWN_REGION": grpc.StatusCode.FAILED_PRECONDITION,
 }
 P = SMALL.size
 Frames = Callable[[Worker], Sequence[bytes]]
@@ -125,13 +125,16 @@ WRONG_COMMITS: dict[str, tuple[str, Frames]] = {
     "a frame that does not parse": ("INVALID_REQUEST", lambda w: [b"\xff\xff\xff"]),
     "a chunk frame that is cut off": ("INVALID_REQUEST", after_header(chunk(0, bytes(4 * P))[:-3])),
     "no wire dtype": ("INVALID_REQUEST", with_header(wire_dtype=0)),
-    "an unknown wire dtype": ("INVALID_REQUEST", with_header(wire_dtype=FLOAT32 + 1)),
+    "an unknown wire dtype": ("INVALID_REQUEST", with_header(wire_dtype=99)),
     "a base version from the future": ("INVALID_REQUEST", with_header(base_version=1)),
     "another layout's fingerprint": ("LAYOUT_MISMATCH", with_header(layout_fingerprint=bytes(32))),
     "no fingerprint": ("LAYOUT_MISMATCH", with_header(layout_fingerprint=b"")),
     "a gap in the sequence": ("SEQUENCE_GAP", with_header(sequence=2)),
     "sequence zero": ("SEQUENCE_GAP", with_header(sequence=0)),
     "the largest sequence": ("SEQUENCE_GAP", with_header(sequence=2**64 - 1)),
+    "a region that was never offered": ("UNKNOWN_REGION", lambda w: [w.header(region=bytes(16))]),
+    "a region's name of one byte": ("UNKNOWN_REGION", lambda w: [w.header(region=b"1")]),
+    "a region's name of a megabyte": ("UNKNOWN_REGION", lambda w: [w.header(region=bytes(1 << 20))]),
 }
 
 
@@ -182,6 +185,7 @@ LEASE_CALLS: dict[str, Callable[[Worker], tuple[str, list[bytes]]]] = {
     "Pull": lambda w: ("Pull", [pb.PullRequest(lease_id=w.lease_id).SerializeToString()]),
     "Commit": lambda w: ("Commit", [w.header()]),
     "InitializeCentral": lambda w: ("InitializeCentral", [initialize_header(w.lease_id)]),
+    "ShareMemory": lambda w: ("ShareMemory", [pb.ShareMemoryRequest(lease_id=w.lease_id).SerializeToString()]),
     "RenewLease": lambda w: ("RenewLease", [pb.RenewLeaseRequest(lease_id=w.lease_id).SerializeToString()]),
     "LeaveCluster": lambda w: ("LeaveCluster", [pb.LeaveClusterRequest(lease_id=w.lease_id).SerializeToString()]),
     "LeaseShard": lambda w: (

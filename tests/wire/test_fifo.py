@@ -193,7 +193,6 @@ def test_a_hundred_sessions_that_commit_as_fast_as_they_can_get_equal_shares(liv
         for frame in (worker.header(), *worker.body()):
             await stream.write(frame)
         result = pb.CommitResponse.FromString(await stream.read()).result
-        await stream.read()
         worker.sequence, worker.base_version = result.sequence + 1, result.base_version
 
     async def session(number: int, worker: Worker, started: asyncio.Barrier) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import grpc
 import numpy as np
-from gem_api.v1 import admin_pb2
+from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from live import DEADLINE, Live, wait_until
 from wire_client import (
@@ -51,6 +51,7 @@ def corpus(victim: Worker) -> Corpus:
     messages = {
         "RegisterWorker": [other, pb.RegisterWorkerRequest()],
         "Pull": [pb.PullRequest(lease_id=lease), pb.PullRequest()],
+        "ShareMemory": [pb.ShareMemoryRequest(lease_id=lease)],
         "RenewLease": [pb.RenewLeaseRequest(lease_id=lease)],
         "LeaveCluster": [pb.LeaveClusterRequest(lease_id=lease[:-1])],
         "LeaseShard": [pb.LeaseShardRequest(lease_id=lease, sample_count=count) for count in (1, 10, 2**64 - 1)],
@@ -66,6 +67,9 @@ def corpus(victim: Worker) -> Corpus:
         victim.header(sequence=2**64 - 1),
         victim.header(lease_id=lease[:-1]),
         victim.header(sample_count=2**64 - 1, loss=float("inf")),
+        victim.header(wire_dtype=tensors_pb2.WIRE_DTYPE_INT8_BLOCK, theta_dtype=tensors_pb2.WIRE_DTYPE_BFLOAT16),
+        victim.header(region=bytes(16)),
+        victim.header() + chunks(poison)[0],
         *chunks(poison),
         *chunks(poison, size=8),
         chunk(2**64 - 1, b""),

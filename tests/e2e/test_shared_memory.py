@@ -1,0 +1,336 @@
+"""Shared memory between real processes, killed in every way: no mapping, file or socket outlives those who use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gem_api.layout import Layout
+from gem_client import Admin, GemError, connect
+from live import wait_until
+from region_client import handed_over, linux_only, mapped, offered, region_at, shared, visit
+from wire_client import Wire
+
+pytestmark = [pytest.mark.timeout(600), linux_only]
+PATIENCE = 120.0  # seconds that a process may take to get anywhere on a busy machine
+SIZE = 100_000
+
+# Commits, with pauses that leave some of the machine to others, until the server has been away for a while.
+WORKER = """
+import sys, threading
+import numpy
+from gem_client import Retry, TransportError, connect
+try:
+    with connect(sys.argv[1], name=sys.argv[2], retry=Retry(give_up_after=float(sys.argv[3]))) as session:
+        session.join({"w": numpy.zeros(%d)})
+        while True:
+            session.commit(numpy.full(%d, 0.001))
+            threading.Event().wait(0.005)
+except TransportError:
+    pass
+""" % (SIZE, SIZE)  # noqa: UP031
+
+
+class Process:
+    """A running command, its output in a file."""
+
+    def __init__(self, output: Path, *command: str) -> None:
+        self._output = output
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def end(self) -> int:
+        """SIGTERM; returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE)
+
+
+class Server(Process):
+    """A gem-server on a free port."""
+
+    def __init__(self, output: Path, *flags: str) -> None:
+        common = ("--listen", "127.0.0.1:0", "--metrics-listen", "", "--log-format", "json", "--epochs", "100000")
+        super().__init__(output, "-m", "gem_server", *common, *flags)
+
+    @property
+    def address(self) -> str:
+        """Once it serves."""
+
+        def said() -> str | None:
+            assert self.alive, self.output
+            lines = [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
+            return next((line["address"] for line in lines if line.get("event") == "serving"), None)
+
+        return str(wait_until(said, "the server to serve", PATIENCE))
+
+    def status(self) -> Any:
+        with Admin(self.address, timeout=10.0) as admin:
+            return admin.status()
+
+    def until_trained(self, commits: int, *names: str) -> None:
+        """Waits until exactly these workers are in the run, each with so many commits by reference."""
+
+        def trained() -> bool:
+            assert self.alive, self.output
+            with suppress(GemError):
+                workers = {worker.name: worker for worker in self.status().workers}
+                return workers.keys() == set(names) and all(
+                    worker.shared_memory and worker.commits >= commits for worker in workers.values()
+                )
+            return False
+
+        wait_until(trained, f"{commits} commits of {names}", PATIENCE)
+
+    def until_it_maps(self, *inodes: str) -> None:
+        """Waits until it maps these regions and no others."""
+
+        def right() -> bool:
+            assert self.alive, self.output
+            return sorted(mapped(self.pid)) == sorted(inodes)
+
+        wait_until(right, f"the server to map {inodes}", PATIENCE)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts processes, and leaves none behind."""
+    started: list[Process] = []
+
+    def begin(kind: Callable[..., Process], *arguments: str) -> Process:
+        started.append(kind(tmp_path / f"output-{len(started)}.txt", *arguments))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+def worker(output: Path, address: str, name: str, give_up_after: str = "60") -> Process:
+    return Process(output, "-c", WORKER, address, name, give_up_after)
+
+
+def region_of(process: Process) -> str:
+    """The inode of the one region that a worker's process maps."""
+    (inode,) = wait_until(lambda: mapped(process.pid), "the worker to map its region", PATIENCE)
+    return str(inode)
+
+
+def mapping_processes(inode: str) -> list[int]:
+    """Every process of this machine that maps a region."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if inode in mapped(entry.name):
+                found.append(int(entry.name))
+    return found
+
+
+def shared_files() -> list[str]:
+    """What could have been left behind in the machine's own tmpfs."""
+    return [name for name in os.listdir("/dev/shm") if "gem" in name]
+
+
+# -- as it comes
+
+
+def test_server_and_worker_share_memory_by_default(start: Start) -> None:
+    """The commands with no flags but addresses: what a user starts is what is fast."""
+    server = start(Server)
+    trainer = start(Process, "-m", "gem_worker", "--server", server.address, "--name", "ann")
+    server.until_trained(5, "ann")
+    region = region_of(trainer)
+    server.until_it_maps(region)
+    assert trainer.end() == 0, trainer.output
+    server.until_it_maps()
+    assert mapping_processes(region) == []
+    assert server.end() == 0, server.output
+
+
+def test_a_worker_that_is_told_not_to_goes_over_the_network(start: Start) -> None:
+    server = start(Server)
+    start(Process, "-m", "gem_worker", "--server", server.address, "--name", "ann", "--no-shared-memory")
+    wait_until(lambda: [one.commits for one in server.status().workers if one.commits > 5], "a few commits", PATIENCE)
+    assert not server.status().workers[0].shared_memory
+    assert mapped(server.pid) == []
+
+
+def test_a_server_that_is_told_not_to_shares_nothing(start: Start) -> None:
+    server = start(Server, "--memory-socket", "off")
+    start(worker, server.address, "ann")
+    wait_until(lambda: [one.commits for one in server.status().workers if one.commits > 5], "a few commits", PATIENCE)
+    assert not server.status().workers[0].shared_memory
+    assert mapped(server.pid) == []
+
+
+# -- kill -9
+
+
+def test_a_killed_workers_region_is_gone_when_its_lease_is_and_the_others_go_on(start: Start) -> None:
+    server = start(Server, "--lease-seconds", "5")
+    victim, other = start(worker, server.address, "victim"), start(worker, server.address, "other")
+    server.until_trained(5, "victim", "other")
+    doomed, kept = region_of(victim), region_of(other)
+    server.until_it_maps(doomed, kept)
+    victim.kill()
+    server.until_it_maps(kept)
+    assert mapping_processes(doomed) == []
+    done = next(one.commits for one in server.status().workers)
+    server.until_trained(done + 5, "other")
+    assert shared_files() == []
+
+
+def test_a_worker_that_comes_back_after_kill_9_has_a_new_region_at_once(start: Start) -> None:
+    """Its old lease need not run out first: the name is taken over, and the old region goes."""
+    server = start(Server, "--lease-seconds", "3600")
+    first = start(worker, server.address, "ann")
+    server.until_trained(5, "ann")
+    old = region_of(first)
+    first.kill()
+    second = start(worker, server.address, "ann")
+    new = region_of(second)
+    server.until_it_maps(new)
+    assert new != old
+    assert mapping_processes(old) == []
+
+
+@pytest.mark.parametrize("place", ["path", "auto"])
+def test_a_killed_server_leaves_nothing_once_its_workers_are_gone_and_another_takes_its_place(
+    place: str, start: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    flags = ("--memory-socket", str(path) if place == "path" else "auto")
+    server = start(Server, *flags)
+    orphan = start(worker, server.address, "ann", "1")
+    server.until_trained(5, "ann")
+    region = region_of(orphan)
+    server.kill()
+    assert set(mapping_processes(region)) <= {orphan.pid}
+    assert orphan.process.wait(PATIENCE) == 0, orphan.output
+    assert mapping_processes(region) == []
+    assert shared_files() == []
+    assert path.is_socket() == (place == "path")  # all that is left
+
+    again = start(Server, *flags)
+    start(worker, again.address, "ann")
+    again.until_trained(5, "ann")
+    assert again.end() == 0, again.output
+    assert not path.exists()
+
+
+def test_a_worker_goes_on_by_reference_with_a_server_that_was_killed_and_resumed(start: Start, tmp_path: Path) -> None:
+    flags = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--resume", "--checkpoint-interval", "0.2")
+    first = start(Server, *flags)
+    address = first.address
+    faithful = start(worker, address, "ann")
+    first.until_trained(20, "ann")
+    old = region_of(faithful)
+    first.kill()
+    second = start(Server, "--listen", address, *flags)
+    second.until_trained(5, "ann")
+    (new,) = mapped(second.pid)
+    assert new != old
+    assert sorted(mapping_processes(new)) == sorted([faithful.pid, second.pid])
+
+
+# -- one socket, one server
+
+
+def test_a_second_server_at_a_path_in_use_says_so_and_ends_with_status_2(start: Start, tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    first = start(Server, "--memory-socket", path)
+    start(worker, first.address, "ann")
+    second = start(Server, "--memory-socket", path)
+    assert second.process.wait(PATIENCE) == 2
+    (said,) = [line for line in second.output.splitlines() if line.startswith("gem-server: ")]
+    assert path in said
+    assert "--memory-socket" in said
+    assert "Traceback" not in second.output
+    first.until_trained(5, "ann")
+
+
+# -- hostile neighbours
+
+
+def test_a_worker_can_not_take_the_memory_away_from_under_the_server(start: Start) -> None:
+    """An access to memory that was cut off would end the server by SIGBUS."""
+    server = start(Server)
+    wire = Wire(server.address)
+    raw = wire.started("raw")
+    offer = offered(raw)
+    descriptor = handed_over(visit(offer.socket, offer.token))
+    assert descriptor is not None
+    for size in (0, 4096):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, size)
+    os.close(descriptor)
+    region = shared(raw)
+    assert region.commit()[0].version == 1
+    inode = region_at(region.gradient)
+    server.until_it_maps(inode)
+    region.close()
+    raw.leave()
+    server.until_it_maps()
+    wire.close()
+
+
+def descriptors(process: Process) -> set[int]:
+    return {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+
+
+def test_a_server_with_no_descriptor_left_for_a_visitor_goes_on(start: Start) -> None:
+    """Whoever reaches the socket may use up descriptors: that may cost shared memory for a while, but not the run."""
+    server = start(Server)
+    start(worker, server.address, "ann")
+    server.until_trained(5, "ann")
+    wire = Wire(server.address)
+    address = offered(wire.join("visitor", Layout.of({"w": (SIZE,)}))).socket
+    soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    with ExitStack() as visitors, Admin(server.address, timeout=10.0) as admin:
+        done = admin.status().version
+        limit = max(descriptors(server)) + 3
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, hard))
+        for _ in range(60):
+            with suppress(ConnectionRefusedError):
+                visitors.enter_context(visit(address))
+        wait_until(lambda: not server.alive or len(descriptors(server)) >= limit, "every descriptor to be taken", PATIENCE)
+        assert server.alive, server.output
+        wait_until(lambda: admin.status().version > done + 20, "the run to go on meanwhile", PATIENCE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    wire.close()
+    assert server.alive, server.output
+    with connect(server.address) as late:
+        late.join({"w": np.zeros(SIZE)})
+        assert late.shares_memory

@@ -1,0 +1,220 @@
+"""A raw client of the memory socket, by the letter of the contract; and who maps regions, as Linux sees it.
+
+It shares nothing with the SDK: it connects, sends what it is told to, and maps what comes back by the offsets that
+training.proto states.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_api.v1 import training_pb2 as pb
+from live import DEADLINE, Live, config, serving, wait_until
+from wire_client import SMALL, Stream, Theta, Wire, Worker, wired
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is Linux's memfd")
+NONCE = 16
+PAGE = 4096
+REGION = "memfd:gem-region"
+# Large enough that the pass runs in the apply thread, beside the event loop; no multiple of a page.
+LARGE = Layout.of({"w": (300, 1001), "b": (7,)})
+RULES = {
+    "gem, after": Hyperparameters(),
+    "gem, paper": Hyperparameters(snapshot="paper"),
+    "gem, reference": Hyperparameters(snapshot="reference", epsilon=1e-12),
+    "downpour": Hyperparameters(rule="downpour"),
+    "adaptive": Hyperparameters(rule="adaptive"),
+}
+
+
+def abstract() -> str:
+    """A name for a memory socket that no other test has."""
+    return f"@gem-test-{secrets.token_hex(8)}"
+
+
+def offered(worker: Worker) -> pb.ShareMemoryResponse:
+    """Where the worker gets its region, and with which token."""
+    response: pb.ShareMemoryResponse = worker.wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=worker.lease_id))
+    return response
+
+
+def visit(address: str, *said: bytes) -> socket.socket:
+    """Connects to a memory socket, when that has room, and says these bytes."""
+    visitor = socket.socket(socket.AF_UNIX)
+    try:
+        visitor.connect("\0" + address[1:] if address.startswith("@") else address)
+        visitor.settimeout(DEADLINE)
+        for data in said:
+            visitor.sendall(data)
+    except BaseException:
+        visitor.close()
+        raise
+    return visitor
+
+
+def handed_over(visitor: socket.socket) -> int | None:
+    """The descriptor that the server answers with, or None where it hangs up. Closes the connection."""
+    with visitor:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(visitor, 16, 16)
+        except ConnectionResetError:  # it hung up before it had read everything
+            return None
+    assert (len(data), len(descriptors)) in {(0, 0), (1, 1)}
+    return descriptors[0] if descriptors else None
+
+
+def fetched(worker: Worker) -> Shared | None:
+    """The region that the server has for the worker; None where it hands over none."""
+    offer = offered(worker)
+    descriptor = handed_over(visit(offer.socket, offer.token))
+    return None if descriptor is None else Shared(worker, descriptor)
+
+
+def shared(worker: Worker) -> Shared:
+    """The worker's region."""
+    region = fetched(worker)
+    assert region is not None, "the server handed over no memory"
+    return region
+
+
+class Shared:
+    """A region mapped by its worker.
+
+    Attributes:
+        nonce: Names it.
+        gradient: float32, shape (P,).
+        answer: float32, shape (P,).
+        memory: All of it.
+        inode: The file's: what to look for in a process's maps.
+    """
+
+    def __init__(self, worker: Worker, descriptor: int) -> None:
+        """Closes the descriptor."""
+        self.worker = worker
+        self.inode = str(os.fstat(descriptor).st_ino)
+        pages = -(-4 * worker.size // PAGE) * PAGE
+        self.memory = mmap.mmap(descriptor, PAGE + 2 * pages)
+        os.close(descriptor)
+        self.nonce = self.memory[:NONCE]
+        self.gradient: Theta = np.frombuffer(self.memory, "<f4", worker.size, PAGE)
+        self.answer: Theta = np.frombuffer(self.memory, "<f4", worker.size, PAGE + pages)
+
+    def header(self, **changes: Any) -> bytes:
+        """The frame that is a whole commit by reference."""
+        return self.worker.header(region=self.nonce, **changes)
+
+    def commit(self, value: float = 1.0) -> tuple[pb.CommitResult, Theta]:
+        """One honest commit of a gradient whose elements are all `value`, on a stream of its own."""
+        self.gradient[:] = value
+        return self.worker.took(self.answered(self.worker.wire.whole("Commit", self.header())))
+
+    def answered(self, stream: Stream) -> tuple[pb.CommitResult, Theta]:
+        """The result that a commit by reference is answered with, and the θ that lies in the region then."""
+        result = pb.CommitResponse.FromString(stream.read()).result
+        return result, self.answer.copy()
+
+    def close(self) -> None:
+        """Drops the worker's side of it."""
+        del self.gradient, self.answer, self.memory
+
+
+@contextmanager
+def sharing(settings: Hyperparameters | None = None, layout: Layout = SMALL) -> Iterator[tuple[Live, Wire, Worker, Shared]]:
+    """A server with these settings, and its first worker with its region."""
+    with serving(config(settings, memory_socket=abstract())) as live, wired(live) as wire:
+        worker = wire.started("worker", layout)
+        region = shared(worker)
+        yield live, wire, worker, region
+        region.close()
+
+
+# -- inside the server
+
+
+def queue_length(live: Live) -> int:
+    """Commits that wait for their turn."""
+    length: int = live.on_loop(lambda: live.server._apply_loop.queue_length)
+    return length
+
+
+def theta_of(live: Live) -> Theta:
+    """A copy of the central variable: float32, shape (P,)."""
+    theta: Theta = live.on_loop(lambda: live.core.central.theta.copy())
+    return theta
+
+
+def memory_bytes(live: Live) -> int:
+    return live.on_loop(lambda: live.core.memory_bytes)
+
+
+def shares(worker: Worker) -> bool:
+    """Whether the server has a region for the worker now."""
+    region = fetched(worker)
+    if region is not None:
+        region.close()
+    return region is not None
+
+
+def expired(live: Live, worker: Worker) -> None:
+    live.clock.advance(live.config.lease_seconds + 1)
+    wait_until(lambda: live.on_loop(lambda: worker.lease_id not in live.core.leases.live), "the lease to expire")
+
+
+ENDS: dict[str, Callable[[Live, Worker], object]] = {
+    "left": lambda live, worker: worker.leave(),
+    "replaced": lambda live, worker: worker.wire.join("worker"),
+    "expired": expired,
+}
+
+
+# -- what is left behind
+
+
+def mapped(process: int | str = "self") -> list[str]:
+    """The inode of each region that a process maps, once for each mapping; this process ("self") once garbage is collected."""
+    if process == "self":
+        gc.collect()
+    maps = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return [line.split()[4] for line in maps if REGION in line]
+
+
+def region_at(array: Theta) -> str:
+    """The inode of the region of this process that an array lies in."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(bound, 16) for bound in line.split()[0].split("-"))
+        if begin <= array.ctypes.data < end:
+            assert REGION in line, line
+            return line.split()[4]
+    raise AssertionError("no mapping holds the array")
+
+
+def held_open(process: int | str = "self") -> list[str]:
+    """The inode of each region that a process holds a descriptor of, once for each."""
+    inodes = []
+    for entry in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):
+            if REGION in os.readlink(entry):
+                inodes.append(str(entry.stat().st_ino))
+    return inodes
+
+
+def until_held(inode: str, times: int) -> None:
+    """Waits until this process maps a region so many times, and holds no more descriptors of it than mappings.
+
+    A mapping of Python's keeps one descriptor of its own.
+    """
+    what = f"region {inode} to be mapped {times} times"
+    wait_until(lambda: mapped().count(inode) == times and held_open().count(inode) <= times, what)
