@@ -15,16 +15,33 @@ from typing import Any
 
 import click
 from gem_api import __version__
+from gem_api.hyperparameters import RULES
+from gem_api.layout import MAX_PARAMETERS
 from gem_api.options import SETTINGS, Number, option
 from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect, text
 from gem_client.picture import SORTS
+from gem_client.plan import Setup, plan
 from gem_client.prometheus import Prometheus, PrometheusError
 from gem_client.top import show
+
+
+class Count(click.ParamType[int]):
+    """A number of things, with an optional k, M, G or T (powers of 1,000)."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]?)", str(value).strip())
+        count = float(match[1]) * 1e3 ** " kMGT".index(match[2] or " ") if match else 0.0
+        if not 1 <= count <= MAX_PARAMETERS:
+            self.fail(f"{value!r} is no number of parameters; write 156450 or 25M", param, ctx)
+        return int(count)
 
 
 class _TypedErrors(click.Group):
@@ -89,6 +106,23 @@ def top(target: tuple[str, float], every: float, count: int, sort: str) -> None:
     Without a terminal it prints plain text, one picture after another.
     """
     show(*target, every, count, sort)
+
+
+@main.command("plan")
+@option("--parameters", type=Count(), required=True, help="Size of the model, for example 25M.")
+@option("--workers", type=click.IntRange(1), default=10, help="How many workers.")
+@option("--compute-seconds", type=Number(0), default=0.1, help="Forward and backward pass of one step.")
+@option("--rule", type=click.Choice(RULES), default="gem", help="The update rule.")
+@option("--shared-memory", is_flag=True, help="The workers are on the server's machine.")
+@option("--overlap", is_flag=True, help="The workers compute while a commit is under way.")
+@option("--gradient-dtype", type=click.Choice(list(GRADIENT_FORMATS)), default="float32", help="Gradients on the network.")
+@option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Parameters on the network.")
+def plan_run(**options: Any) -> None:
+    """Predicts what a run needs: the server's memory, the network, and how many workers one server keeps up with.
+
+    Measured on two cores that server and workers share; a machine with more cores does better.
+    """
+    click.echo(text.plan(plan(Setup(**options))))
 
 
 @main.command()

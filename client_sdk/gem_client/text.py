@@ -8,6 +8,8 @@ from typing import Any
 
 from gem_api.v1 import training_pb2 as pb
 
+from gem_client.plan import Plan
+
 _BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
 
 
@@ -40,6 +42,19 @@ def checkpoint(answer: pb.GetStatusResponse) -> str:
     if not answer.HasField("checkpoint_version"):
         return "none"
     return f"version {answer.checkpoint_version}, {duration(answer.checkpoint_age_seconds)} ago"
+
+
+def plan(planned: Plan) -> str:
+    lines = {
+        "server memory": f"{size(planned.server_bytes)}, {size(planned.worker_bytes)} of it for each worker",
+        "network": f"{size(planned.bytes_per_second)}/s, {size(planned.commit_bytes)} for each commit"
+        if planned.commit_bytes
+        else "headers only: tensors pass through shared memory",
+        "commits": f"{planned.commits_per_second:.4g}/s, {1e3 * planned.server_seconds:.3g} ms of the server each",
+        "server load": f"{100 * planned.load:.0f} %",
+        "full at": f"{planned.full_at:.3g} workers; more of them bring no more commits",
+    }
+    return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,128 @@
+"""What a run will need, before it is started: memory, network, and how many workers one server keeps busy.
+
+    seconds of the server per commit   t = fixed + pass·P + wire·bytes
+    bytes of a commit, both ways       those of the chosen formats; 0 through shared memory
+    a worker's step                    its compute time, then a round trip; or the longer of the two where they overlap
+    workers that fill the server       step / t
+
+The constants are fitted to `python -m benchmarks.throughput`, which prints its measurements beside what this predicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gem_api.region import region_bytes
+from gem_api.wire import gradient_format, theta_format
+
+FLOAT_BYTES = 4
+PROCESS_BYTES = 130 << 20  # the server without a model
+# Buffers of P floats that each rule keeps for a worker, without the one that its gradient arrives in.
+BUFFERS = {"gem": 2, "downpour": 1, "adaptive": 1}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that one commit costs a server.
+
+    Attributes:
+        by_reference: Fixed cost of a commit through shared memory.
+        by_network: Fixed cost of a commit over the network.
+        parameter: Of the check and the pass, for each parameter.
+        byte: Of receiving or sending, for each byte.
+        conversion: Of reading or writing a format other than float32, for each parameter and direction.
+    """
+
+    by_reference: float = 3.0e-4
+    by_network: float = 5.0e-4
+    parameter: float = 1.0e-9
+    byte: float = 5.0e-10
+    conversion: float = 3.0e-10
+
+
+MEASURED = Costs()  # two cores of an AMD EPYC, server and workers on the same two
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run to plan for.
+
+    Attributes:
+        parameters: P.
+        workers: How many.
+        compute_seconds: Forward and backward pass of a step.
+        rule: The update rule.
+        shared_memory: Whether the workers are on the server's machine and share memory with it.
+        overlap: Whether they compute while a commit is under way.
+        gradient_dtype, theta_dtype: Formats over the network.
+    """
+
+    parameters: int
+    workers: int
+    compute_seconds: float
+    rule: str = "gem"
+    shared_memory: bool = False
+    overlap: bool = False
+    gradient_dtype: str = "float32"
+    theta_dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is predicted for a setup.
+
+    Attributes:
+        worker_bytes: Server memory for each worker.
+        server_bytes: Server memory in all.
+        commit_bytes: On the network for each commit, both ways.
+        server_seconds: The server's time for each commit.
+        commits_per_second: Of all workers together.
+        bytes_per_second: On the network, of all workers together.
+        full_at: Workers with which the server is busy all the time.
+        load: Share of the time that the server is busy, 0 to 1.
+    """
+
+    worker_bytes: int
+    server_bytes: int
+    commit_bytes: int
+    server_seconds: float
+    commits_per_second: float
+    bytes_per_second: float
+    full_at: float
+    load: float
+
+
+def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
+    """Predicts. Raises InvalidRequest for a format that does not exist."""
+    size = setup.parameters
+    worker_bytes = size * FLOAT_BYTES * (BUFFERS[setup.rule] + setup.overlap)
+    worker_bytes += region_bytes(size) if setup.shared_memory else size * FLOAT_BYTES
+    commit_bytes = 0 if setup.shared_memory else _wire_bytes(setup)
+    seconds = server_seconds(setup, costs)
+    alone = max(setup.compute_seconds, seconds) if setup.overlap else setup.compute_seconds + seconds
+    rate = min(setup.workers / alone, 1 / seconds)
+    return Plan(
+        worker_bytes=worker_bytes,
+        server_bytes=PROCESS_BYTES + size * FLOAT_BYTES + setup.workers * worker_bytes,
+        commit_bytes=commit_bytes,
+        server_seconds=seconds,
+        commits_per_second=rate,
+        bytes_per_second=rate * commit_bytes,
+        full_at=alone / seconds,
+        load=rate * seconds,
+    )
+
+
+def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
+    """The server's time for one commit."""
+    arithmetic = costs.parameter * setup.parameters
+    if setup.shared_memory:
+        return costs.by_reference + arithmetic
+    converted = sum(dtype != "float32" for dtype in (setup.gradient_dtype, setup.theta_dtype))
+    conversion = converted * costs.conversion * setup.parameters
+    return costs.by_network + arithmetic + conversion + costs.byte * _wire_bytes(setup)
+
+
+def _wire_bytes(setup: Setup) -> int:
+    formats = gradient_format(setup.gradient_dtype), theta_format(setup.theta_dtype)
+    return sum(form.nbytes(setup.parameters) for form in formats)
