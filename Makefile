@@ -12,7 +12,7 @@ help:
 	@echo "make test-slow   the tests that need minutes or the real MNIST"
 	@echo "make test-docker   the same cluster in containers: training, crashes, scaling (needs Docker; about 10 minutes)"
 	@echo "make format  format the code"
-	@echo "make bench   measure commits/s, fairness and the fused pass"
+	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
 	@echo "make dashboards   generate Grafana's dashboards from client_sdk/gem_client/panels.py"
 	@echo "make proto   generate the Python code of the contract"
 
@@ -55,7 +55,8 @@ dashboards: $(READY)
 	@$(BIN)/python deploy/grafana/generate.py
 
 bench: $(READY)
-	@$(BIN)/python -m benchmarks.sessions $(ARGS)
+	@$(BIN)/python -m benchmarks.throughput $(ARGS)
+	@$(BIN)/python -m benchmarks.sessions $(filter --quick,$(ARGS))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,69 +1,107 @@
-"""What the statistics cost: the fused pass with and without them, beside a whole commit: `python -m benchmarks.fused_pass`."""
+"""What the statistics of the fused pass cost, and what threads gain: `python -m benchmarks.fused_pass`."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import click
 import numpy as np
 from gem_api.layout import Layout
-from gem_server.rules.fused import BLOCK, _update
+from gem_server.rules.fused import BINS, BLOCK, _delta, _take, gem_part
 from gem_server.rules.gem import Gem
+from gem_server.threads import Threads
 from numba import njit
-
-from benchmarks.processes import measure, server
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def bare_pass(theta, gradient, moment, snapshot, scalars):  # type: ignore[no-untyped-def]
-    """m, π, θ and s alone: the same update in the same blocks, no statistics."""
-    eta, mu, kappa, inside, outside, pi_max = scalars
-    pi = np.empty(BLOCK, np.float32)
-    for begin in range(0, theta.size, BLOCK):
-        end = min(begin + BLOCK, theta.size)
-        _update(
-            theta[begin:end], gradient[begin:end], moment[begin:end], snapshot[begin:end], pi[: end - begin],
-            eta, mu, kappa, inside, outside, pi_max,
-        )  # fmt: skip
-        snapshot[begin:end] = theta[begin:end]
+def bare_pass(theta, gradient, moment, snapshot, answer, settings):  # type: ignore[no-untyped-def]
+    """m, π, θ, s and the answer alone, in the same blocks: no energies, no histogram, and π is not kept."""
+    block = np.empty(BLOCK, np.float32)
+    scalars = (settings[0], settings[1], settings[2], settings[3], settings[4], settings[5], settings[6])
+    for low in range(np.uint64(0), np.uint64(theta.size), np.uint64(BLOCK)):
+        high = min(low + np.uint64(BLOCK), np.uint64(theta.size))
+        _take(gradient, low, high, block)
+        _bare_update(theta, block, moment, snapshot, answer, low, high, scalars)
+
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def _bare_update(theta, block, moment, snapshot, answer, begin, end, settings):  # type: ignore[no-untyped-def]
+    eta, mu, kappa, inside, outside, pi_max, limit = settings
+    for i in range(begin, end):
+        delta = _delta(block[i - begin], eta, limit)
+        m = mu * moment[i] + delta
+        factor = (kappa * abs(m) - abs(theta[i] - snapshot[i])) / (abs(delta + inside) + outside)
+        factor = factor if factor > np.float32(0) else np.float32(0)
+        factor = factor if factor < pi_max else pi_max
+        after = theta[i] + factor * delta
+        moment[i] = m
+        theta[i] = after
+        snapshot[i] = after
+        if answer.size:
+            answer[i] = after
 
 
 @click.command()
-@click.option("--parameters", multiple=True, type=int, default=(156_450, 25_000_000), show_default=True)
-@click.option("--repeats", type=int, default=15, show_default=True)
-def main(parameters: tuple[int, ...], repeats: int) -> None:
-    """Interleaves both passes, then times whole commits of one session; medians."""
-    click.echo("        P   bare ms   full ms   full/bare  commit ms  statistics' share of a commit")
+@click.option("--parameters", multiple=True, type=int, default=(156_450, 1_000_000, 25_000_000), show_default=True)
+@click.option("--tensors", type=int, default=2, show_default=True, help="Tensors that the parameters are divided into.")
+@click.option("--threads", multiple=True, type=int, default=(2,), show_default=True)
+@click.option("--answer/--no-answer", default=False, help="Whether θ is written to a buffer of the worker's too.")
+@click.option("--seconds", type=float, default=3.0, show_default=True, help="For each size.")
+def main(parameters: tuple[int, ...], tensors: int, threads: tuple[int, ...], answer: bool, seconds: float) -> None:
+    """Interleaves the bare pass, the pass with statistics, and all that a rule does for a commit, in one thread and in more.
+    Medians and least times; on a machine that others use, compare the least."""
+    click.echo("        P  pass         median ms    least ms   ÷ bare: median   least")
     for size in parameters:
-        bare, full = _times(size, repeats)
-        with server() as (address, _):
-            commit = float(np.median(measure(address, size, 1, 5.0).latencies))
-        share = 100 * (full - bare) / commit
-        click.echo(f"{size:9d} {1e3 * bare:9.3f} {1e3 * full:9.3f} {full / bare:11.2f} {1e3 * commit:10.2f} {share:9.1f} %")
+        times = _times(_passes(size, tensors, threads, answer), seconds)
+        bare = times["bare"]
+        for name, taken in times.items():
+            median, least = statistics.median(taken), min(taken)
+            ratios = f"{median / statistics.median(bare):16.2f} {least / min(bare):7.2f}"
+            click.echo(f"{size:9d}  {name:10s} {1e3 * median:11.4f} {1e3 * least:11.4f} {ratios}")
 
 
-def _times(size: int, repeats: int) -> tuple[float, float]:
+def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> dict[str, Callable[[], object]]:
+    """What is compared, by name; all work on the same arrays."""
     random = np.random.default_rng(0)
     theta, gradient, moment = (random.normal(size=size).astype(np.float32) for _ in range(3))
-    snapshot = theta + random.normal(size=size, scale=0.5).astype(np.float32)
-    rule, layout = Gem(), Layout.of({"a": (size // 3,), "b": (size - size // 3,)})
-    scalars = tuple(np.float32(value) for value in (0.05, 0.9, 1.0, 0.0, 1e-16, 5.0))
-    buffers = {"moment": moment, "snapshot": snapshot}
-    passes: list[Callable[[], Any]] = [
-        lambda: bare_pass(theta, gradient, moment, snapshot, scalars),
-        lambda: rule.apply(layout, theta, gradient, buffers, 0),
-    ]
-    times: list[list[float]] = [[], []]
-    for round_ in range(repeats + 1):
-        for run, taken in zip(passes, times, strict=True):
+    buffers = {"moment": moment, "snapshot": theta + random.normal(size=size, scale=0.5).astype(np.float32)}
+    if answer:
+        buffers["answer"] = np.empty(size, np.float32)
+    bounds = np.linspace(0, size, tensors + 1, dtype=int)
+    layout = Layout.of({str(number): (int(extent),) for number, extent in enumerate(np.diff(bounds))})
+    rule = Gem()
+    arrays = (theta, gradient, moment, buffers["snapshot"], buffers.get("answer", np.empty(0, np.float32)))
+    results = (
+        np.empty((1, 3, BINS), np.int64), np.empty((1, 2), np.int64), np.zeros(tensors, np.float32), np.empty((1, 2)),
+    )  # fmt: skip
+
+    def split(count: int) -> Callable[[], object]:
+        rule = Gem()
+        rule.use_threads(Threads(count, least=1))
+        return lambda: rule.apply(layout, theta, gradient, buffers, 0)
+
+    return {
+        "bare": lambda: bare_pass(*arrays, rule._settings),
+        "pass": lambda: gem_part(0, 1, *arrays, layout.offsets, rule._edges, rule._settings, True, True, *results),
+        "rule": split(1),
+        **{f"{count} threads": split(count) for count in threads},
+    }
+
+
+def _times(passes: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
+    """Seconds of each call, the passes in turn, after one turn to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for run in passes.values():
+        run()
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for name, run in passes.items():
             began = time.perf_counter()
             run()
-            if round_:
-                taken.append(time.perf_counter() - began)
-    return statistics.median(times[0]), statistics.median(times[1])
+            times[name].append(time.perf_counter() - began)
+    return times
 
 
 if __name__ == "__main__":

@@ -18,16 +18,21 @@ import numpy as np
 from gem_client import Admin, Retry, connect
 from gem_worker.cluster import free_port
 
+from benchmarks import machine
+
 CLIENT_PROCESSES = 4
 
 
 @dataclass(frozen=True)
 class Load:
-    """What the sessions of one measurement did: commits of each session, seconds of each commit."""
+    """What the sessions of one measurement did: commits of each session, seconds of each commit; and what the server used,
+    where its process is known: seconds of processor time, and resident bytes while all were there."""
 
     commits: list[int]
     latencies: np.ndarray[Any, np.dtype[np.float64]]
     seconds: float
+    server_cpu: float
+    server_bytes: int
 
     @property
     def rate(self) -> float:
@@ -42,9 +47,9 @@ class Load:
 
 
 @contextmanager
-def server(rule: str = "gem") -> Iterator[tuple[str, int]]:
-    """A server process; yields its address and process id."""
-    address = f"127.0.0.1:{free_port()}"
+def server(rule: str = "gem", port: int | None = None) -> Iterator[tuple[str, int]]:
+    """A server process, on a free port if none is given; yields its address and process id."""
+    address = f"127.0.0.1:{port or free_port()}"
     command = [
         sys.executable,
         "-m",
@@ -61,25 +66,43 @@ def server(rule: str = "gem") -> Iterator[tuple[str, int]]:
         yield address, process.pid
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
-def measure(address: str, parameters: int, sessions: int, seconds: float) -> Load:
+def measure(
+    address: str, parameters: int, sessions: int, seconds: float, shared_memory: bool = True, server_pid: int | None = None
+) -> Load:
     """Commits from `sessions` sessions at once, for a while after all of them have made their first commit."""
     context = mp.get_context("spawn")
-    counts = [sessions // CLIENT_PROCESSES + (i < sessions % CLIENT_PROCESSES) for i in range(CLIENT_PROCESSES)]
-    counts = [count for count in counts if count]
+    counts = shares(sessions)
     results: Queue[tuple[list[int], list[float]]] = context.Queue()
-    ready = context.Barrier(len(counts) + 1)
-    clients = [context.Process(target=_client, args=(address, parameters, count, seconds, ready, results)) for count in counts]
+    ready, leave = context.Barrier(len(counts) + 1), context.Event()
+    clients = [
+        context.Process(target=_client, args=(address, parameters, count, seconds, shared_memory, ready, leave, results))
+        for count in counts
+    ]
     for client in clients:
         client.start()
     ready.wait()
+    servers = [server_pid] if server_pid else []
+    began = machine.cpu_seconds(servers)
     gathered = [results.get() for _ in clients]
+    used, held = machine.cpu_seconds(servers) - began, sum(map(resident_bytes, servers))
+    leave.set()
     for client in clients:
         client.join()
     commits = [count for process_commits, _ in gathered for count in process_commits]
-    return Load(commits, np.concatenate([times for _, times in gathered]), seconds)
+    return Load(commits, np.concatenate([times for _, times in gathered]), seconds, used, held)
+
+
+def shares(sessions: int) -> list[int]:
+    """How many of the sessions each client process holds."""
+    counts = [sessions // CLIENT_PROCESSES + (i < sessions % CLIENT_PROCESSES) for i in range(CLIENT_PROCESSES)]
+    return [count for count in counts if count]
 
 
 def resident_bytes(pid: int) -> int:
@@ -88,29 +111,34 @@ def resident_bytes(pid: int) -> int:
     return int(fields[1]) * 4096
 
 
-def _client(address: str, parameters: int, sessions: int, seconds: float, ready: Any, results: Any) -> None:
+def _client(
+    address: str, parameters: int, sessions: int, seconds: float, shared_memory: bool, ready: Any, leave: Any, results: Any
+) -> None:
     commits, latencies = [0] * sessions, [[] for _ in range(sessions)]  # type: tuple[list[int], list[list[float]]]
-    joined, go = threading.Barrier(sessions + 1), threading.Event()
+    together, go = threading.Barrier(sessions + 1), threading.Event()
 
     def work(index: int) -> None:
         gradient = np.full(parameters, 1e-3, np.float32)
-        with connect(address) as session:
+        with connect(address, shared_memory=shared_memory) as session:
             session.join({"theta": np.zeros(parameters, np.float32)})
             session.commit(gradient)
-            joined.wait()
+            together.wait()
             go.wait()
             end = time.monotonic() + seconds
             while (began := time.monotonic()) < end:
                 session.commit(gradient)
                 latencies[index].append(time.monotonic() - began)
                 commits[index] += 1
+            together.wait()
+            leave.wait()
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(sessions)]
     for thread in threads:
         thread.start()
-    joined.wait()
+    together.wait()
     ready.wait()
     go.set()
+    together.wait()
+    results.put((commits, [latency for each in latencies for latency in each]))
     for thread in threads:
         thread.join()
-    results.put((commits, [latency for each in latencies for latency in each]))

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,7 +72,8 @@ class Live:
     def stop(self, why: str = "test") -> None:
         """Stops gracefully and waits for the end. Does nothing the second time. Raises what the server ended with."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self.server.stop, why)
+            with suppress(RuntimeError):  # it was drained, and has just closed its loop
+                self._loop.call_soon_threadsafe(self.server.stop, why)
             self._thread.join(DEADLINE)
         if self._error is not None:
             error, self._error = self._error, None

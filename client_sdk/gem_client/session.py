@@ -121,7 +121,7 @@ class Session:
         theta_format: ThetaFormat,
     ) -> None:
         tune_allocator()
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._retry = retry
         self._connection = Connection(address, timeout, weakref.WeakMethod(self._renew))
         self._member = Membership(self.name, self._connection, retry, shared_memory, theta_format)
@@ -262,6 +262,7 @@ class Session:
         """
         self._require_usable()
         with self._turn:
+            self._member.settle_doubt()  # before a commit that was broken off may see the next gradient in its memory
             packed = self._pack(gradient)
             return self._commit(packed, loss, self._samples(samples, batches), batches, base or self._handed_out)
 
@@ -284,6 +285,7 @@ class Session:
         if self._under_way is not None or not self._member.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._turn:
+            self._member.settle_doubt()
             packed = self._pack(gradient)
         counted, base = self._samples(samples, batches), base or self._handed_out
         self._under_way = self._side.submit(self._in_turn, self._commit, packed, loss, counted, batches, base)
@@ -366,7 +368,6 @@ class Session:
 
     def _commit(self, packed: Vector, loss: float | None, samples: int, batches: int, base: Base) -> Answer:
         member = self._member
-        member.settle_doubt()
         if base.generation != member.generation:
             return self._dropped(batches)
         header = self._header(loss, samples, base)

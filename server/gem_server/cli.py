@@ -41,6 +41,15 @@ class Bytes(click.ParamType[int]):
         return size
 
 
+def _allow_many_files() -> None:
+    """A worker takes a connection and, with shared memory, a descriptor more; many systems allow 1,024 unless asked."""
+    if sys.platform != "win32":
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _socket(choice: str) -> str:
     """Where the socket is; empty for nowhere."""
     if choice == "auto":
@@ -83,6 +92,12 @@ def _socket(choice: str) -> str:
     help="Most memory to hold for the model and the workers, for example 8G; 0: no limit.",
 )
 @option(
+    "--apply-threads",
+    type=click.IntRange(0),
+    default=0,
+    help="Threads that a commit of a large model is applied in; 0: one for each core, at most 8.",
+)
+@option(
     "--memory-socket",
     default="auto",
     help="Unix socket through which workers on this machine get memory that they share with the server, instead of sending "
@@ -105,6 +120,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     SIGTERM or Ctrl-C finishes the queued commits, writes a checkpoint (with --checkpoint-dir) and exits with status 0.
     """
     tune_allocator()
+    _allow_many_files()
     end_with_launcher()
     log = logs.configure(options["log_format"])
     config = ServerConfig(
@@ -120,6 +136,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         lease_seconds=options["lease_seconds"],
         memory_limit=options["memory_limit"],
         min_workers=options["min_workers"],
+        apply_threads=options["apply_threads"],
         memory_socket=_socket(options["memory_socket"]),
     )
     try:

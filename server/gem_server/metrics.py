@@ -175,7 +175,7 @@ class PiHistogram:
         buckets = [(str(bound), float(counts[: max(1, np.searchsorted(edges, bound))].sum())) for bound in bounds]
         buckets += [(str(float(edges[-1])), float(counts.sum())), ("+Inf", float(counts.sum()))]
         total = float(counts @ self._middles)
-        help_ = "Scaling factor over all parameters of all commits (Eq. 19); the sum is exact to 1/32."
+        help_ = "Scaling factor over all parameters of all commits (Eq. 19); the sum is good to 1/32 of the parameters counted."
         yield HistogramMetricFamily("gem_pi", help_, buckets=buckets, sum_value=total)
 
 

@@ -40,6 +40,7 @@ from gem_server.progress import Progress
 from gem_server.rules import UpdateRule
 from gem_server.rules.fused import all_within
 from gem_server.servicer import TrainingServicer
+from gem_server.threads import Threads
 
 ANSWER_GRACE_SECONDS = 5.0
 # What a checkpoint was made with and a resumed run can't change: the workers' buffers and the shard ledger depend on it.
@@ -75,6 +76,7 @@ class ServerConfig:
     lease_seconds: float
     memory_limit: int
     min_workers: int = 1
+    apply_threads: int = 0
     memory_socket: str = ""  # address of the Unix socket that hands out shared memory; empty for none
 
 
@@ -123,6 +125,7 @@ class Server:
             raise StartError(str(error)) from None
         self._lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
         self.core = core = make_core(config, clock, log)
+        core.rule.use_threads(Threads(config.apply_threads))
         progress, calls = Progress(started=clock()), Calls()
         if core.central.initialized:
             progress.checkpointed(core.central.version, clock())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
+from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded, UnknownRegion
 from gem_api.layout import Layout
 from gem_api.logs import Logger
 from gem_api.v1 import training_pb2 as pb
@@ -101,8 +101,8 @@ class TrainingServicer:
         await carrier.deliver(pb.CommitResponse(result=result).SerializeToString(), self._core.answer(lease))
 
     def _count_rejected(self, header: Header, error: GemError) -> None:
-        if isinstance(error, Draining):
-            return
+        if isinstance(error, Draining | UnknownRegion):
+            return  # nothing is wrong with the commit: it comes again
         self._core.outcomes[Outcome.REJECTED] += 1
         self._progress.rejected[type(error).__name__] += 1
         lease = self._core.leases.live.get(header.lease_id)

@@ -66,6 +66,13 @@ def test_the_workers_train_to_the_end_and_exit_with_status_0(run: Run) -> None:
     assert shards["samples_completed"] == shards["epochs"] * 1438
 
 
+def test_no_tensor_went_through_a_socket(run: Run) -> None:
+    """Every worker found the server's memory through the volume that they share."""
+    done = [line for line in run.project.run("logs", "--no-color", "worker").splitlines() if "commits=" in line]
+    assert len(done) == WORKERS
+    assert all("shared_memory=True" in line for line in done), done
+
+
 def test_the_evaluator_reports_an_accuracy_of_at_least_97_percent(run: Run) -> None:
     version = run.project.version()
     status = wait_until(lambda: (s := run.project.status())["evaluation"]["version"] == version and s, run.project)

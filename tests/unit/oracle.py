@@ -138,6 +138,14 @@ def histogram(pi: Floats, pi_max: float) -> np.ndarray:
     return counts
 
 
+def counted(size: int) -> list[int]:
+    """The elements of a tensor of `size` that enter the histogram of π, as decision 0009 states it."""
+    stride = 1
+    while stride < 64 and size >= 2 * stride * 1024:
+        stride *= 2
+    return [at for at in range(size) if at % 2048 // 8 % stride == at // 2048 * 19 % stride]
+
+
 def lower_median(pi: Floats) -> float:
     """The middle element, or the lower one of the two."""
     return float(sorted(pi)[(len(pi) - 1) // 2]) if pi else 0.0

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from gem_api.errors import NonFiniteGradient
 from gem_api.layout import Layout, Vector
-from gem_server.central import LARGEST, require_finite
+from gem_server.central import require_finite
 from gem_server.rules import RULES, PiFacts, UpdateRule, make_rule
+from gem_server.rules.base import LARGEST
 from gem_server.rules.fused import BINS, BLOCK
 from hypothesis import given
 from hypothesis import strategies as st

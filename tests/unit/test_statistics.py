@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from gem_api.layout import Layout
 from gem_server.rules import PiFacts, make_rule
-from gem_server.rules.fused import BINS, BLOCK, all_within, bin_edges, quantile
+from gem_server.rules.bins import bin_edges
+from gem_server.rules.fused import BINS, BLOCK, all_within, quantile
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.oracle import histogram
+from unit.oracle import bin_of, counted, histogram
 
 PI_MAXIMA = [1e-3, 0.5, 1.0, 1.03, 3.999999, 4.0, 5.0, 1e3, 1e6]
 OCTAVES = (BINS - 3) / 16  # how far below π_max the bins reach
@@ -83,11 +84,80 @@ def test_each_pi_is_counted_in_its_own_bin(pi: list[float]) -> None:
     np.testing.assert_array_equal(facts.counts, histogram(list(exact), 5.0))
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3])
-def test_no_parameter_is_counted_twice_or_left_out(size: int) -> None:
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 31, 32, 33, BLOCK - 1])
+def test_no_parameter_of_a_small_tensor_is_counted_twice_or_left_out(size: int) -> None:
     pi = np.random.default_rng(size).uniform(0, 6, size).astype(np.float32)
     facts, exact = facts_for(pi)
     np.testing.assert_array_equal(facts.counts, histogram(list(exact), 5.0))
+
+
+@pytest.mark.parametrize("pi_max", PI_MAXIMA)
+def test_a_bins_middle_lies_in_it(pi_max: float) -> None:
+    edges = bin_edges(pi_max).astype(np.float64)
+    middles = PiFacts(np.ones(BINS, np.int64), bin_edges(pi_max), 0, np.zeros(0, np.float32), 0, 0).middles
+    assert (middles[0], middles[-1]) == (0, np.float32(pi_max))
+    assert (middles[1:-1] >= edges[1:-1]).all()
+    assert (middles[1:-1] <= edges[2:]).all()
+
+
+# -- tensors of which a sample is counted
+
+
+SAMPLED = [BLOCK, BLOCK + 1, 4095, 4096, 5 * BLOCK - 1, 31 * BLOCK + 33, 65_535, 65_536, 100_003]
+
+
+@pytest.mark.parametrize("size", SAMPLED)
+def test_the_sample_is_of_the_elements_that_are_meant_and_of_no_others(size: int) -> None:
+    pi = np.full(size, 3, np.float32)
+    pi[counted(size)] = 1
+    facts, _ = facts_for(pi)
+    assert facts.counts[bin_of(1.0, 5.0)] == size
+    assert facts.tensor_medians[0] == pytest.approx(1, rel=1 / 16)
+
+
+@pytest.mark.parametrize("size", SAMPLED)
+def test_counts_of_a_sample_are_stretched_to_the_tensors_size(size: int) -> None:
+    pi = np.random.default_rng(size).uniform(0, 6, size).astype(np.float32)
+    facts, exact = facts_for(pi)
+    sample = counted(size)
+    shares = histogram([exact[at] for at in sample], 5.0) * (size / len(sample))
+    assert facts.counts.sum() == size
+    assert (np.abs(facts.counts - shares) <= 1).all()
+    assert (facts.counts[shares == 0] == 0).all()
+
+
+@pytest.mark.parametrize("size", SAMPLED)
+def test_a_sample_is_large_enough_and_no_larger_than_it_must_be(size: int) -> None:
+    sample = counted(size)
+    assert len(sample) >= 1024
+    assert len(sample) <= max(2 * 1024 + BLOCK, size / 64 + BLOCK / 32)
+
+
+def test_every_column_of_a_matrix_is_met_sooner_or_later() -> None:
+    """Rows as long as a block are the hardest case: a sample at a fixed place would see the same columns for ever."""
+    for column in range(0, BLOCK, 8):
+        pi = np.full((64, BLOCK), 3, np.float32)
+        pi[:, column : column + 8] = 1
+        facts, _ = facts_for(pi.ravel())
+        assert facts.counts[bin_of(1.0, 5.0)] == pi.size // (BLOCK // 8)
+
+
+def test_small_tensors_are_exact_beside_large_ones() -> None:
+    """A sampled tensor's counts neither spill into the next tensor's nor take its place."""
+    layout = Layout.of({"large": (70_000,), "small": (2000,), "empty": (0,), "scalar": ()})
+    facts, _ = facts_for(np.repeat(np.float32([0, 2, 5]), [70_000, 2000, 1]), layout=layout)
+    assert facts.counts[[0, bin_of(2.0, 5.0), -1]].tolist() == [70_000, 2000, 1]
+    assert facts.tensor_medians[[0, 2, 3]].tolist() == [0, 0, 5]
+    assert facts.tensor_medians[1] == pytest.approx(2, rel=1 / 16)
+
+
+def test_a_samples_share_is_within_four_standard_errors() -> None:
+    size = 200_000
+    pi = np.random.default_rng(9).uniform(0, 7.5, size).astype(np.float32)
+    facts, exact = facts_for(pi)
+    share = float((exact == 5).mean())
+    assert facts.max_ratio == pytest.approx(share, abs=4 * (share * (1 - share) / (size / 64)) ** 0.5)
+    assert facts.max_ratio != share, "a sample this small can't give the share exactly: everything is counted"
 
 
 # -- quantiles

@@ -73,6 +73,7 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
         with connect(options["server"], name=name, retry=retry, **exchange) as session:
             log.info("training", server=options["server"], task=options["task"], rule=settings.rule)
             steps = train(task, session, settings, metrics, options["overlap"])
+            shared_memory = session.shares_memory
     except TaskError as error:
         log.error("the task can't be loaded", why=str(error))
         return EXIT_WRONG_USE
@@ -82,5 +83,6 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
     except GemError as error:
         log.error("the run ended for this worker", error=type(error).__name__, why=str(error))
         return EXIT_FAILED
-    log.info("done", commits=steps, **{f"{phase}_seconds": round(taken, 2) for phase, taken in metrics.seconds().items()})
+    seconds = {f"{phase}_seconds": round(taken, 2) for phase, taken in metrics.seconds().items()}
+    log.info("done", commits=steps, shared_memory=shared_memory, **seconds)
     return 0

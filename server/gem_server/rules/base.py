@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from gem_api.layout import Layout, Vector
 
+from gem_server.rules.bins import bin_middles
+
 Buffers = dict[str, Vector]
+
+# The largest |value| taken in: 1e30 leaves float32 (3.4e38) room for every sum and product that a rule forms of it.
+LARGEST = 1e30
+NO_ANSWER: Vector = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
 class PiFacts:
     """What the scaling factor π did in one commit, over all parameters.
 
+    The energies are sums over all parameters. What comes of the histogram (`counts`, the medians, the mean, the shares at the
+    bounds) is counted over all parameters of a tensor smaller than 2,048, and over a systematic sample of a larger one: at
+    least 1,024 of its parameters, one in 64 where it has 65,536 or more. `rules/fused.py` gives the standard error.
+
     Attributes:
-        counts: int64, shape (bins,): histogram of π. The first bin holds π = 0 alone, the last π = π_max alone.
+        counts: int64, shape (bins,): histogram of π; adds up to P. The first bin holds π = 0 alone, the last π = π_max alone.
         edges: float32, shape (bins,): the bins' lower edges.
-        median: Median of π.
+        median: Median of π, inside its bin interpolated.
         tensor_medians: float32, shape (tensors,): median of π per tensor.
         proxy_energy: ½Σ(κ·m)² (Eq. 15).
         central_energy: ½Σ(θ_{t+1} − s)² (Eq. 16).
@@ -36,13 +48,11 @@ class PiFacts:
     @property
     def middles(self) -> npt.NDArray[np.float64]:
         """float64, shape (bins,): a value that stands for each bin, at most 1/32 from any in it."""
-        middles = np.append((self.edges[:-1] + self.edges[1:]) / 2, self.edges[-1]).astype(np.float64)
-        middles[0] = 0
-        return middles
+        return bin_middles(float(self.edges[-1]))
 
     @property
     def mean(self) -> float:
-        """Mean of π, exact to 1/32."""
+        """Mean of π, to 1/32 of that of the parameters counted."""
         return float(self.counts @ self.middles / self.counts.sum())
 
     @property
@@ -56,8 +66,32 @@ class PiFacts:
         return float(self.counts[-1] / self.counts.sum())
 
 
+class Threads(Protocol):
+    """Who works on the parts that a pass over θ is split into."""
+
+    def parts(self, size: int) -> int:
+        """How many parts a pass over so many elements should have."""
+
+    def run(self, work: Callable[[int], None], parts: int) -> None:
+        """Calls work(0) … work(parts - 1), and returns when all of them have returned."""
+
+
+class Caller:
+    """The caller alone."""
+
+    def parts(self, size: int) -> int:
+        return 1
+
+    def run(self, work: Callable[[int], None], parts: int) -> None:
+        for part in range(parts):
+            work(part)
+
+
 class UpdateRule(ABC):
     """How a commit moves the central variable. Stateless: what it remembers of a worker lies in that worker's buffers.
+
+    A worker may have a buffer "answer" beside those that the rule asks for, float32, shape (P,), in memory of its own: the θ of
+    its next gradient is then written there too, by the same walk over memory.
 
     Attributes:
         name: What the rule is called on the command line.
@@ -76,9 +110,24 @@ class UpdateRule(ABC):
     def learning_rate(self) -> float:
         """η."""
 
+    @cached_property
+    def threads(self) -> Threads:
+        """What `apply` is split over: one part, the caller's, unless `use_threads` says otherwise."""
+        return Caller()
+
+    def use_threads(self, threads: Threads) -> None:
+        """Splits `apply` from now on. The bits of θ and the buffers, and the counts, do not depend on it."""
+        vars(self)["threads"] = threads  # past the lock of a frozen dataclass, as cached_property does
+
+    @cached_property
+    def largest(self) -> np.float32:
+        """The largest |g| taken in."""
+        return largest(self.learning_rate)
+
     def pull(self, theta: Vector, buffers: Buffers) -> None:
         """The worker reads θ: keep what it will compute its gradient on."""
-        np.copyto(buffers["snapshot"], theta)
+        for name in {"snapshot", "answer"} & buffers.keys():
+            np.copyto(buffers[name], theta)
 
     @abstractmethod
     def apply(self, layout: Layout, theta: Vector, gradient: Vector, buffers: Buffers, staleness: int) -> PiFacts | None:
@@ -87,8 +136,9 @@ class UpdateRule(ABC):
         Args:
             layout: Where the tensors lie.
             theta: The central variable θ, float32, shape (P,).
-            gradient: float32, shape (P,), finite.
-            buffers: The worker's buffers.
+            gradient: float32, shape (P,); an element that is no number or beyond `largest` counts as 0. Its worker may write
+                to it meanwhile.
+            buffers: The worker's buffers: those of `buffers`, and "answer" where the worker has one.
             staleness: τ, commits applied since the worker's pull (Eq. 2).
 
         Returns:
@@ -98,6 +148,11 @@ class UpdateRule(ABC):
     def scale(self, staleness: int, pi: PiFacts | None) -> float:
         """The mean factor that a commit's Δ was multiplied by, from what `apply` was given and answered."""
         return 1.0 if pi is None else pi.mean
+
+
+def largest(scale: float) -> np.float32:
+    """The largest |v| taken in of values that a rule multiplies by `scale`."""
+    return np.float32(min(LARGEST / scale, LARGEST))
 
 
 def require(condition: bool, message: str) -> None:

@@ -1,8 +1,21 @@
-"""The fused pass of Gradient Energy Matching: one walk over memory for m, π, θ, s and the statistics.
+"""The fused pass of Gradient Energy Matching: one walk over memory for m, π, θ, s, the answer and the statistics.
 
-The walk goes in blocks that stay in the first-level cache, so that the statistics read what the update has just
-written. State updates are plain IEEE float32 in a fixed order (a replay gives identical bits); only the sums of the
-statistics may be re-associated. The GIL is released.
+The walk goes in blocks that stay in the first-level cache, so that what comes second reads what has just been written.
+The GIL is released. What holds whatever the number of threads:
+
+State: m, π, θ and s are plain IEEE float32 in a fixed order, so a replay gives identical bits.
+Gradient: It may lie in memory that its worker can still write to. Each block is copied before it is used, so what is
+    checked is what is applied, and an element of the copy that is no number or too large counts as 0. For a gradient that
+    keeps still and passed `all_within`, that changes nothing.
+Energies: Every element is in them; the order of the sums is free.
+Histogram of π: Whole for tensors of fewer than 2,048 elements. Of a larger one at least 1,024 are counted, and one in 64 from
+    65,536 on: runs of 8, evenly spaced, at places that move on from block to block. The counts are then stretched to the
+    tensor's size. The standard error of a share p is √(p(1 − p)/c), c being the number counted, where elements are
+    independent: at most 1.6 %; the more alike neighbours are, the larger it is, up to √8 times that. Which elements are
+    counted follows from the layout alone, so a replay gives identical counts.
+
+Indices are unsigned: numba makes no room for negative ones then, and the loops vectorise. numba's cache of a kernel does not
+see changes in another file, so kernels that call each other stay in this one.
 """
 
 from __future__ import annotations
@@ -12,74 +25,127 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-BLOCK = 4096
+BLOCK = 2048
 BINS = 256
+BITS_PER_BIN = np.int32(19)  # of float32's 23 mantissa bits: 16 bins to an octave
+SAMPLE = 1024  # elements of a tensor that are counted at least, where it has as many
+RUN = 8  # neighbours that are counted together
+STRIDE = 64  # one run in so many is counted of a large tensor
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
 _ZERO = np.float32(0)
-_BITS_PER_BIN = 19  # of float32's 23 mantissa bits: 16 bins to an octave
-
-
-def first_bin(pi_max: np.float32) -> int:
-    """Number of the float32 bin that has index 0, such that values just below `pi_max` have index BINS - 2."""
-    return int((np.float32(pi_max).view(np.int32) - 1) >> _BITS_PER_BIN) - (BINS - 2)
-
-
-def bin_edges(pi_max: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """float32, shape (BINS,): lower edges of the bins of π. Bin 0 holds π = 0 alone, the last one π = π_max alone, and any
-    other (edges[i], edges[i + 1]], closed above as Prometheus counts."""
-    lowest = first_bin(np.float32(pi_max))
-    edges = (np.arange(lowest, lowest + BINS, dtype=np.int32) << _BITS_PER_BIN).view(np.float32).copy()
-    edges[:2], edges[-1] = 0, pi_max
-    return edges
-
-
-@njit(**_OPTIONS)
-def _update(theta, gradient, moment, snapshot, pi, eta, mu, kappa, epsilon_inside, epsilon_outside, pi_max):  # type: ignore[no-untyped-def]
-    """Eqs. 24, 19 and 27 on one block; all six arrays are distinct, or the loop would not vectorise."""
-    for i in range(theta.size):
-        delta = -eta * gradient[i]
-        m = mu * moment[i] + delta
-        drift = abs(theta[i] - snapshot[i])
-        factor = (kappa * abs(m) - drift) / (abs(delta + epsilon_inside) + epsilon_outside)
-        factor = factor if factor > _ZERO else _ZERO  # also turns 0/0 into 0
-        factor = factor if factor < pi_max else pi_max
-        moment[i] = m
-        pi[i] = factor
-        theta[i] = theta[i] + factor * delta
+_LANES = 4
+_STEP = 19  # odd, so that runs come to every place of a block
 
 
 @njit(fastmath={"reassoc", "contract"}, **_OPTIONS)
-def _energies(moment, kappa, theta, snapshot):  # type: ignore[no-untyped-def]
-    """Sums of (κ·m)² and (θ − s)² over one block."""
+def _plus_square(total, x):  # type: ignore[no-untyped-def]
+    """total + x²; a function of its own because only such sums may be re-associated."""
+    return total + x * x
+
+
+@njit(**_OPTIONS)
+def _take(gradient, begin, end, block):  # type: ignore[no-untyped-def]
+    """block[0:] ← gradient[begin:end]; a loop, as assigning a slice takes several times as long."""
+    for i in range(begin, end):
+        block[i - begin] = gradient[i]
+
+
+@njit(**_OPTIONS)
+def _delta(g, eta, limit):  # type: ignore[no-untyped-def]
+    """Δ = −η·g, or 0 for a g that is no number or beyond ±limit."""
+    return -eta * g if abs(g) <= limit else _ZERO
+
+
+@njit(**_OPTIONS)
+def _update(  # type: ignore[no-untyped-def]
+    theta, block, moment, snapshot, answer, begin, end, scalars, snapshot_after, answer_after
+):  # fmt: skip
+    """Eqs. 24, 19 and 27 on [begin, end): moves m, θ, s and the answer by the gradient in `block`, which receives π. All arrays
+    are distinct, or the loop would not vectorise. Returns the sums of (κ·m)² and (θ_{t+1} − s)²."""
+    eta, mu, kappa, inside, outside, pi_max, limit = scalars
     proxy, central = _ZERO, _ZERO
-    for i in range(theta.size):
-        speed = kappa * moment[i]
-        proxy += speed * speed
-        move = theta[i] - snapshot[i]
-        central += move * move
+    for i in range(begin, end):
+        delta = _delta(block[i - begin], eta, limit)
+        m = mu * moment[i] + delta
+        before, s = theta[i], snapshot[i]
+        speed = kappa * abs(m)
+        factor = (speed - abs(before - s)) / (abs(delta + inside) + outside)
+        factor = factor if factor > _ZERO else _ZERO  # also turns 0/0 into 0
+        factor = factor if factor < pi_max else pi_max
+        after = before + factor * delta
+        block[i - begin] = factor
+        moment[i] = m
+        theta[i] = after
+        snapshot[i] = after if snapshot_after else before
+        if answer.size:
+            answer[i] = after if answer_after else before
+        proxy = _plus_square(proxy, speed)
+        central = _plus_square(central, after - s)
     return proxy, central
 
 
 @njit(**_OPTIONS)
-def _bins(pi, index, lowest, pi_max):  # type: ignore[no-untyped-def]
-    """The bin of each π. Positive floats order like their bits, so a shift finds it without a search; one bit less puts a
-    value on an edge into the bin below."""
-    bits = pi.view(np.int32)
-    for i in range(pi.size):
-        bin_ = min(max(((bits[i] - 1) >> _BITS_PER_BIN) - lowest, 1), BINS - 2)
-        bin_ = 0 if bits[i] == 0 else bin_
-        index[i] = BINS - 1 if pi[i] == pi_max else bin_
+def _gather(bits, size, first, stride, sample, held):  # type: ignore[no-untyped-def]
+    """sample[held:] ← every `stride`-th run of the block's first `size` elements, from run number `first` on. Returns how many
+    elements the sample holds then. The last run is copied whole, which is quicker, and its end overwritten by the next."""
+    for begin in range(np.uint64(first * RUN), size, np.uint64(stride * RUN)):
+        for i in range(np.uint64(RUN)):
+            sample[held + i] = bits[begin + i]
+        held += min(np.uint64(RUN), size - begin)
+    return held
 
 
 @njit(**_OPTIONS)
-def _count(index, counts):  # type: ignore[no-untyped-def]
-    """Adds bins to eight tables in turn: neighbours often share a bin, and one table would wait for its own stores."""
-    even = index.size - index.size % 8
-    for i in range(0, even, 8):
-        for lane in range(8):
-            counts[lane, index[i + lane]] += 1
-    for i in range(even, index.size):
-        counts[0, index[i]] += 1
+def _bins(bits, size, lowest, top, index):  # type: ignore[no-untyped-def]
+    """The bin of each π, given by its bits. Positive floats order like their bits, so a shift finds it without a search; one
+    bit less puts a value on an edge into the bin below."""
+    for i in range(size):
+        bin_ = max(np.int32(np.int32(np.int32(bits[i] - 1) >> BITS_PER_BIN) - lowest), np.int32(1))
+        bin_ = bin_ if bits[i] != 0 else np.int32(0)
+        index[i] = np.uint8(bin_ if bits[i] < top else BINS - 1)
+
+
+@njit(**_OPTIONS)
+def _count(index, size, lanes):  # type: ignore[no-untyped-def]
+    """Adds bins to several tables in turn: neighbours often share a bin, and one table would wait for its own stores."""
+    even = size - size % np.uint64(8)
+    for i in range(np.uint64(0), even, np.uint64(8)):
+        for lane in range(np.uint64(8)):
+            lanes[lane % np.uint64(_LANES), index[i + lane]] += np.uint32(1)
+    for i in range(even, size):
+        lanes[0, index[i]] += np.uint32(1)
+
+
+@njit(**_OPTIONS)
+def _fold(lanes, row):  # type: ignore[no-untyped-def]
+    """row ← the sum of the tables, which start again at zero."""
+    for i in range(BINS):
+        row[i] = np.int64(lanes[0, i]) + lanes[1, i] + lanes[2, i] + lanes[3, i]
+    lanes[:] = 0
+
+
+@njit(**_OPTIONS)
+def _stride(size):  # type: ignore[no-untyped-def]
+    """One run in how many is counted, in a tensor of `size` elements: a power of two."""
+    stride = 1
+    while stride < STRIDE and size >= 2 * stride * SAMPLE:
+        stride *= 2
+    return stride
+
+
+@njit(**_OPTIONS)
+def _stretch(row, size):  # type: ignore[no-untyped-def]
+    """Scales counts so that they add up to `size` exactly: rounds their running sum, so each is within 1 of its share of it."""
+    total = row.sum()
+    if total == size:
+        return
+    scale = size / total
+    running, before = 0, 0
+    for i in range(BINS):
+        running += row[i]
+        now = int(running * scale + 0.5)
+        row[i] = now - before
+        before = now
 
 
 @njit(**_OPTIONS)
@@ -98,70 +164,124 @@ def quantile(counts, edges, share):  # type: ignore[no-untyped-def]
 
 
 @njit(**_OPTIONS)
-def gem_pass(theta, gradient, moment, snapshot, answer, offsets, edges, scalars, snapshot_after, counts, medians):  # type: ignore[no-untyped-def]
-    """Applies one commit to the whole central variable.
-
-    Args:
-        theta, gradient, moment, snapshot: float32, shape (P,), distinct. θ, m and s are updated in place.
-        answer: float32, shape (P,): receives θ_{t+1}; or shape (0,) where the snapshot itself is the answer.
-        offsets: int64, shape (tensors + 1,): where each tensor lies.
-        edges: float32, shape (BINS,), from `bin_edges`.
-        scalars: float32 η, μ, κ, ε inside |Δ + ε|, ε outside |Δ| + ε, π_max.
-        snapshot_after: Whether s becomes θ_{t+1} (else θ_t).
-        counts: int64, shape (BINS,): receives the histogram of π.
-        medians: float32, shape (tensors,): receives each tensor's median π.
-
-    Returns:
-        The energies ½Σ(κ·m)² and ½Σ(θ_{t+1} − s)², s being the snapshot before this commit.
-    """
-    eta, mu, kappa, epsilon_inside, epsilon_outside, pi_max = scalars
-    lowest = (edges.view(np.int32)[2] >> _BITS_PER_BIN) - 2
-    pi = np.empty(BLOCK, np.float32)
-    before = np.empty(BLOCK, np.float32)
-    index = np.empty(BLOCK, np.uint8)
-    lanes = np.empty((8, BINS), np.uint32)
-    of_tensor = np.empty(BINS, np.int64)
-    counts[:] = 0
-    proxy_energy, central_energy = 0.0, 0.0
-    for tensor in range(offsets.size - 1):
-        lanes[:] = 0
-        begin, end = offsets[tensor], offsets[tensor + 1]
-        while begin < end:
-            stop = min(begin + BLOCK, end)
-            size = stop - begin
-            if not snapshot_after:
-                before[:size] = theta[begin:stop]
-            _update(
-                theta[begin:stop], gradient[begin:stop], moment[begin:stop], snapshot[begin:stop], pi[:size],
-                eta, mu, kappa, epsilon_inside, epsilon_outside, pi_max,
-            )  # fmt: skip
-            proxy, central = _energies(moment[begin:stop], kappa, theta[begin:stop], snapshot[begin:stop])
-            proxy_energy += proxy
-            central_energy += central
-            _bins(pi[:size], index[:size], lowest, pi_max)
-            _count(index[:size], lanes)
-            if snapshot_after:
-                snapshot[begin:stop] = theta[begin:stop]
-            else:
-                snapshot[begin:stop] = before[:size]
-            if answer.size:
-                answer[begin:stop] = theta[begin:stop]
-            begin = stop
-        of_tensor[:] = 0
-        for lane in range(8):
-            of_tensor += lanes[lane]
-        medians[tensor] = quantile(of_tensor, edges, 0.5)
-        counts += of_tensor
-    return 0.5 * proxy_energy, 0.5 * central_energy
+def _finish_tensor(row, tensor, offsets, edges, counts, medians):  # type: ignore[no-untyped-def]
+    """Adds a tensor's histogram to `counts`, stretched to its size, and takes its median."""
+    _stretch(row, offsets[tensor + 1] - offsets[tensor])
+    medians[tensor] = quantile(row, edges, 0.5)
+    for i in range(BINS):
+        counts[i] += row[i]
 
 
 @njit(**_OPTIONS)
-def descend(theta, gradient, eta, divisor, snapshot):  # type: ignore[no-untyped-def]
-    """θ ← θ + (−η·g) / divisor, then s ← θ; float32, shape (P,), distinct."""
-    for i in range(theta.size):
-        delta = -eta * gradient[i]
-        theta[i] = theta[i] + delta / divisor
-        snapshot[i] = theta[i]
+def _cut(part, parts, offsets):  # type: ignore[no-untyped-def]
+    """Where a part begins: about part/parts of the way, at the beginning of a block of the tensor that lies there."""
+    size = offsets[-1]
+    if part == parts:
+        return size
+    at = size * part // parts
+    return at - (at - offsets[np.searchsorted(offsets, at, side="right") - 1]) % BLOCK
+
+
+@njit(**_OPTIONS)
+def gem_part(  # type: ignore[no-untyped-def]
+    part, parts, theta, gradient, moment, snapshot, answer, offsets, edges, settings,
+    snapshot_after, answer_after, counts, shared, medians, energies,
+):  # fmt: skip
+    """Applies one commit to one of `parts` ranges of the central variable; the ranges may be worked on side by side.
+
+    Args:
+        part: Which range, from 0.
+        theta, gradient, moment, snapshot: float32, shape (P,), distinct. θ, m and s are updated in place.
+        answer: float32, shape (P,), distinct: receives the θ of the worker's next gradient; or shape (0,) for none.
+        offsets: int64, shape (tensors + 1,): where each tensor lies.
+        edges: float32, shape (BINS,), from `bins.bin_edges`.
+        settings: float32, shape (7,): η, μ, κ, ε inside |Δ + ε|, ε outside |Δ| + ε, π_max, the largest |g| taken.
+        snapshot_after, answer_after: Whether s and the answer become θ_{t+1} (else θ_t).
+        counts: int64, shape (parts, 3, BINS): [part, 0] receives the histogram of π over the tensors that lie in the range
+            as a whole; [part, 1] and [part, 2] what was counted of a tensor that began before it, or goes on after it.
+        shared: int64, shape (parts, 2): receives the numbers of these two tensors, or -1.
+        medians: float32, shape (tensors,), of zeros: receives the medians of the tensors that lie in the range as a whole.
+        energies: float64, shape (parts, 2): receives Σ(κ·m)² and Σ(θ_{t+1} − s)², s being the snapshot before this commit.
+    """
+    begin, end = _cut(part, parts, offsets), _cut(part + 1, parts, offsets)
+    lowest, top = np.int32((edges.view(np.int32)[2] >> BITS_PER_BIN) - 2), edges.view(np.int32)[-1]
+    block, sample, index = np.empty(BLOCK, np.float32), np.empty(2 * BLOCK, np.int32), np.empty(2 * BLOCK, np.uint8)
+    bits = block.view(np.int32)
+    lanes, row = np.zeros((_LANES, BINS), np.uint32), np.empty(BINS, np.int64)
+    scalars = (settings[0], settings[1], settings[2], settings[3], settings[4], settings[5], settings[6])
+    counts[part, 0], shared[part], energies[part] = 0, -1, 0
+    tensor = np.searchsorted(offsets, begin, side="right") - 1
+    while tensor < offsets.size - 1 and offsets[tensor] < end:
+        first, last = offsets[tensor], offsets[tensor + 1]
+        stride, held = _stride(last - first), np.uint64(0)
+        until = min(last, end)
+        for start in range(max(first, begin), until, BLOCK):
+            low, high = np.uint64(start), np.uint64(min(start + BLOCK, last))
+            _take(gradient, low, high, block)
+            proxy, central = _update(theta, block, moment, snapshot, answer, low, high, scalars, snapshot_after, answer_after)
+            energies[part, 0] += proxy
+            energies[part, 1] += central
+            held = _gather(bits, high - low, (start - first) // BLOCK * _STEP % stride, stride, sample, held)
+            if held >= np.uint64(BLOCK) or high == np.uint64(until):
+                _bins(sample, held, lowest, top, index)
+                _count(index, held, lanes)
+                held = np.uint64(0)
+        _fold(lanes, row)
+        if begin <= first and last <= end:
+            _finish_tensor(row, tensor, offsets, edges, counts[part, 0], medians)
+        else:
+            slot = 1 if first < begin else 2
+            shared[part, slot - 1] = tensor
+            counts[part, slot] = row
+        tensor += 1
+
+
+@njit(**_OPTIONS)
+def join_parts(offsets, edges, counts, shared, medians, energies):  # type: ignore[no-untyped-def]
+    """Finishes the tensors that several parts share; arguments as they come from `gem_part`.
+
+    Returns:
+        The median of π over all tensors (their histogram is in counts[0, 0] now), and the energies ½Σ(κ·m)², ½Σ(θ_{t+1} − s)².
+    """
+    row = np.zeros(BINS, np.int64)
+    unfinished = -1
+    for part in range(shared.shape[0]):
+        if part:
+            counts[0, 0] += counts[part, 0]
+        for slot in range(2):
+            tensor = shared[part, slot]
+            if tensor >= 0:
+                if unfinished >= 0 and unfinished != tensor:
+                    _finish_tensor(row, unfinished, offsets, edges, counts[0, 0], medians)
+                    row[:] = 0
+                row += counts[part, slot + 1]
+                unfinished = tensor
+    if unfinished >= 0:
+        _finish_tensor(row, unfinished, offsets, edges, counts[0, 0], medians)
+    return quantile(counts[0, 0], edges, 0.5), 0.5 * energies[:, 0].sum(), 0.5 * energies[:, 1].sum()
+
+
+@njit(**_OPTIONS)
+def descend_part(part, parts, theta, gradient, snapshot, answer, eta, limit, divisor):  # type: ignore[no-untyped-def]
+    """θ ← θ + (−η·g) / divisor on one of `parts` ranges, then s ← θ and the answer ← θ. Arrays as for `gem_part`; η, the
+    largest |g| taken and the divisor are float32."""
+    block = np.empty(BLOCK, np.float32)
+    end = np.uint64(theta.size * (part + 1) // parts)
+    for low in range(np.uint64(theta.size * part // parts), end, np.uint64(BLOCK)):
+        high = min(low + np.uint64(BLOCK), end)
+        _take(gradient, low, high, block)
+        _descend(theta, block, snapshot, answer, low, high, eta, limit, divisor)
+
+
+@njit(**_OPTIONS)
+def _descend(theta, block, snapshot, answer, begin, end, eta, limit, divisor):  # type: ignore[no-untyped-def]
+    for i in range(begin, end):
+        delta = _delta(block[i - begin], eta, limit)
+        after = theta[i] + delta / divisor
+        theta[i] = after
+        snapshot[i] = after
+        if answer.size:
+            answer[i] = after
 
 
 @njit(**_OPTIONS)

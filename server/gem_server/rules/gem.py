@@ -11,8 +11,9 @@ import numpy.typing as npt
 from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import Buffers, PiFacts, UpdateRule, require, require_rate
-from gem_server.rules.fused import BINS, bin_edges, gem_pass, quantile
+from gem_server.rules.base import NO_ANSWER, Buffers, PiFacts, UpdateRule, require, require_rate
+from gem_server.rules.bins import bin_edges
+from gem_server.rules.fused import BINS, gem_part, join_parts
 
 
 @dataclass(frozen=True)
@@ -67,27 +68,29 @@ class Gem(UpdateRule):
     def _edges(self) -> npt.NDArray[np.float32]:
         return bin_edges(self.pi_max)
 
+    @cached_property
+    def _settings(self) -> npt.NDArray[np.float32]:
+        """What `gem_part` is told."""
+        epsilons = (self.epsilon, 0.0) if self._by_reference else (0.0, self.epsilon)
+        settings = (self.learning_rate, self.momentum, self.kappa, *epsilons, self.pi_max, self.largest)
+        return np.array(settings, np.float32)
+
     def pull(self, theta: Vector, buffers: Buffers) -> None:
         # By reference a pull leaves s alone: it starts at zero and changes only with the worker's own commits.
-        np.copyto(buffers[self.answer], theta)
+        for name in {"answer"} if self._by_reference else {"snapshot", "answer"} & buffers.keys():
+            np.copyto(buffers[name], theta)
 
     def apply(self, layout: Layout, theta: Vector, gradient: Vector, buffers: Buffers, staleness: int) -> PiFacts:
-        epsilons = (self.epsilon, 0.0) if self._by_reference else (0.0, self.epsilon)
-        scalars = (self.learning_rate, self.momentum, self.kappa, *epsilons, self.pi_max)
-        edges = self._edges
-        counts = np.empty(BINS, np.int64)
-        medians = np.empty(len(layout.tensors), np.float32)
-        proxy_energy, central_energy = gem_pass(
-            theta,
-            gradient,
-            buffers["moment"],
-            buffers["snapshot"],
-            buffers["answer"] if self._by_reference else theta[:0],
-            layout.offsets,
-            edges,
-            tuple(np.float32(scalar) for scalar in scalars),
-            self.snapshot == "after",
-            counts,
-            medians,
-        )
-        return PiFacts(counts, edges, float(quantile(counts, edges, 0.5)), medians, proxy_energy, central_energy)
+        parts = self.threads.parts(theta.size)
+        offsets, edges = layout.offsets, self._edges
+        counts = np.empty((parts, 3, BINS), np.int64)
+        shared = np.empty((parts, 2), np.int64)
+        medians = np.zeros(offsets.size - 1, np.float32)
+        energies = np.empty((parts, 2))
+        arguments = (
+            parts, theta, gradient, buffers["moment"], buffers["snapshot"], buffers.get("answer", NO_ANSWER), offsets, edges,
+            self._settings, self.snapshot == "after", self.snapshot != "paper", counts, shared, medians, energies,
+        )  # fmt: skip
+        self.threads.run(lambda part: gem_part(part, *arguments), parts)
+        median, proxy_energy, central_energy = join_parts(offsets, edges, counts, shared, medians, energies)
+        return PiFacts(counts[0, 0], edges, float(median), medians, proxy_energy, central_energy)

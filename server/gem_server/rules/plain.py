@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import Buffers, PiFacts, UpdateRule, require_rate
-from gem_server.rules.fused import descend
+from gem_server.rules.base import NO_ANSWER, Buffers, PiFacts, UpdateRule, require_rate
+from gem_server.rules.fused import descend_part
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,10 @@ class Downpour(UpdateRule):
         return 1
 
     def apply(self, layout: Layout, theta: Vector, gradient: Vector, buffers: Buffers, staleness: int) -> None:
-        eta, divisor = np.float32(self.learning_rate), np.float32(self.divisor(staleness))
-        descend(theta, gradient, eta, divisor, buffers["snapshot"])
+        parts = self.threads.parts(theta.size)
+        scalars = (np.float32(self.learning_rate), self.largest, np.float32(self.divisor(staleness)))
+        arguments = (parts, theta, gradient, buffers["snapshot"], buffers.get("answer", NO_ANSWER), *scalars)
+        self.threads.run(lambda part: descend_part(part, *arguments), parts)
 
     def scale(self, staleness: int, pi: PiFacts | None) -> float:
         return 1.0 / self.divisor(staleness)

@@ -1,0 +1,67 @@
+"""What the benchmark is to show, as ratios of rates, and whether a run shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.results import Cell, Results, Row, best
+
+SMALL, MIDDLE, LARGE = 156_450, 1_000_000, 25_000_000
+
+Selection = Callable[[dict[str, Row]], Row | None]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`subject` is at least `targets[P]` times as fast as what `against` selects; sizes without a target claim nothing."""
+
+    text: str
+    subject: str
+    against: Selection
+    targets: dict[int, float]
+
+
+def peer(rows: dict[str, Row], rule: str, transport: str | None = None) -> Row | None:
+    return best(rows.values(), "peer", rule, transport)
+
+
+def named(rows: dict[str, Row], name: str) -> Row | None:
+    return rows.get(name)
+
+
+_EVERY = dict.fromkeys((SMALL, MIDDLE, LARGE), 1.0)
+CLAIMS = (
+    Claim(
+        "shared memory against the best peer with GEM", "ours-shm", partial(peer, rule="gem"),
+        {SMALL: 4, MIDDLE: 5, LARGE: 6},
+    ),
+    Claim("shared memory against the best peer's plain add", "ours-shm", partial(peer, rule="add"), _EVERY),
+    Claim("shared memory against the fused pass alone", "ours-shm", partial(named, name="fused-pass"), {LARGE: 0.6}),
+    Claim("TCP float32 against a bare gRPC echo", "ours-tcp", partial(named, name="grpc-echo"), dict.fromkeys(_EVERY, 0.85)),
+    Claim(
+        "TCP float32 against the best TCP peer with GEM", "ours-tcp", partial(peer, rule="gem", transport="tcp"),
+        {**_EVERY, SMALL: 2},
+    ),
+    Claim("TCP bfloat16 against TCP float32", "ours-tcp-bf16", partial(named, name="ours-tcp"), {MIDDLE: 1.6, LARGE: 1.6}),
+)  # fmt: skip
+
+
+def verdicts(results: Results) -> Iterable[str]:
+    """A line for each claim and cell: the claim, its target, what was measured, and whether it is met."""
+    for claim in CLAIMS:
+        for cell in results.cells():
+            target = claim.targets.get(cell.parameters)
+            if target is not None:
+                yield _verdict(claim, cell, target, results.rows(cell))
+
+
+def _verdict(claim: Claim, cell: Cell, target: float, rows: dict[str, Row]) -> str:
+    what = f"{claim.text:48s} P = {cell.parameters:>10,}, W = {cell.workers:2d}: at least {target:4.2f}"
+    subject, against = rows.get(claim.subject), claim.against(rows)
+    if subject is None or against is None:
+        return f"{what}, not measured"
+    ratio, lowest, highest = subject.ratio_to(against)
+    met = "met" if ratio >= target else "NOT met"
+    return f"{what}, measured {ratio:5.2f} ({lowest:.2f}..{highest:.2f}): {met} ({against.label})"

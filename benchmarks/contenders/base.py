@@ -1,0 +1,136 @@
+"""What a contender is: a way to send P floats to a server and to get P floats back, with an update rule on the way."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import machine
+
+HOST = "127.0.0.1"
+START_SECONDS = 120.0  # patience for one process to start
+PATTERN = 1 << 20  # elements after which a gradient repeats itself: random numbers are slow to make
+# Processes are forked from one that has imported the large packages already and runs no thread; see `throughput.py`.
+PROCESSES = get_context("forkserver")
+
+Turn = Callable[[], Any]
+
+
+class ContenderFailedError(Exception):
+    """A contender could not be measured; the message says why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a contender is set up, and how large.
+
+    Attributes:
+        port: A free port of the loopback interface.
+        parameters: P, float32 elements that go each way.
+        workers: W.
+        log: The file that its processes print to: libraries talk.
+    """
+
+    port: int
+    parameters: int
+    workers: int
+    log: Path
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def redirect(self) -> None:
+        """Sends what this process prints to the log."""
+        with self.log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+
+
+class Contender(ABC):
+    """One row of the benchmark.
+
+    Attributes:
+        name: For `--only` and the JSON.
+        label: For tables and plots.
+        kind: "ours", "peer" or "floor".
+        transport: "shm", "tcp" or "-".
+        rule: "gem", "add" or "none".
+        requires: A module that must be importable.
+        install: What to install where it is not.
+        floor: Name of the contender that does the same transfer (or the same arithmetic) and nothing else.
+        buffers: Estimated memory, all processes together, in arrays of P float32 for each worker.
+    """
+
+    name: str
+    label: str
+    kind: ClassVar[str] = "peer"
+    transport: str
+    rule: str
+    requires: ClassVar[str | None] = None
+    install: ClassVar[str] = ""
+    floor: str | None = None
+    buffers: ClassVar[int]
+
+    def processes(self, workers: int) -> int:
+        """How many worker processes take turns at once."""
+        return workers
+
+    @abstractmethod
+    def server(self, place: Place) -> AbstractContextManager[list[int]]:
+        """Starts the server, yields the ids of its processes when it can be connected to, and ends it."""
+
+    @abstractmethod
+    def worker(self, place: Place, index: int) -> AbstractContextManager[Turn]:
+        """Connects worker `index` (from 0) and yields what makes one turn and returns the new θ: float32, shape (P,)."""
+
+
+class OwnProcess(Contender):
+    """A contender whose server is one Python process, running `serve`."""
+
+    @abstractmethod
+    def serve(self, place: Place, ready: Event) -> None:
+        """The server's whole life, but for being terminated; sets `ready` when workers may connect."""
+
+    @contextmanager
+    def server(self, place: Place) -> Iterator[list[int]]:
+        ready = PROCESSES.Event()
+        process = PROCESSES.Process(target=self._run, args=(place, ready))
+        process.start()
+        assert process.pid is not None
+        try:
+            await_start(ready, process)
+            yield [process.pid]
+        finally:
+            machine.kill(machine.tree([process.pid]))
+            process.join()
+
+    def _run(self, place: Place, ready: Event) -> None:
+        place.redirect()
+        self.serve(place, ready)
+
+
+def await_start(ready: Event, process: Any) -> None:
+    """Waits until a server's process is ready. Raises ContenderFailedError if it ends before, or takes too long."""
+    for _ in range(int(START_SECONDS)):
+        if ready.wait(1):
+            return
+        if not process.is_alive():
+            raise ContenderFailedError(f"its server ended with status {process.exitcode} before it was ready")
+    raise ContenderFailedError(f"its server was not ready within {START_SECONDS:g} s")
+
+
+def gradient(place: Place, index: int) -> npt.NDArray[np.float32]:
+    """Worker `index`'s gradient, the same for every contender: float32, shape (P,), normal with deviation 0.01."""
+    pattern = np.random.default_rng(index).normal(scale=1e-2, size=min(place.parameters, PATTERN))
+    return np.resize(pattern.astype(np.float32), place.parameters)

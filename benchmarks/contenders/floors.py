@@ -1,0 +1,164 @@
+"""What lies under every contender: the arithmetic without a transfer, and transfers without arithmetic."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, cycle
+from multiprocessing.synchronize import Event
+from queue import SimpleQueue
+from typing import Any, ClassVar
+
+import grpc
+import numpy as np
+from gem_api.framing import CHUNK_BYTES, bytes_of, chunk_frames
+from gem_api.layout import Layout
+from gem_api.memory import tune_allocator
+from gem_server.rules.gem import Gem
+
+from benchmarks.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, Turn, gradient
+
+_PATH = "/benchmark.Echo/Echo"
+_HEADER = bytes(120)  # about the size of a commit's header, and of its result
+
+
+@dataclass(frozen=True)
+class FusedPass(Contender):
+    """The rule alone, in one process: the commits of W workers in turn, as the server's apply thread calls it."""
+
+    name: str = "fused-pass"
+    label: str = "floor: fused pass alone"
+    transport: str = "-"
+    rule: str = "gem"
+    kind: ClassVar[str] = "floor"
+    buffers: ClassVar[int] = 4
+
+    def processes(self, workers: int) -> int:
+        return 1
+
+    @contextmanager
+    def server(self, place: Place) -> Iterator[list[int]]:
+        yield []
+
+    @contextmanager
+    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+        rule, layout = Gem(), Layout.of({"theta": (place.parameters,)})
+        theta = np.zeros(place.parameters, np.float32)
+        states = [{name: np.zeros(place.parameters, np.float32) for name in rule.buffers} for _ in range(place.workers)]
+        gradients = [gradient(place, worker) for worker in range(place.workers)]
+        commits = cycle(zip(gradients, states, strict=True))
+
+        def turn() -> Any:
+            mine, buffers = next(commits)
+            rule.apply(layout, theta, mine, buffers, place.workers - 1)
+            return theta
+
+        yield turn
+
+
+@dataclass(frozen=True)
+class GrpcEcho(OwnProcess):
+    """The frames of a commit on one long stream: received whole, then sent back as they are. Nothing is copied or read."""
+
+    name: str = "grpc-echo"
+    label: str = "floor: bare gRPC echo"
+    transport: str = "tcp"
+    rule: str = "none"
+    kind: ClassVar[str] = "floor"
+    buffers: ClassVar[int] = 7
+
+    def serve(self, place: Place, ready: Event) -> None:
+        tune_allocator()
+        asyncio.run(_serve_echo(place, ready))
+
+    @contextmanager
+    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+        tune_allocator()
+        frames = [_HEADER, *chunk_frames(gradient(place, index))]
+        outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
+        with grpc.insecure_channel(place.address) as channel:
+            grpc.channel_ready_future(channel).result(START_SECONDS)
+            call = channel.stream_stream(_PATH)(chain.from_iterable(iter(outgoing.get, None)))
+
+            def turn() -> Any:
+                outgoing.put(iter(frames))
+                return [next(call) for _ in frames]
+
+            yield turn
+            outgoing.put(None)
+
+
+async def _serve_echo(place: Place, ready: Event) -> None:
+    chunks = -(-4 * place.parameters // CHUNK_BYTES)
+
+    async def echo(requests: AsyncIterator[bytes], context: Any) -> None:
+        while (header := await context.read()) is not grpc.aio.EOF:
+            frames = [await context.read() for _ in range(chunks)]
+            await context.write(header)
+            for frame in frames:
+                await context.write(frame)
+
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("benchmark.Echo", {"Echo": handler})])
+    server.add_insecure_port(place.address)
+    await server.start()
+    ready.set()
+    await server.wait_for_termination()
+
+
+@dataclass(frozen=True)
+class TcpEcho(OwnProcess):
+    """A plain socket and one thread for each worker: P floats are received into one buffer and sent back from it."""
+
+    name: str = "tcp-echo"
+    label: str = "floor: raw TCP echo"
+    transport: str = "tcp"
+    rule: str = "none"
+    kind: ClassVar[str] = "floor"
+    buffers: ClassVar[int] = 3
+
+    def serve(self, place: Place, ready: Event) -> None:
+        with socket.create_server((HOST, place.port), backlog=place.workers) as listener:
+            ready.set()
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=_echo, args=(connection, place), daemon=True).start()
+
+    @contextmanager
+    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+        outgoing, theta = gradient(place, index), np.empty(place.parameters, np.float32)
+        with socket.create_connection((HOST, place.port)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+            def turn() -> Any:
+                connection.sendall(bytes_of(outgoing))
+                receive(connection, bytes_of(theta))
+                return theta
+
+            yield turn
+
+
+def _echo(connection: socket.socket, place: Place) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    buffer = memoryview(bytearray(4 * place.parameters))
+    while receive(connection, buffer):
+        connection.sendall(buffer)
+
+
+def receive(connection: socket.socket, into: memoryview) -> bool:
+    """Fills `into`; False where the connection ends before."""
+    received = 0
+    while received < len(into):
+        size = connection.recv_into(into[received:])
+        if not size:
+            return False
+        received += size
+    return True
+
+
+FLOORS = (FusedPass(), GrpcEcho(), TcpEcho())

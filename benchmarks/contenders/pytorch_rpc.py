@@ -1,0 +1,109 @@
+"""PyTorch RPC (TensorPipe): workers call a method of a parameter server that lives in the process of rank 0."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from typing import Any, ClassVar
+
+from benchmarks.contenders.base import HOST, START_SECONDS, OwnProcess, Place, Turn, gradient
+from benchmarks.contenders.equations import ETA, rescaled
+from benchmarks.contenders.threads import limit_rpc_server, one_thread
+
+_SERVER = "server"
+
+
+class ParameterServer:
+    """θ and each worker's m and s; one commit at a time. All tensors are float32, shape (P,)."""
+
+    def __init__(self, place: Place) -> None:
+        import torch
+
+        self._lock = threading.Lock()
+        self._theta = torch.zeros(place.parameters)
+        self._moments = [torch.zeros(place.parameters) for _ in range(place.workers)]
+        self._snapshots = [torch.zeros(place.parameters) for _ in range(place.workers)]
+
+    def gem(self, worker: int, gradient: Any) -> Any:
+        """Applies the worker's gradient by GEM and returns θ: its snapshot, which only its own next commit changes."""
+        import torch
+
+        snapshot = self._snapshots[worker]
+        with self._lock:
+            self._theta += rescaled(torch, self._theta, gradient, self._moments[worker], snapshot)
+            return snapshot.copy_(self._theta)
+
+    def add(self, worker: int, gradient: Any) -> Any:
+        """θ ← θ − η·g; returns a copy of θ, so that it is of one version."""
+        with self._lock:
+            return self._theta.add_(gradient, alpha=-ETA).clone()
+
+
+@dataclass(frozen=True)
+class PytorchRpc(OwnProcess):
+    """`rpc_sync` on a remote reference, on the transports that PyTorch picks on one host, or on TCP alone."""
+
+    name: str
+    label: str
+    transport: str
+    rule: str
+    requires: ClassVar[str | None] = "torch.distributed.rpc"
+    install: ClassVar[str] = "pip install 'gem-ps[torch]'"
+    # m, s, the upload and the temporaries of one turn in the server; gradient and θ in the worker; what TensorPipe holds.
+    buffers: ClassVar[int] = 7
+
+    def serve(self, place: Place, ready: Event) -> None:
+        from torch.distributed import rpc
+
+        limit_rpc_server(place)
+        ready.set()
+        rpc.init_rpc(_SERVER, rank=0, world_size=place.workers + 1, rpc_backend_options=self._options(place))
+        threading.Event().wait()
+
+    @contextmanager
+    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+        import torch
+        from torch.distributed import rpc
+
+        one_thread()
+        options = self._options(place)
+        rpc.init_rpc(f"worker-{index}", rank=index + 1, world_size=place.workers + 1, rpc_backend_options=options)
+        server = rpc.remote(_SERVER, shared_server, args=(place,))
+        outgoing = torch.from_numpy(gradient(place, index))
+        commit = server.rpc_sync()
+
+        def turn() -> Any:
+            return getattr(commit, self.rule)(index, outgoing)
+
+        yield turn
+
+    def _options(self, place: Place) -> Any:
+        from torch.distributed import rpc
+
+        only_tcp = {"_transports": ["uv"], "_channels": ["basic"]} if self.transport == "tcp" else {}
+        return rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{HOST}:{place.port}", rpc_timeout=START_SECONDS, **only_tcp)
+
+
+_made: list[ParameterServer] = []
+_making = threading.Lock()
+
+
+def shared_server(place: Place) -> ParameterServer:
+    """The one parameter server of this process, which the first worker to ask has made."""
+    with _making:
+        if not _made:
+            _made.append(ParameterServer(place))
+        return _made[0]
+
+
+def _pair(rule: str, what: str) -> tuple[PytorchRpc, PytorchRpc]:
+    return (
+        PytorchRpc(f"rpc-shm-{rule}", f"PyTorch RPC, shared memory, {what}", "shm", rule),
+        PytorchRpc(f"rpc-tcp-{rule}", f"PyTorch RPC, TCP, {what}", "tcp", rule),
+    )
+
+
+PYTORCH_RPC = (*_pair("gem", "GEM"), *_pair("add", "plain add"))

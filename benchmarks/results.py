@@ -1,0 +1,120 @@
+"""What a run measured, kept in a file as it goes: throughput.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.contenders.base import Contender
+from benchmarks.harness import Figures
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """A size of model and a number of workers: what is compared is compared within one."""
+
+    parameters: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a contender: its description and its figures of each repeat."""
+
+    name: str
+    label: str
+    kind: str
+    transport: str
+    rule: str
+    floor: str | None
+    figures: dict[int, Figures]
+
+    @property
+    def rate(self) -> float:
+        """Median of turns per second."""
+        return self.median("rate")
+
+    def median(self, figure: str) -> float:
+        return median(getattr(each, figure) for each in self.figures.values())
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Lowest and highest turns per second."""
+        rates = [each.rate for each in self.figures.values()]
+        return min(rates), max(rates)
+
+    def ratio_to(self, other: Row) -> tuple[float, float, float]:
+        """Rate in rates of another: median, lowest and highest of the repeats that both have."""
+        ratios = [each.rate / other.figures[repeat].rate for repeat, each in self.figures.items() if repeat in other.figures]
+        return (median(ratios), min(ratios), max(ratios)) if ratios else (float("nan"),) * 3
+
+
+@dataclass
+class Results:
+    """All measurements of a run, and what was left out and why."""
+
+    path: Path
+    settings: dict[str, Any]
+    contenders: dict[str, dict[str, Any]] = field(default_factory=dict)
+    measurements: dict[tuple[Cell, str], dict[int, Figures]] = field(default_factory=dict)
+    left_out: dict[tuple[Cell, str], str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """What an earlier run wrote; what it left out may be tried again."""
+        content = json.loads(path.read_text())
+        results = cls(path, content["settings"], content["contenders"])
+        for entry in content["measurements"]:
+            cell = Cell(entry.pop("parameters"), entry.pop("workers"))
+            results.add(cell, entry.pop("contender"), entry.pop("repeat"), Figures(**entry))
+        return results
+
+    def describe(self, contenders: Iterable[Contender]) -> None:
+        for each in contenders:
+            fields = ("label", "kind", "transport", "rule", "floor")
+            self.contenders[each.name] = {name: getattr(each, name) for name in fields}
+
+    def add(self, cell: Cell, contender: str, repeat: int, figures: Figures) -> None:
+        self.measurements.setdefault((cell, contender), {})[repeat] = figures
+
+    def cells(self) -> list[Cell]:
+        """Those that have measurements, small ones first."""
+        return [cell for cell, _ in groupby(sorted(cell for cell, _ in self.measurements))]
+
+    def rows(self, cell: Cell) -> dict[str, Row]:
+        """What was measured in a cell, by the contender's name, the fastest first."""
+        rows = [
+            Row(name, **self.contenders[name], figures=figures)
+            for (of, name), figures in self.measurements.items()
+            if of == cell
+        ]
+        return {row.name: row for row in sorted(rows, key=lambda row: -row.rate)}
+
+    def save(self) -> None:
+        """Writes the file anew, so that an interrupted run keeps what it has."""
+        content = {
+            "settings": self.settings,
+            "machine": machine.description(),
+            "contenders": self.contenders,
+            "measurements": [
+                {**asdict(cell), "contender": name, "repeat": repeat, **asdict(each)}
+                for (cell, name), figures in self.measurements.items()
+                for repeat, each in sorted(figures.items())
+            ],
+            "left_out": [{**asdict(cell), "contender": name, "why": why} for (cell, name), why in self.left_out.items()],
+        }
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(content, indent=1) + "\n")
+        part.replace(self.path)
+
+
+def best(rows: Iterable[Row], kind: str, rule: str, transport: str | None = None) -> Row | None:
+    """The fastest of a kind with a rule, on one transport or on any."""
+    found = [row for row in rows if (row.kind, row.rule) == (kind, rule) and transport in (None, row.transport)]
+    return max(found, key=lambda row: row.rate, default=None)

@@ -1,0 +1,174 @@
+"""Round trips per second of this server, of what users would otherwise pick, and of the floors under all of them.
+
+`python -m benchmarks.throughput`; benchmarks/README.md says how to read what it prints.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import machine
+from benchmarks.claims import LARGE, MIDDLE, SMALL, verdicts
+from benchmarks.contenders import CONTENDERS
+from benchmarks.contenders.base import PROCESSES, Contender, ContenderFailedError
+from benchmarks.harness import LEAST_TURNS, WARM_UP, measure
+from benchmarks.picture import draw
+from benchmarks.results import Cell, Results
+from benchmarks.tables import rate, table
+
+_PROCESS_BYTES = 150 << 20  # what a process takes, forked from one that has imported PyTorch
+_SHARE_OF_MEMORY = 0.9  # of what is available, at most
+_QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds": 1.5}
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--parameters", "-P", multiple=True, type=click.IntRange(1), default=(SMALL, MIDDLE, LARGE), help="Sizes.")
+@click.option("--workers", "-W", multiple=True, type=click.IntRange(1), default=(4, 16), help="Numbers of workers.")
+@click.option("--repeats", type=click.IntRange(1), default=5, help="Measurements of each contender.")
+@click.option("--seconds", type=float, default=4.0, help="Length of each, at least.")
+@click.option(
+    "--only", multiple=True, metavar="NAME", help=f"Of {', '.join(each.name for each in CONTENDERS)}; or how they begin."
+)
+@click.option("--quick", is_flag=True, help="Under three minutes: fewer sizes, workers, repeats; rough figures.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput"), help="Folder of what is written.")
+@click.option("--resume", is_flag=True, help="Go on with what is in that folder.")
+@click.pass_context
+def main(
+    context: click.Context, parameters: tuple[int, ...], workers: tuple[int, ...], repeats: int, seconds: float,
+    only: tuple[str, ...], quick: bool, out: Path, resume: bool,
+) -> None:  # fmt: skip
+    """Measures every contender in fresh processes, one after another, in another order in each repeat."""
+    settings: dict[str, Any] = {"parameters": parameters, "workers": workers, "repeats": repeats, "seconds": seconds}
+    if quick:
+        given = {name for name in settings if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+        settings |= {name: value for name, value in _QUICK.items() if name not in given}
+        click.echo("--quick: fewer sizes, workers and repeats, each shorter; the figures are rougher than a whole run's")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "throughput.json"
+    results = Results.load(path) if resume and path.exists() else Results(path, settings)
+    chosen = _available(each for each in CONTENDERS if not only or each.name.startswith(only))
+    results.describe(chosen)
+    PROCESSES.set_forkserver_preload(["benchmarks.contenders", *(["torch"] if find_spec("torch") else [])])
+    cells = [Cell(size, count) for size in settings["parameters"] for count in settings["workers"]]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no way to end may leave processes behind
+    try:
+        Run(results, chosen, cells, settings["repeats"], settings["seconds"], out / "log.txt").run()
+    except KeyboardInterrupt:
+        click.echo("interrupted; --resume goes on")
+        report(results, out)
+        raise SystemExit(130) from None
+    report(results, out)
+
+
+def report(results: Results, out: Path) -> None:
+    """Prints the tables and the verdicts, and draws the picture."""
+    for cell in results.cells():
+        click.echo(f"\n{table(results, cell)}")
+    if not results.cells():
+        return
+    click.echo("\nWhat is to be shown (ratios, medians of the repeats):")
+    for line in verdicts(results):
+        click.echo(line)
+    for (cell, name), why in results.left_out.items():
+        click.echo(f"left out at P = {cell.parameters:,}, W = {cell.workers}: {name}: {why}")
+    draw(results, out / "throughput.png")
+    click.echo(f"\nwritten: {results.path}, {out / 'throughput.png'}")
+
+
+class Run:
+    """The measurements of one invocation, in order.
+
+    Args:
+        results: Receives them; those that it has already are not made again.
+        contenders: What to measure.
+        cells: Where.
+        repeats: How often.
+        seconds: How long each, at least.
+        log: Where contenders' processes print to.
+    """
+
+    def __init__(
+        self, results: Results, contenders: list[Contender], cells: list[Cell], repeats: int, seconds: float, log: Path
+    ) -> None:
+        self._results, self._seconds, self._log = results, seconds, log
+        done = {(cell, name, repeat) for (cell, name), figures in results.measurements.items() for repeat in figures}
+        self._plan = [
+            (cell, each, repeat)
+            for cell in cells
+            for repeat in range(repeats)
+            for each in random.Random(f"{cell} {repeat}").sample(contenders, len(contenders))
+            if (cell, each.name, repeat) not in done
+        ]
+        self._took: dict[tuple[Cell, str], float] = {}
+
+    def run(self) -> None:
+        while self._plan:
+            cell, contender, repeat = self._plan.pop(0)
+            if (cell, contender.name) not in self._results.left_out:
+                self._one(cell, contender, repeat)
+                self._results.save()
+
+    def _one(self, cell: Cell, contender: Contender, repeat: int) -> None:
+        what = f"P = {cell.parameters:,}, W = {cell.workers}, repeat {repeat + 1}: {contender.label}"
+        began = time.monotonic()
+        try:
+            _require_room(cell, contender)
+            figures = measure(contender, cell.parameters, cell.workers, self._seconds, self._log)
+        except Exception as error:  # whatever it is, the others go on
+            why = str(error) if isinstance(error, ContenderFailedError) else f"{type(error).__name__}: {error}"
+            self._results.left_out[cell, contender.name] = why
+            click.echo(f"{what}: left out: {why} (more in {self._log})")
+            return
+        self._took[cell, contender.name] = time.monotonic() - began
+        self._results.add(cell, contender.name, repeat, figures)
+        click.echo(f"{what}: {rate(figures.rate)}/s; about {_minutes(self._left())} left")
+
+    def _left(self) -> float:
+        """Seconds that the rest will take: as long as before, or a guess from its size."""
+        return sum(self._took.get((cell, each.name), self._guess(cell)) for cell, each, _ in self._plan)
+
+    def _guess(self, cell: Cell) -> float:
+        turns = (WARM_UP + LEAST_TURNS) * cell.workers
+        return 3 + self._seconds + turns * cell.parameters * 1e-8
+
+
+def _require_room(cell: Cell, contender: Contender) -> None:
+    """Raises ContenderFailedError where a contender's estimated memory is more than there is."""
+    needed = 4 * cell.parameters * cell.workers * contender.buffers + (contender.processes(cell.workers) + 1) * _PROCESS_BYTES
+    room = _SHARE_OF_MEMORY * machine.available_bytes()
+    if needed > room:
+        raise ContenderFailedError(f"it needs about {needed / 1e9:.1f} GB, and there are {room / 1e9:.1f} GB")
+
+
+def _available(contenders: Iterable[Contender]) -> list[Contender]:
+    """Those whose modules are installed; says what to install for the others."""
+    found = []
+    for each in contenders:
+        if each.requires is None or _importable(each.requires):
+            found.append(each)
+        else:
+            click.echo(f"skipped: {each.label}: {each.requires} is missing; {each.install}")
+    return found
+
+
+def _importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    main()

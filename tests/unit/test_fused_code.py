@@ -1,0 +1,56 @@
+"""The compiled kernels work on whole vectors: a loop that stops vectorising says nothing, and takes several times as long."""
+
+from __future__ import annotations
+
+import platform
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from gem_server.rules import fused
+from numba import njit
+
+pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="knows the instructions of x86-64 only")
+
+VECTOR = np.ones(64, np.float32)
+ONE = np.float32(1)
+BEGIN, END = np.uint64(0), np.uint64(64)
+CALLS: dict[str, tuple[Any, ...]] = {
+    "_update": (*(VECTOR.copy() for _ in range(5)), BEGIN, END, (ONE,) * 7, True, True),
+    "_descend": (*(VECTOR.copy() for _ in range(4)), BEGIN, END, ONE, ONE, ONE),
+    "_take": (VECTOR.copy(), BEGIN, END, VECTOR.copy()),
+    "_bins": (VECTOR.view(np.int32), END, np.int32(1), np.int32(2), np.zeros(64, np.uint8)),
+    "all_within": (VECTOR, ONE),
+}
+
+
+def assembly(kernel: str) -> str:
+    """What the kernel is compiled to on this machine, now: the code in numba's cache can't be looked into."""
+    options = {name: value for name, value in fused._OPTIONS.items() if name != "cache"}
+    compiled = njit(**options)(getattr(fused, kernel).py_func)
+    compiled(*CALLS[kernel])
+    (text,) = compiled.inspect_asm().values()
+    return str(text)
+
+
+def packed(instruction: str, text: str) -> int:
+    """How often an instruction on vectors (AVX-512, AVX or SSE) stands in the code."""
+    return len(re.findall(rf"^\s+v?{instruction}\s", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "instruction"),
+    [
+        ("_update", "divps"),
+        ("_update", "mulps"),
+        ("_update", "addps"),
+        ("_descend", "divps"),
+        ("_descend", "addps"),
+        ("_take", "mov[ua]ps"),
+        ("_bins", "psrad"),
+        ("all_within", r"cmp\w*ps"),
+    ],
+)
+def test_a_kernel_works_on_vectors(kernel: str, instruction: str) -> None:
+    assert packed(instruction, assembly(kernel))
