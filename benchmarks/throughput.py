@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -19,6 +20,7 @@ from benchmarks import machine
 from benchmarks.claims import LARGE, MIDDLE, SMALL, verdicts
 from benchmarks.contenders import CONTENDERS
 from benchmarks.contenders.base import PROCESSES, Contender, ContenderFailedError
+from benchmarks.contenders.threads import TUNED
 from benchmarks.harness import LEAST_TURNS, WARM_UP, measure
 from benchmarks.picture import draw
 from benchmarks.results import Cell, Results
@@ -38,12 +40,13 @@ _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds
     "--only", multiple=True, metavar="NAME", help=f"Of {', '.join(each.name for each in CONTENDERS)}; or how they begin."
 )
 @click.option("--quick", is_flag=True, help="Under three minutes: fewer sizes, workers, repeats; rough figures.")
+@click.option("--tuned-peers", is_flag=True, help="PyTorch RPC with the number of threads that is fastest for it.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput"), help="Folder of what is written.")
 @click.option("--resume", is_flag=True, help="Go on with what is in that folder.")
 @click.pass_context
 def main(
     context: click.Context, parameters: tuple[int, ...], workers: tuple[int, ...], repeats: int, seconds: float,
-    only: tuple[str, ...], quick: bool, out: Path, resume: bool,
+    only: tuple[str, ...], quick: bool, tuned_peers: bool, out: Path, resume: bool,
 ) -> None:  # fmt: skip
     """Measures every contender in fresh processes, one after another, in another order in each repeat."""
     settings: dict[str, Any] = {"parameters": parameters, "workers": workers, "repeats": repeats, "seconds": seconds}
@@ -51,6 +54,8 @@ def main(
         given = {name for name in settings if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
         settings |= {name: value for name, value in _QUICK.items() if name not in given}
         click.echo("--quick: fewer sizes, workers and repeats, each shorter; the figures are rougher than a whole run's")
+    if tuned_peers:
+        os.environ[TUNED] = "1"
     out.mkdir(parents=True, exist_ok=True)
     path = out / "throughput.json"
     results = Results.load(path) if resume and path.exists() else Results(path, settings)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from benchmarks.contenders.base import HOST, START_SECONDS, OwnProcess, Place, Turn, gradient
 from benchmarks.contenders.equations import ETA, rescaled
-from benchmarks.contenders.threads import limit_rpc_server, one_thread
+from benchmarks.contenders.threads import tune_rpc_server, tune_rpc_worker
 
 _SERVER = "server"
 
@@ -58,7 +58,7 @@ class PytorchRpc(OwnProcess):
     def serve(self, place: Place, ready: Event) -> None:
         from torch.distributed import rpc
 
-        limit_rpc_server(place)
+        tune_rpc_server(place)
         ready.set()
         rpc.init_rpc(_SERVER, rank=0, world_size=place.workers + 1, rpc_backend_options=self._options(place))
         threading.Event().wait()
@@ -68,7 +68,7 @@ class PytorchRpc(OwnProcess):
         import torch
         from torch.distributed import rpc
 
-        one_thread()
+        tune_rpc_worker()
         options = self._options(place)
         rpc.init_rpc(f"worker-{index}", rank=index + 1, world_size=place.workers + 1, rpc_backend_options=options)
         server = rpc.remote(_SERVER, shared_server, args=(place,))

@@ -1,4 +1,4 @@
-"""How many threads PyTorch's operations get in the peers: what was fastest for each of them."""
+"""How many threads PyTorch's operations get in the peers: as their documentation has it, or what was fastest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 
 from benchmarks.contenders.base import Place
 
-_MANY = 10_000_000  # parameters: at 156,450 a thread for each core halved PyTorch RPC's rate, at 25 million it helped
+TUNED = "GEM_BENCH_TUNED_PEERS"  # set by --tuned-peers, for the processes that are started
+_MANY = 10_000_000  # parameters: at 156,450 a thread for each core halves PyTorch RPC's rate, at 25 million it helps
 
 
 def one_thread() -> None:
@@ -14,9 +15,16 @@ def one_thread() -> None:
     _limit(1)
 
 
-def limit_rpc_server(place: Place) -> None:
-    """All cores for large models, one thread for small ones."""
-    _limit(1 if place.parameters < _MANY else len(os.sched_getaffinity(0)))
+def tune_rpc_server(place: Place) -> None:
+    """All cores for large models, one thread for small ones; PyTorch's default is all cores always."""
+    if TUNED in os.environ:
+        _limit(1 if place.parameters < _MANY else len(os.sched_getaffinity(0)))
+
+
+def tune_rpc_worker() -> None:
+    """One thread, where PyTorch's default is one for each core."""
+    if TUNED in os.environ:
+        one_thread()
 
 
 def _limit(threads: int) -> None:

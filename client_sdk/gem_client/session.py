@@ -17,13 +17,13 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from gem_api.errors import GemError, InvalidRequest, LayoutMismatch, LeaseEnded, RejectedCommit, TransportError, UnknownRegion
+from gem_api.errors import GemError, InvalidRequest, LeaseEnded, RejectedCommit, TransportError
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.memory import tune_allocator
-from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import Encoder, Format, ThetaFormat, gradient_format, theta_format
+from gem_api.wire import Format, ThetaFormat, gradient_format, theta_format
 
+from gem_client.carrier import Carrier
 from gem_client.connection import Connection
 from gem_client.membership import Membership
 from gem_client.retry import Retry
@@ -125,8 +125,7 @@ class Session:
         self._retry = retry
         self._connection = Connection(address, timeout, weakref.WeakMethod(self._renew))
         self._member = Membership(self.name, self._connection, retry, shared_memory, theta_format)
-        self._gradient_format = gradient_format
-        self._encoder: Encoder | None = None
+        self._carrier = Carrier(self._member, self._connection, retry, gradient_format)
         self._shards: Shards | None = None
         self._handed_out = Base(0, 0)
         # What is done while the caller computes: a commit under way, shards. One thing at a time uses the connection.
@@ -263,7 +262,7 @@ class Session:
         self._require_usable()
         with self._turn:
             self._member.settle_doubt()  # before a commit that was broken off may see the next gradient in its memory
-            packed = self._pack(gradient)
+            packed = self._carrier.pack(gradient)
             return self._commit(packed, loss, self._samples(samples, batches), batches, base or self._handed_out)
 
     def begin_commit(
@@ -286,7 +285,7 @@ class Session:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._turn:
             self._member.settle_doubt()
-            packed = self._pack(gradient)
+            packed = self._carrier.pack(gradient)
         counted, base = self._samples(samples, batches), base or self._handed_out
         self._under_way = self._side.submit(self._in_turn, self._commit, packed, loss, counted, batches, base)
 
@@ -370,10 +369,9 @@ class Session:
         member = self._member
         if base.generation != member.generation:
             return self._dropped(batches)
-        header = self._header(loss, samples, base)
         member.in_doubt = True  # until it is known what became of it, whatever interrupts this call
         try:
-            result = self._retry.call(lambda: self._exchange(header, packed), member.report)
+            result = self._carrier.carry(packed, loss, samples, base.version)
         except RejectedCommit:
             # The server did not take it: the sequence is free for the next one. The batch will be refused every time, so a
             # caller that goes on leaves it out.
@@ -389,54 +387,6 @@ class Session:
         self._complete(batches)
         pi_median = result.pi.median if result.HasField("pi") else None
         return Answer(self._hand_out(), member.version, result.staleness, pi_median)
-
-    def _exchange(self, header: pb.CommitHeader, packed: Vector) -> pb.CommitResult:
-        """Sends a commit, once; a server that was restarted in between shares memory anew, or gets chunks."""
-        member, shared_again = self._member, False
-        while member.region:
-            header.region = member.region
-            try:
-                return self._connection.commit([_opening(header)], None)
-            except UnknownRegion:
-                member.region = b""
-                if not shared_again:
-                    member.share_memory()
-                shared_again = True
-        header.region = b""
-        self._encoder = self._encoder or self._gradient_format.encoder(packed.size)
-        theta = member.theta_format.assembly(member.theta)
-        result = self._connection.commit(self._encoder.frames(packed, _opening(header)), theta)
-        self._encoder.applied()
-        return result
-
-    def _header(self, loss: float | None, samples: int, base: Base) -> pb.CommitHeader:
-        place = self._member.place
-        return pb.CommitHeader(
-            lease_id=place.lease_id,
-            sequence=self._member.sequence + 1,
-            base_version=base.version,
-            wire_dtype=self._gradient_format.dtype,
-            theta_dtype=self._member.theta_format.dtype,
-            layout_fingerprint=place.layout_fingerprint,
-            loss=None if loss is None else float(loss),
-            sample_count=samples,
-        )
-
-    def _pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
-        """The gradient as it is sent: float32, shape (P,), in shared memory where there is such."""
-        own, size = self._member.gradient, self._member.known_layout.size
-        if isinstance(gradient, Mapping):
-            return self.layout.pack(gradient, own)
-        array = np.asarray(gradient)
-        if array.shape != (size,):
-            raise LayoutMismatch(f"the gradient has shape {array.shape}, the model's is ({size},)")
-        if not np.issubdtype(array.dtype, np.floating):
-            raise LayoutMismatch(f"the gradient has dtype {array.dtype}: give floats")
-        if not self.shares_memory:
-            return np.ascontiguousarray(array, dtype="<f4")
-        if array is not own:
-            np.copyto(own, array, casting="same_kind")
-        return own
 
     # -- small parts
 
@@ -470,7 +420,3 @@ class Session:
         self._member.require_not_replaced()
         if os.getpid() != self._process:
             raise InvalidRequest("this session belongs to the process that opened it: open another one after the fork")
-
-
-def _opening(header: pb.CommitHeader) -> bytes:
-    return pb.CommitRequest(header=header).SerializeToString()
