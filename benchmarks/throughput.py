@@ -23,6 +23,7 @@ from benchmarks.contenders.base import PROCESSES, Contender, ContenderFailedErro
 from benchmarks.contenders.threads import TUNED
 from benchmarks.harness import LEAST_TURNS, WARM_UP, measure
 from benchmarks.picture import draw
+from benchmarks.predictions import predictions
 from benchmarks.results import Cell, Results
 from benchmarks.tables import rate, table
 
@@ -81,6 +82,9 @@ def report(results: Results, out: Path) -> None:
         return
     click.echo("\nWhat is to be shown (ratios, medians of the repeats):")
     for line in verdicts(results):
+        click.echo(line)
+    click.echo("\nWhat gem-ctl plan predicts:")
+    for line in predictions(results):
         click.echo(line)
     for (cell, name), why in results.left_out.items():
         click.echo(f"left out at P = {cell.parameters:,}, W = {cell.workers}: {name}: {why}")

@@ -33,10 +33,10 @@ class Costs:
         conversion: Of reading or writing a format other than float32, for each parameter and direction.
     """
 
-    by_reference: float = 3.0e-4
-    by_network: float = 5.0e-4
-    parameter: float = 1.0e-9
-    byte: float = 5.0e-10
+    by_reference: float = 2.0e-4
+    by_network: float = 2.5e-4
+    parameter: float = 8.5e-10
+    byte: float = 5.2e-10
     conversion: float = 3.0e-10
 
 
