@@ -17,7 +17,7 @@ from gem_server.leases import Lease
 from gem_server.rules import PiFacts
 
 T = TypeVar("T")
-# Work on so few parameters is done where it stands: it takes less than a millisecond, and two turns of a thread cost half of one.
+# Work on so few parameters is done where it stands: it takes about a millisecond, and the way to a thread and back half of one.
 INLINE_PARAMETERS = 1 << 20
 
 
