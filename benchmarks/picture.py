@@ -56,6 +56,7 @@ def _panel(axes: Any, cell: Cell, rows: list[Row]) -> None:
         axes.plot([lowest, highest], [place, place], color="black", linewidth=1)
         axes.annotate(rate(row.rate), (highest, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter("")
     axes.set_xlim(min(row.spread[0] for row in rows) / 2, max(row.spread[1] for row in rows) * 2)
     axes.set_yticks(places, [row.label for row in rows], fontsize=9)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
