@@ -261,8 +261,7 @@ class Session:
         """
         self._require_usable()
         with self._turn:
-            self._member.settle_doubt()  # before a commit that was broken off may see the next gradient in its memory
-            packed = self._carrier.pack(gradient)
+            packed = self._packed(gradient)
             return self._commit(packed, loss, self._samples(samples, batches), batches, base or self._handed_out)
 
     def begin_commit(
@@ -284,8 +283,7 @@ class Session:
         if self._under_way is not None or not self._member.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._turn:
-            self._member.settle_doubt()
-            packed = self._carrier.pack(gradient)
+            packed = self._packed(gradient)
         counted, base = self._samples(samples, batches), base or self._handed_out
         self._under_way = self._side.submit(self._in_turn, self._commit, packed, loss, counted, batches, base)
 
@@ -393,6 +391,10 @@ class Session:
     def _in_turn(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         with self._turn:
             return work(*arguments, **named)
+
+    def _packed(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
+        self._member.settle_doubt()  # before a commit that was broken off may see the next gradient in its memory
+        return self._carrier.pack(gradient)
 
     def _samples(self, samples: int | None, batches: int) -> int:
         if samples is not None:

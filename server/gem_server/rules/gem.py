@@ -77,8 +77,7 @@ class Gem(UpdateRule):
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:
         # By reference a pull leaves s alone: it starts at zero and changes only with the worker's own commits.
-        for name in {"answer"} if self._by_reference else {"snapshot", "answer"} & buffers.keys():
-            np.copyto(buffers[name], theta)
+        super().pull(theta, {"answer": buffers["answer"]} if self._by_reference else buffers)
 
     def apply(self, layout: Layout, theta: Vector, gradient: Vector, buffers: Buffers, staleness: int) -> PiFacts:
         parts = self.threads.parts(theta.size)
