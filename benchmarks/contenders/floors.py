@@ -62,7 +62,7 @@ class FusedPass(Contender):
 
 @dataclass(frozen=True)
 class GrpcEcho(OwnProcess):
-    """The frames of a commit on one long stream: received whole, then sent back as they are. Nothing is copied or read."""
+    """A header and the chunks of a gradient on one long stream: received whole, sent back as they are, nothing copied or read."""
 
     name: str = "grpc-echo"
     label: str = "floor: bare gRPC echo"
