@@ -62,7 +62,7 @@ class FusedPass(Contender):
 
 @dataclass(frozen=True)
 class GrpcEcho(OwnProcess):
-    """A header and the chunks of a gradient on one long stream: received whole, sent back as they are, nothing copied or read."""
+    """A header and a gradient in chunks on one long stream: received whole, sent back as they are, nothing copied or read."""
 
     name: str = "grpc-echo"
     label: str = "floor: bare gRPC echo"
