@@ -23,7 +23,7 @@ from gem_server.rules.gem import Gem
 from benchmarks.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, Turn, gradient
 
 _PATH = "/benchmark.Echo/Echo"
-_HEADER = bytes(120)  # about the size of a commit's header, and of its result
+_HEADER = bytes(120)  # about the size of a commit's header, and of its result; it opens the first frame
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FusedPass(Contender):
 
 @dataclass(frozen=True)
 class GrpcEcho(OwnProcess):
-    """A header and a gradient in chunks on one long stream: received whole, sent back as they are, nothing copied or read."""
+    """A gradient in the frames of a commit, on one long stream: received whole, sent back as they are, nothing copied or read."""
 
     name: str = "grpc-echo"
     label: str = "floor: bare gRPC echo"
@@ -78,7 +78,7 @@ class GrpcEcho(OwnProcess):
     @contextmanager
     def worker(self, place: Place, index: int) -> Iterator[Turn]:
         tune_allocator()
-        frames = [_HEADER, *chunk_frames(gradient(place, index))]
+        frames = [*chunk_frames(gradient(place, index), _HEADER)]
         outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
         with grpc.insecure_channel(place.address) as channel:
             grpc.channel_ready_future(channel).result(START_SECONDS)
@@ -96,10 +96,8 @@ async def _serve_echo(place: Place, ready: Event) -> None:
     chunks = -(-4 * place.parameters // CHUNK_BYTES)
 
     async def echo(requests: AsyncIterator[bytes], context: Any) -> None:
-        while (header := await context.read()) is not grpc.aio.EOF:
-            frames = [await context.read() for _ in range(chunks)]
-            await context.write(header)
-            for frame in frames:
+        while (first := await context.read()) is not grpc.aio.EOF:
+            for frame in [first, *[await context.read() for _ in range(chunks - 1)]]:
                 await context.write(frame)
 
     server = grpc.aio.server()
