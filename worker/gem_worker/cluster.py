@@ -26,24 +26,27 @@ class ClusterError(Exception):
 
 @dataclass
 class Member:
-    """One process of the cluster, its log appended to a file."""
+    """One process of the cluster, its log appended to a file; `niceness` is how far it stands back for the others."""
 
     name: str
     command: list[str]
     log: Path
+    niceness: int = 0
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
 
     def start(self, *extra: str) -> None:
-        # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which stops the others in order. The
+        # A process group of its own: Ctrl-C in the terminal reaches the launcher alone, which stops the others in order. Not a
+        # session of its own: Linux weighs processes by their niceness only against others of the same session. The
         # launcher's GEM_ variables are its own; what the others need is in their flags.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*self.command, *extra], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
-                start_new_session=True,
+                process_group=0,
             )  # fmt: skip
+        os.setpriority(os.PRIO_PROCESS, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0) + self.niceness)
 
     @property
     def running(self) -> bool:

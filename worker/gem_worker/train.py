@@ -24,6 +24,7 @@ from gem_worker.tasks import Task, TaskError, load_task
 _SETTINGS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
 _CHECKPOINT_SECONDS = 10
+_WORKER_NICENESS = 10  # where cores are few, a worker that computes makes way for the server that the others wait for
 # In a resumed run.
 _MAY_CHANGE = {
     "workers", "epochs", "steps", "evaluate_every", "lease_seconds", "shared_memory", "overlap", "gradient_dtype", "theta_dtype"
@@ -182,6 +183,7 @@ def _cluster(
             f"worker-{number}",
             python("gem_worker", f"--name=worker-{number}", *common),
             folder.logs / f"worker-{number}.log",
+            _WORKER_NICENESS,
         )
         for number in range(options["workers"])
     ]
