@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 from hypothesis import settings
-from live import Live, serving
+from live import Live, config, serving
+from region_client import abstract
 
 # The clock is no part of a test: no deadlines, and the same examples on every run.
 settings.register_profile("default", deadline=None, derandomize=True)
@@ -31,7 +32,8 @@ def hear_ctrl_c() -> None:
 
 
 @pytest.fixture
-def live() -> Iterator[Live]:
-    """A server with default settings."""
-    with serving() as server:
+def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    """A server with default settings, which shares memory in tests marked `shared_memory`."""
+    shares = request.node.get_closest_marker("shared_memory") is not None
+    with serving(config(memory_socket=abstract() if shares else "")) as server:
         yield server

@@ -221,7 +221,7 @@ class Core:
         region = lease.offered
         if region is not None and nonce == region.nonce:
             lease.adopt(region)
-        elif nonce != lease.nonce:
+        elif lease.region is None or nonce != lease.region.nonce:
             raise UnknownRegion("this server does not map that region of shared memory: share memory anew, or send chunks")
 
     # -- a commit: admit, (receive), ticket, begin, (run), finish
@@ -336,9 +336,9 @@ class Core:
 
     @property
     def worker_bytes(self) -> int:
-        """Bytes held for a worker that neither shares memory nor overlaps: the rule's buffers, and the one that its commits
-        arrive in."""
-        return self._worker_bytes(self.central.size, overlap=False)
+        """Most bytes held for one worker; where there is none, what one would take that neither shares memory nor overlaps."""
+        plain = self._worker_bytes(self.central.size, overlap=False)
+        return max((lease.nbytes for lease in self.leases.live.values()), default=plain)
 
     @property
     def memory_bytes(self) -> int:

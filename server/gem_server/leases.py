@@ -34,8 +34,7 @@ class Lease:
         base_version: Version of the θ that the worker was last given.
         spare_version: Version of the θ that it was given before that, where it overlaps: see `turn`.
         offered: Memory shared with the worker, which no commit has named yet.
-        shared_answer: Where the worker reads its answer, float32, shape (P,); None where it is sent.
-        nonce: Names the shared memory that `upload` and `shared_answer` lie in; empty where there is none.
+        region: Memory shared with the worker, which `upload` lies in; None where tensors are sent.
         queued: The sequence that holds a ticket now, if any.
         restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
             acknowledged commits that the checkpoint lacks.
@@ -51,8 +50,7 @@ class Lease:
     base_version: int = 0
     spare_version: int = 0
     offered: Region | None = None
-    shared_answer: Vector | None = None
-    nonce: bytes = b""
+    region: Region | None = None
     queued: int | None = None
     restored: bool = False
 
@@ -60,17 +58,21 @@ class Lease:
     def nbytes(self) -> int:
         """Bytes held for the worker."""
         arrays = [*self.buffers.values(), self.upload]
-        if self.shared_answer is not None:
-            arrays.append(self.shared_answer)
+        if self.region is not None:
+            arrays.append(self.region.answer)
         if self.offered is not None:
             arrays += [self.offered.gradient, self.offered.answer]
         return sum(array.nbytes for array in arrays)
 
+    @property
+    def shared_answer(self) -> Vector | None:
+        """Where the worker reads its answer, float32, shape (P,); None where it is sent."""
+        return self.region.answer if self.region is not None else None
+
     def adopt(self, region: Region) -> None:
         """Moves gradients and answers to shared memory. The worker may write anything there at any time: what the rule
         keeps of it stays elsewhere, and a gradient is checked once more when it is read."""
-        self.offered, self.nonce, self.upload = None, region.nonce, region.gradient
-        self.shared_answer = region.answer
+        self.offered, self.region, self.upload = None, region, region.gradient
 
     @property
     def overlaps(self) -> bool:

@@ -120,7 +120,7 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
         lease_remaining_seconds=max(0.0, lease.expires_at - now),
         memory_bytes=lease.nbytes,
         shards=shards,
-        shared_memory=bool(lease.nonce),
+        shared_memory=lease.region is not None,
     )
 
 

@@ -94,7 +94,7 @@ class Metrics(Collector):
         yield _counter("gem_sent_bytes", "Bytes of tensor frames sent.", None, self._traffic.sent)
         yield _gauge("gem_memory_bytes", "Bytes held for the central variable, its copies and the workers.", core.memory_bytes)
         yield _gauge("gem_memory_limit_bytes", "Bytes that may be held; 0 for no limit.", core.memory_limit)
-        yield _gauge("gem_worker_memory_bytes", "Bytes held for each worker.", core.worker_bytes)
+        yield _gauge("gem_worker_memory_bytes", "Most bytes held for one worker.", core.worker_bytes)
         yield _gauge("gem_epoch", "Newest epoch that a shard was handed out of, from 0.", ledger.epoch)
         shards = GaugeMetricFamily(
             "gem_shards", "Shards: of the newest epoch pending, of all epochs the rest.", labels=["state"]

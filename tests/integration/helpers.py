@@ -94,7 +94,7 @@ def assert_goes_over_the_network(live: Live, session: Session) -> None:
     for _ in range(3):
         np.testing.assert_array_equal(session.commit(GRADIENT).theta, theta(live))
     assert traffic(live)[0] - before[0] >= 3 * 4 * SIZE
-    assert not live.on_loop(lambda: any(lease.nonce for lease in live.core.leases.live.values()))
+    assert not live.on_loop(lambda: any(lease.region for lease in live.core.leases.live.values()))
 
 
 class Patience:

@@ -26,14 +26,7 @@ from integration.helpers import (
 from live import DEADLINE, Live, config, serving
 from region_client import abstract, linux_only, mapped
 
-pytestmark = linux_only
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """A server that shares memory."""
-    with serving(config(memory_socket=abstract())) as server:
-        yield server
+pytestmark = [linux_only, pytest.mark.shared_memory]
 
 
 @contextmanager

@@ -23,14 +23,7 @@ from integration.helpers import (
 from live import Live, config, serving
 from region_client import RULES, abstract, linux_only
 
-pytestmark = linux_only
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """A server that shares memory."""
-    with serving(config(memory_socket=abstract())) as server:
-        yield server
+pytestmark = [linux_only, pytest.mark.shared_memory]
 
 
 @pytest.fixture

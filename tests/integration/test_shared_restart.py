@@ -37,14 +37,7 @@ from live import DEADLINE, Live, config, serving, wait_until
 from region_client import RULES, abstract, linux_only, mapped, region_at, until_held
 from safetensors.numpy import load_file
 
-pytestmark = linux_only
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """A server that shares memory."""
-    with serving(config(memory_socket=abstract())) as server:
-        yield server
+pytestmark = [linux_only, pytest.mark.shared_memory]
 
 
 @pytest.fixture

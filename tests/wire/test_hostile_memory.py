@@ -17,19 +17,12 @@ import numpy as np
 import pytest
 from gem_api.v1 import training_pb2 as pb
 from live import Live, config, serving, wait_until
-from region_client import LARGE, NONCE, RULES, Shared, abstract, linux_only, queue_length, shared, sharing, theta_of
+from region_client import LARGE, NONCE, RULES, Shared, linux_only, queue_length, shared, sharing, theta_of
 from wire_client import SMALL, Refusal, Stream, Wire, Worker, apply_thread_held, chunks, theta_bits, wired
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.shared_memory]
 
 P = SMALL.size
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """A server that shares memory."""
-    with serving(config(memory_socket=abstract())) as server:
-        yield server
 
 
 @pytest.mark.parametrize("rule", RULES)

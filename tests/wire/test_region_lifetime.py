@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 
 import pytest
 from gem_api.region import Region, create_region
@@ -26,19 +25,12 @@ from region_client import (
 )
 from wire_client import SMALL, Worker, apply_thread_held, theta_bits, wired
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.shared_memory]
 
 P = SMALL.size
 THETA = 4 * P
 EACH = 3 * 4 * P  # the proxy's moment, the snapshot and the gradient that arrives in chunks
 REGION = 2 * 4 * P  # gradient and answer
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """A server that shares memory."""
-    with serving(config(memory_socket=abstract())) as server:
-        yield server
 
 
 # -- memory that takes its time, or can't be had

@@ -14,7 +14,7 @@ from gem_api.layout import Layout
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from live import Live, config, serving, wait_until
-from region_client import LARGE, NONCE, RULES, Shared, abstract, linux_only, queue_length, shared, sharing
+from region_client import LARGE, NONCE, RULES, Shared, linux_only, queue_length, shared, sharing
 from wire_client import (
     SMALL,
     Wire,
@@ -26,16 +26,9 @@ from wire_client import (
     wired,
 )
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.shared_memory]
 
 P = SMALL.size
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """A server that shares memory."""
-    with serving(config(memory_socket=abstract())) as server:
-        yield server
 
 
 @pytest.fixture
