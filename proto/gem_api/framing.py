@@ -233,6 +233,13 @@ class Assembly:
         self._received = end
         return filled
 
+    def add_all(self, data: memoryview) -> None:
+        """Unpacks a whole buffer. Raises IncompleteTransfer where it is not of the right size."""
+        step = CHUNK_BYTES // self._packing.block * self._packing.block
+        for offset in range(0, len(data), step):
+            self.add(ChunkView(offset, data[offset : offset + step]))
+        self.require_complete()
+
     def require_complete(self) -> None:
         """Raises IncompleteTransfer where the stream ended too early."""
         if not self.complete:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 from gem_api.layout import Vector
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat, gradient_format, theta_format
 
 from gem_server.apply_loop import run_blocking
 from gem_server.central import require_finite
+from gem_server.core import Arrived, as_floats
 from gem_server.leases import Lease
 from gem_server.transfer import Transfer
 
@@ -18,7 +20,7 @@ from gem_server.transfer import Transfer
 class Carrier(Protocol):
     """How one commit's gradient arrives and its answer leaves."""
 
-    async def fetch(self, lease: Lease, scale: float) -> None:
+    async def fetch(self, lease: Lease, scale: float) -> Arrived:
         """Has the whole gradient in `lease.upload`. Raises NonFiniteGradient, IncompleteTransfer."""
 
     async def skip(self, lease: Lease) -> None:
@@ -29,15 +31,19 @@ class Carrier(Protocol):
 
 
 class Network:
-    """Chunks in the call's stream, in the formats that the commit's header names. Raises InvalidRequest for unknown ones."""
+    """Chunks in the call's stream, in the formats that the commit's header names; `logged`, their bytes are kept for the log.
+    Raises InvalidRequest for unknown formats."""
 
-    def __init__(self, header: pb.CommitHeader, transfer: Transfer) -> None:
+    def __init__(self, header: pb.CommitHeader, transfer: Transfer, logged: bool) -> None:
         self._transfer = transfer
+        self._logged = logged
         self._gradient = gradient_format(header.wire_dtype)
         self._theta = stated_theta_format(header.theta_dtype)
 
-    async def fetch(self, lease: Lease, scale: float) -> None:
-        await self._transfer.receive(lease.upload, scale, "gradient", self._gradient)
+    async def fetch(self, lease: Lease, scale: float) -> Arrived:
+        kept: list[memoryview] | None = [] if self._logged and self._gradient is not FLOAT32 else None
+        await self._transfer.receive(lease.upload, scale, "gradient", self._gradient, kept)
+        return as_floats(lease.upload) if kept is None else Arrived(self._gradient.dtype, kept)
 
     async def skip(self, lease: Lease) -> None:
         await self._transfer.skip(self._gradient.nbytes(lease.upload.size))
@@ -53,14 +59,22 @@ class SharedMemory:
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
 
-    async def fetch(self, lease: Lease, scale: float) -> None:
-        # The worker may still change what is checked here; the rule therefore checks again what it reads.
-        await run_blocking(partial(require_finite, lease.upload, scale, "gradient"), lease.upload.size)
+    async def fetch(self, lease: Lease, scale: float) -> Arrived:
+        # The worker may still change what is checked here, unless it is copied; the rule therefore checks again what it reads.
+        await run_blocking(partial(_look_at, lease, scale), lease.upload.size)
+        return as_floats(lease.upload)
 
     async def skip(self, lease: Lease) -> None: ...
 
     async def deliver(self, result: bytes, theta: Vector) -> None:
         await self._transfer.write(result)
+
+
+def _look_at(lease: Lease, scale: float) -> None:
+    assert lease.region is not None
+    if lease.upload is not lease.region.gradient:
+        np.copyto(lease.upload, lease.region.gradient)
+    require_finite(lease.upload, scale, "gradient")
 
 
 def stated_theta_format(dtype: int) -> ThetaFormat:

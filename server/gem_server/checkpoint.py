@@ -3,7 +3,8 @@
 checkpoint-<version>-<serial>/
     model.safetensors    θ, by tensor name: what other tools load
     workers.safetensors  each lease's buffers, "<lease id>/<buffer>"
-    state.json           the rest, size and SHA-256 of the two files, and its own SHA-256
+    state.json           the rest, size and SHA-256 of the two files, and its own SHA-256; "log": the first segment of the log
+                         that tells what happened afterwards, where one is kept
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from gem_api.layout import Layout, Vector
 from safetensors import SafetensorError, safe_open
 
 from gem_server.core import Core
+from gem_server.durability.storage import Storage
 from gem_server.facts import Applied, EndReason, Outcome
 from gem_server.leases import SPARE, Lease
 from gem_server.rules import PiFacts
@@ -83,34 +85,41 @@ def capture(core: Core) -> tuple[dict[str, Any], dict[str, Vector], dict[str, Ve
     return state, layout.split(core.central.theta), buffers
 
 
-def write(directory: Path, state: dict[str, Any], model: dict[str, Vector], workers: dict[str, Vector], keep: int) -> Path:
+def write(
+    directory: Path, state: dict[str, Any], model: dict[str, Vector], workers: dict[str, Vector], keep: int,
+    storage: Storage | None = None,
+) -> Path:  # fmt: skip
     """Writes a checkpoint atomically, then removes all but the newest `keep`.
 
     Raises:
         OSError: It could not be written; nothing of it is left, and the older ones stand.
     """
+    storage = storage or Storage()
     directory.mkdir(parents=True, exist_ok=True)
     serial = 1 + max((serial for version, serial in map(_place, found(directory)) if version == state["version"]), default=0)
     path, scratch = directory / f"checkpoint-{state['version']:012d}-{serial:04d}", directory / f".writing-{os.getpid()}"
     for left_by_a_kill in directory.glob(".writing-*"):
-        shutil.rmtree(left_by_a_kill, ignore_errors=True)
+        storage.remove(left_by_a_kill)
     try:
-        scratch.mkdir(mode=0o700)
+        storage.make_directory(scratch)
         metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
         files = {
-            "model.safetensors": write_tensors(scratch / "model.safetensors", model, metadata),
-            "workers.safetensors": write_tensors(scratch / "workers.safetensors", workers, {}),
+            "model.safetensors": write_tensors(storage.create(scratch / "model.safetensors"), model, metadata),
+            "workers.safetensors": write_tensors(storage.create(scratch / "workers.safetensors"), workers, {}),
         }
         state = {**state, "files": files}
-        _write_text(scratch / "state.json", json.dumps({**state, "sha256": _digest(state)}, indent=1))
-        _sync_directory(scratch)
-        scratch.rename(path)
-        _sync_directory(directory)
+        with closing(storage.create(scratch / "state.json")) as file:
+            file.write(0, [json.dumps({**state, "sha256": _digest(state)}, indent=1).encode()])
+            file.sync()
+        storage.sync_directory(scratch)
+        storage.rename(scratch, path)
+        storage.sync_directory(directory)
     except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):
+            storage.remove(scratch)
         raise
     for old in [other for other in found(directory) if other != path][keep - 1 :]:
-        shutil.rmtree(old, ignore_errors=True)
+        storage.remove(old)
     return path
 
 
@@ -129,21 +138,6 @@ def _applied_state(applied: Applied) -> dict[str, Any]:
     pi = applied.pi
     fields = {name: value for name, value in vars(applied).items() if name != "pi"}
     return {**fields, "pi": {name: np.asarray(value).tolist() for name, value in vars(pi).items()} if pi else None}
-
-
-def _write_text(path: Path, text: str) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # -- reading
@@ -189,7 +183,7 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         core.leases.ended.update({EndReason(name): count for name, count in state["ended"].items()})
         core.steps_done.update(state["steps_done"])
         core.samples_committed = state["samples_committed"]
-        core.ledger.restore(state["ledger"])
+        core.ledger.restore(state["ledger"], jump="log" not in state)
         with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
             for lease in state["leases"]:
                 _restore_lease(lease, tensors, core, now)

@@ -71,6 +71,20 @@ def _socket(choice: str) -> str:
     default=30.0,
     help="Seconds between checkpoints; 0: only on request and at the end.",
 )
+@option(
+    "--durability",
+    type=click.Choice(["memory", "snapshot", "log"]),
+    default="snapshot",
+    show_default="snapshot with --checkpoint-dir, else memory",
+    help="What survives a crash. memory: nothing but checkpoints asked for; snapshot: all up to the last checkpoint; "
+    "log: every commit that was answered.",
+)
+@option(
+    "--log-limit",
+    type=Bytes(),
+    default="1G",
+    help="With --durability log: a checkpoint is written when the log since the last one is longer.",
+)
 @option("--checkpoint-keep", type=click.IntRange(1), default=3, help="How many checkpoints to keep.")
 @option("--resume/--no-resume", default=False, help="Go on from the newest checkpoint in --checkpoint-dir, if there is one.")
 @option(
@@ -137,6 +151,8 @@ def main(context: click.Context, /, **options: Any) -> None:
         memory_limit=options["memory_limit"],
         min_workers=options["min_workers"],
         apply_threads=options["apply_threads"],
+        durability=options["durability"],
+        log_limit=options["log_limit"],
         memory_socket=_socket(options["memory_socket"]),
     )
     try:

@@ -6,17 +6,22 @@ its own between `begin` and `finish`; nothing else touches θ or a worker's buff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, Overloaded, SequenceGap, UnknownRegion
-from gem_api.framing import empty
+from gem_api.framing import bytes_of, empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.region import Region
+from gem_api.wire import FLOAT32
 
 from gem_server.central import CentralVariable, Copy
+from gem_server.durability.records import Kind, Record, Recorder, forget
+from gem_server.durability.storage import Bytes
 from gem_server.facts import (
     Admission,
     Applied,
@@ -38,6 +43,18 @@ MAX_SAMPLES = 1 << 32  # in one commit
 MAX_NAME = 128
 
 
+class Arrived(NamedTuple):
+    """A gradient as it arrived: its wire dtype and its bytes, which stay as they are until they are in the log."""
+
+    dtype: int
+    pieces: Sequence[Bytes]
+
+
+def as_floats(gradient: Vector) -> Arrived:
+    """A gradient (float32, shape (P,)) that arrived as it is."""
+    return Arrived(FLOAT32.dtype, (bytes_of(gradient),))
+
+
 @dataclass(frozen=True)
 class Commit:
     """A commit whose gradient is complete: it holds a ticket and waits for its turn."""
@@ -46,6 +63,7 @@ class Commit:
     lease: Lease
     header: Header
     gradient: Vector
+    arrived: Arrived
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,10 @@ class Core:
         memory_limit: Bytes that may be held for θ, its copies and the workers; 0 for no limit.
         min_workers: No shard is handed out before so many workers have been in the run at once.
         new_id: Makes lease ids that cannot be guessed.
+
+    Attributes:
+        record: Told of everything that changes the run once θ has its first value, in the order in which it happens.
+        logged: Whether what it is told goes to a log, for which gradients must not change under way.
     """
 
     def __init__(
@@ -87,12 +109,20 @@ class Core:
         self.rule = make_rule(settings.rule, **vars(settings))
         self.central = CentralVariable()
         self.leases = LeaseTable(lease_seconds, new_id)
+        self.record: Recorder = forget
+        self.logged = False
         self.ledger = ShardLedger(settings)
         self.next_ticket = 1
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.steps_done: dict[str, int] = {}
         self.samples_committed = 0
         self._rolled_back: list[Ended] = []
+
+    def change(self, settings: Hyperparameters) -> None:
+        """Goes on with other settings, of those that a run may change: not those that its buffers and shards depend on."""
+        self.settings = settings
+        self.rule = make_rule(settings.rule, **vars(settings))
+        self.ledger.change(settings)
 
     # -- joining and leaving
 
@@ -114,11 +144,20 @@ class Core:
         theta, buffers, upload = self._allocate(layout, overlap)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self.central.adopt(layout, theta)
-        lease = self.leases.open(worker, buffers, upload, now)
+        lease_id = self.leases.new_id()
+        self.leases.open(lease_id, worker, buffers, upload, now)
+        self.record(Record(Kind.OPENED, {"lease": lease_id, "worker": worker, "overlap": overlap}))
         self._begun = self._begun or not self.workers_awaited
         self._elect_initializer()
-        must_initialize = self.central.initializer == lease.lease_id
-        return Registration(lease.lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
+        must_initialize = self.central.initializer == lease_id
+        return Registration(lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
+
+    def reopen(self, lease_id: str, worker: str, overlap: bool, now: float) -> None:
+        """Opens a lease that the log tells of. Raises Overloaded."""
+        layout = self.central.layout
+        assert layout is not None
+        _, buffers, upload = self._allocate(layout, overlap)
+        self.leases.open(lease_id, worker, buffers, upload, now).restored = True
 
     def _allocate(self, layout: Layout, overlap: bool) -> tuple[Vector, Buffers, Vector]:
         """Memory for a first worker's θ (else the present θ), and for a worker's buffers. Raises Overloaded."""
@@ -134,8 +173,8 @@ class Core:
     def renew(self, lease_id: str, now: float) -> Lease:
         return self.leases.renew(lease_id, now)
 
-    def leave(self, lease_id: str) -> Ended:
-        return self._end(self.leases.get(lease_id), EndReason.LEFT)
+    def leave(self, lease_id: str, reason: EndReason = EndReason.LEFT) -> Ended:
+        return self._end(self.leases.get(lease_id), reason)
 
     def expire(self, now: float) -> list[Ended]:
         """Ends the leases whose time is up."""
@@ -148,6 +187,7 @@ class Core:
 
     def _end(self, lease: Lease, reason: EndReason) -> Ended:
         self.leases.end(lease, reason)
+        self.record(Record(Kind.ENDED, {"lease": lease.lease_id, "reason": reason}))
         if self.central.initializer == lease.lease_id:
             self.central.initializer = None
         if not self.leases.live and not self.central.initialized:
@@ -181,8 +221,14 @@ class Core:
             return PullDecision.READY
         return PullDecision.INITIALIZE if self.central.initializer == lease_id else PullDecision.WAIT
 
+    def plan_pull(self, lease: Lease) -> Callable[[], int]:
+        """Between two commits: what gives the worker the present θ, in its own answer buffer, and returns the version."""
+        if lease.lease_id in self.leases.live:
+            self.record(Record(Kind.PULLED, {"lease": lease.lease_id, "version": self.central.version}))
+        return partial(self.pull, lease)
+
     def pull(self, lease: Lease) -> int:
-        """Gives the worker the present θ, in its own answer buffer; returns the version. Call it between two commits."""
+        """As `plan_pull` says."""
         self.rule.pull(self.central.theta, lease.buffers)
         lease.base_version = lease.spare_version = self.central.version
         if lease.overlaps:
@@ -220,7 +266,7 @@ class Core:
         """
         region = lease.offered
         if region is not None and nonce == region.nonce:
-            lease.adopt(region)
+            lease.adopt(region, copied=self.logged)
         elif lease.region is None or nonce != lease.region.nonce:
             raise UnknownRegion("this server does not map that region of shared memory: share memory anew, or send chunks")
 
@@ -261,11 +307,12 @@ class Core:
             raise InvalidRequest(f"base version {header.base_version} does not exist: the server is at {self.central.version}")
         return Admission.FRESH, lease
 
-    def ticket(self, lease: Lease, header: Header, now: float) -> Commit:
-        """The gradient has arrived whole: gives the commit its place in the FIFO."""
+    def ticket(self, lease: Lease, header: Header, now: float, arrived: Arrived | None = None) -> Commit:
+        """The gradient is in `lease.upload`, whole; `arrived` where it came in another form. Gives the commit its place in the
+        FIFO."""
         self.leases.renew(lease.lease_id, now)
         lease.queued = header.sequence
-        commit = Commit(self.next_ticket, lease, header, lease.upload)
+        commit = Commit(self.next_ticket, lease, header, lease.upload, arrived or as_floats(lease.upload))
         self.next_ticket += 1
         return commit
 
@@ -274,6 +321,7 @@ class Core:
         lease, layout = self.leases.get(commit.header.lease_id), self.central.layout
         assert layout is not None
         staleness = self.central.version - commit.header.base_version
+        lease.recorded = self.record(self._commit_record(commit))
 
         def run() -> PiFacts | None:
             lease.turn(commit.header.base_version)
@@ -286,6 +334,20 @@ class Core:
             return pi
 
         return Step(commit, staleness, run)
+
+    def _commit_record(self, commit: Commit) -> Record:
+        header = commit.header
+        fields = {
+            "ticket": commit.ticket,
+            "lease": header.lease_id,
+            "sequence": header.sequence,
+            "base_version": header.base_version,
+            "version": self.central.version + 1,
+            "dtype": commit.arrived.dtype,
+            "loss": header.loss,
+            "samples": header.samples,
+        }
+        return Record(Kind.COMMITTED, fields, commit.arrived.pieces)
 
     def finish(self, step: Step, pi: PiFacts | None, now: float) -> Applied:
         """The arithmetic is done: makes the commit part of the run."""
@@ -325,12 +387,22 @@ class Core:
         lease = self.leases.renew(lease_id, now)
         if self.workers_awaited:
             return NoShard(complete=False)
-        self.ledger.release(lease_id, but=holding)
-        return self.ledger.lease(lease_id, lease.worker, samples)
+        dealt = self.deal(lease, samples, holding)
+        self.record(Record(Kind.DEALT, {"lease": lease_id, "samples": samples, "holding": sorted(holding)}))
+        return dealt
+
+    def deal(self, lease: Lease, samples: int, holding: Collection[int]) -> Shard | NoShard:
+        """The same, whoever else has joined. Raises InvalidRequest, and changes nothing then."""
+        self.ledger.require_samples(samples)
+        self.ledger.release(lease.lease_id, but=holding)
+        return self.ledger.lease(lease.lease_id, lease.worker, samples)
 
     def complete_shard(self, lease_id: str, shard_id: int, now: float) -> bool:
         self.leases.renew(lease_id, now)
-        return self.ledger.complete(lease_id, shard_id)
+        accepted = self.ledger.complete(lease_id, shard_id)
+        if accepted:
+            self.record(Record(Kind.COMPLETED, {"lease": lease_id, "shard": shard_id}))
+        return accepted
 
     # -- memory
 

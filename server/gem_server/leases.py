@@ -36,6 +36,7 @@ class Lease:
         offered: Memory shared with the worker, which no commit has named yet.
         region: Memory shared with the worker, which `upload` lies in; None where tensors are sent.
         queued: The sequence that holds a ticket now, if any.
+        recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
         restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
             acknowledged commits that the checkpoint lacks.
     """
@@ -52,27 +53,27 @@ class Lease:
     offered: Region | None = None
     region: Region | None = None
     queued: int | None = None
+    recorded: int = 0
     restored: bool = False
 
     @property
     def nbytes(self) -> int:
         """Bytes held for the worker."""
-        arrays = [*self.buffers.values(), self.upload]
-        if self.region is not None:
-            arrays.append(self.region.answer)
-        if self.offered is not None:
-            arrays += [self.offered.gradient, self.offered.answer]
-        return sum(array.nbytes for array in arrays)
+        shared = [array for region in (self.region, self.offered) if region for array in (region.gradient, region.answer)]
+        arrays = {id(array): array for array in (*self.buffers.values(), self.upload, *shared)}
+        return sum(array.nbytes for array in arrays.values())
 
     @property
     def shared_answer(self) -> Vector | None:
         """Where the worker reads its answer, float32, shape (P,); None where it is sent."""
         return self.region.answer if self.region is not None else None
 
-    def adopt(self, region: Region) -> None:
+    def adopt(self, region: Region, *, copied: bool) -> None:
         """Moves gradients and answers to shared memory. The worker may write anything there at any time: what the rule
-        keeps of it stays elsewhere, and a gradient is checked once more when it is read."""
-        self.offered, self.region, self.upload = None, region, region.gradient
+        keeps of it stays elsewhere, and a gradient is checked once more when it is read; or `copied` to `upload` first."""
+        self.offered, self.region = None, region
+        if not copied:
+            self.upload = region.gradient
 
     @property
     def overlaps(self) -> bool:
@@ -108,8 +109,8 @@ class LeaseTable:
     ended: dict[EndReason, int] = field(default_factory=dict)
     _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
 
-    def open(self, worker: str, buffers: Buffers, upload: Vector, now: float) -> Lease:
-        lease = Lease(self.new_id(), worker, now + self.duration, buffers, upload)
+    def open(self, lease_id: str, worker: str, buffers: Buffers, upload: Vector, now: float) -> Lease:
+        lease = Lease(lease_id, worker, now + self.duration, buffers, upload)
         self.live[lease.lease_id] = lease
         return lease
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import secrets
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 import grpc
 import numpy as np
-from gem_api.errors import CheckpointFailed
+from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.exposition import serve_metrics
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
@@ -32,8 +34,14 @@ from gem_server.apply_loop import ApplyLoop, Observer
 from gem_server.calls import Calls
 from gem_server.checkpointer import Checkpointer
 from gem_server.core import Core
+from gem_server.durability import recovery
+from gem_server.durability.group_commit import GroupCommit, Unlogged
+from gem_server.durability.journal import Journal
+from gem_server.durability.segment import DamagedLog
+from gem_server.durability.storage import Storage
 from gem_server.edge import rpc_handlers
 from gem_server.history import History
+from gem_server.log_metrics import LogMetrics
 from gem_server.memory_socket import MemorySocket
 from gem_server.metrics import Metrics
 from gem_server.progress import Progress
@@ -77,6 +85,8 @@ class ServerConfig:
     memory_limit: int
     min_workers: int = 1
     apply_threads: int = 0
+    durability: str = "snapshot"  # memory, snapshot or log; memory without a checkpoint_dir
+    log_limit: int = 1 << 30
     memory_socket: str = ""  # address of the Unix socket that hands out shared memory; empty for none
 
 
@@ -124,7 +134,8 @@ class Server:
         except ValueError as error:
             raise StartError(str(error)) from None
         self._lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
-        self.core = core = make_core(config, clock, log)
+        self.core, number = make_core(config, clock, log)
+        core = self.core
         core.rule.use_threads(Threads(config.apply_threads))
         progress, calls = Progress(started=clock()), Calls()
         if core.central.initialized:
@@ -135,25 +146,45 @@ class Server:
             self._memory_socket = MemorySocket(config.memory_socket, core, log)
         except OSError as error:
             raise StartError(f"can't share memory at {config.memory_socket} (--memory-socket): {error}") from None
-        self._servicer = TrainingServicer(core, self._apply_loop, progress, calls, self._memory_socket, clock, log)
+        self._history = History(config.history, core.central.version, wall, log) if config.history else None
+        journal = make_journal(config, core.run_id, number)
+        self._checkpointer = Checkpointer(
+            config.checkpoint_dir, config.keep, core, self._apply_loop, progress, clock, log,
+            before=self._history.flush if self._history else lambda: None,
+            journal=journal, log_limit=config.log_limit,
+        )  # fmt: skip
+        self._group_commit = self._make_group_commit(journal, clock) if journal else None
+        durability = self._group_commit or Unlogged()
+        self._servicer = TrainingServicer(
+            core, self._apply_loop, progress, calls, self._memory_socket, durability, clock, log
+        )  # fmt: skip
         metrics = Metrics(
             self.registry, core, progress, self._servicer.traffic, lambda: self._apply_loop.queue_length,
             lambda at: wall() - clock() + at,
         )  # fmt: skip
         observers.append(metrics.applied)
-        self._history = History(config.history, core.central.version, wall, log) if config.history else None
         if self._history:
             observers.append(self._history.applied)
-        self._checkpointer = Checkpointer(
-            config.checkpoint_dir, config.keep, core, self._apply_loop, progress, clock, log,
-            before=self._history.flush if self._history else lambda: None,
-        )  # fmt: skip
         self._stop = asyncio.Event()
         self._health = HealthServicer()
         admin = AdminServicer(self._checkpointer, self._apply_loop, self.stop)
         handlers = [rpc_handlers(TRAINING, self._servicer, calls, log), rpc_handlers(ADMIN, admin, calls, log)]
         _add_services(self._grpc, handlers, self._health)
         self._tasks: list[asyncio.Task[None]] = []
+        self._logging: asyncio.Task[None] | None = None
+
+    def _make_group_commit(self, journal: Journal, clock: Callable[[], float]) -> GroupCommit:
+        metrics = LogMetrics(self.registry, journal)
+        group_commit = GroupCommit(journal, self._log, clock, metrics.flushed, self._checkpointer.write)
+        metrics.stalled = lambda: bool(group_commit.trouble)
+        self._checkpointer.told = group_commit.based
+        self.core.logged = True
+        if self.core.central.initialized:
+            try:
+                self._checkpointer.write_first()
+            except CheckpointFailed as error:
+                raise StartError(f"no checkpoint can be written for the log to follow: {error}") from error
+        return group_commit
 
     async def start(self) -> None:
         """Compiles what is to be compiled, and serves."""
@@ -165,9 +196,11 @@ class Server:
         chores = [self._apply_loop.run(), expire, self._memory_socket.run()]
         if self._history:
             chores.append(_repeat(1.0, self._history.flush))
-        if config.checkpoint_dir and config.checkpoint_interval:
-            chores.append(self._checkpointer.every(config.checkpoint_interval))
+        if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or self._group_commit):
+            chores.append(self._checkpointer.every(config.checkpoint_interval or math.inf))
         self._tasks = [asyncio.create_task(chore) for chore in chores]
+        if self._group_commit:
+            self._logging = asyncio.create_task(self._group_commit.run())
         address = f"{config.listen.rpartition(':')[0]}:{self.port}"
         settings = core.settings
         if config.checkpoint_dir is None:
@@ -195,7 +228,8 @@ class Server:
             StartError: The last checkpoint could not be written.
         """
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait([stopping, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        logging = [self._logging] if self._logging else []
+        await asyncio.wait([stopping, *self._tasks, *logging], return_when=asyncio.FIRST_COMPLETED)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._servicer.drain()
         applying, *chores = self._tasks
@@ -206,6 +240,7 @@ class Server:
                 chore.cancel()
             self._apply_loop.close()
             await applying
+            await self._end_log()
             await self._checkpointer.write_last()
         except CheckpointFailed as error:
             raise StartError(f"the last checkpoint was not written; the one before it stands: {error}") from error
@@ -218,12 +253,45 @@ class Server:
                 self._lock.close()
         self._log.info("stopped")
 
+    async def _end_log(self) -> None:
+        """Has what was applied acknowledged, and ends the log. Raises StartError where the disk has failed."""
+        if self._group_commit is None or self._logging is None:
+            return
+        try:
+            if self._logging.done():
+                self._logging.result()  # raises what ended it
+            with suppress(Overloaded):  # the disk is full: those who wait were told, and will ask the next server
+                await self._group_commit.settled()
+        except OSError as error:
+            raise StartError(f"the log can't be written: {error}; what was acknowledged is in it") from error
+        finally:
+            self._logging.cancel()
+            self._group_commit.close()
 
-def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> Core:
-    """A new core, or the one that the newest checkpoint holds. Raises StartError."""
+
+def make_journal(config: ServerConfig, run_id: str, number: int) -> Journal | None:
+    """The log of a run whose last record is `number`; None where none is kept. Raises StartError."""
+    if config.durability != "log":
+        return None
+    if config.checkpoint_dir is None:
+        raise StartError("--durability log needs --checkpoint-dir: say where checkpoints and log are to be kept")
+    directory = recovery.log_directory(config.checkpoint_dir)
     try:
-        return _resumed(config, clock, log) or _new_core(secrets.token_hex(4), config.settings, config)
-    except (ValueError, checkpoint.BadCheckpoint) as error:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"can't make a folder for the log: {error}") from error
+    return Journal(Storage(), directory, run_id, recovery.next_serial(directory), number)
+
+
+def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> tuple[Core, int]:
+    """A new core, or the one that the newest checkpoint and the log since hold; and the number of the log's last record.
+
+    Raises:
+        StartError: There is no usable checkpoint, or the log is damaged.
+    """
+    try:
+        return _resumed(config, clock, log) or (_new_core(secrets.token_hex(4), config.settings, config), 0)
+    except (ValueError, checkpoint.BadCheckpoint, DamagedLog) as error:
         raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(f"can't read the checkpoints: {error}") from error
@@ -242,7 +310,7 @@ def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> C
     )
 
 
-def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> Core | None:
+def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> tuple[Core, int] | None:
     directory = config.checkpoint_dir
     if directory is None:
         if config.resume:
@@ -254,21 +322,29 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> C
                 f"{directory} holds the checkpoints of another run: add --resume to go on with it, or name another folder"
             )
         return None
-    newest = checkpoint.newest(directory, lambda path, why: log.warning("checkpoint refused", path=str(path), why=why))
-    if newest is None:
+    recovered = recovery.recover(
+        directory,
+        lambda run_id, kept: _new_core(run_id, kept, config),
+        clock(),
+        lambda path, why: log.warning("checkpoint refused", path=str(path), why=why),
+    )
+    if recovered is None:
         log.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))
         return None
-    path, state = newest
-    kept = Hyperparameters(**state["hyperparameters"])
+    core, kept = recovered.core, recovered.core.settings
+    if recovered.torn is not None:
+        log.info("the log ends within a record that nobody was promised", segment=str(recovered.torn))
     settings = resumed_settings(kept, config.settings, config.given)
+    core.change(settings)
     if changed := {name: f"{old} -> {vars(settings)[name]}" for name, old in vars(kept).items() if old != vars(settings)[name]}:
         log.warning("this start changes the run's settings", **changed)
-    core = _new_core(state["run_id"], settings, config)
-    checkpoint.restore(path, state, core, clock())
     if core.memory_limit and core.memory_bytes > core.memory_limit:
         raise ValueError(f"the run's workers hold {core.memory_bytes} bytes, --memory-limit is {core.memory_limit}: raise it")
-    log.info("resumed", checkpoint=str(path), version=core.central.version, leases=len(core.leases.live))
-    return core
+    log.info(
+        "resumed", checkpoint=str(recovered.checkpoint), version=core.central.version, leases=len(core.leases.live),
+        from_log=core.central.version - recovered.saved,
+    )  # fmt: skip
+    return core, recovered.number
 
 
 def lock_directory(directory: Path) -> IO[bytes]:

@@ -18,6 +18,7 @@ from gem_server.apply_loop import ApplyLoop
 from gem_server.calls import Call, Calls
 from gem_server.carriers import Carrier, Network, SharedMemory, stated_theta_format
 from gem_server.core import Core
+from gem_server.durability.group_commit import Durability
 from gem_server.edge import Context
 from gem_server.facts import Admission, Ended, Header, Outcome, PullDecision
 from gem_server.memory_socket import MemorySocket
@@ -39,6 +40,7 @@ class TrainingServicer:
         progress: Remembers what the status shows.
         calls: The calls in progress.
         memory_socket: Where workers of this machine get shared memory.
+        durability: Says when what happened may be told.
         clock: Monotonic seconds.
         log: The server's log.
     """
@@ -50,6 +52,7 @@ class TrainingServicer:
         progress: Progress,
         calls: Calls,
         memory_socket: MemorySocket,
+        durability: Durability,
         clock: Callable[[], float],
         log: Logger,
     ) -> None:
@@ -58,6 +61,7 @@ class TrainingServicer:
         self._progress = progress
         self._calls = calls
         self._memory_socket = memory_socket
+        self._durability = durability
         self._clock = clock
         self._log = log
         self._changed = asyncio.Event()
@@ -85,11 +89,13 @@ class TrainingServicer:
         admission, lease = self._core.admit(header, self._clock())
         if message.region:
             self._core.adopt_region(lease, message.region)
-        carrier: Carrier = SharedMemory(transfer) if message.region else Network(message, transfer)
+        carrier: Carrier = SharedMemory(transfer) if message.region else Network(message, transfer, self._core.logged)
         if admission is Admission.FRESH:
-            await carrier.fetch(lease, self._core.rule.learning_rate)
+            await self._durability.reached(lease.recorded)  # the log may still need the last gradient, where this one goes
+            self._durability.require_writable()
+            arrived = await carrier.fetch(lease, self._core.rule.learning_rate)
             self._require_open()
-            self._apply_loop.submit(self._core.ticket(lease, header, self._clock()))
+            self._apply_loop.submit(self._core.ticket(lease, header, self._clock(), arrived))
         else:
             await carrier.skip(lease)
         call.answering = True
@@ -97,6 +103,7 @@ class TrainingServicer:
         if admission is not Admission.FRESH:
             # A pull that this repeat overtook may still have its turn to come, and would change the answer under way.
             await self._apply_loop.between_commits(lambda: partial(self._core.answer_again, lease))
+        await self._durability.reached(lease.recorded)
         result = messages.commit_result(applied, lease.base_version)
         await carrier.deliver(pb.CommitResponse(result=result).SerializeToString(), self._core.answer(lease))
 
@@ -127,12 +134,14 @@ class TrainingServicer:
             return
         lease = self._core.renew(request.lease_id, self._clock())
         with self._calls.exchange(call, request.lease_id):
-            version = await self._apply_loop.between_commits(lambda: partial(self._core.pull, lease))
+            version = await self._apply_loop.between_commits(lambda: self._core.plan_pull(lease))
+            await self._durability.settled()
             await transfer.send(self._pull_opening(version=version), self._core.answer(lease), form)
 
     async def _pull_without_lease(self, transfer: Transfer, form: ThetaFormat) -> None:
         self._core.central.require_initialized()
         copy = await self._apply_loop.between_commits(self._core.plan_copy)
+        await self._durability.settled()
         layout = self._core.central.layout
         assert layout is not None
         opening = self._pull_opening(version=copy.version, layout=layout.to_message())
@@ -155,6 +164,7 @@ class TrainingServicer:
             await transfer.require_end()
             self._core.require_initializer(header.lease_id, self._clock())
             self._core.initialized()
+            await self._durability.begin()
         self._log.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)
         self.notify()
         return pb.InitializeCentralResponse(version=self._core.central.version)
@@ -171,6 +181,7 @@ class TrainingServicer:
             self.lease_ended(registration.ended)
         awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}
         self._log.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
+        await self._durability.settled()
         return messages.registration(registration, self._core)
 
     async def renew_lease(self, call: Call, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseResponse:
@@ -179,6 +190,7 @@ class TrainingServicer:
 
     async def leave_cluster(self, call: Call, request: pb.LeaveClusterRequest, context: Context) -> pb.LeaveClusterResponse:
         self.lease_ended(self._core.leave(request.lease_id))
+        await self._durability.settled()
         return pb.LeaveClusterResponse()
 
     async def share_memory(self, call: Call, request: pb.ShareMemoryRequest, context: Context) -> pb.ShareMemoryResponse:
@@ -207,6 +219,7 @@ class TrainingServicer:
     async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse:
         self._require_open()
         shard = self._core.lease_shard(request.lease_id, request.sample_count, self._clock(), set(request.holding))
+        await self._durability.settled()
         if not isinstance(shard, NoShard):
             return pb.LeaseShardResponse(shard=messages.shard(shard, self._core.ledger.indices(shard)))
         if shard.complete:
@@ -215,6 +228,7 @@ class TrainingServicer:
 
     async def complete_shard(self, call: Call, request: pb.CompleteShardRequest, context: Context) -> pb.CompleteShardResponse:
         accepted = self._core.complete_shard(request.lease_id, request.shard_id, self._clock())
+        await self._durability.settled()
         return pb.CompleteShardResponse(accepted=accepted)
 
     async def report_evaluation(

@@ -100,13 +100,8 @@ class ShardLedger:
         Raises:
             InvalidRequest: `samples`, the size of the worker's training set, is not the run's.
         """
-        if samples < 1:
-            raise InvalidRequest("the training set has no samples: give a data set with at least one")
-        self.samples = self.samples or samples
-        if samples != self.samples:
-            raise InvalidRequest(
-                f"the training set has {samples} samples, this run's has {self.samples}: use the same data set"
-            )
+        self.require_samples(samples)
+        self.samples = samples
         group = worker if self._settings.shards == "replicate" else ""
         deck = self.decks.setdefault(group, self._new_deck())
         dealt = deck.deal()
@@ -116,6 +111,15 @@ class ShardLedger:
         self._next_id += 1
         self.held[shard.shard_id] = lease_id, shard
         return shard
+
+    def require_samples(self, samples: int) -> None:
+        """Raises InvalidRequest where a worker's training set has no samples, or another number than the run's."""
+        if samples < 1:
+            raise InvalidRequest("the training set has no samples: give a data set with at least one")
+        if samples != (self.samples or samples):
+            raise InvalidRequest(
+                f"the training set has {samples} samples, this run's has {self.samples}: use the same data set"
+            )
 
     def indices(self, shard: Shard) -> Indices:
         """The samples of a shard: uint64, shape (end - begin,)."""
@@ -168,12 +172,13 @@ class ShardLedger:
             "held": [[lease_id, s.shard_id, s.group, s.epoch, s.begin, s.end] for lease_id, s in self.held.values()],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Takes over what `state` returned."""
+    def restore(self, state: dict[str, Any], *, jump: bool = True) -> None:
+        """Takes over what `state` returned; with new ids far from any that may have been given out since, unless a log tells
+        of those."""
         self.samples = state["samples"]
         self.completed = state["completed"]
         self.samples_completed = state["samples_completed"]
-        self._next_id = state["next_id"] + _ID_JUMP
+        self._next_id = state["next_id"] + (_ID_JUMP if jump else 0)
         for group, epoch, next_, returned in state["decks"]:
             deck = self.decks[group] = self._new_deck()
             deck.epoch, deck.next = epoch, next_
@@ -182,6 +187,12 @@ class ShardLedger:
             shard = Shard(*fields)
             self.held[shard.shard_id] = lease_id, shard
             self.decks[shard.group].held += 1
+
+    def change(self, settings: Hyperparameters) -> None:
+        """Goes on with another number of epochs."""
+        self._settings = settings
+        for deck in self.decks.values():
+            deck.epochs = settings.epochs
 
     def _new_deck(self) -> Deck:
         return Deck(self.samples, self._settings.shard_size, self._settings.epochs)

@@ -71,8 +71,11 @@ class Transfer:
         if self._ahead is not None or await self._read() is not None:
             raise IncompleteTransfer("a frame after the whole of the buffer had arrived: end the stream there")
 
-    async def receive(self, into: Vector, scale: float, what: str, form: Format = FLOAT32) -> None:
-        """Fills `into` (float32, shape (P,)) from chunks, each checked by `require_finite` while it is in the cache."""
+    async def receive(
+        self, into: Vector, scale: float, what: str, form: Format = FLOAT32, kept: list[memoryview] | None = None
+    ) -> None:
+        """Fills `into` (float32, shape (P,)) from chunks, each checked by `require_finite` while it is in the cache, and puts
+        their bytes into `kept`."""
         assembly = form.assembly(into)
         while not assembly.complete:
             chunk = await self._read_chunk()
@@ -80,6 +83,8 @@ class Transfer:
                 assembly.require_complete()
                 return
             require_finite(assembly.add(chunk), scale, what)
+            if kept is not None:
+                kept.append(chunk.data)
 
     async def skip(self, size: int) -> None:
         """Reads and drops the chunks of a gradient of `size` bytes that is here already."""

@@ -17,6 +17,7 @@ from gem_api.layout import Layout
 from gem_server import checkpoint
 from gem_server.checkpoint import BadCheckpoint, capture, found, newest, restore, write
 from gem_server.core import Core
+from gem_server.durability.storage import Storage
 from gem_server.facts import Admission, Applied
 from gem_server.shards import NoShard, Shard
 from gem_server.tensor_file import write_tensors
@@ -31,6 +32,7 @@ FILES = ["model.safetensors", "workers.safetensors", "state.json"]
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here outlives the test: it need not reach the disk."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
+    monkeypatch.setattr(os, "fdatasync", lambda handle: None)
 
 
 def trained(settings: Hyperparameters | None = None, layout: Layout = SMALL, commits: int = 5) -> Core:
@@ -232,7 +234,7 @@ def test_the_library_reads_what_our_writer_wrote_as_what_its_own_wrote(metadata:
     tensors = {f"t{number}": random.normal(size=shape).astype(np.float32) for number, shape in enumerate(shapes)}
     tensors["odd"] = np.array([np.nan, np.inf, -0.0, 1e-45], np.float32)
     ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
-    written = write_tensors(ours, tensors, metadata)
+    written = write_tensors(Storage().create(ours), tensors, metadata)
     theirs.write_bytes(save(tensors, metadata))
     one, other = load_file(ours), load_file(theirs)
     assert one.keys() == other.keys()
@@ -244,7 +246,7 @@ def test_the_library_reads_what_our_writer_wrote_as_what_its_own_wrote(metadata:
 def test_tensors_larger_than_a_piece_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gem_server.tensor_file._PIECE", 100)
     values = np.random.default_rng(4).normal(size=1003).astype(np.float32)
-    write_tensors(tmp_path / "file", {"w": values}, {})
+    write_tensors(Storage().create(tmp_path / "file"), {"w": values}, {})
     assert bits(load_file(tmp_path / "file")["w"]) == bits(values)
 
 
@@ -262,7 +264,7 @@ def test_only_the_owner_can_read_a_checkpoint(tmp_path: Path) -> None:
 def test_a_tensor_file_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"precious")
     with pytest.raises(FileExistsError):
-        write_tensors(tmp_path / "file", {}, {})
+        write_tensors(Storage().create(tmp_path / "file"), {}, {})
     assert (tmp_path / "file").read_bytes() == b"precious"
 
 
@@ -309,7 +311,12 @@ def test_an_empty_or_missing_directory_holds_no_checkpoint(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("call", "which"),
-    [*(("fsync", number) for number in range(1, 5)), *(("open", number) for number in (1, 2, 3)), ("rename", 1)],
+    [
+        *(("fdatasync", number) for number in (1, 2, 3)),
+        ("fsync", 1),
+        *(("open", number) for number in (1, 2, 3)),
+        ("rename", 1),
+    ],
 )
 def test_a_write_that_fails_leaves_nothing_behind_and_the_older_one_stands(
     call: str, which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -348,6 +355,7 @@ def test_a_checkpoint_is_on_disk_before_it_appears_under_its_name(tmp_path: Path
     events: list[str] = []
     rename = os.rename
     monkeypatch.setattr(os, "fsync", lambda handle: events.append("sync"))
+    monkeypatch.setattr(os, "fdatasync", lambda handle: events.append("sync"))
     monkeypatch.setattr(os, "rename", lambda *paths: (events.append("rename"), rename(*paths))[1])
     save_core(trained(), tmp_path)
     assert events == ["sync"] * 4 + ["rename", "sync"]
@@ -475,9 +483,9 @@ def test_a_state_that_lacks_a_part_is_refused_when_it_is_restored(key: str, tmp_
 def test_buffers_of_another_size_are_refused_when_they_are_restored(tmp_path: Path) -> None:
     path = save_core(trained(), tmp_path)
     state = json.loads((path / "state.json").read_text())
-    (path / "workers.safetensors").unlink()
     short = {f"lease-{n}/{name}": np.zeros(3, np.float32) for n in (1, 2) for name in ("moment", "snapshot")}
-    write_tensors(path / "workers.safetensors", short, {})
+    (path / "workers.safetensors").unlink()
+    write_tensors(Storage().create(path / "workers.safetensors"), short, {})
     with pytest.raises(BadCheckpoint, match="another shape"):
         restore(path, state, make_core(), 0.0)
 

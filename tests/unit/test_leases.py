@@ -18,7 +18,7 @@ def table(duration: float = 10.0) -> LeaseTable:
 
 
 def opened(leases: LeaseTable, worker: str = "ann", now: float = 0.0) -> Lease:
-    return leases.open(worker, {}, np.zeros(1, np.float32), now)
+    return leases.open(leases.new_id(), worker, {}, np.zeros(1, np.float32), now)
 
 
 def test_a_new_lease_lives_for_its_duration() -> None:

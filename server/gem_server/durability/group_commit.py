@@ -1,0 +1,175 @@
+"""When what happened is on the disk: a thread writes the log, and whoever answers a client waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from gem_api.errors import CheckpointFailed, Overloaded
+from gem_api.logs import Logger
+
+from gem_server.durability.journal import Journal
+
+RETRY_SECONDS = 1.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Durability(Protocol):
+    """What a servicer asks before it answers."""
+
+    async def begin(self) -> None:
+        """θ has its first value: returns once that is safe. Raises Overloaded where it can't be made so now."""
+
+    def require_writable(self) -> None:
+        """Raises Overloaded while nothing can be acknowledged."""
+
+    async def reached(self, number: int) -> None:
+        """Returns once the record of that number is on the disk. Raises Overloaded where that can't be now."""
+
+    async def settled(self) -> None:
+        """The same for everything that has happened so far."""
+
+
+class Unlogged:
+    """A server that keeps no log: nothing is waited for."""
+
+    async def begin(self) -> None: ...
+
+    def require_writable(self) -> None: ...
+
+    async def reached(self, number: int) -> None: ...
+
+    async def settled(self) -> None: ...
+
+
+class GroupCommit:
+    """Writes a journal in the background; used on the event loop's thread.
+
+    A full disk stops acknowledgements, not the server: what has happened stays in memory, and is written once there is
+    room. Any other error of the disk ends `run`: what it holds can't be told then, and the next start finds out.
+
+    Args:
+        journal: What is written.
+        log: The server's log.
+        clock: Monotonic seconds.
+        flushed: Told how many seconds a group took.
+        checkpoint: Writes the checkpoint that the log follows. Raises CheckpointFailed.
+
+    Attributes:
+        trouble: Why nothing can be acknowledged now; empty where all is well.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        log: Logger,
+        clock: Callable[[], float],
+        flushed: Callable[[float], None],
+        checkpoint: Callable[[], Awaitable[object]],
+    ) -> None:
+        self.journal = journal
+        self.trouble = ""
+        self._log = log
+        self._clock = clock
+        self._flushed = flushed
+        self._checkpoint = checkpoint
+        self._based = asyncio.Event()
+        self._work = asyncio.Event()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "log")
+
+    def based(self) -> None:
+        """There is a whole checkpoint: from now on the log says what happened since."""
+        self._based.set()
+        self._well()
+
+    async def begin(self) -> None:
+        try:
+            await self._checkpoint()
+        except CheckpointFailed as error:
+            self._refuse(f"the run's first checkpoint can't be written ({error}): make room, commits wait until then")
+            self.require_writable()
+
+    def require_writable(self) -> None:
+        if self.trouble:
+            raise Overloaded(self.trouble)
+
+    async def reached(self, number: int) -> None:
+        if number <= self.journal.durable:
+            return
+        self.require_writable()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((number, done))
+        self._work.set()
+        await done
+
+    async def settled(self) -> None:
+        await self.reached(self.journal.appended)
+
+    async def run(self) -> None:
+        """Writes group after group. Raises OSError where the disk fails."""
+        try:
+            await self._based.wait()
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                await self._write()
+        finally:
+            self._stop(Overloaded("the server is shutting down: try again once a server answers again"))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self.journal.close()
+
+    async def _write(self) -> None:
+        batch, began = self.journal.take(), self._clock()
+        if not batch:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.journal.write, batch)
+        except OSError as error:
+            if error.errno not in _FULL:
+                self._log.error("the log can't be written", why=str(error))
+                raise
+            await self._wait_for_room(error)
+            return
+        self.journal.done(batch)
+        self._well()
+        self._flushed(self._clock() - began)
+        while self._waiters and self._waiters[0][0] <= self.journal.durable:
+            _resolve(self._waiters.popleft()[1])
+        if self._waiters:
+            self._work.set()
+
+    async def _wait_for_room(self, error: OSError) -> None:
+        self._refuse(f"the disk of the server's log is full ({error.strerror}): make room there, commits wait until then")
+        await asyncio.sleep(RETRY_SECONDS)
+        self._work.set()
+
+    def _refuse(self, trouble: str) -> None:
+        if not self.trouble:
+            self._log.error("nothing is acknowledged until there is room", why=trouble)
+        self.trouble = trouble
+        self._stop(Overloaded(trouble))
+
+    def _well(self) -> None:
+        if self.trouble:
+            self._log.info("there is room again: commits are acknowledged")
+            self.trouble = ""
+
+    def _stop(self, error: Overloaded) -> None:
+        while self._waiters:
+            _resolve(self._waiters.popleft()[1], error)
+
+
+def _resolve(waiter: asyncio.Future[None], error: Overloaded | None = None) -> None:
+    if waiter.done():
+        return  # who waited has gone
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

@@ -1,0 +1,114 @@
+"""The log being written: records wait in order, and reach the disk in groups.
+
+What happens is appended at once, in the order in which the core did it, and nobody waits for that. A group is written
+while the next one gathers: `take` it on the thread that appends, `write` it on any, then say that it is `done`. Whoever tells
+a client of something waits until `durable` has reached what was `appended` by then.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from gem_server.durability.records import Record
+from gem_server.durability.segment import SegmentWriter
+from gem_server.durability.storage import Storage
+
+
+class Waiting(NamedTuple):
+    """A record that is not on the disk yet, and the segment that it belongs to."""
+
+    serial: int
+    number: int
+    record: Record
+
+
+class Place(NamedTuple):
+    """Where a checkpoint's log begins: a segment, and the number of the last record before it."""
+
+    serial: int
+    number: int
+
+
+class Journal:
+    """The log of one run.
+
+    Args:
+        storage: Where it is written.
+        directory: Its folder.
+        run_id: The run's.
+        serial: The first segment to be written.
+        number: Index of the last record before these.
+        new_seed: 32 random bits.
+
+    Attributes:
+        appended: Index of the last record.
+        durable: Index of the last one on the disk.
+        serial: The segment that the next one goes to.
+        size: Bytes of payload since the last cut.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        directory: Path,
+        run_id: str,
+        serial: int = 1,
+        number: int = 0,
+        new_seed: Callable[[], int] = lambda: secrets.randbits(32),
+    ) -> None:
+        self._storage = storage
+        self._directory = directory
+        self._run_id = run_id
+        self._new_seed = new_seed
+        self._waiting: deque[Waiting] = deque()
+        self._segment: SegmentWriter | None = None
+        self.appended = self.durable = number
+        self.serial = serial
+        self.size = 0
+        self._cut_at = number
+
+    def append(self, record: Record) -> int:
+        """Takes a record in; returns its number. Its payload must stay as it is until it is durable."""
+        self.appended += 1
+        self.size += sum(map(len, record.payload))
+        self._waiting.append(Waiting(self.serial, self.appended, record))
+        return self.appended
+
+    def cut(self) -> Place:
+        """What is appended from now on goes to a new segment: a checkpoint holds all before."""
+        self.serial += self.appended > self._cut_at
+        self._cut_at, self.size = self.appended, 0
+        return Place(self.serial, self.appended)
+
+    def take(self) -> list[Waiting]:
+        """What waits to be written."""
+        return list(self._waiting)
+
+    def write(self, batch: list[Waiting]) -> None:
+        """Writes a batch and returns once it is on the disk. After an OSError it is to be written again, whole."""
+        durable = self.durable
+        for serial, group in groupby(batch, lambda waiting: waiting.serial):
+            entries = [(waiting.number, waiting.record) for waiting in group]
+            self._open(serial, entries[0][0]).write(entries, durable)
+            durable = entries[-1][0]
+
+    def done(self, batch: list[Waiting]) -> None:
+        """A batch is on the disk."""
+        for _ in batch:
+            self.durable = self._waiting.popleft().number
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def _open(self, serial: int, first: int) -> SegmentWriter:
+        if self._segment is None or self._segment.serial != serial:
+            self.close()
+            self._segment = SegmentWriter(self._storage, self._directory, serial, first, self._new_seed(), self._run_id)
+        return self._segment

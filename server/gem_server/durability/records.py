@@ -1,0 +1,57 @@
+"""What the log holds: one record for each thing that changes a run, in the order in which the core did it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from gem_server.durability.storage import Bytes
+
+
+class Kind(StrEnum):
+    """What happened."""
+
+    OPENED = "opened"  # a lease: lease, worker, overlap
+    ENDED = "ended"  # a lease: lease, reason
+    PULLED = "pulled"  # a worker read θ under its lease: lease, version
+    COMMITTED = (
+        "committed"  # a commit's turn came: ticket, lease, sequence, base_version, version, dtype, loss, samples; its gradient
+    )
+    DEALT = "dealt"  # a worker asked for a shard: lease, samples, holding
+    COMPLETED = "completed"  # a shard: lease, shard
+
+
+class Record(NamedTuple):
+    """One thing that happened.
+
+    Attributes:
+        kind: What it is.
+        fields: JSON values, named at `Kind`.
+        payload: A commit's gradient as it arrived; these bytes stay as they are until the record is on the disk.
+    """
+
+    kind: Kind
+    fields: dict[str, Any]
+    payload: Sequence[Bytes] = ()
+
+    def text(self) -> bytes:
+        """Kind and fields as JSON."""
+        return json.dumps([self.kind, self.fields], separators=(",", ":")).encode()
+
+
+def from_text(text: bytes | memoryview, payload: memoryview) -> Record:
+    """The inverse of `Record.text`. Raises ValueError for what is none."""
+    kind, fields = json.loads(bytes(text))
+    if not isinstance(fields, dict):
+        raise ValueError("a record's fields are no JSON object")
+    return Record(Kind(kind), fields, (payload,))
+
+
+Recorder = Callable[[Record], int]
+
+
+def forget(record: Record) -> int:
+    """Records nothing: what a server does that keeps no log."""
+    return 0

@@ -1,0 +1,146 @@
+"""A run as it was when the server died: the newest whole checkpoint and the log since; and checkpoints that a log follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gem_api.hyperparameters import Hyperparameters
+
+from gem_server import checkpoint
+from gem_server.core import Core
+from gem_server.durability.journal import Journal, Place
+from gem_server.durability.replay import Log, apply
+from gem_server.durability.segment import Segment, UnbornSegment, name, serials
+from gem_server.durability.storage import Storage
+
+
+def log_directory(checkpoints: Path) -> Path:
+    """Where the log of the run lies whose checkpoints are there."""
+    return checkpoints / "log"
+
+
+class Recovered(NamedTuple):
+    """A run that goes on.
+
+    Attributes:
+        core: As it was when the server died.
+        checkpoint: What it was built on.
+        saved: That checkpoint's version.
+        number: The log's last record.
+        torn: The segment that ends within a record, if any: one that nobody was promised.
+    """
+
+    core: Core
+    checkpoint: Path
+    saved: int
+    number: int
+    torn: Path | None
+
+
+def recover(
+    directory: Path, new_core: Callable[[str, Hyperparameters], Core], now: float, refuse: Callable[[Path, str], None]
+) -> Recovered | None:
+    """The run whose checkpoints and log lie in a folder; None where there is no checkpoint.
+
+    Args:
+        directory: The folder.
+        new_core: Makes an empty core, given the run's id and its settings.
+        now: When the leases begin to run again.
+        refuse: Told of damaged checkpoints, for which an older one and the log since then stand in.
+
+    Raises:
+        BadCheckpoint: There are checkpoints, but none is whole.
+        DamagedLog: The log lacks something that was acknowledged.
+        OSError: They can't be read.
+    """
+    newest = checkpoint.newest(directory, refuse)
+    if newest is None:
+        return None
+    path, state = newest
+    core = new_core(state["run_id"], Hyperparameters(**state["hyperparameters"]))
+    checkpoint.restore(path, state, core, now)
+    saved = core.central.version
+    return Recovered(core, path, saved, *replay(directory, state, core, now))
+
+
+def plan_checkpoint(
+    core: Core, directory: Path, keep: int, journal: Journal | None, storage: Storage | None = None
+) -> Callable[[], Path]:
+    """Between two commits: what writes a checkpoint of the present state, which the log follows from now on.
+
+    Raises, when called: OSError.
+    """
+    state, model, workers = checkpoint.capture(core)
+    if journal is not None:
+        state["log"] = journal.cut()
+        core.record = journal.append
+
+    def work() -> Path:
+        path = checkpoint.write(directory, state, model, workers, keep, storage)
+        forget_segments(directory, storage)
+        return path
+
+    return work
+
+
+def replay(
+    checkpoints: Path, state: dict[str, Any], core: Core, now: float, until: int | None = None
+) -> tuple[int, Path | None]:
+    """Has everything happen in a core, which holds a checkpoint, that the log tells of since.
+
+    Args:
+        checkpoints: The run's folder.
+        state: The checkpoint's.
+        core: What it was restored to.
+        now: When the leases begin to run.
+        until: The version to stop at; the newest, by default.
+
+    Returns:
+        The number of the last record, and the segment that ends within one, if any.
+
+    Raises:
+        DamagedLog: Something that was acknowledged is missing, or does not fit.
+        OSError: The log can't be read.
+    """
+    if "log" not in state:
+        return 0, None
+    place = Place(*state["log"])
+    number, log = place.number, Log(log_directory(checkpoints), place, core.run_id)
+    for entry in log.entries():
+        if until is not None and core.central.version >= until:
+            break
+        apply(core, entry.record, now)
+        number = entry.number
+    return number, log.torn
+
+
+def next_serial(directory: Path) -> int:
+    """The segment that a new start writes first."""
+    last = max(serials(directory), default=0)
+    try:
+        return 1 + Segment(directory / name(last)).serial if last else 1
+    except UnbornSegment:
+        return last
+
+
+def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
+    """Removes the segments that no checkpoint in the folder needs any more."""
+    needed = min((place.serial for place in map(_place, checkpoint.found(checkpoints)) if place), default=None)
+    directory = log_directory(checkpoints)
+    for serial in serials(directory):
+        if needed is None or serial < needed:
+            with suppress(OSError):  # it is tried again with the next checkpoint
+                (storage or Storage()).remove(directory / name(serial))
+
+
+def _place(path: Path) -> Place | None:
+    """Where the log goes on after a checkpoint; None where it kept none."""
+    try:
+        log = json.loads((path / "state.json").read_text(encoding="utf-8")).get("log")
+        return Place(*log) if log else None
+    except (OSError, ValueError, TypeError):
+        return Place(0, 0)  # it can't be read now: whatever it needs stays

@@ -1,0 +1,126 @@
+"""Rebuilds a run from its log: every record goes through the same core, the same rule, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gem_api.errors import GemError
+from gem_api.wire import gradient_format
+
+from gem_server.core import Core
+from gem_server.durability.journal import Place
+from gem_server.durability.records import Kind, Record
+from gem_server.durability.segment import DamagedLog, Entry, Segment, UnbornSegment, name, serials
+from gem_server.facts import EndReason, Header
+
+
+class Log:
+    """The segments in a folder from one on, as one sequence of records.
+
+    Args:
+        directory: The log's folder.
+        since: The first segment that is wanted, and the number of the last record before it: what the checkpoint says.
+        run_id: The run that they must belong to.
+
+    Attributes:
+        torn: The segment that ended within a record, if any: what was being written when the server died.
+    """
+
+    def __init__(self, directory: Path, since: Place, run_id: str) -> None:
+        self._directory = directory
+        self._since = since
+        self._run_id = run_id
+        self.torn: Path | None = None
+
+    def entries(self) -> Iterator[Entry]:
+        """The records in order. Raises DamagedLog where one that had reached the disk is missing."""
+        due = self._since.number + 1
+        for serial in serials(self._directory):
+            segment = self._segment(serial) if serial >= self._since.serial else None
+            if segment is None:
+                continue
+            if segment.first != due:
+                raise DamagedLog(
+                    f"{segment.path} begins with record {segment.first} where record {due} is due: the log has a hole before it"
+                )
+            for entry in segment.entries():
+                yield entry
+                due = entry.number + 1
+            self.torn = segment.path if segment.torn else self.torn
+
+    def _segment(self, serial: int) -> Segment | None:
+        """A segment; None for one that holds nothing, because the server died while it made it."""
+        path = self._directory / name(serial)
+        try:
+            segment = Segment(path)
+        except UnbornSegment:
+            self.torn = path
+            return None
+        if segment.run_id != self._run_id:
+            raise DamagedLog(f"{path} belongs to run {segment.run_id}, not to {self._run_id}")
+        return segment
+
+
+def apply(core: Core, record: Record, now: float) -> None:
+    """Has what a record tells happen in the core again. Raises DamagedLog where it can't have happened there."""
+    fields = record.fields
+    try:
+        _HANDLERS[record.kind](core, record, now)
+    except (GemError, KeyError, ValueError, TypeError) as error:
+        raise DamagedLog(f"a record does not fit the run before it ({record.kind} {fields}): {error}") from error
+
+
+def _opened(core: Core, record: Record, now: float) -> None:
+    fields = record.fields
+    core.reopen(fields["lease"], fields["worker"], fields["overlap"], now)
+
+
+def _ended(core: Core, record: Record, now: float) -> None:
+    core.leave(record.fields["lease"], EndReason(record.fields["reason"]))
+
+
+def _pulled(core: Core, record: Record, now: float) -> None:
+    lease = core.leases.get(record.fields["lease"])
+    _require_version(core.central.version, record.fields["version"])
+    core.pull(lease)
+
+
+def _committed(core: Core, record: Record, now: float) -> None:
+    fields = record.fields
+    lease = core.leases.get(fields["lease"])
+    (payload,) = record.payload
+    _require_version(core.central.version + 1, fields["version"])
+    layout = core.central.layout
+    assert layout is not None
+    header = Header(
+        fields["lease"], fields["sequence"], fields["base_version"], layout.fingerprint, fields["loss"], fields["samples"]
+    )
+    gradient_format(fields["dtype"]).assembly(lease.upload).add_all(memoryview(payload))
+    core.next_ticket = fields["ticket"]
+    step = core.begin(core.ticket(lease, header, now))
+    core.finish(step, step.run(), now)
+
+
+def _dealt(core: Core, record: Record, now: float) -> None:
+    fields = record.fields
+    core.deal(core.leases.get(fields["lease"]), fields["samples"], fields["holding"])
+
+
+def _completed(core: Core, record: Record, now: float) -> None:
+    core.complete_shard(record.fields["lease"], record.fields["shard"], now)
+
+
+_HANDLERS = {
+    Kind.OPENED: _opened,
+    Kind.ENDED: _ended,
+    Kind.PULLED: _pulled,
+    Kind.COMMITTED: _committed,
+    Kind.DEALT: _dealt,
+    Kind.COMPLETED: _completed,
+}
+
+
+def _require_version(found: int, recorded: int) -> None:
+    if found != recorded:
+        raise ValueError(f"the run is at version {found} there")

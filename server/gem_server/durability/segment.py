@@ -1,0 +1,220 @@
+"""One file of the log: records that follow one another, each with a checksum, and what can be told of a damaged one.
+
+segment-<serial>   little-endian
+    header   "GEMLOG1\\n", u64 serial, u64 number of the first record, u32 seed, 8 characters of run id, u32 CRC-32C of these
+    record   "GEMr", u32 CRC-32C of the following 32 bytes, u64 number, u64 durable, u32 bytes of text, u64 bytes of payload,
+             u32 CRC-32C of both; the text (JSON), the payload, zeros up to a multiple of 8 bytes
+    zeros    allocated ahead
+
+Each checksum starts from the segment's random seed, so that bytes of another file, which a disk may bring back, are no
+records of this one. `durable` is the number of the last record that was on the disk when this one was written. That tells a
+torn tail, which nobody was ever promised, from a hole in what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from gem_server.durability.records import Record, from_text
+from gem_server.durability.storage import Bytes, Storage
+
+_HEADER = struct.Struct("<8sQQI8s")
+_RECORD = struct.Struct("<QQIQI")
+_CRC = struct.Struct("<I")
+_MAGIC, _MARK = b"GEMLOG1\n", b"GEMr"
+_HEADER_BYTES = _HEADER.size + _CRC.size
+_PREFIX = len(_MARK) + _CRC.size
+_RECORD_BYTES = _PREFIX + _RECORD.size
+_ALIGNMENT = 8
+_ALLOCATION = 64 << 20
+_NAME = re.compile(r"segment-(\d{8,})")
+
+
+class DamagedLog(Exception):
+    """The log lacks something that was acknowledged; the message names the file and the place."""
+
+
+class UnbornSegment(DamagedLog):
+    """The server died while it made the file: no record was written to it yet."""
+
+
+class Entry(NamedTuple):
+    """A record in a segment: its place among all records of the run, which is 1 for the first, and where it ends."""
+
+    number: int
+    record: Record
+    end: int
+
+
+def name(serial: int) -> str:
+    """The file name of a segment."""
+    return f"segment-{serial:08d}"
+
+
+def serials(directory: Path) -> list[int]:
+    """The segments in a folder, in order."""
+    matches = (_NAME.fullmatch(entry.name) for entry in directory.glob("segment-*"))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+class SegmentWriter:
+    """A new segment. All methods raise OSError; a batch that failed can be written again.
+
+    Args:
+        storage: Where it is written.
+        directory: The log's folder.
+        serial: Which segment it is.
+        first: Index of its first record.
+        seed: 32 random bits.
+        run_id: 8 characters.
+    """
+
+    def __init__(self, storage: Storage, directory: Path, serial: int, first: int, seed: int, run_id: str) -> None:
+        self.serial = serial
+        self._seed = seed
+        self._path = directory / name(serial)
+        storage.remove(self._path)  # of a try that failed: it holds nothing that anybody was promised
+        self._file = storage.create(self._path)
+        try:
+            self._allocated = 0
+            header = _HEADER.pack(_MAGIC, serial, first, seed, run_id.encode())
+            self._end = _aligned(_HEADER_BYTES)
+            self._allocate(self._end)
+            self._file.write(0, [header + _CRC.pack(crc32c(header))])
+            self._file.sync()
+            storage.sync_directory(directory)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, batch: Iterable[tuple[int, Record]], durable: int) -> None:
+        """Writes records with their numbers, and returns once they are on the disk."""
+        pieces: list[Bytes] = []
+        end = self._end
+        for number, record in batch:
+            encoded = encode(number, record, durable, self._seed)
+            pieces += encoded
+            end += sum(map(len, encoded))
+        self._allocate(end)
+        self._file.write(self._end, pieces)
+        self._file.sync()
+        self._end = end
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _allocate(self, end: int) -> None:
+        if end > self._allocated:
+            size = -(-end // _ALLOCATION) * _ALLOCATION
+            self._file.allocate(size)
+            self._allocated = size
+
+
+def encode(number: int, record: Record, durable: int, seed: int) -> list[Bytes]:
+    """A record's bytes in the file, in pieces; those of the payload are not copied."""
+    text = record.text()
+    size, check = 0, crc32c(text, seed)
+    for piece in record.payload:
+        size, check = size + len(piece), crc32c(piece, check)
+    fields = _RECORD.pack(number, durable, len(text), size, check)
+    padding = bytes(-(_RECORD_BYTES + len(text) + size) % _ALIGNMENT)
+    return [_MARK + _CRC.pack(crc32c(fields, seed)) + fields + text, *record.payload, padding]
+
+
+class Segment:
+    """A segment to be read.
+
+    Args:
+        path: Its file.
+
+    Attributes:
+        serial: Which segment of the log it is.
+        first: Index of its first record.
+        run_id: The run's.
+        torn: Whether, once `entries` is exhausted, bytes were left behind the last whole record.
+
+    Raises:
+        UnbornSegment: Its header was not written, and nothing else.
+        DamagedLog: It is no segment, or its header is damaged.
+        OSError: It can't be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torn = False
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+        header = self._data[: _HEADER.size]
+        if len(self._data) < _HEADER_BYTES or _CRC.unpack_from(self._data, _HEADER.size)[0] != crc32c(header):
+            unborn = not any(self._data[_HEADER_BYTES : _HEADER_BYTES + 4096])
+            raise (UnbornSegment if unborn else DamagedLog)(f"{path}: its header is damaged, or it is no segment of a log")
+        magic, self.serial, self.first, self._seed, run_id = _HEADER.unpack(header)
+        self.run_id = run_id.decode(errors="replace")
+        if magic != _MAGIC or path.name != name(self.serial):
+            raise DamagedLog(f"{path}: its header is that of segment {self.serial}, or of another version of the log")
+
+    def entries(self) -> Iterator[Entry]:
+        """The whole records in order, up to a torn tail. A record's payload is a view of the file.
+
+        Raises:
+            DamagedLog: A damaged record is one that had reached the disk, as a later one says.
+        """
+        at, number = _aligned(_HEADER_BYTES), self.first
+        while (entry := self._entry(at)) is not None and entry.number == number:
+            yield entry
+            at, number = entry.end, number + 1
+        self._require_torn(at, number)
+
+    def _entry(self, at: int) -> Entry | None:
+        """The record that begins at a byte; None where there is no whole one."""
+        fields = self._fields(at)
+        if fields is None:
+            return None
+        number, _, text_size, payload_size, check = fields
+        begin = at + _RECORD_BYTES
+        middle, end = begin + text_size, begin + text_size + payload_size
+        if end > len(self._data) or crc32c(self._data[begin:end], self._seed) != check:
+            return None
+        try:
+            record = from_text(self._data[begin:middle], self._data[middle:end])
+        except (ValueError, TypeError) as error:
+            raise DamagedLog(f"{self.path}: record {number} at byte {at} is whole, but none of ours: {error}") from None
+        return Entry(number, record, at + _aligned(end - at))
+
+    def _fields(self, at: int) -> tuple[int, int, int, int, int] | None:
+        """What precedes a record at a byte; None where that is not what was written."""
+        body = self._data[at + _PREFIX : at + _RECORD_BYTES]
+        if len(body) < _RECORD.size or self._data[at : at + len(_MARK)] != _MARK:
+            return None
+        if _CRC.unpack_from(self._data, at + len(_MARK))[0] != crc32c(body, self._seed):
+            return None
+        number, durable, text_size, payload_size, check = _RECORD.unpack(body)
+        return number, durable, text_size, payload_size, check
+
+    def _require_torn(self, at: int, number: int) -> None:
+        """The record `number`, due at a byte, is not there: makes sure that nobody had been promised it."""
+        data = self._data.obj
+        found = at
+        while isinstance(data, mmap.mmap) and (found := data.find(_MARK, found)) >= 0:
+            fields = self._fields(found)
+            if fields is not None:
+                self.torn = True
+            if fields is not None and fields[1] >= number:
+                raise DamagedLog(
+                    f"{self.path} has a hole: record {number}, at byte {at}, is damaged or missing, though it had reached the "
+                    f"disk, as record {fields[0]} at byte {found} says"
+                )
+            found += 1
+        self.torn = self.torn or any(self._data[at : at + _RECORD_BYTES])
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,88 @@
+"""The file operations that durability rests on: one small class, so that a test can put a treacherous disk in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+Bytes = bytes | memoryview
+_MOST_PIECES = 1000  # of one system call; the least limit in use is 1,024
+
+
+class NewFile(Protocol):
+    """A file being written, that only its owner can read. All methods raise OSError."""
+
+    def write(self, offset: int, pieces: Sequence[Bytes]) -> None:
+        """Writes all pieces, one after the other, from a byte on."""
+
+    def allocate(self, nbytes: int) -> None:
+        """Makes sure that so many bytes from its beginning have room on the disk; they read as zeros until written."""
+
+    def sync(self) -> None:
+        """Returns once everything written is on the disk."""
+
+    def close(self) -> None: ...
+
+
+class Storage:
+    """The operating system's files. All methods raise OSError."""
+
+    def create(self, path: Path) -> NewFile:
+        """A new file. Fails where there is one of that name."""
+        return _File(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(mode=0o700)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.rename(new)
+
+    def remove(self, path: Path) -> None:
+        """Removes a file, or a folder with all that is in it; nothing, where there is none."""
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        """Returns once the names in a folder are on the disk."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class _File:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, offset: int, pieces: Sequence[Bytes]) -> None:
+        for begin in range(0, len(pieces), _MOST_PIECES):
+            offset = self._write_some(offset, list(pieces[begin : begin + _MOST_PIECES]))
+
+    def _write_some(self, offset: int, pieces: list[Bytes]) -> int:
+        while pieces:
+            written = os.pwritev(self._descriptor, pieces, offset)
+            offset += written
+            while pieces and written >= len(pieces[0]):
+                written -= len(pieces.pop(0))
+            if written:
+                pieces[0] = memoryview(pieces[0])[written:]
+        return offset
+
+    def allocate(self, nbytes: int) -> None:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._descriptor, 0, nbytes)
+
+    def sync(self) -> None:
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(self._descriptor)
+        else:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,158 @@
+"""The simulation finds bugs: each of these is planted, and caught within a few seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gem_server import checkpoint
+from gem_server.checkpoint import BadCheckpoint
+from gem_server.core import Commit, Core, Step
+from gem_server.durability import segment
+from gem_server.durability.journal import Journal, Place, Waiting
+from gem_server.durability.records import Kind, Record
+from gem_server.durability.segment import DamagedLog, SegmentWriter
+from gem_server.facts import Applied
+from gem_server.leases import Lease
+from gem_server.rules import PiFacts
+from simulation.disk import SimulatedDisk
+from simulation.world import World
+
+MOST_SEEDS, STEPS = 200, 300
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def answers_before_the_flush(patch: pytest.MonkeyPatch) -> None:
+    """What is appended counts as safe."""
+    patch.setattr(World, "durable", lambda world: world.server.journal.appended if world.server.journal else 0)
+
+
+def skips_the_sync_of_the_log(patch: pytest.MonkeyPatch) -> None:
+    write = SegmentWriter.write
+
+    def unsynced(writer: SegmentWriter, batch: Any, durable: int) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(type(writer._file), "sync", lambda file: None)
+            write(writer, batch, durable)
+
+    patch.setattr(SegmentWriter, "write", unsynced)
+
+
+def skips_the_sync_of_names(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimulatedDisk, "sync_directory", lambda disk, path: None)
+
+
+def takes_more_for_written_than_was(patch: pytest.MonkeyPatch) -> None:
+    def all_done(journal: Journal, batch: list[Waiting]) -> None:
+        journal.durable = journal.appended
+        journal._waiting.clear()
+
+    patch.setattr(Journal, "done", all_done)
+
+
+def checks_no_sums(patch: pytest.MonkeyPatch) -> None:
+    """A torn record is taken for a whole one."""
+    patch.setattr(segment, "crc32c", lambda data, value=0: 0)
+
+
+def cuts_without_a_new_segment(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Journal, "cut", lambda journal: Place(journal.serial, journal.appended))
+
+
+def cuts_one_record_late(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint says that it holds one record more than it does."""
+    cut = Journal.cut
+
+    def late(journal: Journal) -> Place:
+        place = cut(journal)
+        journal.append(Record(Kind.COMPLETED, {"lease": "", "shard": 0}))
+        return Place(place.serial, journal.appended)
+
+    patch.setattr(Journal, "cut", late)
+
+
+def forgets_one_sequence(patch: pytest.MonkeyPatch) -> None:
+    """A lease's fourth commit is not remembered, so that a repeat of it is applied again."""
+    finish = Core.finish
+
+    def forgetful(core: Core, step: Step, pi: PiFacts | None, now: float) -> Applied:
+        lease = step.commit.lease
+        applied = finish(core, step, pi, now)
+        if applied.sequence == 4:
+            lease.sequence -= 1
+        return applied
+
+    patch.setattr(Core, "finish", forgetful)
+
+
+def forgets_the_answers_of_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    state = checkpoint._lease_state
+    patch.setattr(checkpoint, "_lease_state", lambda lease: {**state(lease), "answer": None, "sequence": lease.sequence - 1})
+
+
+def releases_tickets_early(patch: pytest.MonkeyPatch) -> None:
+    """A ticket is taken while the gradient is still arriving."""
+    patch.setattr(World, "tickets_at_once", True)
+
+
+def serves_the_newest_ticket_first(patch: pytest.MonkeyPatch) -> None:
+    def newest(world: World) -> Commit:
+        return world.server.queue.pop()
+
+    patch.setattr(World, "next_commit", newest)
+
+
+def reads_without_a_record(patch: pytest.MonkeyPatch) -> None:
+    """A pull changes a snapshot, and the log does not say so."""
+
+    def unrecorded(core: Core, lease: Lease) -> Callable[[], int]:
+        return partial(core.pull, lease)
+
+    patch.setattr(Core, "plan_pull", unrecorded)
+
+
+def leaves_out(kind: Kind) -> Plant:
+    """One kind of record is never written."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        append = Journal.append
+        patch.setattr(
+            Journal, "append", lambda journal, record: journal.appended if record.kind is kind else append(journal, record)
+        )
+
+    plant.__name__ = f"leaves_out_{kind}"
+    return plant
+
+
+BUGS = [
+    answers_before_the_flush,
+    skips_the_sync_of_the_log,
+    skips_the_sync_of_names,
+    takes_more_for_written_than_was,
+    checks_no_sums,
+    cuts_without_a_new_segment,
+    cuts_one_record_late,
+    forgets_one_sequence,
+    forgets_the_answers_of_a_checkpoint,
+    releases_tickets_early,
+    serves_the_newest_ticket_first,
+    reads_without_a_record,
+    *(leaves_out(kind) for kind in Kind),
+]
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_caught(plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "_ALLOCATION", 4096)
+    plant(monkeypatch)
+    for seed in range(MOST_SEEDS):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        try:
+            World(seed, folder).run(STEPS)
+        except (AssertionError, DamagedLog, BadCheckpoint):
+            return
+    pytest.fail(f"{MOST_SEEDS} seeds did not find it")

@@ -1,0 +1,32 @@
+"""A thousand seeds of trouble, and no promise broken. A seed that fails is replayed by `World(seed, folder).run(STEPS)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gem_server.durability import segment
+from simulation.world import World
+
+SEEDS, GROUP, STEPS = 1000, 50, 300
+
+
+@pytest.fixture(autouse=True)
+def small_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated disk writes what is allocated."""
+    monkeypatch.setattr(segment, "_ALLOCATION", 4096)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, GROUP))
+def test_no_promise_is_broken(first: int, tmp_path: Path) -> None:
+    crashes = 0
+    for seed in range(first, first + GROUP):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        world = World(seed, folder)
+        try:
+            world.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        crashes += world.crashes
+    assert crashes > GROUP  # or nothing was tried

@@ -1,0 +1,112 @@
+"""What has been promised to clients and what was seen to happen: the judge of a simulation, which knows nothing of the log."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from gem_server.core import Core
+from gem_server.facts import Applied
+
+Known = tuple[str, int]  # a commit: lease and sequence
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+def require(kept: bool, promise: str) -> None:
+    if not kept:
+        raise Violation(promise)
+
+
+def fingerprint(core: Core) -> bytes:
+    """A hash of everything that a recovered server must have, to the bit."""
+    digest = hashlib.blake2b(core.central.theta.tobytes(), digest_size=16)
+    for lease in sorted(core.leases.live.values(), key=lambda lease: lease.lease_id):
+        spare = lease.spare_version if lease.overlaps else None
+        place = (lease.lease_id, lease.worker, lease.sequence, lease.base_version, spare)
+        digest.update(repr(place).encode())
+        for name in sorted(lease.buffers):
+            digest.update(lease.buffers[name].tobytes())
+    ledger = core.ledger.state()
+    ledger["held"] = sorted(ledger["held"])
+    digest.update(repr((core.central.version, core.steps_done, core.samples_committed, ledger)).encode())
+    return digest.digest()
+
+
+@dataclass
+class Truth:
+    """Everything that can be checked.
+
+    Attributes:
+        applied: Each version's commit, from version 1 on.
+        theta: Each version's θ, from version 0 on.
+        acknowledged: Versions of the commits that a client was told are applied.
+        told: The newest version that anyone was told of.
+        completed: Shards that a worker was told are done: group, epoch, begin, end.
+        prints: After which record the run had which fingerprint.
+    """
+
+    applied: list[Known] = field(default_factory=list)
+    theta: list[bytes] = field(default_factory=list)
+    acknowledged: dict[Known, int] = field(default_factory=dict)
+    told: int = 0
+    completed: set[tuple[str, int, int, int]] = field(default_factory=set)
+    prints: dict[int, bytes] = field(default_factory=dict)
+    last_ticket: int = 0
+
+    def started(self, core: Core) -> None:
+        """θ has its first value."""
+        require(not self.acknowledged, "a run began anew though commits of it were acknowledged")
+        self.applied, self.theta, self.told = [], [core.central.theta.tobytes()], 0
+        self.completed.clear()
+
+    def applies(self, lease_id: str, applied: Applied, core: Core) -> None:
+        known = (lease_id, applied.sequence)
+        require(applied.ticket > self.last_ticket, f"ticket {applied.ticket} had its turn after ticket {self.last_ticket}")
+        require(applied.version == len(self.applied) + 1, f"version {applied.version} follows version {len(self.applied)}")
+        require(known not in self.applied, f"commit {known} is applied twice")
+        self.last_ticket = applied.ticket
+        self.applied.append(known)
+        self.theta.append(core.central.theta.tobytes())
+
+    def acknowledges(self, lease_id: str, applied: Applied) -> None:
+        known = (lease_id, applied.sequence)
+        before = self.acknowledged.setdefault(known, applied.version)
+        require(before == applied.version, f"commit {known} was acknowledged as version {before} and {applied.version}")
+        require(self.applied[applied.version - 1] == known, f"commit {known} is acknowledged, but not applied")
+        self.tells(applied.version)
+
+    def tells(self, version: int) -> None:
+        self.told = max(self.told, version)
+
+    def deals(self, shard: tuple[str, int, int, int]) -> None:
+        require(shard not in self.completed, f"shard {shard} is dealt again, after its worker was told that it is done")
+
+    def recovered(self, core: Core, number: int) -> None:
+        """The server came back."""
+        version = core.central.version
+        lost = [known for known, at in self.acknowledged.items() if at > version]
+        require(not lost, f"acknowledged commits are lost: {lost}; the server came back at version {version}")
+        require(version >= self.told, f"a client was told of version {self.told}; the server came back at {version}")
+        require(core.central.theta.tobytes() == self.theta[version], f"θ of version {version} came back with other bits")
+        del self.applied[version:], self.theta[version + 1 :]
+        self.last_ticket = 0
+        if number in self.prints:
+            require(fingerprint(core) == self.prints[number], f"the run is not as it was after record {number}")
+        self.prints = {at: seen for at, seen in self.prints.items() if at <= number}
+        self.consistent(core)
+
+    def consistent(self, core: Core) -> None:
+        """Every sample that was dealt is done, held or due again; memory is what the live workers need."""
+        ledger = core.ledger
+        dealt = sum(deck.epoch * deck.samples + deck.next for deck in ledger.decks.values())
+        held = sum(shard.end - shard.begin for _, shard in ledger.held.values())
+        due = sum(end - begin for deck in ledger.decks.values() for _, begin, end in deck.returned)
+        require(dealt == ledger.samples_completed + held + due, "samples of an epoch are unaccounted for")
+        require(
+            {holder for holder, _ in ledger.held.values()} <= core.leases.live.keys(), "a lease that has ended holds shards"
+        )
+        most = core.central.size * 4 * (1 + core.central.copies + 4 * len(core.leases.live))
+        require(core.memory_bytes <= most, f"{core.memory_bytes} bytes are held, where {most} are needed at most")

@@ -1,0 +1,382 @@
+"""The whole core under a seeded scheduler: a server on a treacherous disk, a network that delays, drops, repeats and
+reorders, workers that die. One thread, no sockets, no time but the one told here. The same seed does the same again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from gem_api.errors import GemError, LeaseEnded, Overloaded
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_api.wire import gradient_format
+from gem_server.core import Arrived, Commit, Core, Step
+from gem_server.durability import journal as journal_module
+from gem_server.durability import recovery
+from gem_server.facts import Admission, Header, PullDecision
+from gem_server.shards import NoShard
+from simulation.client import SAMPLES, SHARD, SIZE, Client, Request, Response
+from simulation.disk import PowerFailure, SimulatedDisk
+from simulation.truth import Truth, fingerprint, require
+
+LAYOUT = Layout.of({"w": (SIZE,)})
+LEASE_SECONDS = 30.0
+EPOCHS = 2
+MOST_CALM_STEPS = 20_000
+
+
+@dataclass
+class Upload:
+    """A commit whose gradient has arrived in part."""
+
+    request: Request
+    header: Header
+
+
+@dataclass
+class Server:
+    """What dies with the process."""
+
+    core: Core
+    journal: journal_module.Journal | None = None
+    uploads: dict[str, Upload] = field(default_factory=dict)
+    queue: deque[Commit] = field(default_factory=deque)
+    step: Step | None = None
+    writing: list[journal_module.Waiting] | None = None
+    answers: list[tuple[int, Response, Callable[[], None]]] = field(default_factory=list)  # due when a record is durable
+    asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
+
+
+class World:
+    """One simulation.
+
+    Args:
+        seed: Decides everything.
+        folder: An empty folder, the disk's.
+        clients: Workers at first.
+
+    Attributes:
+        tickets_at_once: A bug to be planted: a commit gets its ticket before its gradient is whole.
+    """
+
+    tickets_at_once = False
+
+    def __init__(self, seed: int, folder: Path, clients: int = 3) -> None:
+        self.random = random = Random(seed)
+        self.disk = SimulatedDisk(folder, random)
+        (folder / "log").mkdir()
+        self.truth = Truth()
+        self.now = 0.0
+        self.crashes = 0
+        self.network: list[Request | Response] = []
+        self._ids = 0
+        self._names = clients
+        self.clients = {f"w{number}": Client(f"w{number}", random, random.random() < 0.3) for number in range(clients)}
+        self.settings = Hyperparameters(
+            rule=random.choice(["gem", "gem", "downpour", "adaptive"]), batch_size=4, shard_size=SHARD, epochs=EPOCHS
+        )
+        self.server = self._new_server()
+
+    # -- the scheduler
+
+    def run(self, steps: int) -> None:
+        """So many steps of trouble, then quiet until the run is complete."""
+        self._steps(steps, self.trouble())
+        self.disk.capacity = self.disk.fails_in = None
+        quiet = [*self.peace(), (self.checkpoint, 0.2), (self.expire, 0.05)]
+        for _ in range(MOST_CALM_STEPS // 100):
+            self._steps(100, quiet)
+            if all(client.done for client in self.clients.values()):
+                break
+        require(all(client.done for client in self.clients.values()), "the run does not come to its end")
+        require(self.server.core.ledger.samples_completed == EPOCHS * SAMPLES, "not every sample of every epoch was trained on")
+        self.crash()
+
+    def peace(self) -> list[tuple[Callable[[], None], float]]:
+        """What happens all the time, and how often."""
+        return [
+            (self.client_acts, 8), (self.deliver, 12), (self.begin, 6), (self.finish, 6), (self.take, 3), (self.write, 3)
+        ]  # fmt: skip
+
+    def trouble(self) -> list[tuple[Callable[[], None], float]]:
+        """What may happen, and how often."""
+        return [
+            *self.peace(), (self.drop, 0.5), (self.repeat, 0.8), (self.checkpoint, 0.5), (self.expire, 0.2), (self.crash, 0.2),
+            (self.crash_soon, 0.2), (self.fill_disk, 0.1), (self.make_room, 0.5), (self.client_dies, 0.1),
+        ]  # fmt: skip
+
+    def _steps(self, steps: int, choices: list[tuple[Callable[[], None], float]]) -> None:
+        actions, weights = [action for action, _ in choices], [weight for _, weight in choices]
+        for action in self.random.choices(actions, weights, k=steps):
+            try:
+                action()
+            except PowerFailure:
+                self.crash()
+            self._answer_what_is_durable()
+
+    # -- workers and the network
+
+    def client_acts(self) -> None:
+        client = self.random.choice(list(self.clients.values()))
+        request = client.next_request()
+        if request is not None and self.random.random() < 0.5:
+            self.network.append(request)
+
+    def client_dies(self) -> None:
+        """And another takes its place, now and then under its name."""
+        name = self.random.choice(list(self.clients))
+        if self.clients[name].done:
+            return
+        del self.clients[name]
+        if self.random.random() < 0.5:
+            name, self._names = f"w{self._names}", self._names + 1
+        self.clients[name] = Client(name, self.random, self.random.random() < 0.3)
+
+    def deliver(self) -> None:
+        if self.network:
+            message = self.network.pop(self.random.randrange(len(self.network)))
+            if isinstance(message, Request):
+                self._serve(message)
+            elif message.request.worker in self.clients:
+                self.clients[message.request.worker].answered(message)
+
+    def drop(self) -> None:
+        if self.network:
+            self.network.pop(self.random.randrange(len(self.network)))
+
+    def repeat(self) -> None:
+        if self.network:
+            self.network.append(self.random.choice(self.network))
+
+    # -- the server's calls: what its servicer does
+
+    def _serve(self, request: Request) -> None:
+        try:
+            getattr(self, f"_serve_{request.kind}")(request, **request.fields)
+        except GemError as error:
+            self.server.core.take_rolled_back()
+            self.network.append(Response(request, error=error))
+
+    def _serve_register(self, request: Request, overlap: bool) -> None:
+        self._answer(request, self.server.core.register(request.worker, LAYOUT, self.now, overlap))
+
+    def _serve_initialize(self, request: Request, lease: str) -> None:
+        core = self.server.core
+        core.require_initializer(lease, self.now)
+        core.central.theta[:] = np.arange(SIZE)
+        core.initialized()
+        self.truth.started(core)
+        self.checkpoint()
+        self._require_based()
+        self._answer(request, None)
+
+    def _serve_pull(self, request: Request, lease: str) -> None:
+        server = self.server
+        decision = server.core.pull_decision(lease, self.now)
+        if decision is not PullDecision.READY or server.step is not None or server.queue:
+            if decision is PullDecision.INITIALIZE:
+                self._answer(request, None)
+            return  # it waits for its turn; the worker asks again
+        self._require_based()
+        version = server.core.plan_pull(server.core.leases.get(lease))()
+        self._note()
+        self._answer(request, version, lambda: self.truth.tells(version))
+
+    def _serve_shard(self, request: Request, lease: str, holding: tuple[int, ...]) -> None:
+        self._require_based()
+        shard = self.server.core.lease_shard(lease, SAMPLES, self.now, holding)
+        if isinstance(shard, NoShard):
+            self._answer(request, "complete" if shard.complete else None)
+            return
+        told = (shard.group, shard.epoch, shard.begin, shard.end)
+        self.truth.deals(told)
+        self._answer(request, shard)
+
+    def _serve_complete(self, request: Request, lease: str, shard: int) -> None:
+        core = self.server.core
+        held = core.ledger.held.get(shard)
+        accepted = core.complete_shard(lease, shard, self.now)
+        done = held[1] if held is not None and accepted else None
+        what = (done.group, done.epoch, done.begin, done.end) if done else None
+        self._answer(request, accepted, lambda: self.truth.completed.add(what) if what else None)
+
+    def _serve_commit(self, request: Request, lease: str, sequence: int, base: int, dtype: int, payload: bytes) -> None:
+        server, core = self.server, self.server.core
+        header = Header(lease, sequence, base, LAYOUT.fingerprint, None, self.settings.batch_size)
+        upload = server.uploads.pop(lease, None)  # a newer call under the same lease ends an older one
+        admission, holder = core.admit(header, self.now)
+        if admission is Admission.FRESH:
+            if server.journal is None or holder.recorded > server.journal.durable:
+                raise Overloaded("the log still needs the last gradient")
+            form = gradient_format(dtype)
+            form.assembly(holder.upload).add_all(memoryview(payload))
+            if upload is None or upload.request.operation != request.operation or self.random.random() < 0.3:
+                holder.upload[SIZE // 2 :] = 0  # half of it is here
+                server.uploads[lease] = Upload(request, header)
+                self.network.append(request)
+                if not self.tickets_at_once:
+                    return
+            arrived = Arrived(dtype, [memoryview(payload)])
+            server.queue.append(core.ticket(holder, header, self.now, arrived))
+        if admission is Admission.REPEATED:
+            self._acknowledge(request, holder.lease_id)
+        else:
+            server.asked.setdefault((lease, sequence), []).append(request)
+
+    def _acknowledge(self, request: Request, lease_id: str) -> None:
+        lease = self.server.core.leases.live.get(lease_id)
+        if lease is None or lease.answer is None:
+            self.network.append(Response(request, error=LeaseEnded("ended while it waited")))
+            return
+        applied = lease.answer
+        due = lease.recorded
+        self._answer(request, applied, lambda: self.truth.acknowledges(lease_id, applied), due)
+
+    def _require_based(self) -> None:
+        if self.server.journal is None:
+            raise Overloaded("there is no checkpoint yet")
+
+    def _answer(self, request: Request, value: Any, told: Callable[[], object] = lambda: None, due: int | None = None) -> None:
+        """Answers once everything that has happened so far is on the disk, or the record `due`."""
+        journal = self.server.journal
+        number = due if due is not None else journal.appended if journal is not None else 0
+        self.server.answers.append((number, Response(request, value), told))
+        self._note()
+
+    def _answer_what_is_durable(self) -> None:
+        server = self.server
+        durable = self.durable()
+        for number, response, told in server.answers:
+            if number <= durable:
+                told()
+                self.network.append(response)
+        server.answers = [answer for answer in server.answers if answer[0] > durable]
+
+    def durable(self) -> int:
+        """The last record on the disk."""
+        return self.server.journal.durable if self.server.journal else 0
+
+    def _note(self) -> None:
+        """What the run looks like after its last record, unless a commit has its turn."""
+        journal = self.server.journal
+        if journal is not None and self.server.step is None:
+            self.truth.prints[journal.appended] = fingerprint(self.server.core)
+
+    # -- the server's turns: what its apply loop, log and chores do
+
+    def begin(self) -> None:
+        server = self.server
+        if server.step is None and server.queue:
+            commit = self.next_commit()
+            try:
+                server.step = server.core.begin(commit)
+            except LeaseEnded:
+                for request in server.asked.pop((commit.header.lease_id, commit.header.sequence), []):
+                    self.network.append(Response(request, error=LeaseEnded("ended while it waited")))
+
+    def next_commit(self) -> Commit:
+        """Whose turn it is."""
+        return self.server.queue.popleft()
+
+    def finish(self) -> None:
+        server = self.server
+        if server.step is not None:
+            step, server.step = server.step, None
+            applied = server.core.finish(step, step.run(), self.now)
+            self.truth.applies(step.commit.header.lease_id, applied, server.core)
+            self._note()
+            for request in server.asked.pop((step.commit.header.lease_id, applied.sequence), []):
+                self._acknowledge(request, step.commit.header.lease_id)
+
+    def take(self) -> None:
+        server = self.server
+        if server.journal is not None and server.writing is None:
+            server.writing = server.journal.take()
+
+    def write(self) -> None:
+        server = self.server
+        if server.journal is not None and server.writing is not None:
+            batch, server.writing = server.writing, None
+            try:
+                server.journal.write(batch)
+            except OSError:
+                return  # the disk is full: again later
+            server.journal.done(batch)
+
+    def checkpoint(self) -> None:
+        server = self.server
+        if not server.core.central.initialized or server.step is not None:
+            return
+        journal = server.journal or self._new_journal(0)
+        try:
+            recovery.plan_checkpoint(server.core, self.disk.root, 2, journal, self.disk)()
+        except OSError:
+            if server.journal is None:
+                server.core.record = journal.append  # what happens is kept in mind; nothing is promised
+            return
+        server.journal = journal
+
+    def expire(self) -> None:
+        self.now += self.random.uniform(0, 20)
+        self.server.core.expire(self.now)
+        self._note()
+        self.truth.consistent(self.server.core)
+
+    # -- disasters
+
+    def crash_soon(self) -> None:
+        self.disk.fails_in = self.random.randint(0, 12)
+
+    def fill_disk(self) -> None:
+        self.disk.capacity = 0
+
+    def make_room(self) -> None:
+        self.disk.capacity = None
+
+    def crash(self) -> None:
+        """The power fails; the server starts again, perhaps more than once."""
+        self.crashes += 1
+        self.disk.fail()
+        self.disk.capacity = None
+        if self.random.random() < 0.2:
+            self.disk.fails_in = self.random.randint(0, 20)
+        try:
+            self.server = self._recover()
+        except PowerFailure:
+            self.crash()
+
+    def _recover(self) -> Server:
+        recovered = recovery.recover(self.disk.root, self._new_core, self.now, lambda path, why: require(False, why))
+        if recovered is None:
+            return self._new_server()
+        self.truth.recovered(recovered.core, recovered.number)
+        server = Server(recovered.core, self._new_journal(recovered.number))
+        server.core.logged = True
+        recovery.plan_checkpoint(server.core, self.disk.root, 2, server.journal, self.disk)()
+        return server
+
+    def _new_server(self) -> Server:
+        require(not self.truth.acknowledged, "the run is gone, though commits of it were acknowledged")
+        self._runs = getattr(self, "_runs", 0) + 1
+        return Server(self._new_core(f"run{self._runs:05d}", self.settings))
+
+    def _new_core(self, run_id: str, settings: Hyperparameters) -> Core:
+        return Core(run_id, settings, lease_seconds=LEASE_SECONDS, memory_limit=0, new_id=self._new_id)
+
+    def _new_journal(self, number: int) -> journal_module.Journal:
+        directory = recovery.log_directory(self.disk.root)
+        serial = recovery.next_serial(directory)
+        seed: Callable[[], int] = lambda: self.random.getrandbits(32)  # noqa: E731
+        return journal_module.Journal(self.disk, directory, self.server_run_id(), serial, number, seed)
+
+    def server_run_id(self) -> str:
+        return f"run{self._runs:05d}"
+
+    def _new_id(self) -> str:
+        self._ids += 1
+        return f"lease-{self._ids}"
