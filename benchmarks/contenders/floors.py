@@ -62,7 +62,7 @@ class FusedPass(Contender):
 
 @dataclass(frozen=True)
 class GrpcEcho(OwnProcess):
-    """A gradient in the frames of a commit, on one long stream: received whole, sent back as they are, nothing copied or read."""
+    """A gradient in the frames of a commit, on one long stream: received whole, sent back as it is, nothing read."""
 
     name: str = "grpc-echo"
     label: str = "floor: bare gRPC echo"

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from gem_client.plan import Setup, plan
 from gem_client.prometheus import Prometheus, PrometheusError
 from gem_client.top import show
 
+_PLUGINS = "gem_ctl.commands"
+
 
 class Count(click.ParamType[int]):
     """A number of things, with an optional k, M, G or T (powers of 1,000)."""
@@ -45,7 +48,16 @@ class Count(click.ParamType[int]):
 
 
 class _TypedErrors(click.Group):
-    """Turns the SDK's errors into one line and exit status 1."""
+    """Turns the SDK's errors into one line and exit status 1; and takes in commands that other installed packages offer, such
+    as those that need the server's code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=_PLUGINS).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        offered = entry_points(group=_PLUGINS, name=cmd_name) if command is None else ()
+        return next((entry.load() for entry in offered), command)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

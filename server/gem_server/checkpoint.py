@@ -24,10 +24,12 @@ from gem_api import __version__
 from gem_api.errors import GemError
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.layout import Layout, Vector
+from gem_api.layout import Layout
 from safetensors import SafetensorError, safe_open
 
 from gem_server.core import Core
+from gem_server.durability.capture import Capture
+from gem_server.durability.journal import Place
 from gem_server.durability.storage import Storage
 from gem_server.facts import Applied, EndReason, Outcome
 from gem_server.leases import SPARE, Lease
@@ -58,8 +60,8 @@ def _place(path: Path) -> tuple[int, int]:
 # -- writing
 
 
-def capture(core: Core) -> tuple[dict[str, Any], dict[str, Vector], dict[str, Vector]]:
-    """The core's state between two commits: JSON values, θ by tensor, and the workers' buffers. The buffers are not copied."""
+def capture(core: Core, log: Place | None = None) -> Capture:
+    """The core's state between two commits, and where the log goes on. θ is to be copied before the next commit."""
     layout = core.central.layout
     assert layout is not None
     assert core.central.initialized
@@ -79,22 +81,18 @@ def capture(core: Core) -> tuple[dict[str, Any], dict[str, Vector], dict[str, Ve
         "leases": [_lease_state(lease) for lease in leases],
         "ledger": core.ledger.state(),
     }
-    state = json.loads(json.dumps(state))  # a deep copy: the core goes on while this is written
-    kept = {*core.rule.buffers, SPARE}
-    buffers = {f"{lease.lease_id}/{name}": lease.buffers[name] for lease in leases for name in lease.buffers if name in kept}
-    return state, layout.split(core.central.theta), buffers
+    if log is not None:
+        state["log"] = log
+    return Capture(core, json.loads(json.dumps(state)))  # a deep copy: the core goes on while this is written
 
 
-def write(
-    directory: Path, state: dict[str, Any], model: dict[str, Vector], workers: dict[str, Vector], keep: int,
-    storage: Storage | None = None,
-) -> Path:  # fmt: skip
+def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None) -> Path:
     """Writes a checkpoint atomically, then removes all but the newest `keep`.
 
     Raises:
         OSError: It could not be written; nothing of it is left, and the older ones stand.
     """
-    storage = storage or Storage()
+    storage, state = storage or Storage(), captured.state
     directory.mkdir(parents=True, exist_ok=True)
     serial = 1 + max((serial for version, serial in map(_place, found(directory)) if version == state["version"]), default=0)
     path, scratch = directory / f"checkpoint-{state['version']:012d}-{serial:04d}", directory / f".writing-{os.getpid()}"
@@ -104,8 +102,15 @@ def write(
         storage.make_directory(scratch)
         metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
         files = {
-            "model.safetensors": write_tensors(storage.create(scratch / "model.safetensors"), model, metadata),
-            "workers.safetensors": write_tensors(storage.create(scratch / "workers.safetensors"), workers, {}),
+            "model.safetensors": write_tensors(
+                storage.create(scratch / "model.safetensors"),
+                {name: tensor.shape for name, tensor in captured.model.items()},
+                captured.model.__getitem__,
+                metadata,
+            ),
+            "workers.safetensors": write_tensors(
+                storage.create(scratch / "workers.safetensors"), captured.shapes, captured.tensor, {}
+            ),
         }
         state = {**state, "files": files}
         with closing(storage.create(scratch / "state.json")) as file:
@@ -118,6 +123,8 @@ def write(
         with suppress(OSError):
             storage.remove(scratch)
         raise
+    finally:
+        captured.close()
     for old in [other for other in found(directory) if other != path][keep - 1 :]:
         storage.remove(old)
     return path
@@ -157,7 +164,7 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
     candidates = found(directory)
     for path in candidates:
         try:
-            return path, _read_state(path)
+            return path, read_state(path)
         except BadCheckpoint as error:
             _set_aside(path)
             refuse(path, str(error))
@@ -191,7 +198,7 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         raise BadCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> dict[str, Any]:
     """A checkpoint's state, once its files are what the state says. Raises BadCheckpoint."""
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))

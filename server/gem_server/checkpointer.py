@@ -11,15 +11,16 @@ from gem_api.logs import Logger
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core import Core
+from gem_server.durability.capture import Capture
 from gem_server.durability.journal import Journal
-from gem_server.durability.recovery import plan_checkpoint
+from gem_server.durability.recovery import capture, save
 from gem_server.progress import Progress
 
 _TICK_SECONDS = 0.2
 
 
 class Checkpointer:
-    """Writes checkpoints between two commits.
+    """Writes checkpoints of the state between two commits.
 
     Args:
         directory: Where to, or None for nowhere.
@@ -60,17 +61,27 @@ class Checkpointer:
         self._before = before
         self._journal = journal
         self._log_limit = log_limit
+        self._one_at_a_time = asyncio.Lock()
         self.told: Callable[[], None] = lambda: None
 
     async def write(self) -> tuple[int, Path]:
-        """Writes one at the next turn; returns its version and folder. Raises CheckpointFailed."""
+        """Writes one of the state at the next turn, while commits go on; returns version and folder. Raises CheckpointFailed."""
         self._require_possible()
-        return self._written(*await self._apply_loop.between_commits(self._plan))
+        async with self._one_at_a_time:
+            captured = await self._apply_loop.between_commits(self._plan)
+            return self._written(captured, await asyncio.to_thread(self._save, captured))
 
     async def write_last(self) -> None:
         """Writes one after the last commit, if there is anything to write and anywhere to write it. Raises CheckpointFailed."""
         if self._directory is not None and self._core.central.initialized:
-            self._written(*await asyncio.to_thread(self._plan()))
+            async with self._one_at_a_time:
+                captured = self._plan()()
+                self._written(captured, await asyncio.to_thread(self._save, captured))
+
+    def write_now(self) -> None:
+        """Writes one while nothing else happens. Raises CheckpointFailed."""
+        captured = self._plan()()
+        self._written(captured, self._save(captured))
 
     async def every(self, seconds: float) -> None:
         """Writes one as soon as θ has a value, so that a run never begins anew, and then every so often while there are new
@@ -93,25 +104,26 @@ class Checkpointer:
     def _log_is_long(self) -> bool:
         return self._journal is not None and self._journal.size > self._log_limit
 
-    def write_first(self) -> None:
-        """Before the server serves: one of what was recovered, for the log to follow. Raises CheckpointFailed."""
-        self._written(*self._plan()())
-
-    def _plan(self) -> Callable[[], tuple[int, Path]]:
-        directory = self._directory
-        assert directory is not None
+    def _plan(self) -> Callable[[], Capture]:
         self._before()
-        version, write = self._core.central.version, plan_checkpoint(self._core, directory, self._keep, self._journal)
+        captured = capture(self._core, self._journal)
 
-        def work() -> tuple[int, Path]:
-            try:
-                return version, write()
-            except OSError as error:
-                raise CheckpointFailed(f"could not write to {directory}: {error}") from error
+        def work() -> Capture:
+            captured.copy_theta()
+            return captured
 
         return work
 
-    def _written(self, version: int, path: Path) -> tuple[int, Path]:
+    def _save(self, captured: Capture) -> Path:
+        directory = self._directory
+        assert directory is not None
+        try:
+            return save(directory, captured, self._keep)
+        except OSError as error:
+            raise CheckpointFailed(f"could not write to {directory}: {error}") from error
+
+    def _written(self, captured: Capture, path: Path) -> tuple[int, Path]:
+        version = captured.state["version"]
         self._progress.checkpointed(version, self._clock())
         self.told()
         self._log.info("checkpoint written", version=version, path=str(path))

@@ -229,6 +229,7 @@ class Core:
 
     def pull(self, lease: Lease) -> int:
         """As `plan_pull` says."""
+        lease.about_to_change()
         self.rule.pull(self.central.theta, lease.buffers)
         lease.base_version = lease.spare_version = self.central.version
         if lease.overlaps:
@@ -324,6 +325,7 @@ class Core:
         lease.recorded = self.record(self._commit_record(commit))
 
         def run() -> PiFacts | None:
+            lease.about_to_change()
             lease.turn(commit.header.base_version)
             buffers = lease.buffers
             if lease.shared_answer is not None and ANSWER not in buffers:

@@ -36,6 +36,7 @@ class Lease:
         offered: Memory shared with the worker, which no commit has named yet.
         region: Memory shared with the worker, which `upload` lies in; None where tensors are sent.
         queued: The sequence that holds a ticket now, if any.
+        before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are.
         recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
         restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
             acknowledged commits that the checkpoint lacks.
@@ -53,8 +54,14 @@ class Lease:
     offered: Region | None = None
     region: Region | None = None
     queued: int | None = None
+    before_change: Callable[[Lease], None] | None = None
     recorded: int = 0
     restored: bool = False
+
+    def about_to_change(self) -> None:
+        """To be called before the buffers are written to."""
+        if self.before_change is not None:
+            self.before_change(self)
 
     @property
     def nbytes(self) -> int:

@@ -181,7 +181,7 @@ class Server:
         self.core.logged = True
         if self.core.central.initialized:
             try:
-                self._checkpointer.write_first()
+                self._checkpointer.write_now()
             except CheckpointFailed as error:
                 raise StartError(f"no checkpoint can be written for the log to follow: {error}") from error
         return group_commit

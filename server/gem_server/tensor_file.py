@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from itertools import chain
 from typing import Any
 
 from gem_api.framing import bytes_of
@@ -20,8 +22,16 @@ from gem_server.durability.storage import NewFile
 _PIECE = 1 << 24
 
 
-def write_tensors(file: NewFile, tensors: Mapping[str, Vector], metadata: Mapping[str, str]) -> dict[str, Any]:
+def write_tensors(
+    file: NewFile, shapes: Mapping[str, tuple[int, ...]], tensor: Callable[[str], Vector], metadata: Mapping[str, str]
+) -> dict[str, Any]:
     """Writes float32 tensors to a new file, waits until it is on the disk, and closes it.
+
+    Args:
+        file: The file.
+        shapes: The tensors' names and shapes.
+        tensor: A tensor of that name; asked for once, in order, when it is to be written.
+        metadata: Strings for the header.
 
     Format: u64 little-endian length of the header, a JSON header padded to 8 bytes, then the tensors without gaps.
 
@@ -33,20 +43,22 @@ def write_tensors(file: NewFile, tensors: Mapping[str, Vector], metadata: Mappin
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
-    for name, tensor in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]}
-        end += tensor.nbytes
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest, size = hashlib.sha256(), 0
     with closing(file):
-        pieces: list[bytes | memoryview] = [len(text).to_bytes(8, "little") + text]
-        for tensor in tensors.values():
-            view = bytes_of(tensor)
-            pieces += [view[at : at + _PIECE] for at in range(0, len(view), _PIECE)]
-        for piece in pieces:
+        for piece in chain([len(text).to_bytes(8, "little") + text], *(_pieces(tensor, name) for name in shapes)):
             digest.update(piece)
             file.write(size, [piece])
             size += len(piece)
         file.sync()
     return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _pieces(tensor: Callable[[str], Vector], name: str) -> Iterator[bytes | memoryview]:
+    view = bytes_of(tensor(name))
+    for at in range(0, len(view), _PIECE):
+        yield view[at : at + _PIECE]

@@ -46,6 +46,8 @@ class Truth:
         told: The newest version that anyone was told of.
         completed: Shards that a worker was told are done: group, epoch, begin, end.
         prints: After which record the run had which fingerprint.
+        begun: The commit whose turn it is.
+        last_ticket: That of the last commit whose turn it was.
     """
 
     applied: list[Known] = field(default_factory=list)
@@ -54,6 +56,7 @@ class Truth:
     told: int = 0
     completed: set[tuple[str, int, int, int]] = field(default_factory=set)
     prints: dict[int, bytes] = field(default_factory=dict)
+    begun: Known | None = None
     last_ticket: int = 0
 
     def started(self, core: Core) -> None:
@@ -67,7 +70,7 @@ class Truth:
         require(applied.ticket > self.last_ticket, f"ticket {applied.ticket} had its turn after ticket {self.last_ticket}")
         require(applied.version == len(self.applied) + 1, f"version {applied.version} follows version {len(self.applied)}")
         require(known not in self.applied, f"commit {known} is applied twice")
-        self.last_ticket = applied.ticket
+        self.last_ticket, self.begun = applied.ticket, None
         self.applied.append(known)
         self.theta.append(core.central.theta.tobytes())
 
@@ -90,6 +93,11 @@ class Truth:
         lost = [known for known, at in self.acknowledged.items() if at > version]
         require(not lost, f"acknowledged commits are lost: {lost}; the server came back at version {version}")
         require(version >= self.told, f"a client was told of version {self.told}; the server came back at {version}")
+        if self.begun is not None and version == len(self.applied) + 1:  # its turn had come when the power failed
+            self.applied.append(self.begun)
+            self.theta.append(core.central.theta.tobytes())
+        self.begun = None
+        require(version <= len(self.applied), f"the server came back at version {version}, which never was")
         require(core.central.theta.tobytes() == self.theta[version], f"θ of version {version} came back with other bits")
         del self.applied[version:], self.theta[version + 1 :]
         self.last_ticket = 0

@@ -18,6 +18,7 @@ from gem_api.wire import gradient_format
 from gem_server.core import Arrived, Commit, Core, Step
 from gem_server.durability import journal as journal_module
 from gem_server.durability import recovery
+from gem_server.durability.capture import Capture
 from gem_server.facts import Admission, Header, PullDecision
 from gem_server.shards import NoShard
 from simulation.client import SAMPLES, SHARD, SIZE, Client, Request, Response
@@ -43,7 +44,9 @@ class Server:
     """What dies with the process."""
 
     core: Core
-    journal: journal_module.Journal | None = None
+    journal: journal_module.Journal | None = None  # once there is a checkpoint for it to follow
+    unbased: journal_module.Journal | None = None
+    captured: Capture | None = None
     uploads: dict[str, Upload] = field(default_factory=dict)
     queue: deque[Commit] = field(default_factory=deque)
     step: Step | None = None
@@ -88,7 +91,7 @@ class World:
         """So many steps of trouble, then quiet until the run is complete."""
         self._steps(steps, self.trouble())
         self.disk.capacity = self.disk.fails_in = None
-        quiet = [*self.peace(), (self.checkpoint, 0.2), (self.expire, 0.05)]
+        quiet = [*self.peace(), (self.checkpoint, 0.2), (self.save, 0.2), (self.expire, 0.05)]
         for _ in range(MOST_CALM_STEPS // 100):
             self._steps(100, quiet)
             if all(client.done for client in self.clients.values()):
@@ -106,8 +109,8 @@ class World:
     def trouble(self) -> list[tuple[Callable[[], None], float]]:
         """What may happen, and how often."""
         return [
-            *self.peace(), (self.drop, 0.5), (self.repeat, 0.8), (self.checkpoint, 0.5), (self.expire, 0.2), (self.crash, 0.2),
-            (self.crash_soon, 0.2), (self.fill_disk, 0.1), (self.make_room, 0.5), (self.client_dies, 0.1),
+            *self.peace(), (self.drop, 0.5), (self.repeat, 0.8), (self.checkpoint, 0.5), (self.save, 0.7), (self.expire, 0.2),
+            (self.crash, 0.2), (self.crash_soon, 0.2), (self.fill_disk, 0.1), (self.make_room, 0.5), (self.client_dies, 0.1),
         ]  # fmt: skip
 
     def _steps(self, steps: int, choices: list[tuple[Callable[[], None], float]]) -> None:
@@ -172,6 +175,7 @@ class World:
         core.initialized()
         self.truth.started(core)
         self.checkpoint()
+        self.save()
         self._require_based()
         self._answer(request, None)
 
@@ -275,6 +279,7 @@ class World:
             commit = self.next_commit()
             try:
                 server.step = server.core.begin(commit)
+                self.truth.begun = (commit.header.lease_id, commit.header.sequence)
             except LeaseEnded:
                 for request in server.asked.pop((commit.header.lease_id, commit.header.sequence), []):
                     self.network.append(Response(request, error=LeaseEnded("ended while it waited")))
@@ -309,17 +314,22 @@ class World:
             server.journal.done(batch)
 
     def checkpoint(self) -> None:
+        """Takes the state for one; it is written while the run goes on."""
         server = self.server
-        if not server.core.central.initialized or server.step is not None:
-            return
-        journal = server.journal or self._new_journal(0)
-        try:
-            recovery.plan_checkpoint(server.core, self.disk.root, 2, journal, self.disk)()
-        except OSError:
-            if server.journal is None:
-                server.core.record = journal.append  # what happens is kept in mind; nothing is promised
-            return
-        server.journal = journal
+        if server.core.central.initialized and server.step is None and server.captured is None:
+            server.unbased = server.journal or server.unbased or self._new_journal(0)
+            server.captured = recovery.capture(server.core, server.unbased)
+            server.captured.copy_theta()
+
+    def save(self) -> None:
+        server = self.server
+        if server.captured is not None:
+            captured, server.captured = server.captured, None
+            try:
+                recovery.save(self.disk.root, captured, 2, self.disk)
+            except OSError:
+                return  # the disk is full: the one before it stands
+            server.journal = server.unbased
 
     def expire(self) -> None:
         self.now += self.random.uniform(0, 20)
@@ -357,7 +367,9 @@ class World:
         self.truth.recovered(recovered.core, recovered.number)
         server = Server(recovered.core, self._new_journal(recovered.number))
         server.core.logged = True
-        recovery.plan_checkpoint(server.core, self.disk.root, 2, server.journal, self.disk)()
+        captured = recovery.capture(server.core, server.journal)
+        captured.copy_theta()
+        recovery.save(self.disk.root, captured, 2, self.disk)
         return server
 
     def _new_server(self) -> Server:

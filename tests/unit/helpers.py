@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
+from gem_server import checkpoint
 from gem_server.core import Commit, Core
+from gem_server.durability.storage import Storage
 from gem_server.facts import Admission, Applied, Header
+from gem_server.tensor_file import write_tensors
 
 SMALL = Layout.of({"weight": (2, 3), "bias": (3,)})
 
@@ -79,3 +83,16 @@ def commit(core: Core, lease_id: str, sequence: int, gradient: Any, now: float =
 def bits(values: Any) -> bytes:
     """The bytes of an array, for comparing bit by bit: −0 is not 0 here, and a NaN equals itself."""
     return np.ascontiguousarray(values).tobytes()
+
+
+def save_core(core: Core, directory: Path, keep: int = 3) -> Path:
+    """Writes a checkpoint between two commits; returns its folder."""
+    captured = checkpoint.capture(core)
+    captured.copy_theta()
+    return checkpoint.write(directory, captured, keep)
+
+
+def write_file(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> dict[str, Any]:
+    """Writes a file of tensors as a checkpoint has them."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return write_tensors(Storage().create(path), shapes, tensors.__getitem__, metadata or {})

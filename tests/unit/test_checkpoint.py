@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,11 @@ from gem_api.layout import Layout
 from gem_server import checkpoint
 from gem_server.checkpoint import BadCheckpoint, capture, found, newest, restore, write
 from gem_server.core import Core
-from gem_server.durability.storage import Storage
 from gem_server.facts import Admission, Applied
 from gem_server.shards import NoShard, Shard
-from gem_server.tensor_file import write_tensors
+from live import DEADLINE
 from safetensors.numpy import load_file, save
-from unit.helpers import SMALL, bits, commit, header, make_core, start
+from unit.helpers import SMALL, bits, commit, header, make_core, save_core, start, write_file
 
 WORKERS = ["ann", "bob"]
 FILES = ["model.safetensors", "workers.safetensors", "state.json"]
@@ -50,10 +50,6 @@ def trained(settings: Hyperparameters | None = None, layout: Layout = SMALL, com
     core.leave(leases[2])
     core.admit(header(core, leases[0], core.leases.get(leases[0]).sequence), 0.0)  # a repeat, to be counted
     return core
-
-
-def save_core(core: Core, directory: Path, keep: int = 3) -> Path:
-    return write(directory, *capture(core), keep)
 
 
 def restored(directory: Path, settings: Hyperparameters | None = None) -> Core:
@@ -202,16 +198,37 @@ def test_a_run_whose_losses_are_no_numbers_can_be_kept(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_of_one_moment_however_the_run_goes_on(tmp_path: Path) -> None:
-    """The JSON part is a copy, so that registering or leaving while it is written changes nothing."""
+    """Registering, leaving, commits and pulls while it is written change nothing."""
     core = trained()
-    state, model, workers = capture(core)
-    before = json.dumps(state)
+    save_core(core, tmp_path / "before")
+    captured = capture(core)
+    captured.copy_theta()
+    commit(core, "lease-2", 3, 1.0)
+    core.pull(core.leases.get("lease-1"))
     core.leave("lease-1")
     core.register("dan", SMALL, 0.0)
     core.lease_shard("lease-2", 1000, 0.0)
-    assert json.dumps(state) == before
-    write(tmp_path, state, model, workers, 3)
-    assert list(restored(tmp_path).leases.live) == ["lease-1", "lease-2"]
+    write(tmp_path / "after", captured, 3)
+    before, after = (next((tmp_path / when).iterdir()) for when in ("before", "after"))
+    assert {name: (before / name).read_bytes() for name in FILES} == {name: (after / name).read_bytes() for name in FILES}
+
+
+def test_a_commit_waits_for_the_disk_where_there_is_no_memory_for_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = trained()
+    core.memory_limit = core.memory_bytes
+    captured = capture(core)
+    captured.copy_theta()
+    asked, has_room = threading.Event(), captured._has_room
+    monkeypatch.setattr(captured, "_has_room", lambda lease: asked.set() or has_room(lease))
+    committing = threading.Thread(target=commit, args=(core, "lease-2", 3, 1.0))
+    committing.start()
+    assert asked.wait(DEADLINE)
+    assert core.central.version == 5
+    write(tmp_path, captured, 3)
+    committing.join(DEADLINE)
+    assert core.central.version == 6
 
 
 # -- the files
@@ -234,7 +251,7 @@ def test_the_library_reads_what_our_writer_wrote_as_what_its_own_wrote(metadata:
     tensors = {f"t{number}": random.normal(size=shape).astype(np.float32) for number, shape in enumerate(shapes)}
     tensors["odd"] = np.array([np.nan, np.inf, -0.0, 1e-45], np.float32)
     ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
-    written = write_tensors(Storage().create(ours), tensors, metadata)
+    written = write_file(ours, tensors, metadata)
     theirs.write_bytes(save(tensors, metadata))
     one, other = load_file(ours), load_file(theirs)
     assert one.keys() == other.keys()
@@ -246,7 +263,7 @@ def test_the_library_reads_what_our_writer_wrote_as_what_its_own_wrote(metadata:
 def test_tensors_larger_than_a_piece_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gem_server.tensor_file._PIECE", 100)
     values = np.random.default_rng(4).normal(size=1003).astype(np.float32)
-    write_tensors(Storage().create(tmp_path / "file"), {"w": values}, {})
+    write_file(tmp_path / "file", {"w": values}, {})
     assert bits(load_file(tmp_path / "file")["w"]) == bits(values)
 
 
@@ -264,7 +281,7 @@ def test_only_the_owner_can_read_a_checkpoint(tmp_path: Path) -> None:
 def test_a_tensor_file_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"precious")
     with pytest.raises(FileExistsError):
-        write_tensors(Storage().create(tmp_path / "file"), {}, {})
+        write_file(tmp_path / "file", {}, {})
     assert (tmp_path / "file").read_bytes() == b"precious"
 
 
@@ -485,7 +502,7 @@ def test_buffers_of_another_size_are_refused_when_they_are_restored(tmp_path: Pa
     state = json.loads((path / "state.json").read_text())
     short = {f"lease-{n}/{name}": np.zeros(3, np.float32) for n in (1, 2) for name in ("moment", "snapshot")}
     (path / "workers.safetensors").unlink()
-    write_tensors(Storage().create(path / "workers.safetensors"), short, {})
+    write_file(path / "workers.safetensors", short, {})
     with pytest.raises(BadCheckpoint, match="another shape"):
         restore(path, state, make_core(), 0.0)
 

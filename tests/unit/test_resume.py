@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from gem_api.hyperparameters import Hyperparameters
-from gem_server import checkpoint
 from gem_server.run import StartError, make_core
 from live import config
 from structlog.testing import CapturingLogger
-from unit.helpers import commit, start
+from unit.helpers import commit, save_core, start
 from unit.helpers import make_core as new_core
 
 KEPT = Hyperparameters(epochs=1200, learning_rate=0.1)
@@ -23,7 +22,7 @@ def saved(tmp_path: Path) -> Path:
     core = new_core(KEPT)
     (ann,) = start(core)
     commit(core, ann, 1, 1.0)
-    checkpoint.write(tmp_path, *checkpoint.capture(core), 3)
+    save_core(core, tmp_path)
     return tmp_path
 
 

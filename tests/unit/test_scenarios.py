@@ -34,7 +34,7 @@ from gem_server import checkpoint
 from gem_server.core import Commit, Core
 from gem_server.facts import Admission, Applied, Ended, PullDecision
 from gem_server.shards import NoShard
-from unit.helpers import header, make_core
+from unit.helpers import header, make_core, save_core
 
 TRANSCRIPTS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.txt"))
 REWRITE = os.environ.get("GEM_REWRITE_SCENARIOS") == "1"
@@ -149,7 +149,7 @@ class Player:
         yield "accepted" if self._core.complete_shard(lease_id, int(shard_id), self._now) else "not held"
 
     def checkpoint(self) -> Iterator[str]:
-        yield checkpoint.write(self._folder, *checkpoint.capture(self._core), keep=3).name
+        yield save_core(self._core, self._folder, keep=3).name
 
     def crash(self) -> Iterator[str]:
         latest = checkpoint.newest(self._folder, lambda path, why: pytest.fail(why))

@@ -12,6 +12,7 @@ from gem_api.hyperparameters import Hyperparameters
 
 from gem_server import checkpoint
 from gem_server.core import Core
+from gem_server.durability.capture import Capture
 from gem_server.durability.journal import Journal, Place
 from gem_server.durability.replay import Log, apply
 from gem_server.durability.segment import Segment, UnbornSegment, name, serials
@@ -67,24 +68,41 @@ def recover(
     return Recovered(core, path, saved, *replay(directory, state, core, now))
 
 
-def plan_checkpoint(
-    core: Core, directory: Path, keep: int, journal: Journal | None, storage: Storage | None = None
-) -> Callable[[], Path]:
-    """Between two commits: what writes a checkpoint of the present state, which the log follows from now on.
+def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters], Core], version: int | None) -> Core:
+    """A run as it was at a version, the newest by default. Changes nothing in the folder.
 
-    Raises, when called: OSError.
+    Raises:
+        ValueError: The checkpoints that are kept, and the log, do not reach back or on to that version.
+        BadCheckpoint, DamagedLog, OSError: As for `recover`.
     """
-    state, model, workers = checkpoint.capture(core)
-    if journal is not None:
-        state["log"] = journal.cut()
-        core.record = journal.append
+    for path in checkpoint.found(directory):
+        state = checkpoint.read_state(path)
+        if version is None or state["version"] <= version:
+            core = new_core(state["run_id"], Hyperparameters(**state["hyperparameters"]))
+            checkpoint.restore(path, state, core, 0.0)
+            replay(directory, state, core, 0.0, version)
+            if version not in (None, core.central.version):
+                raise ValueError(
+                    f"the log ends at version {core.central.version}; version {version} was not reached, or not logged"
+                )
+            return core
+    raise ValueError(f"no checkpoint in {directory} is as old as version {version}: more are kept with --checkpoint-keep")
 
-    def work() -> Path:
-        path = checkpoint.write(directory, state, model, workers, keep, storage)
-        forget_segments(directory, storage)
-        return path
 
-    return work
+def capture(core: Core, journal: Journal | None) -> Capture:
+    """Between two commits: what a checkpoint of the present state is to hold, which the log follows from now on."""
+    if journal is None:
+        return checkpoint.capture(core)
+    place = journal.cut()
+    core.record = journal.append
+    return checkpoint.capture(core, place)
+
+
+def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None) -> Path:
+    """Writes a checkpoint, then removes older ones and the part of the log that no checkpoint needs. Raises OSError."""
+    path = checkpoint.write(directory, captured, keep, storage)
+    forget_segments(directory, storage)
+    return path
 
 
 def replay(
@@ -129,7 +147,7 @@ def next_serial(directory: Path) -> int:
 
 def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
     """Removes the segments that no checkpoint in the folder needs any more."""
-    needed = min((place.serial for place in map(_place, checkpoint.found(checkpoints)) if place), default=None)
+    needed = min((place.serial for place in map(place_of, checkpoint.found(checkpoints)) if place), default=None)
     directory = log_directory(checkpoints)
     for serial in serials(directory):
         if needed is None or serial < needed:
@@ -137,7 +155,7 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
                 (storage or Storage()).remove(directory / name(serial))
 
 
-def _place(path: Path) -> Place | None:
+def place_of(path: Path) -> Place | None:
     """Where the log goes on after a checkpoint; None where it kept none."""
     try:
         log = json.loads((path / "state.json").read_text(encoding="utf-8")).get("log")
