@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 from gem_api.layout import Vector
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat, gradient_format, theta_format
@@ -12,14 +14,18 @@ from gem_api.wire import FLOAT32, ThetaFormat, gradient_format, theta_format
 from gem_server.apply_loop import run_blocking
 from gem_server.central import require_finite
 from gem_server.leases import Lease
+from gem_server.norms import GradientNorm
 from gem_server.transfer import Transfer
+
+PIECE = 1 << 18  # elements that are copied and looked at while they are in the cache, as many as a chunk holds
 
 
 class Carrier(Protocol):
     """How one commit's gradient arrives and its answer leaves."""
 
-    async def fetch(self, lease: Lease, scale: float) -> None:
-        """Has the whole gradient in `lease.upload`. Raises NonFiniteGradient, IncompleteTransfer."""
+    async def fetch(self, lease: Lease, scale: float, norm: GradientNorm | None) -> None:
+        """Has the whole gradient in `lease.upload`, and in `norm` where that is asked for; what is applied then is what was
+        measured. Raises NonFiniteGradient, IncompleteTransfer."""
 
     async def skip(self, lease: Lease) -> None:
         """Lets a gradient pass that is here already."""
@@ -36,8 +42,8 @@ class Network:
         self._gradient = gradient_format(header.wire_dtype)
         self._theta = stated_theta_format(header.theta_dtype)
 
-    async def fetch(self, lease: Lease, scale: float) -> None:
-        await self._transfer.receive(lease.upload, scale, "gradient", self._gradient)
+    async def fetch(self, lease: Lease, scale: float, norm: GradientNorm | None) -> None:
+        await self._transfer.receive(lease.upload, scale, "gradient", self._gradient, norm)
 
     async def skip(self, lease: Lease) -> None:
         await self._transfer.skip(self._gradient.nbytes(lease.upload.size))
@@ -47,15 +53,29 @@ class Network:
 
 
 class SharedMemory:
-    """A region: the gradient lies in `lease.upload` before its header arrives, and the rule writes the answer where the
-    worker reads it."""
+    """A region: the gradient lies there before its header arrives, and the rule writes the answer where the worker reads it."""
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
 
-    async def fetch(self, lease: Lease, scale: float) -> None:
+    async def fetch(self, lease: Lease, scale: float, norm: GradientNorm | None) -> None:
+        if norm is not None:
+            await self._copy(lease, scale, norm)
+            return
         # The worker may still change what is checked here; the rule therefore checks again what it reads.
         await run_blocking(partial(require_finite, lease.upload, scale, "gradient"), lease.upload.size)
+
+    async def _copy(self, lease: Lease, scale: float, norm: GradientNorm) -> None:
+        """Takes the gradient out of the worker's reach. On this thread, as chunks are taken in: a thread of its own could still
+        write to the buffer when a newer call has taken over."""
+        assert lease.region is not None
+        shared = lease.region.gradient
+        for begin in range(0, shared.size, PIECE):
+            piece = lease.upload[begin : begin + PIECE]
+            np.copyto(piece, shared[begin : begin + PIECE])
+            require_finite(piece, scale, "gradient")
+            norm.add(piece)
+            await asyncio.sleep(0)  # others' turn
 
     async def skip(self, lease: Lease) -> None: ...
 

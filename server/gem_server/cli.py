@@ -109,6 +109,20 @@ def _socket(choice: str) -> str:
     default=1,
     help="Hand out the first shard only when so many workers have joined, so that all start together.",
 )
+@option(
+    "--max-norm-ratio",
+    type=Number(min=0),
+    default=0.0,
+    help="Refuse a commit whose gradient has a norm of more than so many times the median of the run's last 100; 0: take all. "
+    "100 stops what would wreck the model, and lets honest workers be.",
+)
+@option(
+    "--quarantine-after",
+    type=click.IntRange(0),
+    show_default="3 with --max-norm-ratio, else 0",
+    help="Put a worker out of the run, and keep it out, once so many of its gradients in a row were refused as too large or no "
+    "numbers; 0: never. gem-ctl quarantine lets it in again.",
+)
 @hyperparameter_options()
 @log_format_option
 @click.version_option(__version__)
@@ -138,6 +152,8 @@ def main(context: click.Context, /, **options: Any) -> None:
         min_workers=options["min_workers"],
         apply_threads=options["apply_threads"],
         memory_socket=_socket(options["memory_socket"]),
+        max_norm_ratio=options["max_norm_ratio"],
+        quarantine_after=options["quarantine_after"],
     )
     try:
         asyncio.run(serve(config, log))

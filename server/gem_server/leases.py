@@ -34,7 +34,7 @@ class Lease:
         base_version: Version of the θ that the worker was last given.
         spare_version: Version of the θ that it was given before that, where it overlaps: see `turn`.
         offered: Memory shared with the worker, which no commit has named yet.
-        region: Memory shared with the worker, which `upload` lies in; None where tensors are sent.
+        region: Memory shared with the worker, which `upload` lies in, or is copied from; None where tensors are sent.
         queued: The sequence that holds a ticket now, if any.
         restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
             acknowledged commits that the checkpoint lacks.
@@ -60,6 +60,8 @@ class Lease:
         arrays = [*self.buffers.values(), self.upload]
         if self.region is not None:
             arrays.append(self.region.answer)
+            if self.upload is not self.region.gradient:
+                arrays.append(self.region.gradient)
         if self.offered is not None:
             arrays += [self.offered.gradient, self.offered.answer]
         return sum(array.nbytes for array in arrays)
@@ -69,10 +71,12 @@ class Lease:
         """Where the worker reads its answer, float32, shape (P,); None where it is sent."""
         return self.region.answer if self.region is not None else None
 
-    def adopt(self, region: Region) -> None:
+    def adopt(self, region: Region, copied: bool = False) -> None:
         """Moves gradients and answers to shared memory. The worker may write anything there at any time: what the rule
-        keeps of it stays elsewhere, and a gradient is checked once more when it is read."""
-        self.offered, self.region, self.upload = None, region, region.gradient
+        keeps of it stays elsewhere, and a gradient is checked once more when it is read, or `copied` to `upload` before."""
+        self.offered, self.region = None, region
+        if not copied:
+            self.upload = region.gradient
 
     @property
     def overlaps(self) -> bool:
