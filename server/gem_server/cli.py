@@ -114,7 +114,7 @@ def _socket(choice: str) -> str:
     type=Number(min=0),
     default=0.0,
     help="Refuse a commit whose gradient has a norm of more than so many times the median of the run's last 100; 0: take all. "
-    "100 stops what would wreck the model, and lets honest workers be.",
+    "Honest runs have been seen to reach 50.",
 )
 @option(
     "--quarantine-after",

@@ -104,7 +104,7 @@ def test_a_ratio_below_1_is_no_bound(ratio: float) -> None:
 
 
 def test_the_refusal_says_by_how_much_and_what_the_bound_is() -> None:
-    with pytest.raises(NormOutOfBounds, match="1e[+]06 times the median of the run's last 20 commits; the bound is 10 "):
+    with pytest.raises(NormOutOfBounds, match=r"1e\+06 times the median of the run's last 20 commits; the bound is 10 "):
         history([2.0] * LEAST).judge(2e6)
 
 

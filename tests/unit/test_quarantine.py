@@ -91,7 +91,7 @@ def test_who_is_let_in_again_starts_with_a_clean_count() -> None:
 
 
 def test_lifting_for_one_who_is_not_held_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="'ann'.*gem-ctl quarantine list"):
+    with pytest.raises(InvalidRequest, match=r"'ann'.*gem-ctl quarantine list"):
         Quarantine(2).lift("ann")
 
 
