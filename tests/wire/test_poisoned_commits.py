@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_api.v1 import training_pb2 as pb
@@ -16,7 +20,7 @@ from gem_server.carriers import PIECE
 from gem_server.norms import LEAST
 from gem_server.run import StartError
 from live import Live, config, serving, wait_until
-from region_client import LARGE, abstract, linux_only, memory_bytes, queue_length, shared
+from region_client import LARGE, abstract, linux_only, memory_bytes, queue_length, shared, theta_of
 from wire_client import (
     SMALL,
     Refusal,
@@ -193,6 +197,43 @@ def test_what_is_written_to_shared_memory_after_the_judgement_is_not_applied(lay
             release()
             region.answered(stream)
         assert theta_bits(live) == theta_bits(other)
+        region.close()
+
+
+@linux_only
+@pytest.mark.shared_memory
+def test_whatever_is_written_at_any_time_no_commit_moves_theta_further_than_the_bound() -> None:
+    """60 commits under which the gradient changes all the time between 0.5 and 10,000 times the history's."""
+    settings = Hyperparameters(rule="downpour", learning_rate=0.5)
+    with bounded(10.0, settings=settings, quarantine_after=0) as (live, wire):
+        seasoned(wire, layout=LARGE)
+        eve = joined(wire, "eve", LARGE)
+        region, done, applied = shared(eve), threading.Event(), 0
+
+        def scribble() -> None:
+            for value in itertools.cycle((1e4, 0.5, 0.5)):
+                if done.is_set():
+                    return
+                region.gradient[:] = value
+
+        thread = threading.Thread(target=scribble)
+        thread.start()
+        try:
+            for _ in range(60):
+                before = theta_of(live)
+                stream = wire.whole("Commit", region.header())
+                try:
+                    eve.took(region.answered(stream))
+                    applied += 1
+                except grpc.RpcError as error:
+                    if Refusal.of(error).error != "NORM_OUT_OF_BOUNDS":
+                        raise
+                moved = float(np.linalg.norm(theta_of(live).astype(np.float64) - before))
+                assert moved <= 1.001 * 0.5 * 10 * math.sqrt(LARGE.size)
+        finally:
+            done.set()
+            thread.join()
+        assert applied > 0, "no commit got past the judgement: nothing was tried"
         region.close()
 
 
