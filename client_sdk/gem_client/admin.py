@@ -49,6 +49,17 @@ class Admin:
         response: admin_pb2.DrainResponse = self._stub.Drain(admin_pb2.DrainRequest(), timeout=self._timeout)
         return response.queue_length
 
+    def quarantine(self) -> list[admin_pb2.QuarantinedWorker]:
+        """The workers that are kept out of the run because their gradients were refused, the longest there first."""
+        response: admin_pb2.ListQuarantineResponse = self._stub.ListQuarantine(
+            admin_pb2.ListQuarantineRequest(), timeout=self._timeout
+        )
+        return list(response.workers)
+
+    def lift_quarantine(self, worker: str) -> None:
+        """Lets a worker register again. Raises InvalidRequest where it is not in quarantine."""
+        self._stub.LiftQuarantine(admin_pb2.LiftQuarantineRequest(worker_name=worker), timeout=self._timeout)
+
     def report_evaluation(self, version: int, loss: float, accuracy: float | None = None) -> None:
         """Reports loss and accuracy (0 to 1) of one version on held-out data."""
         report = pb.ReportEvaluationRequest(version=version, loss=loss, accuracy=accuracy)

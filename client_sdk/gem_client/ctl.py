@@ -222,6 +222,33 @@ def drain(target: tuple[str, float]) -> None:
     click.echo(f"the server is finishing; {queued} commits were queued")
 
 
+@main.group()
+def quarantine() -> None:
+    """Workers that are kept out of the run because their gradients were refused too often in a row."""
+
+
+@quarantine.command("list")
+@click.pass_obj
+def list_quarantine(target: tuple[str, float]) -> None:
+    """Shows who is in quarantine, and why."""
+    with Admin(*target) as admin:
+        held = admin.quarantine()
+    for worker in held:
+        click.echo(f"{worker.name}: {worker.refusals} refused in a row, the last for {worker.why}")
+    if not held:
+        click.echo("no worker is in quarantine", err=True)
+
+
+@quarantine.command("lift")
+@click.argument("worker")
+@click.pass_obj
+def lift_quarantine(target: tuple[str, float], worker: str) -> None:
+    """Lets WORKER register again."""
+    with Admin(*target) as admin:
+        admin.lift_quarantine(worker)
+    click.echo(f"{worker} may register again")
+
+
 def _write(out: Path, content: bytes) -> None:
     """Writes a file that appears whole or not at all; - is standard output. Raises OSError."""
     if str(out) == "-":
@@ -281,10 +308,15 @@ def as_text(answer: pb.GetStatusResponse) -> str:
         f"leases      {len(answer.workers)} live; ended: {text.counts(answer.leases_ended) or 'none'}",
     ]
     if answer.workers:
-        lines += ["", f"{'worker':<32} {'commits':>8} {'staleness':>9} {'median π':>9} {'loss':>8} {'shards':>6} {'lease':>7}"]
+        lines += [
+            "",
+            f"{'worker':<32} {'commits':>8} {'staleness':>9} {'median π':>9} {'loss':>8} {'shards':>6} {'rejected':>8} "
+            f"{'lease':>7}",
+        ]
     for worker in answer.workers:
         lines.append(
             f"{worker.name:<32} {worker.commits:>8} {worker.staleness:>9} {text.optional(worker, 'pi_median', '.3f'):>9} "
-            f"{text.optional(worker, 'loss', '.4f'):>8} {worker.shards:>6} {worker.lease_remaining_seconds:>5.0f} s"
+            f"{text.optional(worker, 'loss', '.4f'):>8} {worker.shards:>6} {worker.rejected:>8} "
+            f"{worker.lease_remaining_seconds:>5.0f} s"
         )
     return "\n".join(lines)

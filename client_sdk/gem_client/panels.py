@@ -294,6 +294,11 @@ STALENESS = Dashboard(
             "Good: all alike, as the server gives everyone an equal turn; differences are the workers' own speed.",
             (Query(f"sum by (worker) ({_rate('gem_worker_commits_total')})", "{{worker}}"),),
         ),
+        Panel(
+            "Rejected commits of each worker",
+            "Good: none. One worker alone has bad data, or another program than the others.",
+            (Query(f"sum by (worker) (increase(gem_worker_rejected_total{_S}{_RANGE}))", "{{worker}}"),),
+        ),
     ),
 )
 
@@ -338,12 +343,17 @@ SERVER = Dashboard(
         Panel(
             "Leases that ended",
             "By reason. left: the worker was done or stopped. expired: it fell silent. replaced: it came back under its name. "
-            "rolled_back: the server came back from an older checkpoint. Good: none while training but left.",
-            (Query(f"sum by (reason) (increase(gem_leases_ended_total{_S}{_RANGE}))", "{{reason}}"),),
+            "rolled_back: the server came back from an older checkpoint. quarantined: its gradients were refused. Good: none "
+            "while training but left.",
+            (
+                Query(f"sum by (reason) (increase(gem_leases_ended_total{_S}{_RANGE}))", "{{reason}}"),
+                Query(f"sum(gem_quarantined_workers{_S})", "in quarantine now", dashed=True),
+            ),
         ),
         Panel(
             "Rejected commits, by error",
-            "Good: none. NonFiniteGradient: training diverges. LeaseEnded: workers too slow to keep their lease.",
+            "Good: none. NonFiniteGradient: training diverges. LeaseEnded: workers too slow to keep their lease. "
+            "NormOutOfBounds: gradients far larger than the run's; the dashboard of staleness shows which worker sends them.",
             (
                 Query(f"sum by (error) (increase(gem_commits_rejected_total{_S}{_RANGE}))", "{{error}}"),
                 Query(f"sum(increase(gem_nonfinite_losses_total{_S}{_RANGE}))", "loss not finite"),

@@ -203,6 +203,7 @@ class Session:
             LayoutMismatch: The model is not the run's.
             Overloaded: The server has no room, and had none for as long as `retry` allows.
             NonFiniteGradient: The first value holds a NaN or an infinity.
+            Quarantined: Too many gradients of a worker of this name were refused.
         """
         self._require_usable()
         if self._member.joined:
@@ -257,6 +258,8 @@ class Session:
         Raises:
             LayoutMismatch: The gradient's shape is not the model's.
             NonFiniteGradient: It holds a NaN, an infinity or a far too large value; θ is untouched.
+            NormOutOfBounds: Its norm is beyond the bound of a server that has one; θ is untouched.
+            Quarantined: Too many in a row were refused: an operator has to let this worker in again.
             TransportError: The server could not be reached for as long as `retry` allows.
         """
         self._require_usable()

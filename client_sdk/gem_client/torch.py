@@ -89,6 +89,8 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises:
             NonFiniteGradient: A gradient holds a NaN or an infinity; θ is untouched.
+            NormOutOfBounds: Their norm is beyond the bound of a server that has one; θ is untouched, and a loop may go on.
+            Quarantined: Too many in a row were refused.
             TransportError: The server was out of reach for longer than the session allows.
         """
         if closure is not None:

@@ -10,11 +10,13 @@ GemError
 ├── Overloaded              RESOURCE_EXHAUSTED   back off, then try again
 ├── NotInitialized          FAILED_PRECONDITION  the central variable has no value yet
 ├── UnknownRegion           FAILED_PRECONDITION  share memory anew, or send chunks
+├── Quarantined             PERMISSION_DENIED    refused too often: an operator has to let the worker in again
 ├── CheckpointFailed        FAILED_PRECONDITION  nothing was written; the previous checkpoint stands
 ├── RejectedCommit          the caller's fault; the central variable is untouched
 │   ├── LayoutMismatch      INVALID_ARGUMENT
 │   ├── IncompleteTransfer  INVALID_ARGUMENT
 │   ├── NonFiniteGradient   INVALID_ARGUMENT
+│   ├── NormOutOfBounds     INVALID_ARGUMENT
 │   └── SequenceGap         FAILED_PRECONDITION
 └── InvalidRequest          INVALID_ARGUMENT     a field out of its range, a message that does not parse
 """
@@ -108,6 +110,13 @@ class UnknownRegion(GemError):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class Quarantined(GemError):
+    """Too many of the worker's commits in a row were refused: it stays out until an operator lets it in again."""
+
+    code = pb.ERROR_CODE_QUARANTINED
+    status = grpc.StatusCode.PERMISSION_DENIED
+
+
 class CheckpointFailed(GemError):
     """The checkpoint was not written; the previous one stands."""
 
@@ -139,6 +148,12 @@ class NonFiniteGradient(RejectedCommit):
     code = pb.ERROR_CODE_NON_FINITE_GRADIENT
 
 
+class NormOutOfBounds(RejectedCommit):
+    """The gradient's norm is too many times what the run's commits had lately."""
+
+    code = pb.ERROR_CODE_NORM_OUT_OF_BOUNDS
+
+
 class SequenceGap(RejectedCommit):
     """The commit's sequence is neither the next one nor the last one."""
 
@@ -162,10 +177,12 @@ _TYPED: dict[str, type[GemError]] = {
         NotInitialized,
         Superseded,
         UnknownRegion,
+        Quarantined,
         CheckpointFailed,
         LayoutMismatch,
         IncompleteTransfer,
         NonFiniteGradient,
+        NormOutOfBounds,
         SequenceGap,
         InvalidRequest,
     )

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gem_api.logs import Logger
 from gem_api.v1 import admin_pb2 as pb
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.calls import Call
 from gem_server.checkpointer import Checkpointer
 from gem_server.edge import Context
+from gem_server.quarantine import Quarantine
 
 
 class AdminServicer:
     """Serves `gem_api.v1.AdminService`. `stop` begins the server's graceful end."""
 
-    def __init__(self, checkpointer: Checkpointer, apply_loop: ApplyLoop, stop: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        apply_loop: ApplyLoop,
+        quarantine: Quarantine,
+        stop: Callable[[str], None],
+        log: Logger,
+    ) -> None:
         self._checkpointer = checkpointer
         self._apply_loop = apply_loop
+        self._quarantine = quarantine
         self._stop = stop
+        self._log = log
 
     async def create_checkpoint(
         self, call: Call, request: pb.CreateCheckpointRequest, context: Context
@@ -30,3 +41,18 @@ class AdminServicer:
         call.answering = True
         self._stop("asked to drain")
         return pb.DrainResponse(queue_length=self._apply_loop.queue_length)
+
+    async def list_quarantine(
+        self, call: Call, request: pb.ListQuarantineRequest, context: Context
+    ) -> pb.ListQuarantineResponse:
+        held = self._quarantine.held.items()
+        return pb.ListQuarantineResponse(
+            workers=[pb.QuarantinedWorker(name=name, refusals=refusals.count, why=refusals.why) for name, refusals in held]
+        )
+
+    async def lift_quarantine(
+        self, call: Call, request: pb.LiftQuarantineRequest, context: Context
+    ) -> pb.LiftQuarantineResponse:
+        self._quarantine.lift(request.worker_name)
+        self._log.info("quarantine lifted", worker=request.worker_name)
+        return pb.LiftQuarantineResponse()

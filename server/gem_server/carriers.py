@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Protocol
 
@@ -14,14 +15,18 @@ from gem_server.apply_loop import run_blocking
 from gem_server.central import require_finite
 from gem_server.core import Arrived, as_floats
 from gem_server.leases import Lease
+from gem_server.norms import GradientNorm
 from gem_server.transfer import Transfer
+
+PIECE = 1 << 18  # elements that are copied and looked at while they are in the cache, as many as a chunk holds
 
 
 class Carrier(Protocol):
     """How one commit's gradient arrives and its answer leaves."""
 
-    async def fetch(self, lease: Lease, scale: float) -> Arrived:
-        """Has the whole gradient in `lease.upload`. Raises NonFiniteGradient, IncompleteTransfer."""
+    async def fetch(self, lease: Lease, scale: float, norm: GradientNorm | None) -> Arrived:
+        """Has the whole gradient in `lease.upload`, and in `norm` where that is asked for; what is applied then is what was
+        measured. Raises NonFiniteGradient, IncompleteTransfer."""
 
     async def skip(self, lease: Lease) -> None:
         """Lets a gradient pass that is here already."""
@@ -40,9 +45,9 @@ class Network:
         self._gradient = gradient_format(header.wire_dtype)
         self._theta = stated_theta_format(header.theta_dtype)
 
-    async def fetch(self, lease: Lease, scale: float) -> Arrived:
+    async def fetch(self, lease: Lease, scale: float, norm: GradientNorm | None) -> Arrived:
         kept: list[memoryview] | None = [] if self._logged and self._gradient is not FLOAT32 else None
-        await self._transfer.receive(lease.upload, scale, "gradient", self._gradient, kept)
+        await self._transfer.receive(lease.upload, scale, "gradient", self._gradient, norm, kept)
         return as_floats(lease.upload) if kept is None else Arrived(self._gradient.dtype, kept)
 
     async def skip(self, lease: Lease) -> None:
@@ -53,28 +58,34 @@ class Network:
 
 
 class SharedMemory:
-    """A region: the gradient lies in `lease.upload` before its header arrives, and the rule writes the answer where the
-    worker reads it."""
+    """A region: the gradient lies there before its header arrives, and the rule writes the answer where the worker reads it."""
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
 
-    async def fetch(self, lease: Lease, scale: float) -> Arrived:
-        # The worker may still change what is checked here, unless it is copied; the rule therefore checks again what it reads.
-        await run_blocking(partial(_look_at, lease, scale), lease.upload.size)
+    async def fetch(self, lease: Lease, scale: float, norm: GradientNorm | None) -> Arrived:
+        assert lease.region is not None
+        if lease.upload is not lease.region.gradient:
+            await self._copy(lease, lease.region.gradient, scale, norm)
+        else:  # the worker may still change what is checked here; the rule therefore checks again what it reads
+            await run_blocking(partial(require_finite, lease.upload, scale, "gradient"), lease.upload.size)
         return as_floats(lease.upload)
+
+    async def _copy(self, lease: Lease, shared: Vector, scale: float, norm: GradientNorm | None) -> None:
+        """Takes the gradient out of the worker's reach. On this thread, as chunks are taken in: a thread of its own could still
+        write to the buffer when a newer call has taken over."""
+        for begin in range(0, shared.size, PIECE):
+            piece = lease.upload[begin : begin + PIECE]
+            np.copyto(piece, shared[begin : begin + PIECE])
+            require_finite(piece, scale, "gradient")
+            if norm is not None:
+                norm.add(piece)
+            await asyncio.sleep(0)  # others' turn
 
     async def skip(self, lease: Lease) -> None: ...
 
     async def deliver(self, result: bytes, theta: Vector) -> None:
         await self._transfer.write(result)
-
-
-def _look_at(lease: Lease, scale: float) -> None:
-    assert lease.region is not None
-    if lease.upload is not lease.region.gradient:
-        np.copyto(lease.upload, lease.region.gradient)
-    require_finite(lease.upload, scale, "gradient")
 
 
 def stated_theta_format(dtype: int) -> ThetaFormat:

@@ -78,6 +78,7 @@ def capture(core: Core, log: Place | None = None) -> Capture:
         "ended": core.leases.ended,
         "steps_done": core.steps_done,
         "samples_committed": core.samples_committed,
+        "norms": core.norms.norms,
         "leases": [_lease_state(lease) for lease in leases],
         "ledger": core.ledger.state(),
     }
@@ -190,6 +191,7 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         core.leases.ended.update({EndReason(name): count for name, count in state["ended"].items()})
         core.steps_done.update(state["steps_done"])
         core.samples_committed = state["samples_committed"]
+        core.norms.resume(state.get("norms", []))
         core.ledger.restore(state["ledger"], jump="log" not in state)
         with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
             for lease in state["leases"]:

@@ -65,7 +65,7 @@ class Checkpointer:
         self.told: Callable[[], None] = lambda: None
 
     async def write(self) -> tuple[int, Path]:
-        """Writes one of the state at the next turn, while commits go on; returns version and folder. Raises CheckpointFailed."""
+        """Writes one of the state at its turn, while commits go on; returns version and folder. Raises CheckpointFailed."""
         self._require_possible()
         async with self._one_at_a_time:
             captured = await self._apply_loop.between_commits(self._plan)

@@ -123,6 +123,20 @@ def _socket(choice: str) -> str:
     default=1,
     help="Hand out the first shard only when so many workers have joined, so that all start together.",
 )
+@option(
+    "--max-norm-ratio",
+    type=Number(min=0),
+    default=0.0,
+    help="Refuse a commit whose gradient has a norm of more than so many times the median of the run's last 100; 0: take all. "
+    "Honest runs have been seen to reach 50.",
+)
+@option(
+    "--quarantine-after",
+    type=click.IntRange(0),
+    show_default="3 with --max-norm-ratio, else 0",
+    help="Put a worker out of the run, and keep it out, once so many of its gradients in a row were refused as too large or no "
+    "numbers; 0: never. gem-ctl quarantine lets it in again.",
+)
 @hyperparameter_options()
 @log_format_option
 @click.version_option(__version__)
@@ -154,6 +168,8 @@ def main(context: click.Context, /, **options: Any) -> None:
         durability=options["durability"],
         log_limit=options["log_limit"],
         memory_socket=_socket(options["memory_socket"]),
+        max_norm_ratio=options["max_norm_ratio"],
+        quarantine_after=options["quarantine_after"],
     )
     try:
         asyncio.run(serve(config, log))

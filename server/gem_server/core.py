@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, Overloaded, SequenceGap, UnknownRegion
+from gem_api.errors import GemError, InvalidRequest, LayoutMismatch, LeaseEnded, Overloaded, SequenceGap, UnknownRegion
 from gem_api.framing import bytes_of, empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
@@ -33,6 +33,8 @@ from gem_server.facts import (
     Registration,
 )
 from gem_server.leases import ANSWER, SPARE, Lease, LeaseTable
+from gem_server.norms import NormHistory
+from gem_server.quarantine import Quarantine
 from gem_server.rules import PiFacts, make_rule
 from gem_server.rules.base import Buffers
 from gem_server.shards import NoShard, Shard, ShardLedger
@@ -64,6 +66,7 @@ class Commit:
     header: Header
     gradient: Vector
     arrived: Arrived
+    norm: float | None
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Core:
         memory_limit: Bytes that may be held for θ, its copies and the workers; 0 for no limit.
         min_workers: No shard is handed out before so many workers have been in the run at once.
         new_id: Makes lease ids that cannot be guessed.
+        norms: Judges the norms of gradients; without it they are not looked at.
+        quarantine: Keeps out workers whose gradients are refused; without it nobody is kept out.
 
     Attributes:
         record: Told of everything that changes the run once θ has its first value, in the order in which it happens.
@@ -100,6 +105,8 @@ class Core:
         memory_limit: int,
         new_id: Callable[[], str],
         min_workers: int = 1,
+        norms: NormHistory | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.run_id = run_id
         self.settings = settings
@@ -112,6 +119,8 @@ class Core:
         self.record: Recorder = forget
         self.logged = False
         self.ledger = ShardLedger(settings)
+        self.norms = norms or NormHistory()
+        self.quarantine = quarantine or Quarantine()
         self.next_ticket = 1
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.steps_done: dict[str, int] = {}
@@ -133,9 +142,11 @@ class Core:
             InvalidRequest: The worker's name is empty, too long or not printable.
             LayoutMismatch: The worker's model is not the run's.
             Overloaded: There is no memory for another worker.
+            Quarantined: Too many of its gradients were refused.
         """
         if not 0 < len(worker) <= MAX_NAME or not worker.isprintable():
             raise InvalidRequest(f"a worker name has 1 to {MAX_NAME} printable characters")
+        self.quarantine.require_free(worker)
         predecessor = self.leases.named(worker)
         alone = self.leases.live.keys() <= ({predecessor.lease_id} if predecessor else set())
         if self.central.initialized or not alone:
@@ -267,7 +278,7 @@ class Core:
         """
         region = lease.offered
         if region is not None and nonce == region.nonce:
-            lease.adopt(region, copied=self.logged)
+            lease.adopt(region, copied=self.logged or self.norms.bounded)
         elif lease.region is None or nonce != lease.region.nonce:
             raise UnknownRegion("this server does not map that region of shared memory: share memory anew, or send chunks")
 
@@ -308,14 +319,32 @@ class Core:
             raise InvalidRequest(f"base version {header.base_version} does not exist: the server is at {self.central.version}")
         return Admission.FRESH, lease
 
-    def ticket(self, lease: Lease, header: Header, now: float, arrived: Arrived | None = None) -> Commit:
+    def ticket(
+        self, lease: Lease, header: Header, now: float, arrived: Arrived | None = None, norm: float | None = None
+    ) -> Commit:
         """The gradient is in `lease.upload`, whole; `arrived` where it came in another form. Gives the commit its place in the
-        FIFO."""
+        FIFO.
+
+        Raises:
+            LeaseEnded: The lease has ended meanwhile.
+            NormOutOfBounds: The gradient's `norm`, where it is judged, is beyond the bound.
+        """
         self.leases.renew(lease.lease_id, now)
+        if norm is not None:
+            self.norms.judge(norm)
+            self.norms.accepted(norm)
+        self.quarantine.accepted(lease.worker)
         lease.queued = header.sequence
-        commit = Commit(self.next_ticket, lease, header, lease.upload, arrived or as_floats(lease.upload))
+        commit = Commit(self.next_ticket, lease, header, lease.upload, arrived or as_floats(lease.upload), norm)
         self.next_ticket += 1
         return commit
+
+    def refused(self, lease_id: str, error: GemError) -> Ended | None:
+        """A commit of this lease was refused; returns its end where that puts the worker into quarantine."""
+        lease = self.leases.live.get(lease_id)
+        if lease is None or not self.quarantine.refused(lease.worker, error):
+            return None
+        return self._end(lease, EndReason.QUARANTINED)
 
     def begin(self, commit: Commit) -> Step:
         """The commit's turn has come. Raises LeaseEnded where its lease has ended while it waited."""
@@ -348,6 +377,7 @@ class Core:
             "dtype": commit.arrived.dtype,
             "loss": header.loss,
             "samples": header.samples,
+            "norm": commit.norm,
         }
         return Record(Kind.COMMITTED, fields, commit.arrived.pieces)
 

@@ -17,6 +17,7 @@ class EndReason(StrEnum):
     EXPIRED = "expired"
     ROLLED_BACK = "rolled_back"
     REPLACED = "replaced"
+    QUARANTINED = "quarantined"
 
 
 class Outcome(StrEnum):

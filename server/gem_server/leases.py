@@ -34,7 +34,7 @@ class Lease:
         base_version: Version of the θ that the worker was last given.
         spare_version: Version of the θ that it was given before that, where it overlaps: see `turn`.
         offered: Memory shared with the worker, which no commit has named yet.
-        region: Memory shared with the worker, which `upload` lies in; None where tensors are sent.
+        region: Memory shared with the worker, which `upload` lies in, or is copied from; None where tensors are sent.
         queued: The sequence that holds a ticket now, if any.
         before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are.
         recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
@@ -75,9 +75,9 @@ class Lease:
         """Where the worker reads its answer, float32, shape (P,); None where it is sent."""
         return self.region.answer if self.region is not None else None
 
-    def adopt(self, region: Region, *, copied: bool) -> None:
+    def adopt(self, region: Region, copied: bool = False) -> None:
         """Moves gradients and answers to shared memory. The worker may write anything there at any time: what the rule
-        keeps of it stays elsewhere, and a gradient is checked once more when it is read; or `copied` to `upload` first."""
+        keeps of it stays elsewhere, and a gradient is checked once more when it is read, or `copied` to `upload` before."""
         self.offered, self.region = None, region
         if not copied:
             self.upload = region.gradient

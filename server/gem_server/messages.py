@@ -121,6 +121,7 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
         memory_bytes=lease.nbytes,
         shards=shards,
         shared_memory=lease.region is not None,
+        rejected=mine.rejected if mine else 0,
     )
 
 

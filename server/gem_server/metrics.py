@@ -89,6 +89,7 @@ class Metrics(Collector):
         yield _gauge("gem_active_workers", "Workers that hold a lease.", len(core.leases.live))
         ended = {reason: core.leases.ended.get(reason, 0) for reason in EndReason}
         yield _counter("gem_leases_ended", "Leases that ended, by reason.", "reason", ended)
+        yield _gauge("gem_quarantined_workers", "Workers that are kept out of the run.", len(core.quarantine.held))
         yield _gauge("gem_commit_queue_length", "Commits that wait for their turn or have it.", self._queue_length())
         yield _counter("gem_received_bytes", "Bytes of tensor frames received.", None, self._traffic.received)
         yield _counter("gem_sent_bytes", "Bytes of tensor frames sent.", None, self._traffic.sent)
@@ -117,11 +118,13 @@ class Metrics(Collector):
         influence = CounterMetricFamily(
             "gem_worker_influence", "Sum of the commits' mean scaling factors: commits at full strength.", labels=["worker"]
         )
+        rejected = CounterMetricFamily("gem_worker_rejected", "Commits refused.", labels=["worker"])
         for name, worker in list(self._progress.workers.items())[:MAX_WORKERS]:
             commits.add_metric([name], worker.commits)
             staleness.add_metric([name], worker.staleness)
             influence.add_metric([name], worker.influence)
-        yield from (commits, staleness, influence)
+            rejected.add_metric([name], worker.rejected)
+        yield from (commits, staleness, influence, rejected)
 
     def _training(self) -> Iterator[Metric]:
         progress = self._progress

@@ -40,12 +40,14 @@ class WorkerProgress:
         commits: How many were applied.
         staleness: Sum of their τ.
         influence: Sum of their scales: how many commits at full strength they amount to.
-        last: The last one.
+        rejected: How many were refused.
+        last: The last one that was applied.
     """
 
     commits: int = 0
     staleness: int = 0
     influence: float = 0.0
+    rejected: int = 0
     last: Applied | None = None
 
 
@@ -78,6 +80,12 @@ class Progress:
         worker.staleness += applied.staleness
         worker.influence += applied.scale
         worker.last = applied
+
+    def refused(self, worker: str | None, error: str) -> None:
+        """A commit was refused with this error; its worker, if it holds a lease, is known."""
+        self.rejected[error] += 1
+        if worker is not None:
+            self.workers.setdefault(worker, WorkerProgress()).rejected += 1
 
     def evaluated(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation

@@ -44,13 +44,16 @@ from gem_server.history import History
 from gem_server.log_metrics import LogMetrics
 from gem_server.memory_socket import MemorySocket
 from gem_server.metrics import Metrics
+from gem_server.norms import NormHistory, sum_of_squares
 from gem_server.progress import Progress
+from gem_server.quarantine import Quarantine
 from gem_server.rules import UpdateRule
 from gem_server.rules.fused import all_within
 from gem_server.servicer import TrainingServicer
 from gem_server.threads import Threads
 
 ANSWER_GRACE_SECONDS = 5.0
+QUARANTINE_AFTER = 3  # refused commits in a row
 # What a checkpoint was made with and a resumed run can't change: the workers' buffers and the shard ledger depend on it.
 FIXED = ("rule", "snapshot", "batch_size", "shards", "shard_size", "seed")
 _CHANNEL_OPTIONS = (
@@ -88,6 +91,8 @@ class ServerConfig:
     durability: str = "snapshot"  # memory, snapshot or log; memory without a checkpoint_dir
     log_limit: int = 1 << 30
     memory_socket: str = ""  # address of the Unix socket that hands out shared memory; empty for none
+    max_norm_ratio: float = 0.0  # 0 for no bound
+    quarantine_after: int | None = None  # None: QUARANTINE_AFTER where there is a bound, else never; 0: never
 
 
 async def serve(config: ServerConfig, log: Logger) -> None:
@@ -167,7 +172,7 @@ class Server:
             observers.append(self._history.applied)
         self._stop = asyncio.Event()
         self._health = HealthServicer()
-        admin = AdminServicer(self._checkpointer, self._apply_loop, self.stop)
+        admin = AdminServicer(self._checkpointer, self._apply_loop, core.quarantine, self.stop, log)
         handlers = [rpc_handlers(TRAINING, self._servicer, calls, log), rpc_handlers(ADMIN, admin, calls, log)]
         _add_services(self._grpc, handlers, self._health)
         self._tasks: list[asyncio.Task[None]] = []
@@ -307,7 +312,15 @@ def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> C
         memory_limit=config.memory_limit,
         min_workers=config.min_workers,
         new_id=lambda: secrets.token_hex(16),
+        norms=NormHistory(config.max_norm_ratio),
+        quarantine=Quarantine(_quarantine_after(config)),
     )
+
+
+def _quarantine_after(config: ServerConfig) -> int:
+    if config.quarantine_after is not None:
+        return config.quarantine_after
+    return QUARANTINE_AFTER if config.max_norm_ratio else 0
 
 
 def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> tuple[Core, int] | None:
@@ -381,6 +394,7 @@ def warm_up(rule: UpdateRule, log: Logger) -> None:
     buffers = {name: np.zeros(1, np.float32) for name in rule.buffers}
     rule.apply(layout, theta, gradient, buffers, 0)
     all_within(gradient, np.float32(1))
+    sum_of_squares(gradient)
     BFLOAT16.prepare()
 
 

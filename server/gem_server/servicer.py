@@ -22,6 +22,7 @@ from gem_server.durability.group_commit import Durability
 from gem_server.edge import Context
 from gem_server.facts import Admission, Ended, Header, Outcome, PullDecision
 from gem_server.memory_socket import MemorySocket
+from gem_server.norms import GradientNorm
 from gem_server.progress import Progress
 from gem_server.shards import NoShard
 from gem_server.transfer import Traffic, Transfer
@@ -79,6 +80,7 @@ class TrainingServicer:
                     await self._one_commit(call, message, header, transfer)
             except GemError as error:
                 self._count_rejected(header, error)
+                self._put_into_quarantine(header, error, call)
                 for ended in self._core.take_rolled_back():
                     self.lease_ended(ended, told=call)
                 raise
@@ -93,9 +95,11 @@ class TrainingServicer:
         if admission is Admission.FRESH:
             await self._durability.reached(lease.recorded)  # the log may still need the last gradient, where this one goes
             self._durability.require_writable()
-            arrived = await carrier.fetch(lease, self._core.rule.learning_rate)
+            norm = GradientNorm() if self._core.norms.bounded else None
+            arrived = await carrier.fetch(lease, self._core.rule.learning_rate, norm)
             self._require_open()
-            self._apply_loop.submit(self._core.ticket(lease, header, self._clock(), arrived))
+            measured = norm.value if norm is not None else None
+            self._apply_loop.submit(self._core.ticket(lease, header, self._clock(), arrived, measured))
         else:
             await carrier.skip(lease)
         call.answering = True
@@ -111,12 +115,20 @@ class TrainingServicer:
         if isinstance(error, Draining | UnknownRegion):
             return  # nothing is wrong with the commit: it comes again
         self._core.outcomes[Outcome.REJECTED] += 1
-        self._progress.rejected[type(error).__name__] += 1
         lease = self._core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
+        self._progress.refused(worker, type(error).__name__)
         self._log.warning(
             "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
         )
+
+    def _put_into_quarantine(self, header: Header, error: GemError, call: Call) -> None:
+        """Raises Quarantined where this refusal was one too many, in place of it."""
+        ended = self._core.refused(header.lease_id, error)
+        if ended is not None:
+            self._log.warning("worker quarantined", worker=ended.worker, lift=f"gem-ctl quarantine lift {ended.worker}")
+            self.lease_ended(ended, told=call)
+            self._core.quarantine.require_free(ended.worker)
 
     # -- reading and initialising θ
 

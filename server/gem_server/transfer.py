@@ -14,6 +14,7 @@ from gem_api.wire import FLOAT32, Format, ThetaFormat
 
 from gem_server.central import require_finite
 from gem_server.edge import Context
+from gem_server.norms import GradientNorm
 
 
 @dataclass
@@ -72,17 +73,26 @@ class Transfer:
             raise IncompleteTransfer("a frame after the whole of the buffer had arrived: end the stream there")
 
     async def receive(
-        self, into: Vector, scale: float, what: str, form: Format = FLOAT32, kept: list[memoryview] | None = None
+        self,
+        into: Vector,
+        scale: float,
+        what: str,
+        form: Format = FLOAT32,
+        norm: GradientNorm | None = None,
+        kept: list[memoryview] | None = None,
     ) -> None:
-        """Fills `into` (float32, shape (P,)) from chunks, each checked by `require_finite` while it is in the cache, and puts
-        their bytes into `kept`."""
+        """Fills `into` (float32, shape (P,)) from chunks, each checked by `require_finite`, and added to `norm` where that is
+        asked for, while it is in the cache; puts their bytes into `kept`."""
         assembly = form.assembly(into)
         while not assembly.complete:
             chunk = await self._read_chunk()
             if chunk is None:
                 assembly.require_complete()
                 return
-            require_finite(assembly.add(chunk), scale, what)
+            piece = assembly.add(chunk)
+            require_finite(piece, scale, what)
+            if norm is not None:
+                norm.add(piece)
             if kept is not None:
                 kept.append(chunk.data)
 

@@ -81,7 +81,7 @@ def test_metadata_may_arrive_as_bytes(kind: type[GemError]) -> None:
     assert type(from_status(sent.status, "why", metadata)) is kind
 
 
-@pytest.mark.parametrize("reason", ["left", "expired", "rolled_back", "replaced"])
+@pytest.mark.parametrize("reason", ["left", "expired", "rolled_back", "replaced", "quarantined"])
 def test_the_end_of_a_lease_keeps_its_reason(reason: str) -> None:
     sent = LeaseEnded("gone", reason)
     received = from_status(sent.status, "gone", sent.metadata())

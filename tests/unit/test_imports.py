@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "gem_worker": {"gem_client", "gem_api"},
 }
 TORCH = {"torch", "torchvision"}
-CORE = ["core", "central", "leases", "shards", "shuffle", "facts", "rules/*"]
+CORE = ["core", "central", "leases", "shards", "shuffle", "facts", "norms", "quarantine", "rules/*"]
 EDGE = {"grpc", "google", "prometheus_client", "time", "datetime", "asyncio", "threading", "random", "secrets", "os", "pathlib"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
@@ -88,7 +88,8 @@ def test_the_core_knows_no_grpc_no_protobuf_no_prometheus_and_no_clock() -> None
 
 
 def test_the_core_imports_nothing_of_the_servers_edge() -> None:
-    inner = {f"gem_server.{name}" for name in ("core", "central", "leases", "shards", "shuffle", "facts", "rules")}
+    parts = ("core", "central", "leases", "shards", "shuffle", "facts", "rules", "norms", "quarantine")
+    inner = {f"gem_server.{name}" for name in parts}
     for path in core_modules():
         names = [name for _, name in imported(path) if name.startswith("gem_server.")]
         assert all(any(name == module or name.startswith(module + ".") for module in inner) for name in names), path

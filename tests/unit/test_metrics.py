@@ -131,7 +131,9 @@ def test_leases_ended_are_counted_by_reason_and_all_reasons_are_there_from_the_s
     assert watch.values("gem_leases_ended_total", "reason") == {str(reason): 0 for reason in EndReason}
     watch.core.leave("lease-1")
     watch.core.expire(1e9)
-    assert watch.values("gem_leases_ended_total", "reason") == {"left": 1, "expired": 1, "rolled_back": 0, "replaced": 0}
+    assert watch.values("gem_leases_ended_total", "reason") == {
+        "left": 1, "expired": 1, "rolled_back": 0, "replaced": 0, "quarantined": 0
+    }  # fmt: skip
     assert watch.value("gem_active_workers") == 0
 
 

@@ -432,7 +432,7 @@ def test_names_are_text_wherever_they_come_from(fake: FakePrometheus, name: str)
     assert shown.of("dd") == [name]
     assert f"server {name}" in "".join(shown.of("p"))
     assert shown.of("li") == [f"{name}, from minute 0.0 to 1.0"]
-    assert [text.strip() for text in shown.of("text")].count(name) == shown.count("svg") == 5
+    assert [text.strip() for text in shown.of("text")].count(name) == shown.count("svg") == 6
 
 
 LOADING = {"src", "href", "xlink:href", "srcset", "data", "poster", "action", "formaction", "background", "ping", "cite"}

@@ -59,6 +59,8 @@ def corpus(victim: Worker) -> Corpus:
         "ReportEvaluation": [pb.ReportEvaluationRequest(version=2**64 - 1, loss=float("nan"), accuracy=0.5)],
         "GetStatus": [pb.GetStatusRequest()],
         "CreateCheckpoint": [admin_pb2.CreateCheckpointRequest()],
+        "ListQuarantine": [admin_pb2.ListQuarantineRequest()],
+        "LiftQuarantine": [admin_pb2.LiftQuarantineRequest(worker_name="fuzzer")],
     }
     frames = {rpc: [message.SerializeToString() for message in given] for rpc, given in messages.items()}
     frames["InitializeCentral"] = [initialize_header(lease), *chunks(poison, pb.InitializeCentralRequest)]

@@ -13,12 +13,13 @@ from gem_api import __version__, logs
 from gem_api.exposition import serve_metrics
 from gem_api.lifetime import end_with_launcher
 from gem_api.options import SETTINGS, log_format_option, option
-from gem_client import GemError, NonFiniteGradient, Retry, connect
+from gem_client import GemError, NonFiniteGradient, Quarantined, Retry, connect
 from prometheus_client.registry import CollectorRegistry
 
 from gem_worker.command import (
     EXIT_DIVERGED,
     EXIT_FAILED,
+    EXIT_QUARANTINED,
     EXIT_WRONG_USE,
     Stopped,
     exchange_options,
@@ -42,7 +43,8 @@ def main(**options: Any) -> None:
     """Joins the run of a GEM server as one worker and trains until the run is done.
 
     The run's settings come from the server. SIGTERM or Ctrl-C leaves the run and hands the shard back; exit status 0.
-    Exit status 3 means that training diverged, 1 that the server refused or was out of reach too long.
+    Exit status 3 means that training diverged, 4 that the server keeps this worker out because it refused too many of its
+    gradients, 1 that the server refused or was out of reach too long.
     """
     log = logs.configure(options["log_format"])
     name = options["name"] or f"{socket.gethostname()}-{os.getpid()}"
@@ -80,6 +82,9 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
     except NonFiniteGradient as error:
         log.error("training diverged", why=str(error))
         return EXIT_DIVERGED
+    except Quarantined as error:
+        log.error("in quarantine: the server refused too many gradients of this worker", why=str(error))
+        return EXIT_QUARANTINED
     except GemError as error:
         log.error("the run ended for this worker", error=type(error).__name__, why=str(error))
         return EXIT_FAILED

@@ -15,7 +15,7 @@ from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
 from gem_worker.tasks import BUILT_IN
 
-EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED = 1, 2, 3
+EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4
 
 task_option = option("--task", default="digits", help=f"What to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
 data_option = option("--data", type=click.Path(path_type=Path), help="Folder of the task's data, for tasks that need one.")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from gem_client import Admin, Hyperparameters, Retry, Session
+from gem_client import Admin, Hyperparameters, NormOutOfBounds, Retry, Session
 from gem_client.torch import Optimizer, ShardSampler
 from torch.utils.data import DataLoader
 
 from gem_worker.metrics import WorkerMetrics
 from gem_worker.tasks import Task
+
+log = logging.getLogger("gem_worker")
 
 
 def settings_of(address: str, retry: Retry) -> Hyperparameters:
@@ -23,10 +28,12 @@ def settings_of(address: str, retry: Retry) -> Hyperparameters:
 def train(task: Task, session: Session, settings: Hyperparameters, metrics: WorkerMetrics, overlap: bool = False) -> int:
     """Trains until every epoch is done or this worker's steps are; returns the commits made.
 
-    With `overlap`, a gradient is computed while the one before it is under way.
+    With `overlap`, a gradient is computed while the one before it is under way. A batch whose gradient is too large for the
+    server is left out.
 
     Raises:
         NonFiniteGradient: Training has diverged.
+        Quarantined: Too many gradients in a row were refused.
         GemError: The server refuses the worker, or is out of reach for too long.
     """
     torch.manual_seed(settings.seed)  # all workers make the same first value; only one is asked for it
@@ -37,7 +44,7 @@ def train(task: Task, session: Session, settings: Hyperparameters, metrics: Work
     data = task.training_data()
     sampler = ShardSampler(session, data)  # type: ignore[arg-type]
     loader: DataLoader[Any] = DataLoader(data, batch_sampler=sampler)
-    steps = 0
+    steps = refused = 0
     while not sampler.complete:  # a loader that is ahead of the commits may come to its end more than once
         for batch in metrics.timing("data", loader):
             with metrics.phase("compute"):
@@ -45,10 +52,20 @@ def train(task: Task, session: Session, settings: Hyperparameters, metrics: Work
                 loss = task.loss(model, batch)
                 loss.backward()  # type: ignore[no-untyped-call]
             with metrics.phase("exchange"):
-                optimizer.step(loss=loss)
+                refused += _refused(partial(optimizer.step, loss=loss))
             metrics.loss(loss.item())
             steps += 1
         if overlap:
             with metrics.phase("exchange"):
-                optimizer.finish()
-    return steps
+                refused += _refused(optimizer.finish)
+    return steps - refused
+
+
+def _refused(exchange: Callable[[], object]) -> bool:
+    """Whether an exchange with the server told that a gradient was too large; its batch is then left out."""
+    try:
+        exchange()
+    except NormOutOfBounds as error:
+        log.warning("a batch is left out: %s", error)
+        return True
+    return False

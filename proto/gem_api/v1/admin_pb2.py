@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gem_api/v1/admin.proto\x12\ngem_api.v1\"\x19\n\x17\x43reateCheckpointRequest\"9\n\x18\x43reateCheckpointResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cqueue_length\x18\x01 \x01(\x04\x32\xab\x01\n\x0c\x41\x64minService\x12]\n\x10\x43reateCheckpoint\x12#.gem_api.v1.CreateCheckpointRequest\x1a$.gem_api.v1.CreateCheckpointResponse\x12<\n\x05\x44rain\x12\x18.gem_api.v1.DrainRequest\x1a\x19.gem_api.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gem_api/v1/admin.proto\x12\ngem_api.v1\"\x19\n\x17\x43reateCheckpointRequest\"9\n\x18\x43reateCheckpointResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cqueue_length\x18\x01 \x01(\x04\"\x17\n\x15ListQuarantineRequest\"H\n\x16ListQuarantineResponse\x12.\n\x07workers\x18\x01 \x03(\x0b\x32\x1d.gem_api.v1.QuarantinedWorker\"@\n\x11QuarantinedWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08refusals\x18\x02 \x01(\x04\x12\x0b\n\x03why\x18\x03 \x01(\t\",\n\x15LiftQuarantineRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\"\x18\n\x16LiftQuarantineResponse2\xdd\x02\n\x0c\x41\x64minService\x12]\n\x10\x43reateCheckpoint\x12#.gem_api.v1.CreateCheckpointRequest\x1a$.gem_api.v1.CreateCheckpointResponse\x12<\n\x05\x44rain\x12\x18.gem_api.v1.DrainRequest\x1a\x19.gem_api.v1.DrainResponse\x12W\n\x0eListQuarantine\x12!.gem_api.v1.ListQuarantineRequest\x1a\".gem_api.v1.ListQuarantineResponse\x12W\n\x0eLiftQuarantine\x12!.gem_api.v1.LiftQuarantineRequest\x1a\".gem_api.v1.LiftQuarantineResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,6 +39,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINREQUEST']._serialized_end=138
   _globals['_DRAINRESPONSE']._serialized_start=140
   _globals['_DRAINRESPONSE']._serialized_end=177
-  _globals['_ADMINSERVICE']._serialized_start=180
-  _globals['_ADMINSERVICE']._serialized_end=351
+  _globals['_LISTQUARANTINEREQUEST']._serialized_start=179
+  _globals['_LISTQUARANTINEREQUEST']._serialized_end=202
+  _globals['_LISTQUARANTINERESPONSE']._serialized_start=204
+  _globals['_LISTQUARANTINERESPONSE']._serialized_end=276
+  _globals['_QUARANTINEDWORKER']._serialized_start=278
+  _globals['_QUARANTINEDWORKER']._serialized_end=342
+  _globals['_LIFTQUARANTINEREQUEST']._serialized_start=344
+  _globals['_LIFTQUARANTINEREQUEST']._serialized_end=388
+  _globals['_LIFTQUARANTINERESPONSE']._serialized_start=390
+  _globals['_LIFTQUARANTINERESPONSE']._serialized_end=414
+  _globals['_ADMINSERVICE']._serialized_start=417
+  _globals['_ADMINSERVICE']._serialized_end=766
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,7 @@ class LeaseEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEASE_END_REASON_EXPIRED: _ClassVar[LeaseEndReason]
     LEASE_END_REASON_ROLLED_BACK: _ClassVar[LeaseEndReason]
     LEASE_END_REASON_REPLACED: _ClassVar[LeaseEndReason]
+    LEASE_END_REASON_QUARANTINED: _ClassVar[LeaseEndReason]
 
 class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -48,6 +49,7 @@ LEASE_END_REASON_LEFT: LeaseEndReason
 LEASE_END_REASON_EXPIRED: LeaseEndReason
 LEASE_END_REASON_ROLLED_BACK: LeaseEndReason
 LEASE_END_REASON_REPLACED: LeaseEndReason
+LEASE_END_REASON_QUARANTINED: LeaseEndReason
 RUN_STATE_UNSPECIFIED: RunState
 RUN_STATE_WAITING: RunState
 RUN_STATE_TRAINING: RunState
@@ -391,7 +393,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "shared_memory")
+    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "shared_memory", "rejected")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +403,7 @@ class WorkerStatus(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
     name: str
     commits: int
     staleness: int
@@ -410,7 +413,8 @@ class WorkerStatus(_message.Message):
     memory_bytes: int
     shards: int
     shared_memory: bool
-    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., shared_memory: bool = ...) -> None: ...
+    rejected: int
+    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., shared_memory: bool = ..., rejected: _Optional[int] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("epoch", "epochs", "pending", "leased", "completed", "samples_completed", "samples_committed")

@@ -16,9 +16,7 @@ class Kind(StrEnum):
     OPENED = "opened"  # a lease: lease, worker, overlap
     ENDED = "ended"  # a lease: lease, reason
     PULLED = "pulled"  # a worker read θ under its lease: lease, version
-    COMMITTED = (
-        "committed"  # a commit's turn came: ticket, lease, sequence, base_version, version, dtype, loss, samples; its gradient
-    )
+    COMMITTED = "committed"  # a commit's turn came: ticket, lease, sequence, base_version, version, dtype, loss, samples, norm; its gradient
     DEALT = "dealt"  # a worker asked for a shard: lease, samples, holding
     COMPLETED = "completed"  # a shard: lease, shard
 

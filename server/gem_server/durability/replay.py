@@ -97,6 +97,8 @@ def _committed(core: Core, record: Record, now: float) -> None:
         fields["lease"], fields["sequence"], fields["base_version"], layout.fingerprint, fields["loss"], fields["samples"]
     )
     gradient_format(fields["dtype"]).assembly(lease.upload).add_all(memoryview(payload))
+    if fields["norm"] is not None:
+        core.norms.accepted(fields["norm"])
     core.next_ticket = fields["ticket"]
     step = core.begin(core.ticket(lease, header, now))
     core.finish(step, step.run(), now)
