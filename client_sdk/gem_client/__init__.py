@@ -19,11 +19,13 @@ from gem_api.errors import (
     NonFiniteGradient,
     NotInitialized,
     Overloaded,
+    PermissionDenied,
     RejectedCommit,
     SequenceGap,
     ServerUnavailable,
     Superseded,
     TransportError,
+    Unauthenticated,
 )
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
@@ -48,6 +50,7 @@ __all__ = [
     "NonFiniteGradient",
     "NotInitialized",
     "Overloaded",
+    "PermissionDenied",
     "RejectedCommit",
     "Retry",
     "SequenceGap",
@@ -55,5 +58,6 @@ __all__ = [
     "Session",
     "Superseded",
     "TransportError",
+    "Unauthenticated",
     "connect",
 ]

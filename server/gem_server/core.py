@@ -10,7 +10,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
-from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, Overloaded, SequenceGap, UnknownRegion
+from gem_api.errors import (
+    InvalidRequest,
+    LayoutMismatch,
+    LeaseEnded,
+    Overloaded,
+    PermissionDenied,
+    SequenceGap,
+    UnknownRegion,
+)
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
@@ -96,17 +104,22 @@ class Core:
 
     # -- joining and leaving
 
-    def register(self, worker: str, layout: Layout, now: float, overlap: bool = False) -> Registration:
-        """Opens a lease; a worker that computes while a commit is under way needs `overlap`.
+    def register(self, worker: str, layout: Layout, now: float, overlap: bool = False, owner: str = "") -> Registration:
+        """Opens a lease; a worker that computes while a commit is under way needs `overlap`. `owner` names its credentials.
 
         Raises:
             InvalidRequest: The worker's name is empty, too long or not printable.
+            PermissionDenied: A worker with other credentials has the name.
             LayoutMismatch: The worker's model is not the run's.
             Overloaded: There is no memory for another worker.
         """
         if not 0 < len(worker) <= MAX_NAME or not worker.isprintable():
             raise InvalidRequest(f"a worker name has 1 to {MAX_NAME} printable characters")
         predecessor = self.leases.named(worker)
+        if predecessor is not None and predecessor.owner != owner:
+            raise PermissionDenied(
+                f"{worker!r} is in the run with another credential: take another name, or wait until it has left"
+            )
         alone = self.leases.live.keys() <= ({predecessor.lease_id} if predecessor else set())
         if self.central.initialized or not alone:
             self.central.require_fitting(layout)
@@ -114,7 +127,7 @@ class Core:
         theta, buffers, upload = self._allocate(layout, overlap)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self.central.adopt(layout, theta)
-        lease = self.leases.open(worker, buffers, upload, now)
+        lease = self.leases.open(worker, buffers, upload, now, owner)
         self._begun = self._begun or not self.workers_awaited
         self._elect_initializer()
         must_initialize = self.central.initializer == lease.lease_id
@@ -140,6 +153,11 @@ class Core:
     def expire(self, now: float) -> list[Ended]:
         """Ends the leases whose time is up."""
         return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now)]
+
+    def end_unowned(self, owned: bool) -> list[Ended]:
+        """After a restart: ends the leases from a time when credentials were not asked for, or were if they no longer are."""
+        foreign = [lease for lease in self.leases.live.values() if bool(lease.owner) != owned]
+        return [self._end(lease, EndReason.ROLLED_BACK) for lease in foreign]
 
     def take_rolled_back(self) -> list[Ended]:
         """The leases that `admit` has ended since this was last asked."""

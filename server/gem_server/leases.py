@@ -36,6 +36,7 @@ class Lease:
         offered: Memory shared with the worker, which no commit has named yet.
         region: Memory shared with the worker, which `upload` lies in; None where tensors are sent.
         queued: The sequence that holds a ticket now, if any.
+        owner: Names the credentials that it was opened with, and can be used with; empty where the server asks for none.
         restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
             acknowledged commits that the checkpoint lacks.
     """
@@ -52,6 +53,7 @@ class Lease:
     offered: Region | None = None
     region: Region | None = None
     queued: int | None = None
+    owner: str = ""
     restored: bool = False
 
     @property
@@ -108,10 +110,15 @@ class LeaseTable:
     ended: dict[EndReason, int] = field(default_factory=dict)
     _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
 
-    def open(self, worker: str, buffers: Buffers, upload: Vector, now: float) -> Lease:
-        lease = Lease(self.new_id(), worker, now + self.duration, buffers, upload)
+    def open(self, worker: str, buffers: Buffers, upload: Vector, now: float, owner: str = "") -> Lease:
+        lease = Lease(self.new_id(), worker, now + self.duration, buffers, upload, owner=owner)
         self.live[lease.lease_id] = lease
         return lease
+
+    def owner(self, lease_id: str) -> str | None:
+        """Whose a live lease is; None where there is no such lease."""
+        lease = self.live.get(lease_id)
+        return lease.owner if lease is not None else None
 
     def get(self, lease_id: str) -> Lease:
         """The live lease of that id. Raises LeaseEnded, with the reason where it is remembered."""

@@ -48,6 +48,8 @@ STATUSES = {
     "SUPERSEDED": grpc.StatusCode.ABORTED,
     "CHECKPOINT_FAILED": grpc.StatusCode.FAILED_PRECONDITION,
     "UNKNOWN_REGION": grpc.StatusCode.FAILED_PRECONDITION,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
+    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
 }
 P = SMALL.size
 Frames = Callable[[Worker], Sequence[bytes]]
