@@ -10,7 +10,7 @@ from gem_api.errors import DeadlineExceeded, GemError, ServerUnavailable, from_s
 from gem_api.methods import ADMIN, MOST_MESSAGE_BYTES, TRAINING, methods
 from google.protobuf.descriptor import ServiceDescriptor
 
-from gem_client.security import Security
+from gem_client.security import NONE, Security
 
 Metadata = tuple[tuple[str, str], ...]
 _OPTIONS = (
@@ -59,7 +59,7 @@ class _Carrying:
         return self._rpc.future(request, metadata=self._metadata, **settings)
 
 
-def open_channel(address: str, security: Security) -> grpc.Channel:
+def open_channel(address: str, security: Security = NONE) -> grpc.Channel:
     """Raises InvalidRequest where a file that `security` names can't be read."""
     return security.channel(address, _OPTIONS)
 

@@ -66,6 +66,9 @@ class Security:
         return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
 
 
+NONE = Security()
+
+
 def _pem(path: Source | None) -> bytes | None:
     if path is None:
         return None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from certificates import Authority, Pair
 from click.testing import CliRunner
+from cryptography.hazmat.primitives import serialization
 from gem_client import Admin, InvalidRequest, PermissionDenied, Retry, ServerUnavailable, connect
 from gem_client.ctl import main as ctl
 from gem_server.cli import main as server_command
@@ -237,6 +238,15 @@ def test_a_key_that_others_can_read_is_refused(own: Pair) -> None:
         pass  # a group may be the service's own
     own.key.chmod(0o644)
     assert "chmod 600" in refusal(encrypting(own))
+
+
+def test_a_key_with_a_passphrase_is_refused_and_asked_for_nowhere(own: Pair) -> None:
+    key = serialization.load_pem_private_key(own.key.read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret passphrase")
+    own.key.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    )  # fmt: skip
+    assert "passphrase" in refusal(encrypting(own))
 
 
 @pytest.mark.parametrize("flags", [["--tls-cert"], ["--tls-key"], ["--tls-client-ca"], ["--tls-cert", "--tls-client-ca"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ from gem_api.errors import Unauthenticated
 from gem_api.methods import ADMIN as ADMIN_SERVICE
 from gem_api.methods import TRAINING, methods
 from gem_api.secret_file import read_token
+from gem_client.ctl import main as ctl
 from gem_client.security import Security
 from gem_server.access import MAY_CALL, Role
+from gem_server.cli import main as server
 from gem_server.credentials import ROLES, Entry, TokenFile, parse
 from gem_server.exposure import what_is_open
 from gem_server.tls import TlsFiles
+from gem_worker.cli import main as worker
+from gem_worker.evaluator import main as evaluator
 from tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens
 
 
@@ -58,6 +63,31 @@ def test_another_token_is_not_known(token: str, tmp_path: Path) -> None:
     tokens, _ = token_file(tmp_path / "tokens", *LINES)
     with pytest.raises(Unauthenticated):
         tokens.find(token)
+
+
+@pytest.mark.parametrize("token", [ALICE, ADMIN, "wrong-0123456789abcdef", "short"])
+def test_a_token_is_compared_with_every_entry_as_digests_in_constant_time(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is, first, last or none: the time tells nothing."""
+    tokens, _ = token_file(tmp_path / "tokens", *LINES)
+    compared: list[tuple[int, int]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr("gem_server.credentials.hmac.compare_digest", compare)
+    with suppress(Unauthenticated):
+        tokens.find(token)
+    assert compared == [(32, 32)] * len(LINES)
+
+
+def test_no_command_takes_a_token_as_an_argument() -> None:
+    """Everybody on a machine can read the arguments of everybody's processes."""
+    for command in (server, worker, evaluator, ctl, *ctl.commands.values()):
+        options = {name for parameter in command.params for name in parameter.opts}
+        assert "--token" not in options, command.name
 
 
 @pytest.mark.parametrize(
