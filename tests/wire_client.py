@@ -29,6 +29,7 @@ SERVICES = (pb.DESCRIPTOR.services_by_name["TrainingService"], admin_pb2.DESCRIP
 RPCS: dict[str, MethodDescriptor] = {method.name: method for service in SERVICES for method in service.methods}
 SMALL = Layout.of({"w": (3, 5), "b": (2,)})  # 17 parameters
 CHUNK = 1 << 20
+Metadata = tuple[tuple[str, str], ...]
 FLOAT32 = tensors_pb2.WIRE_DTYPE_FLOAT32
 
 
@@ -56,9 +57,9 @@ class Refusal(NamedTuple):
 class Stream:
     """One call of any kind, spoken in bare frames."""
 
-    def __init__(self, channel: grpc.Channel, rpc: str, timeout: float) -> None:
+    def __init__(self, channel: grpc.Channel, rpc: str, timeout: float, metadata: Metadata = ()) -> None:
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = channel.stream_stream(path(rpc))(iter(self._frames.get, None), timeout=timeout)
+        self._call = channel.stream_stream(path(rpc))(iter(self._frames.get, None), timeout=timeout, metadata=metadata)
 
     def send(self, *frames: bytes) -> None:
         for frame in frames:
@@ -110,17 +111,22 @@ class Stream:
 
 
 class Wire:
-    """A channel to a server."""
+    """A channel to a server; `metadata` goes with every call."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+    def __init__(self, address: str, metadata: Metadata = (), credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._metadata = metadata
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=options)
 
     def close(self) -> None:
         self._channel.close()
 
     def stream(self, rpc: str, *frames: bytes, timeout: float = 4 * DEADLINE) -> Stream:
         """Opens a call and sends its first frames."""
-        stream = Stream(self._channel, rpc, timeout)
+        stream = Stream(self._channel, rpc, timeout, self._metadata)
         stream.send(*frames)
         return stream
 
@@ -132,7 +138,7 @@ class Wire:
 
     def call(self, rpc: str, request: Any) -> Any:
         """A unary call, with messages. Raises grpc.RpcError."""
-        answer = self._channel.unary_unary(path(rpc))(request.SerializeToString(), timeout=DEADLINE)
+        answer = self._channel.unary_unary(path(rpc))(request.SerializeToString(), timeout=DEADLINE, metadata=self._metadata)
         return GetMessageClass(RPCS[rpc].output_type).FromString(answer)
 
     def refusal(self, rpc: str, request: Any) -> Refusal:
@@ -252,9 +258,9 @@ def register_request(name: str, tensors: Sequence[tuple[str, Sequence[int]]], be
 
 
 @contextmanager
-def wired(live: Live) -> Iterator[Wire]:
+def wired(live: Live, metadata: Metadata = (), credentials: grpc.ChannelCredentials | None = None) -> Iterator[Wire]:
     """A client for the length of a `with` block."""
-    wire = Wire(live.address)
+    wire = Wire(live.address, metadata, credentials)
     try:
         yield wire
     finally:

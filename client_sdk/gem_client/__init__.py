@@ -20,12 +20,14 @@ from gem_api.errors import (
     NormOutOfBounds,
     NotInitialized,
     Overloaded,
+    PermissionDenied,
     Quarantined,
     RejectedCommit,
     SequenceGap,
     ServerUnavailable,
     Superseded,
     TransportError,
+    Unauthenticated,
 )
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
@@ -51,6 +53,7 @@ __all__ = [
     "NormOutOfBounds",
     "NotInitialized",
     "Overloaded",
+    "PermissionDenied",
     "Quarantined",
     "RejectedCommit",
     "Retry",
@@ -59,5 +62,6 @@ __all__ = [
     "Session",
     "Superseded",
     "TransportError",
+    "Unauthenticated",
     "connect",
 ]

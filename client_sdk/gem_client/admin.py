@@ -9,6 +9,7 @@ from gem_api.v1 import training_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gem_client.channel import Stub, open_channel, typed
+from gem_client.security import Security, Source
 
 
 class Admin:
@@ -17,13 +18,24 @@ class Admin:
     Args:
         address: The server's "host:port".
         timeout: Seconds to wait for each answer.
+        token, tls_ca, tls_cert, tls_key: As for `connect`.
 
     Every method raises a GemError where the server can't be reached or refuses.
     """
 
-    def __init__(self, address: str, timeout: float = 10.0) -> None:
-        self._channel = open_channel(address)
-        self._stub = Stub(self._channel)
+    def __init__(
+        self,
+        address: str,
+        timeout: float = 10.0,
+        *,
+        token: str | None = None,
+        tls_ca: Source | None = None,
+        tls_cert: Source | None = None,
+        tls_key: Source | None = None,
+    ) -> None:
+        security = Security(token, tls_ca, tls_cert, tls_key)
+        self._channel = open_channel(address, security)
+        self._stub = Stub(self._channel, security.metadata)
         self._health = typed(health_pb2_grpc.HealthStub(self._channel).Check)
         self._timeout = timeout
 

@@ -10,6 +10,9 @@ from gem_api.errors import DeadlineExceeded, GemError, ServerUnavailable, from_s
 from gem_api.methods import ADMIN, MOST_MESSAGE_BYTES, TRAINING, methods
 from google.protobuf.descriptor import ServiceDescriptor
 
+from gem_client.security import NONE, Security
+
+Metadata = tuple[tuple[str, str], ...]
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: sessions in one process do not wait for each other
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
@@ -23,9 +26,11 @@ _OPTIONS = (
 
 class Stub:
     """The server's RPCs by name: `stub.GetStatus(request, timeout=...)`. Streamed sides carry bare frames (bytes),
-    and streaming calls raise grpc.RpcError, which `typed_error` and `next_frame` turn into GemErrors."""
+    and streaming calls raise grpc.RpcError, which `typed_error` and `next_frame` turn into GemErrors. Every call carries
+    `metadata`."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, metadata: Metadata = ()) -> None:
+        self._metadata = metadata
         for service in (TRAINING, ADMIN):
             self._add(channel, service)
 
@@ -33,14 +38,30 @@ class Stub:
         for method in methods(service):
             make = getattr(channel, method.kind)
             call = make(method.path, request_serializer=method.serialize_request, response_deserializer=method.parse_response)
+            call = _Carrying(call, self._metadata) if self._metadata else call
             setattr(self, method.name, typed(call) if method.kind == "unary_unary" else call)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the server has no RPC {name!r}")
 
 
-def open_channel(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=_OPTIONS)
+class _Carrying:
+    """An RPC, each call of which carries the metadata."""
+
+    def __init__(self, rpc: Any, metadata: Metadata) -> None:
+        self._rpc = rpc
+        self._metadata = metadata
+
+    def __call__(self, request: Any, **settings: Any) -> Any:
+        return self._rpc(request, metadata=self._metadata, **settings)
+
+    def future(self, request: Any, **settings: Any) -> Any:
+        return self._rpc.future(request, metadata=self._metadata, **settings)
+
+
+def open_channel(address: str, security: Security = NONE) -> grpc.Channel:
+    """Raises InvalidRequest where a file that `security` names can't be read."""
+    return security.channel(address, _OPTIONS)
 
 
 def typed_error(error: grpc.RpcError) -> GemError:

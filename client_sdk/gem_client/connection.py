@@ -18,6 +18,7 @@ from gem_client.background import Background
 from gem_client.channel import Stub, next_frame, open_channel, typed_error
 from gem_client.commit_stream import CommitStream, noting, receive_chunks
 from gem_client.memory_socket import fetch_region
+from gem_client.security import Security
 
 log = logging.getLogger("gem_client")
 
@@ -29,11 +30,12 @@ class Connection:
         address: The server's "host:port".
         timeout: Seconds that a unary call may take.
         renew: Renews the lease, called in the background from `keep_alive` on; held weakly.
+        security: The token and TLS.
     """
 
-    def __init__(self, address: str, timeout: float, renew: weakref.WeakMethod[Callable[[], None]]) -> None:
-        self._channel = open_channel(address)
-        self._stub = Stub(self._channel)
+    def __init__(self, address: str, timeout: float, renew: weakref.WeakMethod[Callable[[], None]], security: Security) -> None:
+        self._channel = open_channel(address, security)
+        self._stub = Stub(self._channel, security.metadata)
         self._timeout = timeout
         self._background = Background(renew, timeout)
         self._stream: CommitStream | None = None

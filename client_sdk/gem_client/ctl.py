@@ -12,13 +12,13 @@ import sys
 import time
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from gem_api import __version__
 from gem_api.hyperparameters import RULES
 from gem_api.layout import MAX_PARAMETERS
-from gem_api.options import SETTINGS, Number, option
+from gem_api.options import SETTINGS, Number, credential_options, credentials, option
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from google.protobuf.descriptor import FieldDescriptor
@@ -29,6 +29,7 @@ from gem_client import Admin, GemError, Retry, connect, text
 from gem_client.picture import SORTS
 from gem_client.plan import Setup, plan
 from gem_client.prometheus import Prometheus, PrometheusError
+from gem_client.security import Security
 from gem_client.top import show
 
 _PLUGINS = "gem_ctl.commands"
@@ -45,6 +46,24 @@ class Count(click.ParamType[int]):
         if not 1 <= count <= MAX_PARAMETERS:
             self.fail(f"{value!r} is no number of parameters; write 156450 or 25M", param, ctx)
         return int(count)
+
+
+class Target(NamedTuple):
+    """The server that a command is for, and the options that say how to reach it."""
+
+    server: str
+    timeout: float
+    options: dict[str, Any]
+
+    def credentials(self) -> dict[str, Any]:
+        """What `Admin` and `connect` are given. Read only by commands that ask the server; warns of a token in the clear."""
+        given = credentials(self.options)
+        if Security(**given).exposes_token(self.server):
+            click.echo(f"gem-ctl: the token goes to {self.server} UNENCRYPTED: give --tls-ca", err=True)
+        return given
+
+    def admin(self) -> Admin:
+        return Admin(self.server, self.timeout, **self.credentials())
 
 
 class _TypedErrors(click.Group):
@@ -70,9 +89,10 @@ class _TypedErrors(click.Group):
 @click.group(cls=_TypedErrors, context_settings=SETTINGS)
 @option("--server", envvar="GEM_SERVER", default="127.0.0.1:50051", help="The server's address, host:port.")
 @option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for an answer.")
+@credential_options
 @click.version_option(__version__)
 @click.pass_context
-def main(context: click.Context, /, server: str, timeout: float) -> None:
+def main(context: click.Context, /, server: str, timeout: float, **options: Any) -> None:
     """Looks after a GEM server.
 
     \b
@@ -84,7 +104,7 @@ def main(context: click.Context, /, server: str, timeout: float) -> None:
       gem-ctl report run.html
     """
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
-    context.obj = server, timeout
+    context.obj = Target(server, timeout, options)
 
 
 @main.command()
@@ -92,9 +112,9 @@ def main(context: click.Context, /, server: str, timeout: float) -> None:
     "--json", "as_json", envvar="GEM_STATUS_JSON", is_flag=True, help="For scripts: one JSON object, all fields always there."
 )
 @click.pass_obj
-def status(target: tuple[str, float], as_json: bool) -> None:
+def status(target: Target, as_json: bool) -> None:
     """Shows the run at a glance: version, workers, staleness, π, shards, memory."""
-    with Admin(*target) as admin:
+    with target.admin() as admin:
         answer = admin.status()
     click.echo(json.dumps(as_dict(answer), indent=2, allow_nan=False) if as_json else as_text(answer))
 
@@ -112,12 +132,12 @@ def status(target: tuple[str, float], as_json: bool) -> None:
     help="Sort workers by this: names upwards, figures downwards.",
 )
 @click.pass_obj
-def top(target: tuple[str, float], every: float, count: int, sort: str) -> None:
+def top(target: Target, every: float, count: int, sort: str) -> None:
     """Shows the run live, until Ctrl-C: progress, rates, loss, staleness, π, every worker; "!" marks what is off.
 
     Without a terminal it prints plain text, one picture after another.
     """
-    show(*target, every, count, sort)
+    show(target.admin(), target.server, every, count, sort)
 
 
 @main.command("plan")
@@ -140,13 +160,12 @@ def plan_run(**options: Any) -> None:
 @main.command()
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.pass_obj
-def pull(target: tuple[str, float], out: Path) -> None:
+def pull(target: Target, out: Path) -> None:
     """Writes the central variable to OUT, a safetensors file with the model's own tensor names, all float32.
 
     OUT may be - for standard output.
     """
-    server, timeout = target
-    with connect(server, retry=Retry(give_up_after=timeout)) as session:
+    with connect(target.server, retry=Retry(give_up_after=target.timeout), **target.credentials()) as session:
         theta = session.pull()
         tensors = session.layout.split(theta)
         try:
@@ -190,9 +209,9 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
 
 @main.command()
 @click.pass_obj
-def health(target: tuple[str, float]) -> None:
+def health(target: Target) -> None:
     """For health checks: exit status 0 if the server serves, 1 if it does not answer or is finishing."""
-    with Admin(*target) as admin:
+    with target.admin() as admin:
         if not admin.healthy():
             raise click.ClickException("the server is finishing")
     click.echo("serving")
@@ -200,24 +219,23 @@ def health(target: tuple[str, float]) -> None:
 
 @main.command()
 @click.pass_obj
-def checkpoint(target: tuple[str, float]) -> None:
+def checkpoint(target: Target) -> None:
     """Has the server write a checkpoint now, and waits for it."""
-    server, timeout = target
-    with Admin(server, timeout) as admin:
+    with target.admin() as admin:
         answer = admin.checkpoint()
     click.echo(f"checkpoint of version {answer.version} in {answer.path} (on the server)")
 
 
 @main.command()
 @click.pass_obj
-def drain(target: tuple[str, float]) -> None:
+def drain(target: Target) -> None:
     """Ends the server gracefully: queued commits are applied and answered, the process exits.
 
     A server that has a --checkpoint-dir writes a checkpoint before it exits.
 
     Workers wait for a server to come back; start it with --resume.
     """
-    with Admin(*target) as admin:
+    with target.admin() as admin:
         queued = admin.drain()
     click.echo(f"the server is finishing; {queued} commits were queued")
 
@@ -231,7 +249,7 @@ def quarantine() -> None:
 @click.pass_obj
 def list_quarantine(target: tuple[str, float]) -> None:
     """Shows who is in quarantine, and why."""
-    with Admin(*target) as admin:
+    with target.admin() as admin:
         held = admin.quarantine()
     for worker in held:
         click.echo(f"{worker.name}: {worker.refusals} refused in a row, the last for {worker.why}")
@@ -244,7 +262,7 @@ def list_quarantine(target: tuple[str, float]) -> None:
 @click.pass_obj
 def lift_quarantine(target: tuple[str, float], worker: str) -> None:
     """Lets WORKER register again."""
-    with Admin(*target) as admin:
+    with target.admin() as admin:
         admin.lift_quarantine(worker)
     click.echo(f"{worker} may register again")
 

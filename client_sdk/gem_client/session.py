@@ -27,6 +27,7 @@ from gem_client.carrier import Carrier
 from gem_client.connection import Connection
 from gem_client.membership import Membership
 from gem_client.retry import Retry
+from gem_client.security import Security, Source
 from gem_client.shards import LeasedShard, Shards
 
 log = logging.getLogger("gem_client")
@@ -70,6 +71,10 @@ def connect(
     shared_memory: bool = True,
     gradient_dtype: str = "float32",
     theta_dtype: str = "float32",
+    token: str | None = None,
+    tls_ca: Source | None = None,
+    tls_cert: Source | None = None,
+    tls_key: Source | None = None,
 ) -> Session:
     """Opens a session with the server at "host:port". Nothing is sent before its first use.
 
@@ -83,9 +88,13 @@ def connect(
         gradient_dtype: How gradients go over the network: "float32", "bfloat16", "float16" or "int8" (blocks with a scale
             each and error feedback). In shared memory they are float32.
         theta_dtype: How θ comes back over the network: "float32", "bfloat16" or "float16".
+        token: What a server with --tokens asks for. The SDK reads no file or variable by itself.
+        tls_ca: PEM file of the authorities that the server's certificate must come from; the connection is encrypted then.
+        tls_cert: PEM file of this client's own certificate, which a server with --tls-client-ca asks for.
+        tls_key: PEM file of its private key.
 
     Raises:
-        InvalidRequest: There is no such dtype.
+        InvalidRequest: There is no such dtype, a file can't be read, or the token is none.
     """
     return Session(
         address,
@@ -95,6 +104,7 @@ def connect(
         shared_memory=shared_memory,
         gradient_format=gradient_format(gradient_dtype),
         theta_format=theta_format(theta_dtype),
+        security=Security(token, tls_ca, tls_cert, tls_key),
     )
 
 
@@ -119,11 +129,12 @@ class Session:
         shared_memory: bool,
         gradient_format: Format,
         theta_format: ThetaFormat,
+        security: Security,
     ) -> None:
         tune_allocator()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._retry = retry
-        self._connection = Connection(address, timeout, weakref.WeakMethod(self._renew))
+        self._connection = Connection(address, timeout, weakref.WeakMethod(self._renew), security)
         self._member = Membership(self.name, self._connection, retry, shared_memory, theta_format)
         self._carrier = Carrier(self._member, self._connection, retry, gradient_format)
         self._shards: Shards | None = None

@@ -21,8 +21,8 @@ from gem_client.watch import Watch
 T = TypeVar("T")
 
 
-def show(server: str, timeout: float, every: float, count: int, sort: str) -> None:
-    """Shows the run until SIGINT or SIGTERM, or until `count` pictures were shown (0: no end).
+def show(admin: Admin, server: str, every: float, count: int, sort: str) -> None:
+    """Shows the run of the server that `admin` asks until SIGINT or SIGTERM, or until `count` pictures were shown (0: no end).
 
     Raises:
         GemError: There was no answer for the last of `count` pictures.
@@ -31,7 +31,8 @@ def show(server: str, timeout: float, every: float, count: int, sort: str) -> No
     picture = Picture(watch, server, sort)
     with ExitStack() as stack:
         stack.enter_context(interrupts)
-        admin, draw = stack.enter_context(Admin(server, timeout)), _canvas(stack)
+        stack.enter_context(admin)
+        draw = _canvas(stack)
         stack.enter_context(suppress(KeyboardInterrupt))
         for shown in naturals(1):
             try:

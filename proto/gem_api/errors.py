@@ -18,6 +18,8 @@ GemError
 │   ├── NonFiniteGradient   INVALID_ARGUMENT
 │   ├── NormOutOfBounds     INVALID_ARGUMENT
 │   └── SequenceGap         FAILED_PRECONDITION
+├── Unauthenticated         UNAUTHENTICATED      no token, or none that the server knows
+├── PermissionDenied        PERMISSION_DENIED    the caller's role may not do this, or the lease is another's
 └── InvalidRequest          INVALID_ARGUMENT     a field out of its range, a message that does not parse
 """
 
@@ -161,6 +163,20 @@ class SequenceGap(RejectedCommit):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class Unauthenticated(GemError):
+    """The server asks for a credential: the call carries none, or none that it knows."""
+
+    code = pb.ERROR_CODE_UNAUTHENTICATED
+    status = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDenied(GemError):
+    """The caller is known, but may not do this: not in its role, or not under another's lease or name."""
+
+    code = pb.ERROR_CODE_PERMISSION_DENIED
+    status = grpc.StatusCode.PERMISSION_DENIED
+
+
 class InvalidRequest(GemError):
     """A field is missing or out of its range, or a message does not parse."""
 
@@ -184,6 +200,8 @@ _TYPED: dict[str, type[GemError]] = {
         NonFiniteGradient,
         NormOutOfBounds,
         SequenceGap,
+        Unauthenticated,
+        PermissionDenied,
         InvalidRequest,
     )
 }

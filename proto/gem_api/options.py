@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
 
 from gem_api.hyperparameters import RULES, SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.logs import FORMATS
+from gem_api.secret_file import read_token
 
 # What every command passes to click: variables are GEM_ and the option's name, and help shows them.
 SETTINGS: dict[str, Any] = {
@@ -75,6 +77,35 @@ def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
 log_format_option = option(
     "--log-format", type=click.Choice(FORMATS), default="text", help="How logs are written to standard error."
 )
+
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+# A token is given as a file: the arguments of a process are everyone's to read.
+_CREDENTIALS = (
+    ("--token-file", "File with the token that the server asks for, nothing else in it."),
+    ("--tls-ca", "Authorities that the server's certificate must come from, PEM; encrypts."),
+    ("--tls-cert", "This client's own certificate, PEM, for a server that asks for one."),
+    ("--tls-key", "The certificate's private key, PEM."),
+)
+
+
+def credential_options(command: Any) -> Any:
+    """How a client shows who it is, and which server it believes; `credentials` reads them."""
+    for flag, help_ in reversed(_CREDENTIALS):
+        variable = "GEM_" + flag.removeprefix("--").replace("-", "_").upper()
+        command = option(flag, envvar=variable, type=_FILE, help=help_)(command)
+    return command
+
+
+def credentials(options: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `gem_client.connect` and `Admin`. Raises click.UsageError where they make no sense."""
+    try:
+        token = read_token(options["token_file"]) if options["token_file"] is not None else None
+    except ValueError as error:
+        raise click.UsageError(f"--token-file: {error}") from None
+    if (options["tls_cert"] is None) != (options["tls_key"] is None):
+        raise click.UsageError("a client certificate needs both --tls-cert and --tls-key")
+    return {"token": token, **{name: options[name] for name in ("tls_ca", "tls_cert", "tls_key")}}
 
 
 def given(context: click.Context) -> set[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gem_api.errors import GemError, Superseded
+from gem_api.errors import GemError, PermissionDenied, Superseded
+
+from gem_server.access import ANYONE, Identity
 
 
 class Call:
@@ -17,14 +19,23 @@ class Call:
         exchanging: Whether it uses that lease's buffers now.
         answering: Whether what it brought is accepted, and only the answer is outstanding.
         error: Why the server itself ended it, if it did.
+        identify: Says who makes it, now: a token may be withdrawn while a stream is open. Raises as `Access.identify`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner_of: Callable[[str], str | None]) -> None:
         self._task = asyncio.current_task()
+        self._owner_of = owner_of
+        self.identify: Callable[[], Identity] = lambda: ANYONE
         self.lease_id: str | None = None
         self.exchanging = False
         self.answering = False
         self.error: GemError | None = None
+
+    def require_own(self, lease_id: str) -> None:
+        """Raises PermissionDenied where a lease was opened with other credentials than this call's."""
+        owner = self._owner_of(lease_id)
+        if owner is not None and owner != self.identify().owner:
+            raise PermissionDenied("this lease was opened with another credential: register with your own")
 
     def end(self, error: GemError) -> None:
         """Stops the call where it waits; it is answered with `error`."""
@@ -34,16 +45,17 @@ class Call:
 
 
 class Calls:
-    """All calls being served."""
+    """All calls being served. `owner_of` tells whose a lease is, None where there is no such lease."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner_of: Callable[[str], str | None]) -> None:
+        self._owner_of = owner_of
         self._all: set[Call] = set()
         self._by_lease: dict[str, set[Call]] = {}
 
     @contextmanager
     def serve(self) -> Iterator[Call]:
         """The lifetime of a call."""
-        call = Call()
+        call = Call(self._owner_of)
         self._all.add(call)
         try:
             yield call

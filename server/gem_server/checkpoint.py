@@ -135,6 +135,7 @@ def _lease_state(lease: Lease) -> dict[str, Any]:
     return {
         "lease_id": lease.lease_id,
         "worker": lease.worker,
+        "owner": lease.owner,
         "sequence": lease.sequence,
         "base_version": lease.base_version,
         "spare_version": lease.spare_version if lease.overlaps else None,
@@ -255,6 +256,7 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
     lease.sequence, lease.base_version = state["sequence"], state["base_version"]
     lease.spare_version = spare_version or 0
     lease.answer = _applied(state["answer"]) if state["answer"] else None
+    lease.owner = state.get("owner", "")
     lease.restored = True
     core.leases.live[lease.lease_id] = lease
 

@@ -18,6 +18,7 @@ from gem_api.options import SETTINGS, Number, given, hyperparameter_options, log
 
 from gem_server.host_memory import default_limit
 from gem_server.run import ServerConfig, StartError, serve
+from gem_server.tls import TlsFiles
 
 _NAMES = [field.name for field in fields(Hyperparameters)]
 
@@ -57,8 +58,33 @@ def _socket(choice: str) -> str:
     return "" if choice == "off" else choice
 
 
+def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
+    if cert is not None and key is not None:
+        return TlsFiles(cert, key, client_ca)
+    if cert is not None or key is not None or client_ca is not None:
+        raise click.UsageError("TLS needs both --tls-cert and --tls-key; --tls-client-ca may come with them")
+    return None
+
+
 @click.command(context_settings=SETTINGS)
 @option("--listen", default="127.0.0.1:50051", help="Address to serve gRPC on; 0.0.0.0:50051 lets other machines in.")
+@option(
+    "--tokens",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File of bearer tokens that are asked for: a line TOKEN ROLE [WORKER] for each, with a role of worker, evaluator and "
+    "admin. Read again when it changes.",
+)
+@option(
+    "--tls-cert",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The server's certificate and those above it, PEM: encrypts. Read again when it changes.",
+)
+@option("--tls-key", type=click.Path(dir_okay=False, path_type=Path), help="The certificate's private key, PEM.")
+@option(
+    "--tls-client-ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Ask clients for certificates of these authorities, PEM.",
+)
 @option("--metrics-listen", default="127.0.0.1:9464", help="Address to serve Prometheus metrics on; empty for none.")
 @option(
     "--checkpoint-dir",
@@ -170,6 +196,8 @@ def main(context: click.Context, /, **options: Any) -> None:
         memory_socket=_socket(options["memory_socket"]),
         max_norm_ratio=options["max_norm_ratio"],
         quarantine_after=options["quarantine_after"],
+        tokens=options["tokens"],
+        tls=_tls(options["tls_cert"], options["tls_key"], options["tls_client_ca"]),
     )
     try:
         asyncio.run(serve(config, log))

@@ -12,7 +12,16 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from gem_api.errors import GemError, InvalidRequest, LayoutMismatch, LeaseEnded, Overloaded, SequenceGap, UnknownRegion
+from gem_api.errors import (
+    GemError,
+    InvalidRequest,
+    LayoutMismatch,
+    LeaseEnded,
+    Overloaded,
+    PermissionDenied,
+    SequenceGap,
+    UnknownRegion,
+)
 from gem_api.framing import bytes_of, empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
@@ -135,11 +144,12 @@ class Core:
 
     # -- joining and leaving
 
-    def register(self, worker: str, layout: Layout, now: float, overlap: bool = False) -> Registration:
-        """Opens a lease; a worker that computes while a commit is under way needs `overlap`.
+    def register(self, worker: str, layout: Layout, now: float, overlap: bool = False, owner: str = "") -> Registration:
+        """Opens a lease; a worker that computes while a commit is under way needs `overlap`. `owner` names its credentials.
 
         Raises:
             InvalidRequest: The worker's name is empty, too long or not printable.
+            PermissionDenied: A worker with other credentials has the name.
             LayoutMismatch: The worker's model is not the run's.
             Overloaded: There is no memory for another worker.
             Quarantined: Too many of its gradients were refused.
@@ -148,6 +158,10 @@ class Core:
             raise InvalidRequest(f"a worker name has 1 to {MAX_NAME} printable characters")
         self.quarantine.require_free(worker)
         predecessor = self.leases.named(worker)
+        if predecessor is not None and predecessor.owner != owner:
+            raise PermissionDenied(
+                f"{worker!r} is in the run with another credential: take another name, or wait until it has left"
+            )
         alone = self.leases.live.keys() <= ({predecessor.lease_id} if predecessor else set())
         if self.central.initialized or not alone:
             self.central.require_fitting(layout)
@@ -156,19 +170,19 @@ class Core:
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self.central.adopt(layout, theta)
         lease_id = self.leases.new_id()
-        self.leases.open(lease_id, worker, buffers, upload, now)
-        self.record(Record(Kind.OPENED, {"lease": lease_id, "worker": worker, "overlap": overlap}))
+        self.leases.open(lease_id, worker, buffers, upload, now, owner)
+        self.record(Record(Kind.OPENED, {"lease": lease_id, "worker": worker, "overlap": overlap, "owner": owner}))
         self._begun = self._begun or not self.workers_awaited
         self._elect_initializer()
         must_initialize = self.central.initializer == lease_id
         return Registration(lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
 
-    def reopen(self, lease_id: str, worker: str, overlap: bool, now: float) -> None:
+    def reopen(self, lease_id: str, worker: str, overlap: bool, owner: str, now: float) -> None:
         """Opens a lease that the log tells of. Raises Overloaded."""
         layout = self.central.layout
         assert layout is not None
         _, buffers, upload = self._allocate(layout, overlap)
-        self.leases.open(lease_id, worker, buffers, upload, now).restored = True
+        self.leases.open(lease_id, worker, buffers, upload, now, owner).restored = True
 
     def _allocate(self, layout: Layout, overlap: bool) -> tuple[Vector, Buffers, Vector]:
         """Memory for a first worker's θ (else the present θ), and for a worker's buffers. Raises Overloaded."""
@@ -190,6 +204,11 @@ class Core:
     def expire(self, now: float) -> list[Ended]:
         """Ends the leases whose time is up."""
         return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now)]
+
+    def end_unowned(self, owned: bool) -> list[Ended]:
+        """After a restart: ends the leases from a time when credentials were not asked for, or were if they no longer are."""
+        foreign = [lease for lease in self.leases.live.values() if bool(lease.owner) != owned]
+        return [self._end(lease, EndReason.ROLLED_BACK) for lease in foreign]
 
     def take_rolled_back(self) -> list[Ended]:
         """The leases that `admit` has ended since this was last asked."""

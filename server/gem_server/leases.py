@@ -38,6 +38,7 @@ class Lease:
         queued: The sequence that holds a ticket now, if any.
         before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are.
         recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
+        owner: Names the credentials that it was opened with, and can be used with; empty where the server asks for none.
         restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
             acknowledged commits that the checkpoint lacks.
     """
@@ -56,6 +57,7 @@ class Lease:
     queued: int | None = None
     before_change: Callable[[Lease], None] | None = None
     recorded: int = 0
+    owner: str = ""
     restored: bool = False
 
     def about_to_change(self) -> None:
@@ -116,10 +118,15 @@ class LeaseTable:
     ended: dict[EndReason, int] = field(default_factory=dict)
     _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
 
-    def open(self, lease_id: str, worker: str, buffers: Buffers, upload: Vector, now: float) -> Lease:
-        lease = Lease(lease_id, worker, now + self.duration, buffers, upload)
+    def open(self, lease_id: str, worker: str, buffers: Buffers, upload: Vector, now: float, owner: str = "") -> Lease:
+        lease = Lease(lease_id, worker, now + self.duration, buffers, upload, owner=owner)
         self.live[lease.lease_id] = lease
         return lease
+
+    def owner(self, lease_id: str) -> str | None:
+        """Whose a live lease is; None where there is no such lease."""
+        lease = self.live.get(lease_id)
+        return lease.owner if lease is not None else None
 
     def get(self, lease_id: str) -> Lease:
         """The live lease of that id. Raises LeaseEnded, with the reason where it is remembered."""

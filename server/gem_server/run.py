@@ -29,17 +29,20 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client.registry import CollectorRegistry
 
 from gem_server import checkpoint
+from gem_server.access import Access
 from gem_server.admin import AdminServicer
 from gem_server.apply_loop import ApplyLoop, Observer
 from gem_server.calls import Calls
 from gem_server.checkpointer import Checkpointer
 from gem_server.core import Core
+from gem_server.credentials import TokenFile
 from gem_server.durability import recovery
 from gem_server.durability.group_commit import GroupCommit, Unlogged
 from gem_server.durability.journal import Journal
 from gem_server.durability.segment import DamagedLog
 from gem_server.durability.storage import Storage
 from gem_server.edge import rpc_handlers
+from gem_server.exposure import what_is_open
 from gem_server.history import History
 from gem_server.log_metrics import LogMetrics
 from gem_server.memory_socket import MemorySocket
@@ -51,6 +54,7 @@ from gem_server.rules import UpdateRule
 from gem_server.rules.fused import all_within
 from gem_server.servicer import TrainingServicer
 from gem_server.threads import Threads
+from gem_server.tls import Certificates, TlsFiles
 
 ANSWER_GRACE_SECONDS = 5.0
 QUARANTINE_AFTER = 3  # refused commits in a row
@@ -93,6 +97,8 @@ class ServerConfig:
     memory_socket: str = ""  # address of the Unix socket that hands out shared memory; empty for none
     max_norm_ratio: float = 0.0  # 0 for no bound
     quarantine_after: int | None = None  # None: QUARANTINE_AFTER where there is a bound, else never; 0: never
+    tokens: Path | None = None  # the file of bearer tokens; None to ask for none
+    tls: TlsFiles | None = None  # None not to encrypt
 
 
 async def serve(config: ServerConfig, log: Logger) -> None:
@@ -133,7 +139,8 @@ class Server:
         self.registry = CollectorRegistry()
         # The addresses first: a server that can't have them must leave the files alone, which may be another server's.
         self._grpc = grpc.aio.server(options=_CHANNEL_OPTIONS)
-        self.port = _bind(self._grpc, config.listen)
+        access, certificates = _credentials(config, log)
+        self.port = _bind(self._grpc, config.listen, certificates)
         try:
             serve_metrics(config.metrics_listen, self.registry)
         except ValueError as error:
@@ -142,7 +149,9 @@ class Server:
         self.core, number = make_core(config, clock, log)
         core = self.core
         core.rule.use_threads(Threads(config.apply_threads))
-        progress, calls = Progress(started=clock()), Calls()
+        if ended := core.end_unowned(access.asks):
+            log.warning("credentials are asked for now, or no longer: workers of before must register again", leases=len(ended))
+        progress, calls = Progress(started=clock()), Calls(core.leases.owner)
         if core.central.initialized:
             progress.checkpointed(core.central.version, clock())
         observers: list[Observer] = [progress.applied]
@@ -173,8 +182,9 @@ class Server:
         self._stop = asyncio.Event()
         self._health = HealthServicer()
         admin = AdminServicer(self._checkpointer, self._apply_loop, core.quarantine, self.stop, log)
-        handlers = [rpc_handlers(TRAINING, self._servicer, calls, log), rpc_handlers(ADMIN, admin, calls, log)]
-        _add_services(self._grpc, handlers, self._health)
+        served = ((TRAINING, self._servicer), (ADMIN, admin))
+        handlers = [rpc_handlers(service, servicer, calls, access, log) for service, servicer in served]
+        _add_services(self._grpc, handlers, self._health, reflected=not access.asks)
         self._tasks: list[asyncio.Task[None]] = []
         self._logging: asyncio.Task[None] | None = None
 
@@ -210,6 +220,8 @@ class Server:
         settings = core.settings
         if config.checkpoint_dir is None:
             self._log.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
+        for what, how_to_close in what_is_open(config.listen, config.metrics_listen, config.tokens, config.tls):
+            self._log.warning(f"OPEN: {what}", close=how_to_close)
         self._log.info(
             "serving", address=address, metrics=config.metrics_listen or "none",
             memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
@@ -398,15 +410,30 @@ def warm_up(rule: UpdateRule, log: Logger) -> None:
     BFLOAT16.prepare()
 
 
-def _add_services(server: Any, handlers: list[Any], health: HealthServicer) -> None:
+def _credentials(config: ServerConfig, log: Logger) -> tuple[Access, Certificates | None]:
+    """Who may call, and what the server shows of itself. Raises StartError where a file is not as it must be."""
+    try:
+        tokens = TokenFile(config.tokens, log) if config.tokens is not None else None
+        certificates = Certificates(config.tls, log) if config.tls is not None else None
+    except ValueError as error:
+        raise StartError(str(error)) from None
+    return Access(tokens, config.tls is not None and config.tls.client_ca is not None), certificates
+
+
+def _add_services(server: Any, handlers: list[Any], health: HealthServicer, reflected: bool) -> None:
+    """Health checks are open to everyone, for containers need them; reflection is, where everything is."""
     server.add_generic_rpc_handlers(handlers)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    if not reflected:
+        return
     names = [service.full_name for service in (TRAINING, ADMIN, health_pb2.DESCRIPTOR.services_by_name["Health"])]
     reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
 
 
-def _bind(server: Any, address: str) -> int:
+def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
     try:
+        if certificates is not None:
+            return int(server.add_secure_port(address, certificates.credentials()))
         return int(server.add_insecure_port(address))
     except RuntimeError as error:
         why = str(error).partition(";")[0]

@@ -14,6 +14,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import ThetaFormat
 
 from gem_server import messages
+from gem_server.access import require_name
 from gem_server.apply_loop import ApplyLoop
 from gem_server.calls import Call, Calls
 from gem_server.carriers import Carrier, Network, SharedMemory, stated_theta_format
@@ -72,7 +73,7 @@ class TrainingServicer:
     # -- commits
 
     async def commit(self, call: Call, context: Context) -> None:
-        transfer = Transfer(context, pb.CommitRequest, self.traffic)
+        transfer = Transfer(call, context, pb.CommitRequest, self.traffic)
         while (message := await transfer.read_header()) is not None:
             header = messages.header(message)
             try:
@@ -133,7 +134,7 @@ class TrainingServicer:
     # -- reading and initialising θ
 
     async def pull(self, call: Call, request: pb.PullRequest, context: Context) -> None:
-        transfer, form = Transfer(context, pb.PullRequest, self.traffic), stated_theta_format(request.theta_dtype)
+        transfer, form = Transfer(call, context, pb.PullRequest, self.traffic), stated_theta_format(request.theta_dtype)
         if not request.lease_id:
             await self._pull_without_lease(transfer, form)
             return
@@ -165,7 +166,7 @@ class TrainingServicer:
         return pb.PullResponse(header=header).SerializeToString()
 
     async def initialize_central(self, call: Call, context: Context) -> pb.InitializeCentralResponse:
-        transfer = Transfer(context, pb.InitializeCentralRequest, self.traffic)
+        transfer = Transfer(call, context, pb.InitializeCentralRequest, self.traffic)
         header = await transfer.read_header()
         if header is None:
             raise IncompleteTransfer("the stream was empty: send the header, then the chunks")
@@ -187,8 +188,10 @@ class TrainingServicer:
         self, call: Call, request: pb.RegisterWorkerRequest, context: Context
     ) -> pb.RegisterWorkerResponse:
         self._require_open()
+        caller = call.identify()
+        require_name(caller, request.worker_name)
         layout = Layout.from_message(request.layout)
-        registration = self._core.register(request.worker_name, layout, self._clock(), request.overlap)
+        registration = self._core.register(request.worker_name, layout, self._clock(), request.overlap, caller.owner)
         if registration.ended:
             self.lease_ended(registration.ended)
         awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}

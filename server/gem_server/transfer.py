@@ -12,6 +12,7 @@ from gem_api.framing import ChunkView, Frame, parse_frame
 from gem_api.layout import Vector
 from gem_api.wire import FLOAT32, Format, ThetaFormat
 
+from gem_server.calls import Call
 from gem_server.central import require_finite
 from gem_server.edge import Context
 from gem_server.norms import GradientNorm
@@ -29,24 +30,32 @@ class Transfer:
     """One call's frames.
 
     Args:
-        context: The call.
+        call: The call, whose own the leases must be that its headers name.
+        context: gRPC's side of it.
         message_type: The generated class of the frames that come in.
         traffic: Where bytes are counted.
     """
 
-    def __init__(self, context: Context, message_type: Any, traffic: Traffic) -> None:
+    def __init__(self, call: Call, context: Context, message_type: Any, traffic: Traffic) -> None:
+        self._call = call
         self._context = context
         self._message_type = message_type
         self._traffic = traffic
         self._ahead: ChunkView | None = None  # came with the last header
 
     async def read_header(self) -> Any | None:
-        """The next header; None at the end of the stream. Raises IncompleteTransfer where a chunk comes instead."""
+        """The next header; None at the end of the stream.
+
+        Raises:
+            IncompleteTransfer: A chunk comes instead.
+            PermissionDenied: It names another's lease.
+        """
         frame = Frame(None, self._ahead) if self._ahead is not None else await self._read()
         if frame is None:
             return None
         if frame.header is None:
             raise IncompleteTransfer("a chunk where a header was due: send the header first")
+        self._call.require_own(frame.header.lease_id)
         self._ahead = frame.chunk
         return frame.header
 

@@ -18,8 +18,9 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 COMMANDS = {"server": server, "worker": worker, "evaluator": evaluator}
-# Not a user's to choose here: where the container listens, what it is called, where its volumes are.
-OURS = {"GEM_LISTEN", "GEM_METRICS_LISTEN", "GEM_CHECKPOINT_DIR", "GEM_RESUME", "GEM_SERVER", "GEM_NAME", "GEM_DATA"}
+# Not a user's to choose here: where the container listens, what it is called, where its volumes are, and its secrets.
+SECRETS = {"GEM_TOKENS", "GEM_TLS_CLIENT_CA", "GEM_TOKEN_FILE", "GEM_TLS_CA", "GEM_TLS_CERT", "GEM_TLS_KEY"}
+OURS = SECRETS | {"GEM_LISTEN", "GEM_METRICS_LISTEN", "GEM_CHECKPOINT_DIR", "GEM_RESUME", "GEM_SERVER", "GEM_NAME", "GEM_DATA"}
 
 
 def variables(command: click.Command) -> set[str]:
@@ -81,7 +82,7 @@ def test_the_image_sets_what_is_not_a_users_to_choose() -> None:
     assert all(passed_on(service)["GEM_DATA"] == "/data" for service in ("worker", "evaluator"))
 
 
-@pytest.mark.parametrize("service", ["server", "worker", "evaluator", "prometheus"])
+@pytest.mark.parametrize("service", COMPOSE["services"])
 def test_containers_have_no_more_rights_than_they_need(service: str) -> None:
     settings = COMPOSE["services"][service]
     assert settings["read_only"] is True
@@ -111,3 +112,38 @@ def test_the_images_are_named_after_the_version() -> None:
     assert f"gem-worker:{__version__}" in COMPOSE["services"]["worker"]["image"]
     custom = (ROOT / "deploy/custom-worker/Dockerfile").read_text(encoding="utf-8")
     assert f"FROM gem-worker:{__version__}\n" in custom
+
+
+# -- the files that close what is open
+
+
+def override(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / name).read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.mark.parametrize("name", ["compose.tokens.yml", "compose.tls.yml"])
+def test_a_secret_reaches_only_a_container_that_reads_it_and_only_as_a_file(name: str) -> None:
+    content = override(name)
+    assert content["services"].keys() == COMMANDS.keys()
+    for service, settings in content["services"].items():
+        read = {value.removeprefix("/run/secrets/") for value in settings["environment"].values()}
+        assert read == set(settings["secrets"])
+        known = variables(COMMANDS[service]) | ({"GEM_TOKEN_FILE", "GEM_TLS_CA"} if service == "server" else set())  # gem-ctl's
+        assert settings["environment"].keys() <= known & SECRETS
+    mounted = {secret for settings in content["services"].values() for secret in settings["secrets"]}
+    assert content["secrets"] == {secret: {"file": f"./secrets/{secret}"} for secret in mounted}
+
+
+def test_only_the_server_gets_what_others_could_be_impersonated_with() -> None:
+    for name in ("compose.tokens.yml", "compose.tls.yml"):
+        for service in ("worker", "evaluator"):
+            secrets = set(override(name)["services"][service]["secrets"])
+            assert secrets <= {f"{service}-token", "ca.pem"}
+
+
+def test_secrets_are_kept_out_of_git_and_of_the_images() -> None:
+    assert "secrets/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert allowed[0] == "*"
+    assert "!secrets" not in allowed

@@ -50,6 +50,8 @@ STATUSES = {
     "NORM_OUT_OF_BOUNDS": grpc.StatusCode.INVALID_ARGUMENT,
     "QUARANTINED": grpc.StatusCode.PERMISSION_DENIED,
     "UNKNOWN_REGION": grpc.StatusCode.FAILED_PRECONDITION,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
+    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
 }
 P = SMALL.size
 Frames = Callable[[Worker], Sequence[bytes]]

@@ -12,7 +12,7 @@ import torch
 from gem_api import __version__, logs
 from gem_api.exposition import serve_metrics
 from gem_api.lifetime import end_with_launcher
-from gem_api.options import SETTINGS, log_format_option, option
+from gem_api.options import SETTINGS, credentials, log_format_option, option
 from gem_client import GemError, NonFiniteGradient, Quarantined, Retry, connect
 from prometheus_client.registry import CollectorRegistry
 
@@ -59,6 +59,7 @@ def main(**options: Any) -> None:
 
 
 def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
+    security = credentials(options)
     torch.set_num_threads(options["threads"])
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
@@ -70,9 +71,9 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
     try:
         task = load_task(options["task"], options["data"])
         retry = Retry(give_up_after=options["give_up_after"])
-        settings = settings_of(options["server"], retry)
+        settings = settings_of(options["server"], retry, **security)
         exchange = {key: options[key] for key in ("shared_memory", "gradient_dtype", "theta_dtype")}
-        with connect(options["server"], name=name, retry=retry, **exchange) as session:
+        with connect(options["server"], name=name, retry=retry, **exchange, **security) as session:
             log.info("training", server=options["server"], task=options["task"], rule=settings.rule)
             steps = train(task, session, settings, metrics, options["overlap"])
             shared_memory = session.shares_memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gem_api.errors import LayoutMismatch
@@ -62,17 +63,18 @@ class RemoteEvaluator:
         address: The server's.
         task: The model and the held-out data.
         retry: How long to wait for a server that is out of reach.
+        credentials: `token`, `tls_ca`, `tls_cert` and `tls_key` as for `Admin`.
 
     Attributes:
         reader: The session that θ is pulled with; it takes no part in the training.
         admin: For everything else that is asked of the server.
     """
 
-    def __init__(self, address: str, task: Task, retry: Retry) -> None:
+    def __init__(self, address: str, task: Task, retry: Retry, **credentials: Any) -> None:
         self._evaluator = Evaluator(task)
         self._retry = retry
-        self.reader: Session = connect(address, retry=retry)
-        self.admin = Admin(address)
+        self.reader: Session = connect(address, retry=retry, **credentials)
+        self.admin = Admin(address, **credentials)
 
     def evaluate(self) -> Score:
         """Raises a GemError where the server can't be reached, has no θ yet, or trains another model."""

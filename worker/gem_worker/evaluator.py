@@ -9,7 +9,8 @@ from typing import Any
 import click
 import torch
 from gem_api import __version__, logs
-from gem_api.options import SETTINGS, Number, log_format_option, option
+from gem_api.errors import InvalidRequest
+from gem_api.options import SETTINGS, Number, credentials, log_format_option, option
 from gem_api.v1 import training_pb2 as pb
 from gem_client import GemError, NotInitialized, Retry
 
@@ -42,11 +43,15 @@ def main(**options: Any) -> None:
 
 
 def _evaluate(options: dict[str, Any], log: logs.Logger) -> int:
-    retry = Retry(give_up_after=options["give_up_after"])
+    retry, security = Retry(give_up_after=options["give_up_after"]), credentials(options)
     try:
-        evaluator = RemoteEvaluator(options["server"], load_task(options["task"], options["data"]), retry)
+        task = load_task(options["task"], options["data"])
+        evaluator = RemoteEvaluator(options["server"], task, retry, **security)
     except TaskError as error:
         log.error("the task can't be loaded", why=str(error))
+        return EXIT_WRONG_USE
+    except InvalidRequest as error:
+        log.error("can't start", why=str(error))
         return EXIT_WRONG_USE
     try:
         while True:

@@ -19,9 +19,9 @@ from gem_worker.tasks import Task
 log = logging.getLogger("gem_worker")
 
 
-def settings_of(address: str, retry: Retry) -> Hyperparameters:
-    """The settings of the run at an address, asked for before joining it."""
-    with Admin(address) as admin:
+def settings_of(address: str, retry: Retry, **credentials: Any) -> Hyperparameters:
+    """The settings of the run at an address, asked for before joining it; credentials as for `Admin`."""
+    with Admin(address, **credentials) as admin:
         return Hyperparameters.from_message(retry.call(admin.status).hyperparameters)
 
 

@@ -13,10 +13,11 @@ from gem_server.durability.storage import Bytes
 class Kind(StrEnum):
     """What happened."""
 
-    OPENED = "opened"  # a lease: lease, worker, overlap
+    OPENED = "opened"  # a lease: lease, worker, overlap, owner
     ENDED = "ended"  # a lease: lease, reason
     PULLED = "pulled"  # a worker read θ under its lease: lease, version
-    COMMITTED = "committed"  # a commit's turn came: ticket, lease, sequence, base_version, version, dtype, loss, samples, norm; its gradient
+    # A commit's turn came: ticket, lease, sequence, base_version, version, dtype, loss, samples, norm; its gradient.
+    COMMITTED = "committed"
     DEALT = "dealt"  # a worker asked for a shard: lease, samples, holding
     COMPLETED = "completed"  # a shard: lease, shard
 

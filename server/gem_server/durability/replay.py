@@ -73,7 +73,7 @@ def apply(core: Core, record: Record, now: float) -> None:
 
 def _opened(core: Core, record: Record, now: float) -> None:
     fields = record.fields
-    core.reopen(fields["lease"], fields["worker"], fields["overlap"], now)
+    core.reopen(fields["lease"], fields["worker"], fields["overlap"], fields["owner"], now)
 
 
 def _ended(core: Core, record: Record, now: float) -> None:

@@ -1,0 +1,135 @@
+"""Nothing that is read can run code: the sources name no such reader, and a pickle that is offered everywhere does nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from gem_api.region import socket_address
+from gem_api.v1 import tensors_pb2
+from gem_api.v1 import training_pb2 as pb
+from gem_server.run import StartError
+from live import Live, config, serving
+from region_client import linux_only, offered
+from tokens import write_tokens
+from wire_client import RPCS, Refusal, Worker, initialize_header, wired
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ("proto", "server", "client_sdk", "worker", "deploy")
+# Readers that run what they read, and the arrays and models that hide one.
+READERS = re.compile(
+    r"pickle|marshal|shelve|joblib|\bdill\b|jsonpickle|torch\.(load|save)|np\.(load|save)\b|numpy\.load|\b(eval|exec)\("
+    r"|yaml\.(load|unsafe_load|full_load)\(|__reduce|recv_obj|fromfile"
+)
+EVAL_MODE = ".eval()"  # a torch model's
+
+
+def test_no_source_that_is_shipped_names_a_reader_that_runs_code() -> None:
+    paths = [path for room in SHIPPED for path in (ROOT / room).rglob("*.py") if "__pycache__" not in path.parts]
+    assert len(paths) > 80
+    lines = [
+        (path.relative_to(ROOT), number, line.strip())
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    ]
+    assert [found for found in lines if READERS.search(found[2].replace(EVAL_MODE, ""))] == []
+
+
+@pytest.mark.parametrize("line", ["import pickle", "torch.load(f)", "np.load(f)", "eval(text)", "yaml.load(f)"])
+def test_the_search_finds_what_it_is_for(line: str) -> None:
+    assert READERS.search(line)
+
+
+class Bomb:
+    """Whoever loads its pickle makes the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self._path),)
+
+
+@pytest.fixture
+def crater(tmp_path: Path) -> Iterator[Path]:
+    """What the pickle would leave behind. Nothing may have, at the end of the test."""
+    path = tmp_path / "crater"
+    yield path
+    assert not path.exists()
+
+
+@pytest.fixture
+def bomb(crater: Path) -> bytes:
+    """A pickle that works."""
+    packed = pickle.dumps(Bomb(crater))
+    pickle.loads(packed)
+    crater.rmdir()
+    return packed + bytes(-len(packed) % 4)
+
+
+def frames(rpc: str, bomb: bytes, worker: Worker) -> list[list[bytes]]:
+    """Calls with a pickle in the place of a message, of a chunk and of a field."""
+    calls = [[bomb]]
+    chunk = tensors_pb2.Chunk(offset=0, data=bomb)
+    if rpc == "Commit":
+        calls.append([worker.header(), pb.CommitRequest(chunk=chunk).SerializeToString()])
+        calls.append([worker.header(region=bomb)])
+        calls.append([worker.header(layout_fingerprint=bomb)])
+    if rpc == "InitializeCentral":
+        calls.append([initialize_header(worker.lease_id), pb.InitializeCentralRequest(chunk=chunk).SerializeToString()])
+    return calls
+
+
+@pytest.mark.parametrize("rpc", sorted(set(RPCS) - {"Drain"}))
+def test_a_pickle_in_any_call_is_refused_and_does_nothing(rpc: str, bomb: bytes, live: Live) -> None:
+    with wired(live) as wire:
+        worker = wire.started("worker")
+        for call in frames(rpc, bomb, worker):
+            refusal: Refusal = wire.whole(rpc, *call).refusal()
+            assert refusal.error
+            assert refusal.status is not grpc.StatusCode.INTERNAL
+        assert wire.status().version == 0
+
+
+@linux_only
+@pytest.mark.shared_memory
+def test_a_pickle_at_the_memory_socket_does_nothing(bomb: bytes, live: Live) -> None:
+    with wired(live) as wire:
+        worker = wire.started("worker")
+        with socket.socket(socket.AF_UNIX) as visitor:
+            visitor.connect(socket_address(offered(worker).socket))
+            visitor.sendall(bomb)
+            visitor.settimeout(30)
+            assert not _received(visitor)
+        assert worker.commit()[0].version == 1
+
+
+def _received(visitor: socket.socket) -> bytes:
+    try:
+        return visitor.recv(1)
+    except ConnectionResetError:  # it was hung up on before all that it said was read
+        return b""
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "workers.safetensors", "state.json"])
+def test_a_pickle_in_the_place_of_a_checkpoints_file_is_refused(name: str, bomb: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    with serving(config(checkpoint_dir=folder)) as live, wired(live) as wire:
+        wire.started("worker").commit()
+    (path,) = folder.glob("checkpoint-*")
+    (path / name).write_bytes(bomb)
+    with pytest.raises(StartError), serving(config(checkpoint_dir=folder, resume=True)):
+        pass
+
+
+def test_a_pickle_in_the_place_of_the_tokens_is_refused(bomb: bytes, tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "tokens")
+    path.write_bytes(bomb)
+    with pytest.raises(StartError), serving(config(tokens=path)):
+        pass
