@@ -247,7 +247,7 @@ def quarantine() -> None:
 
 @quarantine.command("list")
 @click.pass_obj
-def list_quarantine(target: tuple[str, float]) -> None:
+def list_quarantine(target: Target) -> None:
     """Shows who is in quarantine, and why."""
     with target.admin() as admin:
         held = admin.quarantine()
@@ -260,7 +260,7 @@ def list_quarantine(target: tuple[str, float]) -> None:
 @quarantine.command("lift")
 @click.argument("worker")
 @click.pass_obj
-def lift_quarantine(target: tuple[str, float], worker: str) -> None:
+def lift_quarantine(target: Target, worker: str) -> None:
     """Lets WORKER register again."""
     with target.admin() as admin:
         admin.lift_quarantine(worker)

@@ -88,7 +88,19 @@ def test_the_core_knows_no_grpc_no_protobuf_no_prometheus_and_no_clock() -> None
 
 
 def test_the_core_imports_nothing_of_the_servers_edge() -> None:
-    parts = ("core", "central", "leases", "shards", "shuffle", "facts", "rules", "norms", "quarantine")
+    parts = (
+        "core",
+        "central",
+        "leases",
+        "shards",
+        "shuffle",
+        "facts",
+        "rules",
+        "norms",
+        "quarantine",
+        "durability.records",
+        "durability.storage",
+    )
     inner = {f"gem_server.{name}" for name in parts}
     for path in core_modules():
         names = [name for _, name in imported(path) if name.startswith("gem_server.")]
