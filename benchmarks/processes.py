@@ -47,8 +47,8 @@ class Load:
 
 
 @contextmanager
-def server(rule: str = "gem", port: int | None = None) -> Iterator[tuple[str, int]]:
-    """A server process, on a free port if none is given; yields its address and process id."""
+def server(rule: str = "gem", port: int | None = None, *options: str) -> Iterator[tuple[str, int]]:
+    """A server process with further options, on a free port if none is given; yields its address and process id."""
     address = f"127.0.0.1:{port or free_port()}"
     command = [
         sys.executable,
@@ -58,6 +58,7 @@ def server(rule: str = "gem", port: int | None = None) -> Iterator[tuple[str, in
         "--metrics-listen=",
         f"--rule={rule}",
         "--memory-limit=0",
+        *options,
     ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from gem_api.errors import Draining, GemError, LeaseEnded
 
-from gem_server.core import Commit, Core, Step
+from gem_server.commits import Commit, Step
+from gem_server.core import Core
 from gem_server.facts import Applied
 from gem_server.leases import Lease
 from gem_server.rules import PiFacts

@@ -13,7 +13,7 @@ from gem_api.wire import FLOAT32, ThetaFormat, gradient_format, theta_format
 
 from gem_server.apply_loop import run_blocking
 from gem_server.central import require_finite
-from gem_server.core import Arrived, as_floats
+from gem_server.commits import Arrived, as_floats
 from gem_server.leases import Lease
 from gem_server.norms import GradientNorm
 from gem_server.transfer import Transfer

@@ -16,8 +16,9 @@ from gem_api.lifetime import end_with_launcher
 from gem_api.memory import tune_allocator
 from gem_api.options import SETTINGS, Number, given, hyperparameter_options, log_format_option, option
 
+from gem_server.config import ServerConfig, StartError
 from gem_server.host_memory import default_limit
-from gem_server.run import ServerConfig, StartError, serve
+from gem_server.run import serve
 from gem_server.tls import TlsFiles
 
 _NAMES = [field.name for field in fields(Hyperparameters)]

@@ -6,10 +6,8 @@ its own between `begin` and `finish`; nothing else touches θ or a worker's buff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from gem_api.errors import (
@@ -22,15 +20,14 @@ from gem_api.errors import (
     SequenceGap,
     UnknownRegion,
 )
-from gem_api.framing import bytes_of, empty
+from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.region import Region
-from gem_api.wire import FLOAT32
 
 from gem_server.central import CentralVariable, Copy
+from gem_server.commits import Arrived, Commit, Step, as_floats
 from gem_server.durability.records import Kind, Record, Recorder, forget
-from gem_server.durability.storage import Bytes
 from gem_server.facts import (
     Admission,
     Applied,
@@ -52,39 +49,6 @@ FLOAT_BYTES = 4
 MAX_COPIES = 4  # of θ, at different versions, for readers without a lease
 MAX_SAMPLES = 1 << 32  # in one commit
 MAX_NAME = 128
-
-
-class Arrived(NamedTuple):
-    """A gradient as it arrived: its wire dtype and its bytes, which stay as they are until they are in the log."""
-
-    dtype: int
-    pieces: Sequence[Bytes]
-
-
-def as_floats(gradient: Vector) -> Arrived:
-    """A gradient (float32, shape (P,)) that arrived as it is."""
-    return Arrived(FLOAT32.dtype, (bytes_of(gradient),))
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A commit whose gradient is complete: it holds a ticket and waits for its turn."""
-
-    ticket: int
-    lease: Lease
-    header: Header
-    gradient: Vector
-    arrived: Arrived
-    norm: float | None
-
-
-@dataclass(frozen=True)
-class Step:
-    """The arithmetic of one commit, ready to run; `run` returns the facts about π."""
-
-    commit: Commit
-    staleness: int
-    run: Callable[[], PiFacts | None]
 
 
 class Core:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from gem_client import Admin, InvalidRequest, PermissionDenied, Retry, ServerUnavailable, connect
 from gem_client.ctl import main as ctl
 from gem_server.cli import main as server_command
-from gem_server.run import ServerConfig, StartError
+from gem_server.config import ServerConfig, StartError
 from gem_server.tls import TlsFiles
 from integration.helpers import GRADIENT, model
 from live import Live, config, serving

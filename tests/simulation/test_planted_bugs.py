@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from gem_server import checkpoint
 from gem_server.checkpoint import BadCheckpoint
-from gem_server.core import Commit, Core, Step
+from gem_server.commits import Commit, Step
+from gem_server.core import Core
 from gem_server.durability import segment
 from gem_server.durability.journal import Journal, Place, Waiting
 from gem_server.durability.records import Kind, Record

@@ -15,7 +15,8 @@ from gem_api.errors import GemError, LeaseEnded, Overloaded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import gradient_format
-from gem_server.core import Arrived, Commit, Core, Step
+from gem_server.commits import Arrived, Commit, Step
+from gem_server.core import Core
 from gem_server.durability import journal as journal_module
 from gem_server.durability import recovery
 from gem_server.durability.capture import Capture

@@ -11,7 +11,8 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server import checkpoint
-from gem_server.core import Commit, Core
+from gem_server.commits import Commit
+from gem_server.core import Core
 from gem_server.durability.storage import Storage
 from gem_server.facts import Admission, Applied, Header
 from gem_server.tensor_file import write_tensors

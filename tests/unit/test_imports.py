@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "gem_worker": {"gem_client", "gem_api"},
 }
 TORCH = {"torch", "torchvision"}
-CORE = ["core", "central", "leases", "shards", "shuffle", "facts", "norms", "quarantine", "rules/*"]
+CORE = ["core", "commits", "central", "leases", "shards", "shuffle", "facts", "norms", "quarantine", "rules/*"]
 EDGE = {"grpc", "google", "prometheus_client", "time", "datetime", "asyncio", "threading", "random", "secrets", "os", "pathlib"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from gem_api.hyperparameters import Hyperparameters
-from gem_server.run import StartError, make_core
+from gem_server.config import StartError
+from gem_server.resume import make_core
 from live import config
 from structlog.testing import CapturingLogger
 from unit.helpers import commit, save_core, start

@@ -31,7 +31,8 @@ from gem_api.errors import GemError, LeaseEnded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server import checkpoint
-from gem_server.core import Commit, Core
+from gem_server.commits import Commit
+from gem_server.core import Core
 from gem_server.facts import Admission, Applied, Ended, PullDecision
 from gem_server.shards import NoShard
 from unit.helpers import header, make_core, save_core

@@ -20,7 +20,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main
-from gem_server.run import StartError
+from gem_server.config import StartError
 from live import DEADLINE, Live, config, serving, wait_until
 from wire_client import SMALL, Wire, Worker, apply_thread_held, chunk, received_bytes, theta_bits, wired
 

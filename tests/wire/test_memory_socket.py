@@ -13,7 +13,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_server import memory_socket
-from gem_server.run import StartError
+from gem_server.config import StartError
 from live import DEADLINE, Live, config, serving, wait_until
 from region_client import (
     ENDS,

@@ -14,7 +14,7 @@ import pytest
 from gem_api.region import socket_address
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_server.run import StartError
+from gem_server.config import StartError
 from live import Live, config, serving
 from region_client import linux_only, offered
 from tokens import write_tokens

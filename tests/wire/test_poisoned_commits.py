@@ -17,8 +17,8 @@ from gem_api.layout import Layout
 from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.carriers import PIECE
+from gem_server.config import StartError
 from gem_server.norms import LEAST
-from gem_server.run import StartError
 from live import Live, config, serving, wait_until
 from region_client import LARGE, abstract, linux_only, memory_bytes, queue_length, shared, theta_of
 from wire_client import (

@@ -1,0 +1,114 @@
+"""What each --durability costs: commits of many workers, in turn: `python -m benchmarks.durability`.
+
+The log is written where --folder is: its disk decides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+import numpy as np
+
+from benchmarks.processes import measure, server
+
+MODES = ("memory", "snapshot", "log")
+MOST_RATIO = 1.3  # time for a commit with a log, against memory
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One measurement: commits a second of all workers, seconds of a commit, and of the server's processor in one."""
+
+    mode: str
+    transport: str
+    rate: float
+    p50: float
+    p99: float
+    server_cpu: float
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--parameters", type=int, default=156_450, help="P, the size of the model.")
+@click.option("--workers", type=int, default=16, help="How many at once.")
+@click.option("--transport", multiple=True, type=click.Choice(("shm", "tcp")), default=("shm", "tcp"), help="Their way.")
+@click.option("--seconds", type=float, default=5.0, help="Length of each measurement.")
+@click.option("--repeats", type=int, default=5, help="Measurements of each mode, interleaved.")
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), help="Whose disk is measured."
+)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/durability.json"), help="The figures.")
+def main(
+    parameters: int, workers: int, transport: tuple[str, ...], seconds: float, repeats: int, folder: Path, out: Path
+) -> None:
+    """Measures each mode against a fresh server, without model compute; medians of the repeats."""
+    folder.mkdir(parents=True, exist_ok=True)
+    size, sync = 4 * parameters, _sync_seconds(folder, 4 * parameters)
+    click.echo(f"P = {parameters:,}, {workers} workers, medians of {repeats} x {seconds:g} s")
+    click.echo(f"this disk: {1e3 * sync:.2f} ms to write {size:,} bytes over and sync them")
+    costs = [
+        _measure(mode, way, parameters, workers, seconds, folder)
+        for repeat in range(repeats)
+        for way in transport
+        for mode in (MODES if repeat % 2 == 0 else MODES[::-1])
+    ]
+    for way in transport:
+        _show([cost for cost in costs if cost.transport == way])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figures = {"parameters": parameters, "workers": workers, "sync_seconds": sync, "costs": [asdict(cost) for cost in costs]}
+    out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _measure(mode: str, way: str, parameters: int, workers: int, seconds: float, folder: Path) -> Cost:
+    scratch = Path(tempfile.mkdtemp(prefix="durability-", dir=folder))
+    options = [f"--durability={mode}", *([f"--checkpoint-dir={scratch / 'run'}"] if mode != "memory" else [])]
+    try:
+        with server("gem", None, *options) as (address, pid):
+            load = measure(address, parameters, workers, seconds, way == "shm", pid)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    p50, p99 = np.percentile(load.latencies, [50, 99])
+    return Cost(mode, way, load.rate, float(p50), float(p99), load.server_cpu / sum(load.commits))
+
+
+def _show(costs: list[Cost]) -> None:
+    click.echo(f"\n{costs[0].transport:8s}  commits/s  time of memory's      p50 ms   p99 ms  server CPU ms")
+    of = {mode: [cost for cost in costs if cost.mode == mode] for mode in MODES}
+    for mode in MODES:
+        ratios = [one.rate / other.rate for one, other in zip(of["memory"], of[mode], strict=True)]
+        click.echo(
+            f"{mode:8s} {_middle(of[mode], 'rate'):10.1f}  {median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f}) "
+            f"{1e3 * _middle(of[mode], 'p50'):10.2f} {1e3 * _middle(of[mode], 'p99'):8.2f} "
+            f"{1e3 * _middle(of[mode], 'server_cpu'):14.2f}"
+        )
+    ratio = median(one.rate / other.rate for one, other in zip(of["memory"], of["log"], strict=True))
+    met = "met" if ratio <= MOST_RATIO else "NOT met"
+    click.echo(f"time for a commit with a log: at most {MOST_RATIO} of memory's, measured {ratio:.2f}: {met}")
+
+
+def _middle(of: list[Cost], name: str) -> float:
+    return float(median(getattr(each, name) for each in of))
+
+
+def _sync_seconds(folder: Path, size: int) -> float:
+    """Median of what the disk takes to write so many bytes over others and have them safe."""
+    path, data, times = folder / "sync-test", os.urandom(size), []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(11):
+            began = time.perf_counter()
+            os.pwrite(file.fileno(), data, 0)
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - began)
+    path.unlink()
+    return median(times[1:])
+
+
+if __name__ == "__main__":
+    main()

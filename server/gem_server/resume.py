@@ -1,0 +1,139 @@
+"""The run that a server starts with: a new one, or the one that its checkpoints and log hold."""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.logs import Logger
+
+from gem_server import checkpoint
+from gem_server.config import ServerConfig, StartError
+from gem_server.core import Core
+from gem_server.durability import recovery
+from gem_server.durability.journal import Journal
+from gem_server.durability.segment import DamagedLog
+from gem_server.durability.storage import Storage
+from gem_server.norms import NormHistory
+from gem_server.quarantine import Quarantine
+
+QUARANTINE_AFTER = 3  # refused commits in a row
+# What a checkpoint was made with and a resumed run can't change: the workers' buffers and the shard ledger depend on it.
+FIXED = ("rule", "snapshot", "batch_size", "shards", "shard_size", "seed")
+
+
+def make_journal(config: ServerConfig, run_id: str, number: int) -> Journal | None:
+    """The log of a run whose last record is `number`; None where none is kept. Raises StartError."""
+    if config.durability != "log":
+        return None
+    if config.checkpoint_dir is None:
+        raise StartError("--durability log needs --checkpoint-dir: say where checkpoints and log are to be kept")
+    directory = recovery.log_directory(config.checkpoint_dir)
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"can't make a folder for the log: {error}") from error
+    return Journal(Storage(), directory, run_id, recovery.next_serial(directory), number)
+
+
+def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> tuple[Core, int]:
+    """A new core, or the one that the newest checkpoint and the log since hold; and the number of the log's last record.
+
+    Raises:
+        StartError: There is no usable checkpoint, or the log is damaged.
+    """
+    try:
+        return _resumed(config, clock, log) or (_new_core(secrets.token_hex(4), config.settings, config), 0)
+    except (ValueError, checkpoint.BadCheckpoint, DamagedLog) as error:
+        raise StartError(str(error)) from error
+    except OSError as error:
+        raise StartError(f"can't read the checkpoints: {error}") from error
+
+
+def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> Core:
+    if not settings.epochs and not settings.steps:
+        raise ValueError("--epochs 0 and --steps 0 together would train for ever: give one of them")
+    return Core(
+        run_id,
+        settings,
+        lease_seconds=config.lease_seconds,
+        memory_limit=config.memory_limit,
+        min_workers=config.min_workers,
+        new_id=lambda: secrets.token_hex(16),
+        norms=NormHistory(config.max_norm_ratio),
+        quarantine=Quarantine(_quarantine_after(config)),
+    )
+
+
+def _quarantine_after(config: ServerConfig) -> int:
+    if config.quarantine_after is not None:
+        return config.quarantine_after
+    return QUARANTINE_AFTER if config.max_norm_ratio else 0
+
+
+def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> tuple[Core, int] | None:
+    directory = config.checkpoint_dir
+    if directory is None:
+        if config.resume:
+            raise ValueError("--resume needs --checkpoint-dir: say where the checkpoints are")
+        return None
+    if not config.resume:
+        if checkpoint.found(directory):
+            raise ValueError(
+                f"{directory} holds the checkpoints of another run: add --resume to go on with it, or name another folder"
+            )
+        return None
+    recovered = recovery.recover(
+        directory,
+        lambda run_id, kept: _new_core(run_id, kept, config),
+        clock(),
+        lambda path, why: log.warning("checkpoint refused", path=str(path), why=why),
+    )
+    if recovered is None:
+        log.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))
+        return None
+    core, kept = recovered.core, recovered.core.settings
+    if recovered.torn is not None:
+        log.info("the log ends within a record that nobody was promised", segment=str(recovered.torn))
+    settings = resumed_settings(kept, config.settings, config.given)
+    core.change(settings)
+    if changed := {name: f"{old} -> {vars(settings)[name]}" for name, old in vars(kept).items() if old != vars(settings)[name]}:
+        log.warning("this start changes the run's settings", **changed)
+    if core.memory_limit and core.memory_bytes > core.memory_limit:
+        raise ValueError(f"the run's workers hold {core.memory_bytes} bytes, --memory-limit is {core.memory_limit}: raise it")
+    log.info(
+        "resumed", checkpoint=str(recovered.checkpoint), version=core.central.version, leases=len(core.leases.live),
+        from_log=core.central.version - recovered.saved,
+    )  # fmt: skip
+    return core, recovered.number
+
+
+def lock_directory(directory: Path) -> IO[bytes]:
+    """Keeps every other server out of a checkpoint directory until the returned file is closed. Raises StartError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("ab")
+    except OSError as error:
+        raise StartError(f"can't use {directory} for checkpoints: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise StartError(f"another server is using {directory}: stop it first, or name another folder") from None
+    return lock
+
+
+def resumed_settings(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:
+    """The settings of a resumed run: the checkpoint's, changed where the user asked. Raises ValueError for what is fixed."""
+    changes = {name: getattr(asked, name) for name in given if getattr(asked, name) != getattr(kept, name)}
+    fixed = [f"--{name.replace('_', '-')} was {getattr(kept, name)}" for name in FIXED if name in changes]
+    if fixed:
+        raise ValueError(
+            f"a resumed run can't change these: {', '.join(fixed)}; leave them out, or start a new run in another folder"
+        )
+    return replace(kept, **changes)
