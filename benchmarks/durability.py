@@ -1,6 +1,7 @@
 """What each --durability costs: commits of many workers, in turn: `python -m benchmarks.durability`.
 
-The log is written where --folder is: its disk decides.
+The log is written where --folder is: its disk decides. It is measured as in the middle of a long run, when the files of
+older parts of the log are written over; a disk may be much slower where it has to find new room first.
 """
 
 from __future__ import annotations
@@ -53,12 +54,11 @@ def main(
     size, sync = 4 * parameters, _sync_seconds(folder, 4 * parameters)
     click.echo(f"P = {parameters:,}, {workers} workers, medians of {repeats} x {seconds:g} s")
     click.echo(f"this disk: {1e3 * sync:.2f} ms to write {size:,} bytes over and sync them")
-    costs = [
-        _measure(mode, way, parameters, workers, seconds, folder)
-        for repeat in range(repeats)
-        for way in transport
-        for mode in (MODES if repeat % 2 == 0 else MODES[::-1])
-    ]
+    scratch = Path(tempfile.mkdtemp(prefix="durability-", dir=folder))
+    try:
+        costs = _all(parameters, workers, transport, seconds, repeats, scratch)
+    finally:
+        shutil.rmtree(scratch)
     for way in transport:
         _show([cost for cost in costs if cost.transport == way])
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -66,16 +66,34 @@ def main(
     out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def _measure(mode: str, way: str, parameters: int, workers: int, seconds: float, folder: Path) -> Cost:
-    scratch = Path(tempfile.mkdtemp(prefix="durability-", dir=folder))
-    options = [f"--durability={mode}", *([f"--checkpoint-dir={scratch / 'run'}"] if mode != "memory" else [])]
-    try:
-        with server("gem", None, *options) as (address, pid):
-            load = measure(address, parameters, workers, seconds, way == "shm", pid)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _all(parameters: int, workers: int, transport: tuple[str, ...], seconds: float, repeats: int, scratch: Path) -> list[Cost]:
+    click.echo("writing a first log, for its files to be used again")
+    for _ in range(2):
+        _measure("log", transport[0], parameters, workers, 2 * seconds, scratch)
+    return [
+        _measure(mode, way, parameters, workers, seconds, scratch)
+        for repeat in range(repeats)
+        for way in transport
+        for mode in (MODES if repeat % 2 == 0 else MODES[::-1])
+    ]
+
+
+def _measure(mode: str, way: str, parameters: int, workers: int, seconds: float, scratch: Path) -> Cost:
+    run = scratch / mode
+    _begin_anew(run)
+    options = [f"--durability={mode}", "--log-limit=256M", *([f"--checkpoint-dir={run}"] if mode != "memory" else [])]
+    with server("gem", None, *options) as (address, pid):
+        load = measure(address, parameters, workers, seconds, way == "shm", pid)
     p50, p99 = np.percentile(load.latencies, [50, 99])
     return Cost(mode, way, load.rate, float(p50), float(p99), load.server_cpu / sum(load.commits))
+
+
+def _begin_anew(run: Path) -> None:
+    """Takes away a run that is over, but for the files of its log."""
+    for checkpoint in run.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    for segment in run.glob("log/segment-*"):
+        segment.rename(segment.with_name(segment.name.replace("segment", "spare")))
 
 
 def _show(costs: list[Cost]) -> None:

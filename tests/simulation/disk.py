@@ -78,6 +78,10 @@ class SimulatedDisk(Storage):
         self._steps.append(lambda names: names.__setitem__(path, content))
         return SimulatedFile(self, path, content)
 
+    def reopen(self, path: Path) -> SimulatedFile:
+        self._tick()
+        return SimulatedFile(self, path, self._files[path])
+
     def make_directory(self, path: Path) -> None:
         self._tick()
         super().make_directory(path)

@@ -15,7 +15,7 @@ from gem_server.core import Core
 from gem_server.durability.capture import Capture
 from gem_server.durability.journal import Journal, Place
 from gem_server.durability.replay import Log, apply
-from gem_server.durability.segment import Segment, UnbornSegment, name, serials
+from gem_server.durability.segment import put_aside, serials
 from gem_server.durability.storage import Storage
 
 
@@ -138,21 +138,19 @@ def replay(
 
 def next_serial(directory: Path) -> int:
     """The segment that a new start writes first."""
-    last = max(serials(directory), default=0)
-    try:
-        return 1 + Segment(directory / name(last)).serial if last else 1
-    except UnbornSegment:
-        return last
+    return max(serials(directory), default=0) + 1
 
 
 def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
-    """Removes the segments that no checkpoint in the folder needs any more."""
+    """Puts aside the segments that no checkpoint in the folder needs any more."""
+    storage, directory = storage or Storage(), log_directory(checkpoints)
     needed = min((place.serial for place in map(place_of, checkpoint.found(checkpoints)) if place), default=None)
-    directory = log_directory(checkpoints)
-    for serial in serials(directory):
-        if needed is None or serial < needed:
-            with suppress(OSError):  # it is tried again with the next checkpoint
-                (storage or Storage()).remove(directory / name(serial))
+    forgotten = [serial for serial in serials(directory) if needed is None or serial < needed]
+    with suppress(OSError):  # it is tried again with the next checkpoint
+        if forgotten:
+            storage.sync_directory(checkpoints)  # a checkpoint that was removed must not come back and miss them
+        for serial in forgotten:
+            put_aside(storage, directory, serial)
 
 
 def place_of(path: Path) -> Place | None:

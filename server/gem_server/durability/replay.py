@@ -11,7 +11,7 @@ from gem_api.wire import gradient_format
 from gem_server.core import Core
 from gem_server.durability.journal import Place
 from gem_server.durability.records import Kind, Record
-from gem_server.durability.segment import DamagedLog, Entry, Segment, UnbornSegment, name, serials
+from gem_server.durability.segment import DamagedLog, Entry, Segment, name, serials
 from gem_server.facts import EndReason, Header
 
 
@@ -37,9 +37,9 @@ class Log:
         """The records in order. Raises DamagedLog where one that had reached the disk is missing."""
         due = self._since.number + 1
         for serial in serials(self._directory):
-            segment = self._segment(serial) if serial >= self._since.serial else None
-            if segment is None:
+            if serial < self._since.serial:
                 continue
+            segment = self._segment(serial)
             if segment.first != due:
                 raise DamagedLog(
                     f"{segment.path} begins with record {segment.first} where record {due} is due: the log has a hole before it"
@@ -49,16 +49,10 @@ class Log:
                 due = entry.number + 1
             self.torn = segment.path if segment.torn else self.torn
 
-    def _segment(self, serial: int) -> Segment | None:
-        """A segment; None for one that holds nothing, because the server died while it made it."""
-        path = self._directory / name(serial)
-        try:
-            segment = Segment(path)
-        except UnbornSegment:
-            self.torn = path
-            return None
+    def _segment(self, serial: int) -> Segment:
+        segment = Segment(self._directory / name(serial))
         if segment.run_id != self._run_id:
-            raise DamagedLog(f"{path} belongs to run {segment.run_id}, not to {self._run_id}")
+            raise DamagedLog(f"{segment.path} belongs to run {segment.run_id}, not to {self._run_id}")
         return segment
 
 

@@ -4,11 +4,12 @@ segment-<serial>   little-endian
     header   "GEMLOG1\\n", u64 serial, u64 number of the first record, u32 seed, 8 characters of run id, u32 CRC-32C of these
     record   "GEMr", u32 CRC-32C of the following 32 bytes, u64 number, u64 durable, u32 bytes of text, u64 bytes of payload,
              u32 CRC-32C of both; the text (JSON), the payload, zeros up to a multiple of 8 bytes
-    zeros    allocated ahead
+    zeros    allocated ahead; or what an older segment left, whose file is written over
 
-Each checksum starts from the segment's random seed, so that bytes of another file, which a disk may bring back, are no
-records of this one. `durable` is the number of the last record that was on the disk when this one was written. That tells a
-torn tail, which nobody was ever promised, from a hole in what was acknowledged.
+A file gets its name when its header is on the disk. Files of segments that are needed no more are called spare-<serial> and
+used again: a disk writes over what it has much faster than it finds new room. Each checksum starts from the segment's random
+seed, so that what an older one left is no record of this one. `durable` is the number of the last record that was on the disk
+when this one was written. That tells a torn tail, which nobody was ever promised, from a hole in what was acknowledged.
 """
 
 from __future__ import annotations
@@ -35,14 +36,11 @@ _RECORD_BYTES = _PREFIX + _RECORD.size
 _ALIGNMENT = 8
 _ALLOCATION = 64 << 20
 _NAME = re.compile(r"segment-(\d{8,})")
+MOST_SPARES = 2
 
 
 class DamagedLog(Exception):
     """The log lacks something that was acknowledged; the message names the file and the place."""
-
-
-class UnbornSegment(DamagedLog):
-    """The server died while it made the file: no record was written to it yet."""
 
 
 class Entry(NamedTuple):
@@ -56,6 +54,20 @@ class Entry(NamedTuple):
 def name(serial: int) -> str:
     """The file name of a segment."""
     return f"segment-{serial:08d}"
+
+
+def spares(directory: Path) -> list[Path]:
+    """Files to be used again."""
+    return sorted(directory.glob("spare-*"))
+
+
+def put_aside(storage: Storage, directory: Path, serial: int) -> None:
+    """A segment is needed no more: keeps its file, if there are few. Raises OSError."""
+    path = directory / name(serial)
+    if len(spares(directory)) < MOST_SPARES:
+        storage.rename(path, directory / path.name.replace("segment", "spare"))
+    else:
+        storage.remove(path)
 
 
 def serials(directory: Path) -> list[int]:
@@ -79,16 +91,20 @@ class SegmentWriter:
     def __init__(self, storage: Storage, directory: Path, serial: int, first: int, seed: int, run_id: str) -> None:
         self.serial = serial
         self._seed = seed
-        self._path = directory / name(serial)
-        storage.remove(self._path)  # of a try that failed: it holds nothing that anybody was promised
-        self._file = storage.create(self._path)
+        path = next(iter(spares(directory)), None)
+        if path is not None:
+            storage.sync_directory(directory)  # it must not come back under its old name once it is written over
+            self._file, self._allocated = storage.reopen(path), path.stat().st_size
+        else:
+            path = directory / "spare-new"
+            self._file, self._allocated = storage.create(path), 0
         try:
-            self._allocated = 0
             header = _HEADER.pack(_MAGIC, serial, first, seed, run_id.encode())
             self._end = _aligned(_HEADER_BYTES)
             self._allocate(self._end)
             self._file.write(0, [header + _CRC.pack(crc32c(header))])
             self._file.sync()
+            storage.rename(path, directory / name(serial))
             storage.sync_directory(directory)
         except BaseException:
             self._file.close()
@@ -138,10 +154,9 @@ class Segment:
         serial: Which segment of the log it is.
         first: Index of its first record.
         run_id: The run's.
-        torn: Whether, once `entries` is exhausted, bytes were left behind the last whole record.
+        torn: Whether, once `entries` is exhausted, part of a further record was found.
 
     Raises:
-        UnbornSegment: Its header was not written, and nothing else.
         DamagedLog: It is no segment, or its header is damaged.
         OSError: It can't be read.
     """
@@ -154,8 +169,7 @@ class Segment:
             self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
         header = self._data[: _HEADER.size]
         if len(self._data) < _HEADER_BYTES or _CRC.unpack_from(self._data, _HEADER.size)[0] != crc32c(header):
-            unborn = not any(self._data[_HEADER_BYTES : _HEADER_BYTES + 4096])
-            raise (UnbornSegment if unborn else DamagedLog)(f"{path}: its header is damaged, or it is no segment of a log")
+            raise DamagedLog(f"{path}: its header is damaged, or it is no segment of a log")
         magic, self.serial, self.first, self._seed, run_id = _HEADER.unpack(header)
         self.run_id = run_id.decode(errors="replace")
         if magic != _MAGIC or path.name != name(self.serial):
@@ -213,7 +227,6 @@ class Segment:
                     f"disk, as record {fields[0]} at byte {found} says"
                 )
             found += 1
-        self.torn = self.torn or any(self._data[at : at + _RECORD_BYTES])
 
 
 def _aligned(size: int) -> int:

@@ -34,6 +34,10 @@ class Storage:
         """A new file. Fails where there is one of that name."""
         return _File(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
+    def reopen(self, path: Path) -> NewFile:
+        """A file that there is, to be written over."""
+        return _File(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
     def make_directory(self, path: Path) -> None:
         path.mkdir(mode=0o700)
 
