@@ -33,6 +33,11 @@ class Carrier:
         self._form = form
         self._encoder: Encoder | None = None
 
+    def prepare(self) -> None:
+        """Loads what the first commit needs: a second, where the wire format converts."""
+        if not self._member.region:
+            self._form.prepare()
+
     def pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
         """The gradient as it is carried: float32, shape (P,), in shared memory where there is such. Raises LayoutMismatch."""
         own, layout = self._member.gradient, self._member.known_layout

@@ -227,6 +227,7 @@ class Session:
             layout.pack(arrays, self._member.theta)
             try:
                 self._member.enter()
+                self._carrier.prepare()
             except BaseException:
                 self._member.leave()  # not joined: nobody shall wait for this try, and the caller may make another
                 self._member.forget()
