@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 
+from gem_server.durability.journal import Journal
+from gem_server.durability.storage import Storage
+from gem_server.log_metrics import LogMetrics
 from gem_worker.metrics import WorkerMetrics
 from prometheus_client import CollectorRegistry
 from unit.test_metrics import after_everything
@@ -25,13 +29,20 @@ def worker_registry() -> CollectorRegistry:
     return registry
 
 
+def log_registry() -> CollectorRegistry:
+    """A server's log."""
+    registry = CollectorRegistry()
+    LogMetrics(registry, Journal(Storage(), Path(), "run")).flushed(0.001)
+    return registry
+
+
 @cache
 def exported() -> dict[str, dict[str, set[str]]]:
     """Everything that a server or a worker can export, by the sample's name: its labels and the values seen of each."""
     watch = after_everything()
     watch.progress.rejected["SequenceGap"] += 1
     found = {name: dict(labels) for name, labels in FROM_ELSEWHERE.items()}
-    for family in (*watch.registry.collect(), *worker_registry().collect()):
+    for family in (*watch.registry.collect(), *log_registry().collect(), *worker_registry().collect()):
         for sample in family.samples:
             labels = found.setdefault(sample.name, {})
             for label, value in sample.labels.items():

@@ -98,6 +98,7 @@ def test_the_core_imports_nothing_of_the_servers_edge() -> None:
         "rules",
         "norms",
         "quarantine",
+        "commits",
         "durability.records",
         "durability.storage",
     )
