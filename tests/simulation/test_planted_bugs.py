@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gem_server import checkpoint
@@ -32,31 +31,35 @@ def answers_before_the_flush(patch: pytest.MonkeyPatch) -> None:
 
 
 def skips_the_sync_of_the_log(patch: pytest.MonkeyPatch) -> None:
-    write = SegmentWriter.write
-
-    def unsynced(writer: SegmentWriter, batch: Any, durable: int) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(type(writer._file), "sync", lambda file: None)
-            write(writer, batch, durable)
-
-    patch.setattr(SegmentWriter, "write", unsynced)
+    patch.setattr(SegmentWriter, "sync", lambda writer: None)
 
 
 def skips_the_sync_of_names(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedDisk, "sync_directory", lambda disk, path: None)
 
 
-def takes_more_for_written_than_was(patch: pytest.MonkeyPatch) -> None:
-    def all_done(journal: Journal, batch: list[Waiting]) -> None:
-        journal.durable = journal.appended
-        journal._waiting.clear()
-
-    patch.setattr(Journal, "done", all_done)
+def takes_more_for_synced_than_was(patch: pytest.MonkeyPatch) -> None:
+    """A sync is taken to cover what was written after it had begun, and what was not written at all."""
+    patch.setattr(Journal, "done", lambda journal, number: setattr(journal, "durable", journal.appended))
 
 
 def checks_no_sums(patch: pytest.MonkeyPatch) -> None:
     """A torn record is taken for a whole one."""
     patch.setattr(segment, "crc32c", lambda data, value=0: 0)
+
+
+def opens_a_segment_before_the_last_is_synced(patch: pytest.MonkeyPatch) -> None:
+    """A crash may then leave a segment without the end of the one before it."""
+    patch.setattr(Journal, "begins_segment", lambda journal, batch: False)
+    write = Journal.write
+
+    def unordered(journal: Journal, batch: list[Waiting]) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            segment = journal._segment
+            inner.setattr(Journal, "begins_segment", lambda *_: segment is None or segment.serial != batch[0].serial)
+            write(journal, batch)
+
+    patch.setattr(Journal, "write", unordered)
 
 
 def cuts_without_a_new_segment(patch: pytest.MonkeyPatch) -> None:
@@ -137,7 +140,8 @@ BUGS = [
     answers_before_the_flush,
     skips_the_sync_of_the_log,
     skips_the_sync_of_names,
-    takes_more_for_written_than_was,
+    takes_more_for_synced_than_was,
+    opens_a_segment_before_the_last_is_synced,
     checks_no_sums,
     cuts_without_a_new_segment,
     cuts_one_record_late,

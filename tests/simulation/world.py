@@ -52,6 +52,7 @@ class Server:
     queue: deque[Commit] = field(default_factory=deque)
     step: Step | None = None
     writing: list[journal_module.Waiting] | None = None
+    written: deque[int] = field(default_factory=deque)  # the last records of groups that are not synced
     answers: list[tuple[int, Response, Callable[[], None]]] = field(default_factory=list)  # due when a record is durable
     asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
 
@@ -104,7 +105,8 @@ class World:
     def peace(self) -> list[tuple[Callable[[], None], float]]:
         """What happens all the time, and how often."""
         return [
-            (self.client_acts, 8), (self.deliver, 12), (self.begin, 6), (self.finish, 6), (self.take, 3), (self.write, 3)
+            (self.client_acts, 8), (self.deliver, 12), (self.begin, 6), (self.finish, 6), (self.take, 3), (self.write, 3),
+            (self.sync, 3),
         ]  # fmt: skip
 
     def trouble(self) -> list[tuple[Callable[[], None], float]]:
@@ -301,18 +303,27 @@ class World:
 
     def take(self) -> None:
         server = self.server
-        if server.journal is not None and server.writing is None:
+        if server.journal is not None and not server.writing:
             server.writing = server.journal.take()
 
     def write(self) -> None:
         server = self.server
-        if server.journal is not None and server.writing is not None:
+        if server.journal is not None and server.writing:
             batch, server.writing = server.writing, None
+            while server.journal.begins_segment(batch) and server.written:
+                self.sync()
             try:
                 server.journal.write(batch)
             except OSError:
                 return  # the disk is full: again later
-            server.journal.done(batch)
+            server.journal.written(batch)
+            server.written.append(batch[-1].number)
+
+    def sync(self) -> None:
+        server = self.server
+        if server.journal is not None and server.written:
+            server.journal.sync()
+            server.journal.done(server.written.popleft())
 
     def checkpoint(self) -> None:
         """Takes the state for one; it is written while the run goes on."""

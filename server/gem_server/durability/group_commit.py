@@ -7,6 +7,7 @@ import errno
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from gem_api.errors import CheckpointFailed, Overloaded
@@ -15,6 +16,7 @@ from gem_api.logs import Logger
 from gem_server.durability.journal import Journal
 
 RETRY_SECONDS = 1.0
+MOST_SYNCS = 2  # at once: a sync takes long however little it has to do
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -80,7 +82,9 @@ class GroupCommit:
         self._based = asyncio.Event()
         self._work = asyncio.Event()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._thread = ThreadPoolExecutor(1, "log")
+        self._threads = ThreadPoolExecutor(1 + MOST_SYNCS, "log")
+        # The groups that are written, with what says that they are synced; one more is being waited for.
+        self._syncs: asyncio.Queue[tuple[int, asyncio.Future[None], float]] = asyncio.Queue(MOST_SYNCS - 1)
 
     def based(self) -> None:
         """There is a whole checkpoint: from now on the log says what happened since."""
@@ -114,36 +118,54 @@ class GroupCommit:
         """Writes group after group. Raises OSError where the disk fails."""
         try:
             await self._based.wait()
-            while True:
-                await self._work.wait()
-                self._work.clear()
-                await self._write()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._acknowledge())
+                while True:
+                    await self._work.wait()
+                    self._work.clear()
+                    await self._write()
+        except* OSError as errors:
+            error = errors.exceptions[0]
+            self._log.error("the log can't be written", why=str(error))
+            raise error from None
         finally:
             self._stop(Overloaded("the server is shutting down: try again once a server answers again"))
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self._threads.shutdown()
         self.journal.close()
 
     async def _write(self) -> None:
         batch, began = self.journal.take(), self._clock()
         if not batch:
             return
+        if self.journal.begins_segment(batch):
+            await self._syncs.join()
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self.journal.write, batch)
+            await self._in_thread(partial(self.journal.write, batch))
         except OSError as error:
             if error.errno not in _FULL:
-                self._log.error("the log can't be written", why=str(error))
                 raise
             await self._wait_for_room(error)
             return
-        self.journal.done(batch)
-        self._well()
-        self._flushed(self._clock() - began)
-        while self._waiters and self._waiters[0][0] <= self.journal.durable:
-            _resolve(self._waiters.popleft()[1])
-        if self._waiters:
-            self._work.set()
+        self.journal.written(batch)
+        self._work.set()  # there may be more, of the next segment
+        await self._syncs.put((batch[-1].number, self._in_thread(self.journal.sync), began))
+
+    async def _acknowledge(self) -> None:
+        """Says what is on the disk, in order: a later sync that succeeds says nothing of an earlier one that failed."""
+        while True:
+            number, synced, began = await self._syncs.get()
+            await synced
+            self.journal.done(number)
+            self._well()
+            self._flushed(self._clock() - began)
+            while self._waiters and self._waiters[0][0] <= number:
+                _resolve(self._waiters.popleft()[1])
+            self._syncs.task_done()
+
+    def _in_thread(self, work: Callable[[], None]) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _wait_for_room(self, error: OSError) -> None:
         self._refuse(f"the disk of the server's log is full ({error.strerror}): make room there, commits wait until then")

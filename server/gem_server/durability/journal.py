@@ -1,8 +1,9 @@
 """The log being written: records wait in order, and reach the disk in groups.
 
-What happens is appended at once, in the order in which the core did it, and nobody waits for that. A group is written
-while the next one gathers: `take` it on the thread that appends, `write` it on any, then say that it is `done`. Whoever tells
-a client of something waits until `durable` has reached what was `appended` by then.
+What happens is appended at once, in the order in which the core did it, and nobody waits for that. A group is written, and
+then synced, while the next one gathers: `take` it on the thread that appends, `write` it on another, say that it is `written`;
+`sync` on any thread, then say that what was written before that is `done`. Whoever tells a client of something waits until
+`durable` has reached what was `appended` by then.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable
-from itertools import groupby
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,29 +87,38 @@ class Journal:
         return Place(self.serial, self.appended)
 
     def take(self) -> list[Waiting]:
-        """What waits to be written."""
-        return list(self._waiting)
+        """What waits to be written, of one segment."""
+        return list(takewhile(lambda waiting: waiting.serial == self._waiting[0].serial, self._waiting))
+
+    def begins_segment(self, batch: list[Waiting]) -> bool:
+        """Whether a batch goes to a new segment. Then everything before it must be done first: else a crash might leave it
+        without what precedes it."""
+        return self._segment is None or self._segment.serial != batch[0].serial
 
     def write(self, batch: list[Waiting]) -> None:
-        """Writes a batch and returns once it is on the disk. After an OSError it is to be written again, whole."""
-        durable = self.durable
-        for serial, group in groupby(batch, lambda waiting: waiting.serial):
-            entries = [(waiting.number, waiting.record) for waiting in group]
-            self._open(serial, entries[0][0]).write(entries, durable)
-            durable = entries[-1][0]
+        """Writes a batch. After an OSError it is to be written again, whole."""
+        if self.begins_segment(batch):
+            self.close()
+            serial, first = batch[0].serial, batch[0].number
+            self._segment = SegmentWriter(self._storage, self._directory, serial, first, self._new_seed(), self._run_id)
+        assert self._segment is not None
+        self._segment.write([(waiting.number, waiting.record) for waiting in batch], self.durable)
 
-    def done(self, batch: list[Waiting]) -> None:
-        """A batch is on the disk."""
+    def written(self, batch: list[Waiting]) -> None:
+        """A batch is written."""
         for _ in batch:
-            self.durable = self._waiting.popleft().number
+            self._waiting.popleft()
+
+    def sync(self) -> None:
+        """Returns once everything written is on the disk. Raises OSError: what is there can't be told then."""
+        if self._segment is not None:
+            self._segment.sync()
+
+    def done(self, number: int) -> None:
+        """Everything up to a record is on the disk."""
+        self.durable = number
 
     def close(self) -> None:
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-
-    def _open(self, serial: int, first: int) -> SegmentWriter:
-        if self._segment is None or self._segment.serial != serial:
-            self.close()
-            self._segment = SegmentWriter(self._storage, self._directory, serial, first, self._new_seed(), self._run_id)
-        return self._segment

@@ -111,7 +111,7 @@ class SegmentWriter:
             raise
 
     def write(self, batch: Iterable[tuple[int, Record]], durable: int) -> None:
-        """Writes records with their numbers, and returns once they are on the disk."""
+        """Writes records with their numbers. They are on the disk when a `sync` that begins later has returned."""
         pieces: list[Bytes] = []
         end = self._end
         for number, record in batch:
@@ -120,8 +120,11 @@ class SegmentWriter:
             end += sum(map(len, encoded))
         self._allocate(end)
         self._file.write(self._end, pieces)
-        self._file.sync()
         self._end = end
+
+    def sync(self) -> None:
+        """Returns once everything written is on the disk; from any thread, while more is written."""
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()
