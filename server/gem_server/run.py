@@ -30,6 +30,7 @@ from gem_server.calls import Calls
 from gem_server.checkpointer import Checkpointer
 from gem_server.config import ServerConfig, StartError
 from gem_server.credentials import TokenFile
+from gem_server.durability import recovery
 from gem_server.durability.group_commit import GroupCommit, Unlogged
 from gem_server.durability.journal import Journal
 from gem_server.edge import rpc_handlers
@@ -107,8 +108,6 @@ class Server:
         self.core, number = make_core(config, clock, log)
         core = self.core
         core.rule.use_threads(Threads(config.apply_threads))
-        if ended := core.end_unowned(access.asks):
-            log.warning("credentials are asked for now, or no longer: workers of before must register again", leases=len(ended))
         progress, calls = Progress(started=clock()), Calls(core.leases.owner)
         if core.central.initialized:
             progress.checkpointed(core.central.version, clock())
@@ -127,6 +126,8 @@ class Server:
         )  # fmt: skip
         self._group_commit = self._make_group_commit(journal, clock) if journal else None
         durability = self._group_commit or Unlogged()
+        if ended := core.end_unowned(access.asks):
+            log.warning("credentials are asked for now, or no longer: workers of before must register again", leases=len(ended))
         self._servicer = TrainingServicer(
             core, self._apply_loop, progress, calls, self._memory_socket, durability, clock, log
         )  # fmt: skip
@@ -155,6 +156,7 @@ class Server:
         if self.core.central.initialized:
             try:
                 self._checkpointer.write_now()
+                recovery.begin_life(self.core)
             except CheckpointFailed as error:
                 raise StartError(f"no checkpoint can be written for the log to follow: {error}") from error
         return group_commit

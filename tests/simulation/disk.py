@@ -123,6 +123,12 @@ class SimulatedDisk(Storage):
         self._files = dict(self._names)
         self.fails_in = None
 
+    def damage(self, path: Path) -> None:
+        """A byte of a file goes bad."""
+        content = self._files[path]
+        content.platter[len(content.platter) // 2] ^= 1
+        path.write_bytes(content.platter)
+
     def require_room(self, nbytes: int) -> None:
         if self.capacity is not None and sum(content.size() for content in self._files.values()) + nbytes > self.capacity:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -21,7 +21,7 @@ from gem_server.rules import PiFacts
 from simulation.disk import SimulatedDisk
 from simulation.world import World
 
-MOST_SEEDS, STEPS = 200, 300
+MOST_SEEDS, STEPS = 200, 1000
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ from gem_api.errors import GemError, LeaseEnded, Overloaded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import gradient_format
+from gem_server import checkpoint
 from gem_server.commits import Arrived, Commit, Step
 from gem_server.core import Core
 from gem_server.durability import journal as journal_module
@@ -79,6 +80,7 @@ class World:
         self.now = 0.0
         self.crashes = 0
         self.network: list[Request | Response] = []
+        self._damaged: set[Path] = set()
         self._ids = 0
         self._names = clients
         self.clients = {f"w{number}": Client(f"w{number}", random, random.random() < 0.3) for number in range(clients)}
@@ -365,6 +367,7 @@ class World:
         self.crashes += 1
         self.disk.fail()
         self.disk.capacity = None
+        self._damage_a_checkpoint()
         if self.random.random() < 0.2:
             self.disk.fails_in = self.random.randint(0, 20)
         try:
@@ -373,16 +376,29 @@ class World:
             self.crash()
 
     def _recover(self) -> Server:
-        recovered = recovery.recover(self.disk.root, self._new_core, self.now, lambda path, why: require(False, why))
+        recovered = recovery.recover(self.disk.root, self._new_core, self.now, self._refused)
         if recovered is None:
             return self._new_server()
         self.truth.recovered(recovered.core, recovered.number)
+        if self.random.random() < 0.5:
+            recovered.core.change(replace(recovered.core.settings, learning_rate=self.random.choice([0.01, 0.05, 0.2])))
         server = Server(recovered.core, self._new_journal(recovered.number))
         server.core.logged = True
         captured = recovery.capture(server.core, server.journal)
         captured.copy_theta()
         recovery.save(self.disk.root, captured, 2, self.disk)
+        recovery.begin_life(server.core)
         return server
+
+    def _damage_a_checkpoint(self) -> None:
+        """The newest, where an older one and the log since stand in."""
+        found = checkpoint.found(self.disk.root)
+        if len(found) > 1 and self.random.random() < 0.4:
+            self._damaged.add(found[0])
+            self.disk.damage(found[0] / "workers.safetensors")
+
+    def _refused(self, path: Path, why: str) -> None:
+        require(path in self._damaged, why)
 
     def _new_server(self) -> Server:
         require(not self.truth.acknowledged, "the run is gone, though commits of it were acknowledged")

@@ -13,6 +13,7 @@ from gem_server.durability.storage import Bytes
 class Kind(StrEnum):
     """What happened."""
 
+    BEGAN = "began"  # a life of the server: all settings
     OPENED = "opened"  # a lease: lease, worker, overlap, owner
     ENDED = "ended"  # a lease: lease, reason
     PULLED = "pulled"  # a worker read θ under its lease: lease, version

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from gem_server import checkpoint
 from gem_server.core import Core
 from gem_server.durability.capture import Capture
 from gem_server.durability.journal import Journal, Place
+from gem_server.durability.records import Kind, Record
 from gem_server.durability.replay import Log, apply
 from gem_server.durability.segment import put_aside, serials
 from gem_server.durability.storage import Storage
@@ -103,6 +105,11 @@ def save(directory: Path, captured: Capture, keep: int, storage: Storage | None 
     path = checkpoint.write(directory, captured, keep, storage)
     forget_segments(directory, storage)
     return path
+
+
+def begin_life(core: Core) -> None:
+    """Once a start has saved what it recovered: notes its settings, for who must replay from an older checkpoint."""
+    core.record(Record(Kind.BEGAN, asdict(core.settings)))
 
 
 def replay(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gem_api.errors import GemError
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.wire import gradient_format
 
 from gem_server.core import Core
@@ -65,6 +66,10 @@ def apply(core: Core, record: Record, now: float) -> None:
         raise DamagedLog(f"a record does not fit the run before it ({record.kind} {fields}): {error}") from error
 
 
+def _began(core: Core, record: Record, now: float) -> None:
+    core.change(Hyperparameters(**record.fields))
+
+
 def _opened(core: Core, record: Record, now: float) -> None:
     fields = record.fields
     core.reopen(fields["lease"], fields["worker"], fields["overlap"], fields["owner"], now)
@@ -108,6 +113,7 @@ def _completed(core: Core, record: Record, now: float) -> None:
 
 
 _HANDLERS = {
+    Kind.BEGAN: _began,
     Kind.OPENED: _opened,
     Kind.ENDED: _ended,
     Kind.PULLED: _pulled,
