@@ -29,7 +29,7 @@ class Verdict:
     Attributes:
         acknowledged: Commits that a worker was told are applied.
         applied: Commits in the log: the last version.
-        resent: How often a commit was sent again.
+        resent: Commits that their workers had to try more than once.
         lost: Acknowledged commits that are not in the log, or not as the version that was told.
         doubled: Commits that are in the log more than once.
         strange: Commits in the log that nobody sent, or with another gradient or base.
@@ -73,7 +73,7 @@ class Testimony:
     """What the workers wrote down.
 
     Attributes:
-        tries: How often each commit was sent.
+        tries: How often each commit was tried.
         sent: The gradients' CRC-32 (None where not told) and base versions of each.
         acknowledged: The version and staleness that each was told, once for each answer.
         seen: Each θ that came: version, dtype, CRC-32.
@@ -103,7 +103,7 @@ class Testimony:
 def check(checkpoints: Path, diaries: Iterable[Path]) -> Verdict:
     """Judges a run that has ended gracefully and of which no checkpoint and no part of the log was removed."""
     verdict, told = Verdict(), _testimony(diaries)
-    verdict.acknowledged, verdict.resent = len(told.acknowledged), sum(told.tries.values()) - len(told.tries)
+    verdict.acknowledged, verdict.resent = len(told.acknowledged), sum(tries > 1 for tries in told.tries.values())
     verdict.thetas_seen, verdict.shards_completed = len(told.seen), len(told.completed)
     try:
         _Judge(verdict, told, checkpoints).hold_court()
