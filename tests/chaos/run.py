@@ -57,7 +57,7 @@ class Report:
         verdict, cuts = self.verdict, ", ".join(f"{count} {kind}" for kind, count in sorted(self.connections.items()))
         lines = {
             "model": f"{self.parameters} parameters, {len(KINDS)} workers, seed {self.seed}, {self.seconds:.0f} s",
-            "killed with -9": f"server {self.server_kills} times, and {self.server_kills_while_starting} times while it started; "
+            "killed with -9": f"server {self.server_kills} times, {self.server_kills_while_starting} more while it started; "
             f"workers {self.worker_kills} times",
             "connections": cuts,
             "commits": f"{verdict.acknowledged} acknowledged, {verdict.applied} applied, {verdict.resent} tried more than once",
