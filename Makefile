@@ -13,7 +13,7 @@ help:
 	@echo "make test-docker   the same cluster in containers: training, crashes, scaling (needs Docker; about 10 minutes)"
 	@echo "make format  format the code"
 	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
-	@echo "make chaos   kill servers and workers 100 times each, cut connections, fill a disk, and look for what was lost (20 minutes)"
+	@echo "make chaos   kill servers and workers 100 times each, cut connections, fill a disk, and look for what was lost (10 minutes)"
 	@echo "make dashboards   generate Grafana's dashboards from client_sdk/gem_client/panels.py"
 	@echo "make proto   generate the Python code of the contract"
 
