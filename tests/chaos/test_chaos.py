@@ -9,12 +9,10 @@ from chaos import disk, run
 
 
 def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(tmp_path: Path) -> None:
-    report = run.run(
-        tmp_path / "run", seed=1, server_kills=5, worker_kills=5, parameters=20_000, bytes_between_faults=2_000_000
-    )
+    report = run.run(tmp_path / "run", seed=1, server_kills=5, worker_kills=5, parameters=20_000, bytes_between_faults=500_000)
     assert report.verdict.good, report.text()
     assert (report.server_kills, report.worker_kills) == (5, 5)
-    assert report.connections["cut"] > 0
+    assert report.connections.get("cut", 0) > 0
     assert report.verdict.resent > 0
     assert report.verdict.acknowledged <= report.verdict.applied
 
