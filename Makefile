@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test test-slow test-docker check format proto dashboards bench clean
+.PHONY: help train test test-slow test-docker check format proto dashboards bench chaos clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-docker   the same cluster in containers: training, crashes, scaling (needs Docker; about 10 minutes)"
 	@echo "make format  format the code"
 	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
+	@echo "make chaos   kill servers and workers 100 times each, cut connections, fill a disk, and look for what was lost (10 minutes)"
 	@echo "make dashboards   generate Grafana's dashboards from client_sdk/gem_client/panels.py"
 	@echo "make proto   generate the Python code of the contract"
 
@@ -57,6 +58,9 @@ dashboards: $(READY)
 bench: $(READY)
 	@$(BIN)/python -m benchmarks.throughput $(ARGS)
 	@$(BIN)/python -m benchmarks.sessions $(filter --quick,$(ARGS))
+
+chaos: $(READY)
+	@PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

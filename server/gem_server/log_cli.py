@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.options import SETTINGS
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from gem_server import checkpoint
 from gem_server.core import Core
 from gem_server.durability import recovery
 from gem_server.durability.records import Kind
-from gem_server.durability.segment import DamagedLog, Segment, name, serials
+from gem_server.durability.segment import DamagedLog, Segment, UnbornSegment, name, serials
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 
@@ -39,6 +40,11 @@ def verify(folder: Path) -> None:
         try:
             line, due = _contents(Segment(path), due)
             click.echo(line)
+        except FileNotFoundError:
+            click.echo(f"{path.name}  gone: a checkpoint of just now needs it no longer")
+            due = None
+        except UnbornSegment:
+            click.echo(f"{path.name}  holds nothing: the server died while it made it")
         except DamagedLog as error:
             click.echo(f"{path.name}  DAMAGED: {error}")
             damaged, due = True, None
@@ -74,12 +80,15 @@ def replay(folder: Path, version: int | None, out: Path) -> None:
         raise click.ClickException(f"{out} exists: name a new file")
     try:
         core = recovery.rebuild(folder, _new_core, version)
-    except (ValueError, DamagedLog, checkpoint.BadCheckpoint) as error:
+    except (ValueError, OSError, DamagedLog, checkpoint.BadCheckpoint) as error:
         raise click.ClickException(str(error)) from None
     layout = core.central.layout
     assert layout is not None
     metadata = {"format": "pt", "gem_version": str(core.central.version), "gem_run_id": core.run_id}
-    save_file(layout.split(core.central.theta), out, metadata)
+    try:
+        save_file(layout.split(core.central.theta), out, metadata)
+    except (OSError, SafetensorError) as error:
+        raise click.ClickException(f"can't write {out}: {error}") from None
     click.echo(f"version {core.central.version} of run {core.run_id}: {out}")
 
 

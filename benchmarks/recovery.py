@@ -1,0 +1,126 @@
+"""How long a server takes to come back: `python -m benchmarks.recovery` makes a checkpoint and a log, then times both."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_server import checkpoint
+from gem_server.core import Core
+from gem_server.durability import recovery
+from gem_server.durability.journal import Journal
+from gem_server.durability.storage import Storage
+from gem_server.facts import Header
+from gem_server.rules.gem import Gem
+from gem_server.threads import Threads
+
+
+def new_core(run_id: str, settings: Hyperparameters) -> Core:
+    core = Core(run_id, settings, lease_seconds=60, memory_limit=0, new_id=lambda: os.urandom(16).hex())
+    core.rule.use_threads(Threads(0))
+    return core
+
+
+def make_run(folder: Path, parameters: int, workers: int, log_bytes: int) -> tuple[int, bytes]:
+    """A checkpoint of version 0 and a log of float32 commits, workers taking turns; returns the last version and its θ."""
+    core, layout = new_core("benchrun", Hyperparameters(rule="gem")), Layout.of({"theta": (parameters,)})
+    random = np.random.default_rng(0)
+    leases = [core.leases.get(core.register(f"worker-{number}", layout, 0.0).lease_id) for number in range(workers)]
+    core.central.theta[:] = random.standard_normal(parameters, np.float32)
+    core.initialized()
+    for lease in leases:
+        core.pull(lease)
+    journal = Journal(Storage(), recovery.log_directory(folder), core.run_id)
+    recovery.log_directory(folder).mkdir(parents=True)
+    captured = recovery.capture(core, journal)
+    captured.copy_theta()
+    recovery.save(folder, captured, keep=3)
+    while journal.size < log_bytes:
+        lease = leases[core.central.version % workers]
+        random.standard_normal(out=lease.upload, dtype=np.float32)
+        header = Header(lease.lease_id, lease.sequence + 1, lease.base_version, layout.fingerprint, 1.0, 64)
+        step = core.begin(core.ticket(lease, header, 0.0))
+        core.finish(step, step.run(), 0.0)
+        batch = journal.take()
+        journal.write(batch)
+        journal.done(batch)
+    journal.close()
+    return core.central.version, core.central.theta.tobytes()
+
+
+def forget_pages(folder: Path) -> None:
+    """Has the system read the files from the disk next time, not from its memory."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def timed(folder: Path) -> tuple[list[float], Core]:
+    """What a server does before it serves, and the seconds of each step: the checkpoint is checked and read, the log read and
+    applied, a new checkpoint written, for the log to follow."""
+    times = [time.perf_counter()]
+    newest = checkpoint.newest(folder, lambda path, why: click.echo(f"{path}: {why}"))
+    assert newest is not None
+    path, state = newest
+    core = new_core(state["run_id"], Hyperparameters(**state["hyperparameters"]))
+    checkpoint.restore(path, state, core, 0.0)
+    times.append(time.perf_counter())
+    recovery.replay(folder, state, core, 0.0)
+    times.append(time.perf_counter())
+    captured = checkpoint.capture(core)
+    captured.copy_theta()
+    with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
+        checkpoint.write(Path(aside), captured, keep=1)
+        times.append(time.perf_counter())
+    return [end - begin for begin, end in pairwise(times)], core
+
+
+@click.command()
+@click.option("--parameters", "-P", type=int, default=25_000_000, show_default=True, help="Size of the model.")
+@click.option("--workers", "-W", type=int, default=4, show_default=True, help="Leases in the checkpoint.")
+@click.option("--log-mib", type=int, default=1024, show_default=True, help="Gradients in the log.")
+@click.option("--repeats", type=int, default=3, show_default=True)
+@click.option("--folder", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where, on the disk to measure.")
+def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path | None) -> None:
+    """Makes a run's checkpoint and log, and rebuilds the run from them: with cold files first, then with warm ones."""
+    Gem().apply(Layout.of({"warm-up": (1,)}), *_warm_up(), 0)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        run = Path(made)
+        version, theta = make_run(run, parameters, workers, log_mib << 20)
+        (path,) = checkpoint.found(run)
+        nbytes = sum(file.stat().st_size for file in path.iterdir())
+        click.echo(
+            f"P = {parameters}, {workers} workers: checkpoint {nbytes / 2**20:.0f} MiB, log {version} commits, "
+            f"{version * 4 * parameters / 2**20:.0f} MiB"
+        )
+        for files in ("cold", "warm"):
+            for _ in range(repeats):
+                if files == "cold":
+                    forget_pages(run)
+                (reading, replaying, writing), core = timed(run)
+                assert core.central.version == version
+                assert core.central.theta.tobytes() == theta
+                click.echo(
+                    f"{files} files: checkpoint {reading:.2f} s, replay {replaying:.2f} s "
+                    f"({replaying / version * 1000:.0f} ms a commit), new checkpoint {writing:.2f} s"
+                )
+
+
+def _warm_up() -> tuple[Any, Any, dict[str, Any]]:
+    """What the compiled pass is loaded with."""
+    return np.zeros(1, np.float32), np.zeros(1, np.float32), {name: np.zeros(1, np.float32) for name in Gem().buffers}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""A disk that is full, then has room again, then is full and sees the server die: a small file system of its own in memory.
+
+Mounting one takes the rights of root; where they are missing nothing is done.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.checker import Verdict, check
+from chaos.cluster import DEADLINE, Cluster
+from chaos.worker import Kind
+from live import wait_until
+
+KINDS = [Kind(shared_memory=True), Kind(shards=True)]
+PARAMETERS = 200_000
+_DISK_MIB = 400  # a segment takes 64 MiB at a time, a start a segment
+REFUSAL = "the disk of the server's log is full"
+
+
+@dataclass
+class DiskReport:
+    """What came out.
+
+    Attributes:
+        possible: Whether a small file system could be mounted; if not, nothing else was done.
+        stalls: How often the disk was full and the server stopped acknowledging.
+        recovered: How often it went on.
+        workers_told: Workers whose SDK was told why.
+    """
+
+    possible: bool = True
+    stalls: int = 0
+    recovered: int = 0
+    workers_told: int = 0
+    verdict: Verdict = field(default_factory=Verdict)
+
+    @property
+    def good(self) -> bool:
+        return not self.possible or (self.verdict.good and self.recovered == self.stalls == 2)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "verdict": self.verdict.as_dict()}
+
+    def text(self) -> str:
+        if not self.possible:
+            return "disk full: left out, it takes root to mount a small file system"
+        verdict = self.verdict
+        return "\n".join(
+            [
+                f"disk full {self.stalls} times, went on {self.recovered} times, {self.workers_told} workers were told why; "
+                f"{verdict.acknowledged} commits acknowledged, {verdict.lost} lost, {verdict.doubled} doubled, "
+                f"θ {'equal to the replay' if verdict.theta_equal else 'NOT the replay'}",
+                *verdict.problems,
+            ]
+        )
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[bool]:
+    """Mounts a small file system there for a `with` block; yields whether that was possible."""
+    path.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "gem-chaos", str(path)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(path)], check=True)  # a checker that failed may still map files of it
+
+
+class Ballast:
+    """A file that takes all the room that is left on a disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "ballast"
+
+    def drop(self) -> None:
+        self._path.unlink()
+
+    def fill(self) -> None:
+        with self._path.open("wb", buffering=0) as file:
+            try:
+                while file.write(bytes(1 << 16)) == 1 << 16:
+                    pass
+            except OSError:
+                pass  # full
+
+
+def stalled(cluster: Cluster) -> bool:
+    """What the server's metric says."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.metrics_port}/metrics", timeout=10) as answer:
+        return "\ngem_log_stalled 1.0\n" in answer.read().decode()
+
+
+def run(folder: Path, seed: int) -> DiskReport:
+    """Fills the disk twice; the second time the server is killed meanwhile."""
+    report = DiskReport()
+    with small_disk(folder / "small") as report.possible:
+        if report.possible:
+            _run(folder, seed, report)
+    return report
+
+
+def _run(folder: Path, seed: int, report: DiskReport) -> None:
+    disk = folder / "small"
+    ballast = Ballast(disk)
+    cluster = Cluster(
+        folder / "cluster", seed, PARAMETERS, KINDS,
+        checkpoints=disk / "checkpoints", checkpoint_interval=0, bytes_between_faults=1 << 40,
+    )  # fmt: skip
+    try:
+        cluster.wait_acknowledged(10)
+        _fill(cluster, ballast, report)
+        ballast.drop()
+        cluster.wait_acknowledged(20)
+        wait_until(lambda: not stalled(cluster), "the metric says that all is well", DEADLINE)
+        report.recovered += 1
+        _fill(cluster, ballast, report)
+        cluster.kill_server()
+        ballast.drop()
+        cluster.start_server()
+        cluster.wait_acknowledged(20)
+        assert not stalled(cluster)
+        report.recovered += 1
+        cluster.finish()
+        report.verdict = check(cluster.checkpoints, cluster.diaries.paths())
+    finally:
+        cluster.close()
+    report.workers_told = sum(REFUSAL in path.read_text() for path in cluster.diaries.paths())
+
+
+def _fill(cluster: Cluster, ballast: Ballast, report: DiskReport) -> None:
+    """Until the server acknowledges nothing more, and every worker has been told."""
+    told = {path: path.read_text().count(REFUSAL) for path in cluster.diaries.paths()}
+    ballast.fill()
+    wait_until(lambda: stalled(cluster), "the metric says that the log is stalled", DEADLINE)
+    for path, before in told.items():
+        wait_until(lambda path=path, before=before: path.read_text().count(REFUSAL) > before, f"{path.name} is told", DEADLINE)
+    assert cluster.server.poll() is None, cluster.server_log.read_text()
+    report.stalls += 1

@@ -1,0 +1,74 @@
+"""The log's files, read by a second hand: written from the format's description alone, sharing no code with the server."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
+
+_HEADER = struct.Struct("<8sQQI8sI")  # magic, serial, first record, seed, run, CRC
+_RECORD = struct.Struct("<4sIQQIQI")  # mark, CRC, number, durable, bytes of text, bytes of payload, CRC of both
+
+
+class BrokenLog(Exception):
+    """The log has a hole, or is none."""
+
+
+class Entry(NamedTuple):
+    """One record of the run."""
+
+    number: int
+    kind: str
+    fields: dict[str, Any]
+    payload: memoryview
+
+
+def entries(folder: Path, run_id: str, first: int) -> Iterator[Entry]:
+    """All records of the segments in a folder, from number `first` on. Raises BrokenLog where one is missing."""
+    due = first
+    for path in sorted(folder.glob("segment-*"), key=lambda path: int(path.name.removeprefix("segment-"))):
+        segment = _open(path, run_id)
+        if segment is None:
+            continue
+        data, begin, seed = segment
+        if begin != due:
+            raise BrokenLog(f"{path.name} begins with record {begin}; due is {due}")
+        for entry in _whole(data, begin, seed):
+            yield entry
+            due = entry.number + 1
+
+
+def _open(path: Path, run_id: str) -> tuple[memoryview, int, int] | None:
+    """A segment's bytes, the number of its first record, its seed; None where its maker died before anything was written."""
+    with path.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b"")
+    header = bytes(data[: _HEADER.size])
+    if len(header) < _HEADER.size or not any(header):
+        if any(data[_HEADER.size :]):
+            raise BrokenLog(f"{path.name} has records, but no header")
+        return None
+    magic, serial, begin, seed, run, check = _HEADER.unpack(header)
+    if magic != b"GEMLOG1\n" or check != crc32c(header[:-4]) or run.decode() != run_id or path.name != f"segment-{serial:08d}":
+        raise BrokenLog(f"{path.name} has a damaged header, or another run's")
+    return data, begin, seed
+
+
+def _whole(data: memoryview, number: int, seed: int) -> Iterator[Entry]:
+    """The records up to the first that is not whole."""
+    at = _HEADER.size
+    while at + _RECORD.size <= len(data):
+        mark, check, found, _, text_bytes, payload_bytes, content_check = _RECORD.unpack_from(data, at)
+        begin = at + _RECORD.size
+        middle, end = begin + text_bytes, begin + text_bytes + payload_bytes
+        if mark != b"GEMr" or found != number or check != crc32c(data[at + 8 : begin], seed) or end > len(data):
+            return
+        if content_check != crc32c(data[begin:end], seed):
+            return
+        kind, fields = json.loads(bytes(data[begin:middle]))
+        yield Entry(number, kind, fields, data[middle:end])
+        at, number = at + -(-(end - at) // 8) * 8, number + 1

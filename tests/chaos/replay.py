@@ -1,0 +1,161 @@
+"""Gradient Energy Matching and the server's memory of its workers once more, in NumPy: what a log leads to.
+
+Each operation of the equations is one operation on float32 arrays, rounded as IEEE 754 has it, so equal means equal to the
+bit. Nothing here calls the server. Numbers in brackets are equations of Hermans & Louppe 2018; the snapshot is that of the
+convention "after".
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from chaos.log_reader import Entry
+from safetensors.numpy import load_file
+
+F = np.float32
+Floats = npt.NDArray[np.float32]
+_FLOAT32, _BFLOAT16, _FLOAT16, _INT8 = 1, 2, 3, 4  # WireDtype
+_BLOCK = 256
+
+
+class Contradiction(Exception):
+    """A record does not fit the run before it."""
+
+
+@dataclass
+class Worker:
+    """What is remembered under one lease. `spare` is the older of the two snapshots of a worker that overlaps."""
+
+    name: str
+    moment: Floats
+    snapshot: Floats
+    spare: Floats | None = None
+    sequence: int = 0
+    base: int = 0
+
+
+class Checkpoint:
+    """One that the server wrote.
+
+    Attributes:
+        state: Its state.json.
+        theta: float32, shape (P,).
+        workers: By lease.
+        number: The log's last record before it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        model, kept = load_file(path / "model.safetensors"), load_file(path / "workers.safetensors")
+        self.theta = np.concatenate([model[name].ravel() for name, _ in self.state["layout"]])
+        self.number = self.state["log"][1]
+        self.workers = {
+            lease["lease_id"]: Worker(
+                lease["worker"],
+                kept[f"{lease['lease_id']}/moment"],
+                kept[f"{lease['lease_id']}/snapshot"],
+                kept.get(f"{lease['lease_id']}/spare_snapshot"),
+                lease["sequence"],
+                lease["base_version"],
+            )
+            for lease in self.state["leases"]
+        }
+
+
+class Replay:
+    """The run at one point of its log.
+
+    Args:
+        start: The run's first checkpoint.
+
+    Attributes:
+        theta: float32, shape (P,).
+        version: Its version.
+        workers: Live ones, by lease.
+        steps: Commits applied, by worker's name.
+    """
+
+    def __init__(self, start: Checkpoint) -> None:
+        settings = start.state["hyperparameters"]
+        if (settings["rule"], settings["snapshot"]) != ("gem", "after"):
+            raise ValueError("only the rule gem with snapshots after a commit is replayed here")
+        names = ("learning_rate", "momentum", "kappa", "epsilon", "pi_max")
+        self._eta, self._mu, self._kappa, self._epsilon, self._pi_max = (F(settings[name]) for name in names)
+        self.theta, self.version, self.workers = start.theta.copy(), start.state["version"], start.workers
+        self.steps: Counter[str] = Counter(start.state["steps_done"])
+
+    def happens(self, entry: Entry) -> None:
+        """Raises Contradiction."""
+        fields = entry.fields
+        if entry.kind == "opened":
+            zeros = [np.zeros_like(self.theta) for _ in range(3 if fields["overlap"] else 2)]
+            self.workers[fields["lease"]] = Worker(fields["worker"], *zeros)
+        elif fields["lease"] not in self.workers:
+            raise Contradiction(f"record {entry.number} ({entry.kind}) is of a lease that is not live")
+        elif entry.kind == "ended":
+            del self.workers[fields["lease"]]
+        elif entry.kind == "pulled":
+            self._pull(self.workers[fields["lease"]])
+        elif entry.kind == "committed":
+            self._commit(self.workers[fields["lease"]], entry)
+
+    def _pull(self, worker: Worker) -> None:
+        worker.snapshot = self.theta.copy()
+        worker.spare = self.theta.copy() if worker.spare is not None else None
+        worker.base = self.version
+
+    def _commit(self, worker: Worker, entry: Entry) -> None:
+        fields = entry.fields
+        if fields["version"] != self.version + 1:
+            raise Contradiction(f"record {entry.number} is version {fields['version']} after version {self.version}")
+        if worker.spare is not None:
+            older = worker.spare
+            worker.spare = worker.snapshot
+            worker.snapshot = worker.spare if fields["base_version"] == worker.base else older
+        self._gem(worker, decoded(fields["dtype"], entry.payload, self.theta.size))
+        self.version += 1
+        worker.sequence, worker.base = fields["sequence"], self.version
+        self.steps[worker.name] += 1
+
+    def _gem(self, worker: Worker, gradient: Floats) -> None:
+        with np.errstate(all="ignore"):
+            delta = -self._eta * gradient
+            worker.moment = self._mu * worker.moment + delta  # (24)
+            wanted = self._kappa * abs(worker.moment) - abs(self.theta - worker.snapshot)  # (27)
+            pi = wanted / (abs(delta) + self._epsilon)  # (19)
+            pi = np.where(pi > 0, np.minimum(pi, self._pi_max), F(0))
+            self.theta = self.theta + pi * delta
+        worker.snapshot = self.theta.copy()
+
+
+def decoded(dtype: int, payload: memoryview, size: int) -> Floats:
+    """A gradient as float32, shape (P,), from the bytes of its wire format (`v1/tensors.proto`)."""
+    if dtype == _FLOAT32:
+        values = np.frombuffer(payload, "<f4")
+    elif dtype == _BFLOAT16:
+        values = (np.frombuffer(payload, "<u2").astype(np.uint32) << 16).view(F)
+    elif dtype == _FLOAT16:
+        values = np.frombuffer(payload, "<f2").astype(F)
+    elif dtype == _INT8:
+        blocks = [payload[at : at + 4 + _BLOCK] for at in range(0, len(payload), 4 + _BLOCK)]
+        values = np.concatenate(
+            [np.frombuffer(block[:4], "<f4")[0] * np.frombuffer(block[4:], "i1").astype(F) for block in blocks]
+        )
+    else:
+        raise Contradiction(f"there is no wire dtype {dtype}")
+    if values.shape != (size,):
+        raise Contradiction(f"a gradient of {values.size} elements for a model of {size}")
+    return values
+
+
+def as_bfloat16(values: Floats) -> Floats:
+    """What arrives where they are sent as bfloat16: finite ones, rounded to nearest, ties to even."""
+    bits = values.view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) & np.uint32(0xFFFF0000)).view(F)

@@ -1,0 +1,25 @@
+"""Real processes killed with -9, real connections cut, a real disk filled, and no promise broken. `make chaos` does more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from chaos import disk, run
+
+
+def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(tmp_path: Path) -> None:
+    report = run.run(tmp_path / "run", seed=1, server_kills=5, worker_kills=5, parameters=20_000, bytes_between_faults=500_000)
+    assert report.verdict.good, report.text()
+    assert (report.server_kills, report.worker_kills) == (5, 5)
+    assert report.connections.get("cut", 0) > 0
+    assert report.verdict.resent > 0
+    assert report.verdict.acknowledged <= report.verdict.applied
+
+
+def test_a_full_disk_stops_acknowledgements_and_loses_nothing(tmp_path: Path) -> None:
+    report = disk.run(tmp_path, seed=1)
+    if not report.possible:
+        pytest.skip("it takes root to mount a small file system")
+    assert report.good, report.text()
+    assert report.workers_told == len(disk.KINDS)
