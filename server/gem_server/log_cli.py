@@ -14,7 +14,7 @@ from gem_server import checkpoint
 from gem_server.core import Core
 from gem_server.durability import recovery
 from gem_server.durability.records import Kind
-from gem_server.durability.segment import DamagedLog, Segment, UnbornSegment, name, serials
+from gem_server.durability.segment import DamagedLog, Segment, name, serials
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 
@@ -40,14 +40,12 @@ def verify(folder: Path) -> None:
         try:
             line, due = _contents(Segment(path), due)
             click.echo(line)
-        except FileNotFoundError:
-            click.echo(f"{path.name}  gone: a checkpoint of just now needs it no longer")
-            due = None
-        except UnbornSegment:
-            click.echo(f"{path.name}  holds nothing: the server died while it made it")
-        except DamagedLog as error:
-            click.echo(f"{path.name}  DAMAGED: {error}")
-            damaged, due = True, None
+        except (FileNotFoundError, DamagedLog) as error:
+            gone = not path.exists()  # put aside while it was read, and perhaps written over already
+            click.echo(
+                f"{path.name}  " + ("gone: since a checkpoint of just now it is not needed" if gone else f"DAMAGED: {error}")
+            )
+            damaged, due = damaged or not gone, None
     if damaged:
         raise SystemExit(1)
     click.echo("whole")

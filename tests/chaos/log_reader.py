@@ -32,10 +32,7 @@ def entries(folder: Path, run_id: str, first: int) -> Iterator[Entry]:
     """All records of the segments in a folder, from number `first` on. Raises BrokenLog where one is missing."""
     due = first
     for path in sorted(folder.glob("segment-*"), key=lambda path: int(path.name.removeprefix("segment-"))):
-        segment = _open(path, run_id)
-        if segment is None:
-            continue
-        data, begin, seed = segment
+        data, begin, seed = _open(path, run_id)
         if begin != due:
             raise BrokenLog(f"{path.name} begins with record {begin}; due is {due}")
         for entry in _whole(data, begin, seed):
@@ -43,15 +40,13 @@ def entries(folder: Path, run_id: str, first: int) -> Iterator[Entry]:
             due = entry.number + 1
 
 
-def _open(path: Path, run_id: str) -> tuple[memoryview, int, int] | None:
-    """A segment's bytes, the number of its first record, its seed; None where its maker died before anything was written."""
+def _open(path: Path, run_id: str) -> tuple[memoryview, int, int]:
+    """A segment's bytes, the number of its first record, its seed."""
     with path.open("rb") as file:
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b"")
     header = bytes(data[: _HEADER.size])
-    if len(header) < _HEADER.size or not any(header):
-        if any(data[_HEADER.size :]):
-            raise BrokenLog(f"{path.name} has records, but no header")
-        return None
+    if len(header) < _HEADER.size:
+        raise BrokenLog(f"{path.name} has no header")
     magic, serial, begin, seed, run, check = _HEADER.unpack(header)
     if magic != b"GEMLOG1\n" or check != crc32c(header[:-4]) or run.decode() != run_id or path.name != f"segment-{serial:08d}":
         raise BrokenLog(f"{path.name} has a damaged header, or another run's")

@@ -132,14 +132,6 @@ def test_verify_finds_a_missing_segment(folder: Path) -> None:
     assert f"{name(last)}  DAMAGED: " in result.output
 
 
-@pytest.mark.parametrize("content", [pytest.param(b"", id="empty"), pytest.param(bytes(4096), id="zeros")])
-def test_verify_takes_no_offence_at_a_segment_that_its_server_died_making(folder: Path, content: bytes) -> None:
-    (log_of(folder) / name(2)).write_bytes(content)
-    result = log("verify", folder)
-    assert result.exit_code == 0, result.output
-    assert f"{name(2)}  holds nothing" in result.output
-
-
 def test_verify_bears_that_the_server_removes_a_segment_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_cli, "serials", lambda directory: [1, 2])
     result = log("verify", folder)
