@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from google.protobuf.message import DecodeError
 NEXT_FRAME, NEXT_RECORD, PAYLOAD = b"\xfe--\xfe", b"\n--\n", b"\n\t"
 STREAMED = (pb.CommitRequest, pb.InitializeCentralRequest, pb.PullResponse, pb.CommitResponse)
 FORMATS = list(GRADIENT_FORMATS.values())
+IN_MEMORY = "/dev/shm"
 MODEL, WORKERS, STATE = "model.safetensors", "workers.safetensors", "state.json"
 
 
@@ -245,7 +247,7 @@ class folder:  # noqa: N801 used as a function
     """A folder for the length of a `with` block."""
 
     def __enter__(self) -> Path:
-        self._path = Path(tempfile.mkdtemp())
+        self._path = Path(tempfile.mkdtemp(dir=IN_MEMORY if os.path.isdir(IN_MEMORY) else None))
         return self._path
 
     def __exit__(self, *_: object) -> None:
