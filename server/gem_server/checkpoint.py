@@ -275,7 +275,7 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
     lease.answer = _applied(state["answer"]) if state["answer"] else None
     lease.owner = state.get("owner", "")
     lease.restored = True
-    core.leases.live[lease.lease_id] = lease
+    core.leases.add(lease)
 
 
 def _applied(state: dict[str, Any]) -> Applied:
