@@ -52,6 +52,7 @@ FLOAT_BYTES = 4
 MAX_COPIES = 4  # of θ, at different versions, for readers without a lease
 MAX_SAMPLES = 1 << 32  # in one commit
 MAX_NAME = 128
+MAX_SHARDS = 1000  # held by one worker at once
 
 
 class Arrived(NamedTuple):
@@ -437,12 +438,19 @@ class Core:
         return 0 if begun else self._min_workers
 
     def lease_shard(self, lease_id: str, samples: int, now: float, holding: Collection[int] = ()) -> Shard | NoShard:
-        """The next shard for a worker that still works on the shards `holding`; its others go back first."""
+        """The next shard for a worker that still works on the shards `holding`; its others go back first.
+
+        Raises:
+            InvalidRequest: It holds too many, or its training set is not the run's; nothing changes then.
+        """
         lease = self.leases.renew(lease_id, now)
         if self.workers_awaited:
             return NoShard(complete=False)
-        dealt = self.deal(lease, samples, holding)
-        self.record(Record(Kind.DEALT, {"lease": lease_id, "samples": samples, "holding": sorted(holding)}))
+        kept = self.ledger.held_of(lease_id, holding)
+        if len(kept) >= MAX_SHARDS:
+            raise InvalidRequest(f"this worker holds {len(kept)} shards already: complete some before it asks for more")
+        dealt = self.deal(lease, samples, kept)
+        self.record(Record(Kind.DEALT, {"lease": lease_id, "samples": samples, "holding": sorted(kept)}))
         return dealt
 
     def deal(self, lease: Lease, samples: int, holding: Collection[int]) -> Shard | NoShard:
