@@ -136,6 +136,22 @@ def test_a_registration_costs_the_same_however_many_workers_there_are(live: Live
     assert set(looked_at) == {"one", "two"}
 
 
+def test_a_log_that_only_registrations_fill_stays_within_its_limit(tmp_path: Path) -> None:
+    """They carry no gradient, and none of them moves the version; the disk would fill all the same."""
+    log_limit = 50_000
+    with serving(config(checkpoint_dir=tmp_path, durability="log", log_limit=log_limit)) as live, wired(live) as wire:
+        honest = wire.started("honest")
+        for _ in range(3):
+            register_all(live, ["again"] * 200)
+            wait_until(lambda: log_size(live) < log_limit, "a checkpoint to be written")
+        honest.commit()
+        assert len(list(tmp_path.glob("checkpoint-*"))) > 1
+
+
+def log_size(live: Live) -> int:
+    return live.on_loop(lambda: live.server._checkpointer._journal.size)
+
+
 # -- uploads that never end
 
 
