@@ -40,6 +40,8 @@ def require_state(state: Any) -> None:
     for begin, end in [*(shard[1:] for shard in returned), *(shard[4:] for shard in ledger["held"])]:
         if not 0 < end - begin <= most or end > ledger["samples"]:
             raise ValueError(f"state.ledger has a shard [{begin}, {end}) of {ledger['samples']} samples, {most} at a time")
+    if any(deck[2] > ledger["samples"] for deck in ledger["decks"]):
+        raise ValueError(f"state.ledger has dealt more than the {ledger['samples']} samples that there are")
     strangers = {shard[0] for shard in ledger["held"]} - {lease["lease_id"] for lease in state["leases"]}
     if strangers:
         raise ValueError(f"state.ledger has shards of a lease that is none of state.leases: {min(strangers)[:50]!r}")

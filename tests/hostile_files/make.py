@@ -192,6 +192,7 @@ STATES: dict[str, Callable[[], Hostile]] = {
     "state-with-a-negative-sample-count": lambda: part("ledger.samples", "ledger", samples=-1),
     "state-with-a-shard-beyond-its-samples": lambda: part(
         "a shard", "ledger", held=[["lease-1", 1, "ann", 0, 2**63, HUGE]]),
+    "state-with-more-samples-dealt-than-there-are": lambda: part("dealt more", "ledger", decks=[["ann", 0, 41, []]]),
     "state-with-a-shard-of-a-stranger": lambda: part("stranger", "ledger", held=[["stranger", 1, "ann", 0, 0, 8]]),
     "state-with-an-outcome-that-does-not-exist": lambda: state("lucky", outcomes={"lucky": 1}),
     "lease-with-a-sequence-that-is-null": lambda: lease("sequence", sequence=None),
