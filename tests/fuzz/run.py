@@ -1,7 +1,7 @@
-"""Coverage-guided fuzzing of one target with atheris: `python -m fuzz.run TARGET SECONDS` in tests/, or `make fuzz`.
+"""Coverage-guided fuzzing of one target with atheris: `python -m fuzz.run TARGET SECONDS|--keep` in tests/, or `make fuzz`.
 
-What it finds new is kept in a corpus outside the repository; a crash is written to a file there, and named. `--keep` puts the
-smallest inputs that reach all of it into corpus/TARGET, which the tests replay.
+What reaches new code is kept outside the repository, where the next run goes on from it; what is a bug is written to a file
+there, and named. `--keep` puts the smallest of it into corpus/TARGET, which the tests replay.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from itertools import accumulate
 from pathlib import Path
 
 import atheris
@@ -21,10 +22,10 @@ with atheris.instrument_imports(include=["gem_api", "gem_server", "json"], exclu
 CORPUS = Path(__file__).parent / "corpus"
 FOUND = Path(tempfile.gettempdir()) / "gem-fuzz"
 LONGEST = 20_000
-LARGEST_CORPUS = 30_000  # bytes of each target
+LARGEST_CORPUS = 20_000  # bytes of each target
 
 
-def main(name: str, seconds: int, keep: bool) -> None:
+def main(name: str, seconds: int) -> None:
     """Fuzzes for so long, then says how many inputs were tried; exits with a status other than 0 where one is a bug."""
     found = FOUND / name
     found.mkdir(parents=True, exist_ok=True)
@@ -38,17 +39,21 @@ def main(name: str, seconds: int, keep: bool) -> None:
         "-len_control=0",
     ]
     options += [f"-dict={Path(__file__).parent / 'words.dict'}", "-print_final_stats=1", "-rss_limit_mb=4096"]
-    if keep:
-        chosen = FOUND / f"{name}-chosen"
-        shutil.rmtree(chosen, ignore_errors=True)
-        chosen.mkdir()
-        options = ["-merge=1", str(chosen), *options[1:]]
-        sources = [found, CORPUS / name]
-    else:
-        sources = [found, CORPUS / name]
-    atheris.Setup([sys.argv[0], *options, *(str(each) for each in sources if each.is_dir())], TARGETS[name])
+    atheris.Setup([sys.argv[0], *options, str(found), str(CORPUS / name)], TARGETS[name])
     atheris.Fuzz()
 
 
+def keep(name: str) -> None:
+    """Puts the smallest that was found into the corpus that the tests replay."""
+    paths = sorted((FOUND / name).iterdir(), key=lambda path: path.stat().st_size)
+    sizes = accumulate(path.stat().st_size for path in paths)
+    for path, size in zip(paths, sizes, strict=True):
+        if size <= LARGEST_CORPUS:
+            shutil.copy(path, CORPUS / name / path.name)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else 60, "--keep" in sys.argv)
+    if sys.argv[2:] == ["--keep"]:
+        keep(sys.argv[1])
+    else:
+        main(sys.argv[1], int(sys.argv[2]))
