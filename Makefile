@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test test-slow test-docker check format proto dashboards bench chaos clean
+.PHONY: help train test test-slow test-docker check format proto dashboards bench chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests"
@@ -14,6 +14,8 @@ help:
 	@echo "make format  format the code"
 	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
 	@echo "make chaos   kill servers and workers 100 times each, cut connections, fill a disk, and look for what was lost (10 minutes)"
+	@echo "make soak    a million small commits from workers that come and go, then MINUTES=10 of the simulation"
+	@echo "make fuzz    coverage-guided fuzzing of what reads frames, log and checkpoints, SECONDS=60 each (Linux, Python up to 3.13)"
 	@echo "make dashboards   generate Grafana's dashboards from client_sdk/gem_client/panels.py"
 	@echo "make proto   generate the Python code of the contract"
 
@@ -61,6 +63,18 @@ bench: $(READY)
 
 chaos: $(READY)
 	@PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)
+
+MINUTES ?= 10
+soak: $(READY)
+	@$(BIN)/python -m benchmarks.soak $(ARGS)
+	@cd tests && ../$(BIN)/python -m simulation.soak --minutes $(MINUTES)
+
+# Apart from requirements.lock: it is made for few systems, and nothing else needs it.
+SECONDS ?= 60
+TARGETS ?= frame segment log state model workers
+fuzz: $(READY)
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps -r requirements-fuzz.lock
+	@cd tests && for target in $(TARGETS); do ../$(BIN)/python -m fuzz.run $$target $(SECONDS) || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -27,18 +27,22 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from safetensors import SafetensorError, safe_open
 
-from gem_server.core import Core
+from gem_server.core import FLOAT_BYTES, Core
 from gem_server.durability.capture import Capture
 from gem_server.durability.journal import Place
 from gem_server.durability.storage import Storage
 from gem_server.facts import Applied, EndReason, Outcome
 from gem_server.leases import SPARE, Lease
-from gem_server.rules import PiFacts
+from gem_server.rules import PiFacts, make_rule
+from gem_server.state_form import require_state
 from gem_server.tensor_file import write_tensors
 
 FORMAT = "gem-checkpoint/1"
 _NAME = re.compile(r"checkpoint-(\d{12})-(\d{4,})")
-_BAD = (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, GemError)
+_BAD = (
+    FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    SafetensorError, GemError,
+)  # fmt: skip
 
 
 class BadCheckpoint(Exception):
@@ -183,6 +187,7 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
     """Puts a checkpoint's content into a new core made with its settings. Raises BadCheckpoint where it makes no sense."""
     try:
         layout = Layout.of(state["layout"])
+        _require_written(path / "model.safetensors", layout.size)
         core.central.adopt(layout, empty(layout.size))
         _read_model(path / "model.safetensors", core)
         core.central.version = state["version"]
@@ -211,7 +216,10 @@ def read_state(path: Path) -> dict[str, Any]:
             _check_file(path / name, state["files"][name])
         if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
             raise BadCheckpoint(f"{path / 'state.json'}: its content was changed after it was written")
-        Hyperparameters(**state["hyperparameters"])
+        require_state(state)
+        settings = Hyperparameters(**state["hyperparameters"])
+        make_rule(settings.rule, **vars(settings))
+        settings.to_message()  # refuses a name that means nothing
     except _BAD as error:
         raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
     return state
@@ -236,13 +244,22 @@ def _check_file(path: Path, expected: dict[str, Any]) -> None:
             raise BadCheckpoint(f"{path}: its content was changed after it was written")
 
 
+def _require_written(path: Path, parameters: int) -> None:
+    """Raises ValueError where a file can't hold so many: memory is taken for what is there, not for what is claimed."""
+    if path.stat().st_size < FLOAT_BYTES * parameters:
+        raise ValueError(f"{path} is too small for the {parameters} parameters of the layout")
+
+
 def _read_model(path: Path, core: Core) -> None:
     layout = core.central.layout
     assert layout is not None
     views = layout.split(core.central.theta)
     with safe_open(path, framework="numpy") as tensors:
         for name, view in views.items():
-            np.copyto(view, tensors.get_tensor(name), casting="no")
+            tensor = tensors.get_tensor(name)
+            if tensor.shape != view.shape:  # NumPy would repeat a smaller one
+                raise ValueError(f"tensor {name!r} has shape {tensor.shape}, the layout says {view.shape}")
+            np.copyto(view, tensor, casting="no")
 
 
 def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) -> None:
@@ -258,7 +275,7 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
     lease.answer = _applied(state["answer"]) if state["answer"] else None
     lease.owner = state.get("owner", "")
     lease.restored = True
-    core.leases.live[lease.lease_id] = lease
+    core.leases.add(lease)
 
 
 def _applied(state: dict[str, Any]) -> Applied:

@@ -85,7 +85,7 @@ class Checkpointer:
 
     async def every(self, seconds: float) -> None:
         """Writes one as soon as θ has a value, so that a run never begins anew, and then every so often while there are new
-        commits. A failure is logged and tried again next time."""
+        commits, or where the log has become long without any. A failure is logged and tried again next time."""
         tick = min(seconds, _TICK_SECONDS)
         passed = seconds
         while True:
@@ -94,7 +94,7 @@ class Checkpointer:
             if not self._core.central.initialized or (passed < seconds and not self._log_is_long):
                 continue
             passed = 0.0
-            if self._core.central.version != self._progress.checkpoint_version:
+            if self._core.central.version != self._progress.checkpoint_version or self._log_is_long:
                 try:
                     await self.write()
                 except CheckpointFailed as error:

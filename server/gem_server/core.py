@@ -49,6 +49,7 @@ FLOAT_BYTES = 4
 MAX_COPIES = 4  # of θ, at different versions, for readers without a lease
 MAX_SAMPLES = 1 << 32  # in one commit
 MAX_NAME = 128
+MAX_SHARDS = 1000  # held by one worker at once
 
 
 class Core:
@@ -251,7 +252,9 @@ class Core:
     def offer_region(self, lease_id: str, region: Region) -> None:
         """Keeps a region that is being handed to the lease's worker, until a commit names it. Raises as above."""
         self.require_room_for_region(lease_id)
-        self.leases.get(lease_id).offered = region
+        lease = self.leases.get(lease_id)
+        lease.offered = region
+        self.leases.recount(lease)
 
     def adopt_region(self, lease: Lease, nonce: bytes) -> None:
         """A commit names the region that it lies in: from now on the lease's gradients and answers lie there.
@@ -262,6 +265,7 @@ class Core:
         region = lease.offered
         if region is not None and nonce == region.nonce:
             lease.adopt(region, copied=self.logged or self.norms.bounded)
+            self.leases.recount(lease)
         elif lease.region is None or nonce != lease.region.nonce:
             raise UnknownRegion("this server does not map that region of shared memory: share memory anew, or send chunks")
 
@@ -398,12 +402,19 @@ class Core:
         return 0 if begun else self._min_workers
 
     def lease_shard(self, lease_id: str, samples: int, now: float, holding: Collection[int] = ()) -> Shard | NoShard:
-        """The next shard for a worker that still works on the shards `holding`; its others go back first."""
+        """The next shard for a worker that still works on the shards `holding`; its others go back first.
+
+        Raises:
+            InvalidRequest: It holds too many, or its training set is not the run's; nothing changes then.
+        """
         lease = self.leases.renew(lease_id, now)
         if self.workers_awaited:
             return NoShard(complete=False)
-        dealt = self.deal(lease, samples, holding)
-        self.record(Record(Kind.DEALT, {"lease": lease_id, "samples": samples, "holding": sorted(holding)}))
+        kept = self.ledger.held_of(lease_id, holding)
+        if len(kept) >= MAX_SHARDS:
+            raise InvalidRequest(f"this worker holds {len(kept)} shards already: complete some before it asks for more")
+        dealt = self.deal(lease, samples, kept)
+        self.record(Record(Kind.DEALT, {"lease": lease_id, "samples": samples, "holding": sorted(kept)}))
         return dealt
 
     def deal(self, lease: Lease, samples: int, holding: Collection[int]) -> Shard | NoShard:
@@ -430,7 +441,7 @@ class Core:
     @property
     def memory_bytes(self) -> int:
         """Bytes held for θ, its copies and all workers."""
-        return self._theta_bytes(self.central.size) + sum(lease.nbytes for lease in self.leases.live.values())
+        return self._theta_bytes(self.central.size) + self.leases.nbytes
 
     def _theta_bytes(self, size: int) -> int:
         return size * FLOAT_BYTES * (1 + self.central.copies)
@@ -456,10 +467,10 @@ class Core:
 
     def _require_room(self, layout: Layout, overlap: bool, freed: Lease | None) -> None:
         each = self._worker_bytes(layout.size, overlap)
-        others = [lease for lease in self.leases.live.values() if lease is not freed]
-        needed = self._theta_bytes(layout.size) + sum(lease.nbytes for lease in others) + each
+        others = len(self.leases.live) - (freed is not None)
+        needed = self._theta_bytes(layout.size) + self.leases.nbytes - (freed.counted if freed else 0) + each
         if self.memory_limit and needed > self.memory_limit:
             raise Overloaded(
-                f"no memory for worker number {len(others) + 1}: {needed} bytes needed, {each} of them for it, "
+                f"no memory for worker number {others + 1}: {needed} bytes needed, {each} of them for it, "
                 f"{self.memory_limit} allowed; raise --memory-limit or use fewer workers"
             )

@@ -39,6 +39,7 @@ class Lease:
         before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are.
         recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
         owner: Names the credentials that it was opened with, and can be used with; empty where the server asks for none.
+        counted: Bytes that its table has counted for it.
         restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
             acknowledged commits that the checkpoint lacks.
     """
@@ -58,6 +59,7 @@ class Lease:
     before_change: Callable[[Lease], None] | None = None
     recorded: int = 0
     owner: str = ""
+    counted: int = 0
     restored: bool = False
 
     def about_to_change(self) -> None:
@@ -110,18 +112,33 @@ class LeaseTable:
     Attributes:
         duration: Seconds that a lease lives without a sign of life.
         new_id: Makes lease ids that cannot be guessed.
+        live: By lease id. Only the table adds to it and takes from it.
+        nbytes: Bytes held for all of them: a running total, for thousands may register one after the other.
     """
 
     duration: float
     new_id: Callable[[], str]
     live: dict[str, Lease] = field(default_factory=dict)
+    nbytes: int = 0
+    _by_worker: dict[str, Lease] = field(default_factory=dict)
     ended: dict[EndReason, int] = field(default_factory=dict)
     _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
 
     def open(self, lease_id: str, worker: str, buffers: Buffers, upload: Vector, now: float, owner: str = "") -> Lease:
         lease = Lease(lease_id, worker, now + self.duration, buffers, upload, owner=owner)
-        self.live[lease.lease_id] = lease
+        self.add(lease)
         return lease
+
+    def add(self, lease: Lease) -> None:
+        """Takes in a lease that was restored."""
+        self.live[lease.lease_id] = self._by_worker[lease.worker] = lease
+        self.recount(lease)
+
+    def recount(self, lease: Lease) -> None:
+        """To be called once a live lease holds more or less than before."""
+        size = lease.nbytes
+        self.nbytes += size - lease.counted
+        lease.counted = size
 
     def owner(self, lease_id: str) -> str | None:
         """Whose a live lease is; None where there is no such lease."""
@@ -145,6 +162,10 @@ class LeaseTable:
 
     def end(self, lease: Lease, reason: EndReason) -> None:
         del self.live[lease.lease_id]
+        if self._by_worker.get(lease.worker) is lease:
+            del self._by_worker[lease.worker]
+        self.nbytes -= lease.counted
+        lease.counted = 0
         self.ended[reason] = self.ended.get(reason, 0) + 1
         self._reasons[lease.lease_id] = reason
         if len(self._reasons) > _REMEMBERED_ENDS:
@@ -156,4 +177,4 @@ class LeaseTable:
 
     def named(self, worker: str) -> Lease | None:
         """The live lease of the worker of that name."""
-        return next((lease for lease in self.live.values() if lease.worker == worker), None)
+        return self._by_worker.get(worker)

@@ -46,7 +46,7 @@ class LogMetrics(Collector):
         yield GaugeMetricFamily(
             "gem_log_waiting_records", "Records that are not on the disk yet.", journal.appended - journal.durable
         )
-        yield GaugeMetricFamily("gem_log_bytes", "Bytes of gradients in the log since the last checkpoint.", journal.size)
+        yield GaugeMetricFamily("gem_log_bytes", "Bytes in the log since the last checkpoint, about.", journal.size)
         yield GaugeMetricFamily(
             "gem_log_stalled", "1 while nothing is acknowledged because the log can't be written; else 0.", int(self.stalled())
         )

@@ -144,6 +144,10 @@ class ShardLedger:
             self.decks[shard.group].give_back(shard)
         return len(mine)
 
+    def held_of(self, lease_id: str, shards: Collection[int]) -> set[int]:
+        """Those of the shards that the lease holds."""
+        return {shard for shard in shards if self.held.get(shard, ("", None))[0] == lease_id}
+
     def held_by_lease(self) -> Counter[str]:
         """How many shards each lease holds."""
         return Counter(holder for holder, _ in self.held.values())

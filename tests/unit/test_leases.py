@@ -97,3 +97,18 @@ def test_reasons_are_remembered_for_the_newest_ends_only() -> None:
 def test_the_reasons_are_those_of_the_contract() -> None:
     stated = [value.name.removeprefix("LEASE_END_REASON_").lower() for value in pb.LeaseEndReason.DESCRIPTOR.values]
     assert ["unspecified", *map(str, EndReason)] == stated
+
+
+def test_the_bytes_held_are_those_of_all_live_leases_whatever_happened() -> None:
+    leases = table()
+    ann, bob = opened(leases, "ann"), opened(leases, "bob")
+    bob.buffers["moment"] = np.zeros(5, np.float32)
+    leases.recount(bob)
+    assert leases.nbytes == ann.nbytes + bob.nbytes == 4 + 24
+    leases.end(ann, EndReason.LEFT)
+    assert leases.nbytes == 24
+    leases.add(ann)
+    assert leases.nbytes == 28
+    for lease in (ann, bob):
+        leases.end(lease, EndReason.LEFT)
+    assert leases.nbytes == 0

@@ -19,6 +19,8 @@ from gem_server.durability.records import Record
 from gem_server.durability.segment import SegmentWriter
 from gem_server.durability.storage import Storage
 
+_RECORD_BYTES = 256  # about what a record takes beside its payload
+
 
 class Waiting(NamedTuple):
     """A record that is not on the disk yet, and the segment that it belongs to."""
@@ -50,7 +52,7 @@ class Journal:
         appended: Index of the last record.
         durable: Index of the last one on the disk.
         serial: The segment that the next one goes to.
-        size: Bytes of payload since the last cut.
+        size: Bytes since the last cut, about.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Journal:
     def append(self, record: Record) -> int:
         """Takes a record in; returns its number. Its payload must stay as it is until it is durable."""
         self.appended += 1
-        self.size += sum(map(len, record.payload))
+        self.size += _RECORD_BYTES + sum(map(len, record.payload))
         self._waiting.append(Waiting(self.serial, self.appended, record))
         return self.appended
 

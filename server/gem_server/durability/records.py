@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from gem_server.durability.storage import Bytes
+from gem_server.forms import BIG, COUNT, REAL, Form, Maybe, require
 
 
 class Kind(StrEnum):
@@ -21,6 +22,19 @@ class Kind(StrEnum):
     COMMITTED = "committed"
     DEALT = "dealt"  # a worker asked for a shard: lease, samples, holding
     COMPLETED = "completed"  # a shard: lease, shard
+
+
+_FORMS: dict[Kind, Form] = {
+    Kind.OPENED: {"lease": str, "worker": str, "overlap": bool, "owner": str},
+    Kind.ENDED: {"lease": str, "reason": str},
+    Kind.PULLED: {"lease": str, "version": COUNT},
+    Kind.COMMITTED: {
+        "ticket": COUNT, "lease": str, "sequence": COUNT, "base_version": COUNT, "version": COUNT, "dtype": COUNT,
+        "loss": Maybe(REAL), "samples": COUNT, "norm": Maybe(REAL),
+    },
+    Kind.DEALT: {"lease": str, "samples": BIG, "holding": [BIG]},
+    Kind.COMPLETED: {"lease": str, "shard": BIG},
+}  # fmt: skip
 
 
 class Record(NamedTuple):
@@ -43,9 +57,11 @@ class Record(NamedTuple):
 
 def from_text(text: bytes | memoryview, payload: memoryview) -> Record:
     """The inverse of `Record.text`. Raises ValueError for what is none."""
-    kind, fields = json.loads(bytes(text))
-    if not isinstance(fields, dict):
-        raise ValueError("a record's fields are no JSON object")
+    try:
+        kind, fields = json.loads(bytes(text))
+    except RecursionError:
+        raise ValueError("its text is nested too deeply") from None
+    require(fields, _FORMS[Kind(kind)], kind)
     return Record(Kind(kind), fields, (payload,))
 
 

@@ -90,6 +90,8 @@ def _committed(core: Core, record: Record, now: float) -> None:
     lease = core.leases.get(fields["lease"])
     (payload,) = record.payload
     _require_version(core.central.version + 1, fields["version"])
+    if fields["base_version"] > core.central.version:
+        raise ValueError(f"base version {fields['base_version']} does not exist there")
     layout = core.central.layout
     assert layout is not None
     header = Header(

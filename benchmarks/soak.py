@@ -1,0 +1,235 @@
+"""Many small commits from workers that come, leave and are killed: does the server stay as it is? `python -m benchmarks.soak`.
+
+A real gem-server that logs every commit. What it holds, resident memory, open file descriptors and threads, is sampled all the
+time; after a warm-up, a line is fitted to each.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from gem_api.errors import GemError
+from gem_client import Admin, Retry, connect
+from gem_worker.cluster import free_port
+
+PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions of each
+MOST_COMMITS = 600  # of one session before it leaves and comes back under its name
+KILL_SECONDS = 10.0
+WARM_UP = 0.2  # of the samples
+SAMPLES = 1_000_000
+# What a line may rise by over the measured part before it is not called flat: what is bounded may still fill up meanwhile,
+# such as the reasons why the last 10,000 leases ended, and the threads that files are written in.
+TOLERANCE = {"resident MiB": 10.0, "descriptors": 5.0, "threads": 3.0}
+
+
+@dataclass
+class Course:
+    """What was sampled: one entry for each moment."""
+
+    commits: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    leases: list[int] = field(default_factory=list)  # opened and ended so far
+    values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in TOLERANCE})
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line fitted to one quantity after the warm-up: where it begins, and by how much it rises in 100,000 commits."""
+
+    name: str
+    begin: float
+    slope: float
+    error: float
+    rise: float
+
+    @property
+    def flat(self) -> bool:
+        return self.rise <= TOLERANCE[self.name]
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--commits", type=int, default=1_000_000, help="Ends after so many.")
+@click.option("--minutes", type=float, default=60.0, help="Or after so long.")
+@click.option("--parameters", type=int, default=1000, help="P, the size of the model.")
+@click.option("--durability", type=click.Choice(["snapshot", "log"]), default="log", help="The server's.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/soak"), help="Folder for figures and plot.")
+def main(commits: int, minutes: float, parameters: int, durability: str, out: Path) -> None:
+    """Exits with status 1 where something grows."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server(Path(folder), durability) as (address, pid),
+        churn(address, parameters),
+    ):
+        course = watched(address, pid, commits, minutes * 60)
+    lines = [fitted(course, name) for name in TOLERANCE]
+    click.echo(report(course, lines, durability))
+    result = {"durability": durability, "parameters": parameters, "lines": [asdict(line) for line in lines], **asdict(course)}
+    (out / f"soak-{durability}.json").write_text(json.dumps(result) + "\n")
+    draw(course, lines, out / f"soak-{durability}.png")
+    if not all(line.flat for line in lines):
+        sys.exit(1)
+
+
+@contextmanager
+def server(folder: Path, durability: str) -> Iterator[tuple[str, int]]:
+    """A server process with checkpoints; yields its address and process id."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        sys.executable, "-m", "gem_server", f"--listen={address}", f"--metrics-listen=127.0.0.1:{free_port()}",
+        f"--checkpoint-dir={folder}", f"--durability={durability}", "--checkpoint-interval=20", "--epochs=0",
+        "--steps=1000000000", "--batch-size=16", "--lease-seconds=3",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        with Admin(address) as admin:
+            Retry(give_up_after=60).call(admin.status)
+        yield address, process.pid
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextmanager
+def churn(address: str, parameters: int) -> Iterator[None]:
+    """Worker processes, one of which is killed now and then and replaced, until the block ends."""
+    context, stop = mp.get_context("spawn"), threading.Event()
+    dice = random.Random(0)
+
+    def start(number: int) -> Any:
+        process = context.Process(target=work, args=(address, parameters, number, dice.random()), daemon=True)
+        process.start()
+        return process
+
+    processes = [start(number) for number in range(PROCESSES)]
+
+    def replace() -> None:
+        while not stop.wait(KILL_SECONDS):
+            number = dice.randrange(PROCESSES)
+            processes[number].kill()
+            processes[number].join()
+            processes[number] = start(number)
+
+    killer = threading.Thread(target=replace)
+    killer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        killer.join()
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def work(address: str, parameters: int, number: int, seed: float) -> None:
+    """The sessions of one process, each under a name that it keeps: some share memory, some send their tensors."""
+    threads = [
+        threading.Thread(target=come_and_go, args=(address, parameters, f"worker-{number}-{each}", each % 2 == 0, seed + each))
+        for each in range(SESSIONS)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def come_and_go(address: str, parameters: int, name: str, shares: bool, seed: float) -> None:
+    dice, gradient = random.Random(seed), np.full(parameters, 1e-3, np.float32)
+    while True:
+        with suppress(GemError), connect(address, name=name, shared_memory=shares) as session:
+            session.join({"theta": np.zeros(parameters, np.float32)})
+            batches = iter(session.shards(SAMPLES))
+            for _ in range(dice.randrange(1, MOST_COMMITS)):
+                next(batches)
+                session.commit(gradient, loss=1.0)
+
+
+def watched(address: str, pid: int, commits: int, seconds: float) -> Course:
+    """Samples until there are so many commits, or the time is up."""
+    course, began = Course(), time.monotonic()
+    pause = min(5.0, seconds / 200)
+    with Admin(address) as admin:
+        while not course.commits or (course.commits[-1] < commits and time.monotonic() - began < seconds):
+            time.sleep(pause)
+            status = admin.status()
+            course.commits.append(status.version)
+            course.seconds.append(time.monotonic() - began)
+            course.leases.append(sum(status.leases_ended.values()) + len(status.workers))
+            for name, value in held(pid).items():
+                course.values[name].append(value)
+            if len(course.commits) % 20 == 0:
+                click.echo(f"{course.seconds[-1]:6.0f} s  {status.version:9,d} commits  {held(pid)}", err=True)
+    return course
+
+
+def held(pid: int) -> dict[str, float]:
+    """What a process holds now (Linux)."""
+    words = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    status = {each[0]: each[1] for each in words if each[0] in ("VmRSS:", "Threads:")}
+    return {
+        "resident MiB": int(status["VmRSS:"]) / 1024,
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": int(status["Threads:"]),
+    }
+
+
+def fitted(course: Course, name: str) -> Line:
+    """Least squares over what was sampled after the warm-up."""
+    first = int(WARM_UP * len(course.commits))
+    x, y = np.array(course.commits[first:], float) / 1e5, np.array(course.values[name][first:])
+    slope, begin = np.polyfit(x - x[0], y, 1)
+    rest = y - (begin + slope * (x - x[0]))
+    error = np.sqrt((rest @ rest) / max(1, len(x) - 2) / ((x - x.mean()) ** 2).sum())
+    return Line(name, float(begin), float(slope), float(error), float(slope * (x[-1] - x[0])))
+
+
+def report(course: Course, lines: list[Line], durability: str) -> str:
+    """The verdict as a table."""
+    leases = f"{course.leases[-1]:,} leases"
+    head = f"--durability {durability}: {course.commits[-1]:,} commits in {course.seconds[-1]:,.0f} s, {leases}"
+    rows = [
+        f"{line.name:>13s} {line.begin:10.1f} {line.slope:+14.3f} ± {line.error:.3f} {line.rise:+12.2f}   "
+        f"{'flat' if line.flat else 'GROWS'}"
+        for line in lines
+    ]
+    title = f"{'':>13s} {'at first':>10s} {'in 100,000 commits':>22s} {'rise in all':>12s}"
+    return "\n".join([head, f"after the first {WARM_UP:.0%}:", title, *rows])
+
+
+def draw(course: Course, lines: list[Line], path: Path) -> None:
+    """Writes a PNG."""
+    from matplotlib import pyplot as plt
+
+    plt.switch_backend("Agg")
+    figure, panels = plt.subplots(len(lines), 1, figsize=(8, 6), sharex=True, constrained_layout=True)
+    first = int(WARM_UP * len(course.commits))
+    for axes, line in zip(panels, lines, strict=True):
+        axes.plot(course.commits, course.values[line.name], color="#30638e", linewidth=1)
+        ends = np.array([course.commits[first], course.commits[-1]], float)
+        axes.plot(ends, line.begin + line.slope * (ends - ends[0]) / 1e5, color="#d1495b")
+        axes.set_ylabel(line.name)
+        axes.set_ylim(0, 1.2 * max(course.values[line.name]))
+        axes.grid(alpha=0.3)
+    panels[-1].set_xlabel("commits")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
