@@ -51,7 +51,9 @@ def make_run(folder: Path, parameters: int, workers: int, log_bytes: int) -> tup
         core.finish(step, step.run(), 0.0)
         batch = journal.take()
         journal.write(batch)
-        journal.done(batch)
+        journal.written(batch)
+        journal.sync()
+        journal.done(batch[-1].number)
     journal.close()
     return core.central.version, core.central.theta.tobytes()
 

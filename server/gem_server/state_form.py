@@ -21,12 +21,12 @@ _LEDGER = {
     "samples": BIG, "completed": COUNT, "samples_completed": BIG, "next_id": COUNT,
     "decks": [(str, COUNT, BIG, [(COUNT, BIG, BIG)])], "held": [(str, COUNT, str, COUNT, BIG, BIG)],
 }  # fmt: skip
-_SETTINGS = {
+SETTINGS = {
     "learning_rate": REAL, "momentum": REAL, "kappa": REAL, "epsilon": REAL, "pi_max": REAL, "epochs": COUNT, "steps": COUNT,
     "seed": COUNT, "batch_size": Whole(1, 1_000_000), "shard_size": Whole(1, 1_000_000),
 }  # fmt: skip
 _STATE = {
-    "run_id": str, "hyperparameters": _SETTINGS, "layout": [(str, [COUNT])], "version": COUNT, "next_ticket": COUNT,
+    "run_id": str, "hyperparameters": SETTINGS, "layout": [(str, [COUNT])], "version": COUNT, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
     "ledger": _LEDGER, "norms": Optional([REAL]), "log": Optional((COUNT, COUNT)),
 }  # fmt: skip

@@ -48,7 +48,9 @@ def write_run(directory: Path) -> None:
         waiting = journal.take()
         for batch in (waiting[:2], waiting[2:5], waiting[5:]):  # so that later records vouch for earlier ones
             journal.write(batch)
-            journal.done(batch)
+            journal.written(batch)
+            journal.sync()
+            journal.done(batch[-1].number)
     finally:
         segment._ALLOCATION = whole
         journal.close()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fuzz.targets import MODEL, NEXT_RECORD, PAYLOAD, TARGETS, checkpoint_name, contents, sealed_segment
 from gem_server.checkpoint import BadCheckpoint
 from gem_server.durability import segment
-from gem_server.durability.segment import DamagedLog, UnbornSegment
+from gem_server.durability.segment import DamagedLog
 
 FOLDER = Path(__file__).parent
 HUGE = 2**64 - 1
@@ -80,8 +80,8 @@ def sealed(*texts: bytes) -> bytes:
 
 
 SEGMENTS: dict[str, Callable[[], Hostile]] = {
-    "empty": lambda: Hostile(b"", UnbornSegment, "no segment"),
-    "all-zeros": lambda: Hostile(bytes(4096), UnbornSegment, "no segment"),
+    "empty": lambda: Hostile(b"", DamagedLog, "no segment"),
+    "all-zeros": lambda: Hostile(bytes(4096), DamagedLog, "no segment"),
     "header-of-another-version": lambda: Hostile(with_header(magic=b"GEMLOG2\n"), DamagedLog, "another version"),
     "header-of-another-segment": lambda: Hostile(with_header(serial=2), DamagedLog, "segment 2"),
     "header-with-the-largest-numbers": lambda: Hostile(with_header(serial=HUGE, first=HUGE), DamagedLog, "segment 1844"),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from gem_server.durability.storage import Bytes
 from gem_server.forms import BIG, COUNT, REAL, Form, Maybe, require
+from gem_server.state_form import SETTINGS
 
 
 class Kind(StrEnum):
@@ -25,6 +26,7 @@ class Kind(StrEnum):
 
 
 _FORMS: dict[Kind, Form] = {
+    Kind.BEGAN: SETTINGS,
     Kind.OPENED: {"lease": str, "worker": str, "overlap": bool, "owner": str},
     Kind.ENDED: {"lease": str, "reason": str},
     Kind.PULLED: {"lease": str, "version": COUNT},
