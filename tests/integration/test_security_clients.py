@@ -176,6 +176,7 @@ def test_gem_worker_and_gem_evaluator_work_with_their_tokens_and_a_refused_worke
 
 def test_the_servers_log_names_who_was_refused_and_shows_no_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
+    structlog.reset_defaults()  # a command that was tested in this process may have sent its log elsewhere
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG), cache_logger_on_first_use=False)
     try:
         listening = config(tokens=write_tokens(tmp_path / "tokens", *LINES), listen="0.0.0.0:0")
