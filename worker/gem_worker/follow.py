@@ -121,7 +121,7 @@ class Follower:
             "outcome": "diverged" if self._cluster.diverged else "complete",
             "test_accuracy": score.accuracy if score else None,
             "test_loss": score.loss if score else None,
-            "commits": len(staleness),
+            "commits": status.version if status else len(staleness),  # the history may lack some, where a server was killed
             "samples": int(history["samples"].sum()),
             "staleness_mean": float(staleness.mean()) if staleness.size else None,
             "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,

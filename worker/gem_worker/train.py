@@ -27,7 +27,8 @@ _CHECKPOINT_SECONDS = 10
 _WORKER_NICENESS = 10  # where cores are few, a worker that computes makes way for the server that the others wait for
 # In a resumed run.
 _MAY_CHANGE = {
-    "workers", "epochs", "steps", "evaluate_every", "lease_seconds", "shared_memory", "overlap", "gradient_dtype", "theta_dtype"
+    "workers", "epochs", "steps", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype",
+    "theta_dtype",
 }  # fmt: skip
 
 
@@ -54,6 +55,13 @@ _MAY_CHANGE = {
     type=Number(1, 3600),
     default=15.0,
     help="How long a worker may be silent before its shards go to others.",
+)
+@option(
+    "--durability",
+    type=click.Choice(["memory", "snapshot", "log"]),
+    default="snapshot",
+    help="What a server that dies comes back with. memory: nothing; snapshot: all up to its last checkpoint, 10 seconds old; "
+    "log: every commit that was answered.",
 )
 @click.version_option(__version__)
 @click.pass_context
@@ -170,6 +178,7 @@ def _cluster(
             f"--history={folder.commits}",
             f"--checkpoint-dir={folder.checkpoints}",
             f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
+            f"--durability={options['durability']}",
             f"--lease-seconds={options['lease_seconds']}",
             *flags(settings),
         ),
