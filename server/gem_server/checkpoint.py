@@ -282,9 +282,10 @@ def _applied(state: dict[str, Any]) -> Applied:
     pi = state["pi"]
     if pi is None:
         return Applied(**state)
-    arrays = {
-        "counts": np.array(pi["counts"], np.int64),
-        "edges": np.array(pi["edges"], np.float32),
-        "tensor_medians": np.array(pi["tensor_medians"], np.float32),
-    }
+    with np.errstate(over="ignore"):  # of figures that are no float32: they are shown, and nothing rests on them
+        arrays = {
+            "counts": np.array(pi["counts"], np.int64),
+            "edges": np.array(pi["edges"], np.float32),
+            "tensor_medians": np.array(pi["tensor_medians"], np.float32),
+        }
     return Applied(**{**state, "pi": PiFacts(**{**pi, **arrays})})

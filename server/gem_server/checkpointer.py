@@ -67,6 +67,11 @@ class Checkpointer:
     async def write(self) -> tuple[int, Path]:
         """Writes one of the state at its turn, while commits go on; returns version and folder. Raises CheckpointFailed."""
         self._require_possible()
+        writing = asyncio.ensure_future(self._write())
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the asker may be gone
+        return await asyncio.shield(writing)  # what is captured must be let go, whoever asked
+
+    async def _write(self) -> tuple[int, Path]:
         async with self._one_at_a_time:
             captured = await self._apply_loop.between_commits(self._plan)
             return self._written(captured, await asyncio.to_thread(self._save, captured))

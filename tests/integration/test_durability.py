@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import GemError, Overloaded, Session, connect
+from gem_client import Admin, GemError, Overloaded, Session, connect
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import segment, storage
+from gem_server.durability.capture import Capture
 from integration.helpers import GRADIENT, Patience, in_background, model, theta, version
-from live import Live, config, serving, wait_until
+from live import DEADLINE, Live, config, serving, wait_until
 from region_client import abstract, linux_only
 from simulation.truth import fingerprint
 
@@ -133,6 +135,29 @@ def test_a_long_log_brings_about_a_checkpoint(logged: ServerConfig) -> None:
         for _ in range(4):
             session.commit(GRADIENT)
         wait_until(lambda: live.server._servicer._progress.checkpoint_version == 4, "a checkpoint of version 4")
+
+
+def test_a_checkpoint_is_written_though_its_asker_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or workers' buffers would be kept for it for ever."""
+    asked, go_on, copy_theta = threading.Event(), threading.Event(), Capture.copy_theta
+
+    def slow(captured: Capture) -> None:
+        asked.set()
+        assert go_on.wait(DEADLINE)
+        copy_theta(captured)
+
+    monkeypatch.setattr(Capture, "copy_theta", slow)
+    with serving(config(checkpoint_dir=tmp_path)) as live, connect(live.address) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        with Admin(live.address) as admin:
+            answer = in_background(admin.checkpoint)
+            assert asked.wait(DEADLINE)
+        with pytest.raises(GemError):
+            answer.result(DEADLINE)
+        go_on.set()
+        wait_until(lambda: list(tmp_path.glob("checkpoint-*-0001")), "the checkpoint")
+        wait_until(lambda: not any(lease.before_change for lease in live.core.leases.live.values()), "its buffers to be let go")
 
 
 def live_checkpoint(live: Live) -> None:
