@@ -1,0 +1,89 @@
+"""How long a checkpoint keeps commits waiting: `python -m benchmarks.checkpoint_pause`. One copy of θ is the aim."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+from gem_client import Admin, connect
+
+from benchmarks.processes import server
+
+Times = list[tuple[float, float]]  # when a commit was answered, and how long that took
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--parameters", type=int, default=25_000_000, help="P, the size of the model.")
+@click.option("--workers", type=int, default=3, help="Sessions that commit all the time, in shared memory.")
+@click.option("--checkpoints", type=int, default=5, help="How many are written.")
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), help="Whose disk is written to."
+)
+def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
+    """Prints the longest commit while no checkpoint is written, and while one is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="pause-", dir=folder))
+    times: list[Times] = [[] for _ in range(workers)]
+    over, ready = threading.Event(), threading.Barrier(workers + 1)
+    try:
+        options = [f"--checkpoint-dir={scratch / 'run'}", "--checkpoint-interval=0", "--checkpoint-keep=1"]
+        with server("gem", None, *options) as (address, _):
+            arguments = [(address, parameters, mine, ready, over) for mine in times]
+            threads = [threading.Thread(target=_commits, args=each) for each in arguments]
+            for thread in threads:
+                thread.start()
+            ready.wait()
+            written = [_checkpoint(address) for _ in range(checkpoints)]
+            over.set()
+            for thread in threads:
+                thread.join()
+    finally:
+        shutil.rmtree(scratch)
+    _show(parameters, [each for mine in times for each in mine], written)
+
+
+def _checkpoint(address: str) -> tuple[float, float]:
+    """Commits go on for a while, then a checkpoint is written: from when to when."""
+    time.sleep(4)
+    began = time.monotonic()
+    with Admin(address, timeout=300) as admin:
+        admin.checkpoint()
+    return began, time.monotonic()
+
+
+def _commits(address: str, parameters: int, times: Times, ready: threading.Barrier, over: threading.Event) -> None:
+    with connect(address) as session:
+        session.join({"theta": np.zeros(parameters, np.float32)})
+        session.gradient[:] = 1e-3
+        for _ in range(3):
+            session.commit(session.gradient)
+        ready.wait()
+        while not over.is_set():
+            began = time.monotonic()
+            session.commit(session.gradient)
+            times.append((time.monotonic(), time.monotonic() - began))
+
+
+def _show(parameters: int, times: Times, written: list[tuple[float, float]]) -> None:
+    during = [took for ended, took in times if any(begin <= ended <= end + took for begin, end in written)]
+    besides = [took for ended, took in times if not any(begin <= ended <= end + took for begin, end in written)]
+    theta, copies = np.ones(parameters, np.float32), []
+    for _ in range(5):
+        began = time.monotonic()
+        theta.copy()
+        copies.append(time.monotonic() - began)
+    seconds = np.mean([end - begin for begin, end in written])
+    click.echo(f"P = {parameters:,}: {len(written)} checkpoints, {seconds:.2f} s each on average")
+    for what, of in (("without one", besides), ("while one is written", during)):
+        median, longest = 1e3 * np.median(of), 1e3 * max(of)
+        click.echo(f"a commit {what:20s}  median {median:7.1f} ms   longest {longest:7.1f} ms   ({len(of)} commits)")
+    click.echo(f"one copy of θ takes {1e3 * np.median(copies):.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
