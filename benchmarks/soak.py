@@ -10,7 +10,6 @@ import json
 import multiprocessing as mp
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,8 +23,10 @@ from typing import Any
 import click
 import numpy as np
 from gem_api.errors import GemError
-from gem_client import Admin, Retry, connect
+from gem_client import Admin, connect
 from gem_worker.cluster import free_port
+
+from benchmarks.processes import server
 
 PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions of each
 MOST_COMMITS = 600  # of one session before it leaves and comes back under its name
@@ -73,7 +74,7 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
     out.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        server(Path(folder), durability) as (address, pid),
+        server("gem", None, *options(Path(folder), durability)) as (address, pid),
         churn(address, parameters),
     ):
         course = watched(address, pid, commits, minutes * 60)
@@ -86,23 +87,12 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
         sys.exit(1)
 
 
-@contextmanager
-def server(folder: Path, durability: str) -> Iterator[tuple[str, int]]:
-    """A server process with checkpoints; yields its address and process id."""
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        sys.executable, "-m", "gem_server", f"--listen={address}", f"--metrics-listen=127.0.0.1:{free_port()}",
-        f"--checkpoint-dir={folder}", f"--durability={durability}", "--checkpoint-interval=20", "--epochs=0",
-        "--steps=1000000000", "--batch-size=16", "--lease-seconds=3",
+def options(folder: Path, durability: str) -> list[str]:
+    """What the server is started with: checkpoints, short leases, metrics, and no end."""
+    return [
+        f"--metrics-listen=127.0.0.1:{free_port()}", f"--checkpoint-dir={folder}", f"--durability={durability}",
+        "--checkpoint-interval=20", "--epochs=0", "--steps=1000000000", "--batch-size=16", "--lease-seconds=3",
     ]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        with Admin(address) as admin:
-            Retry(give_up_after=60).call(admin.status)
-        yield address, process.pid
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 @contextmanager

@@ -114,11 +114,11 @@ def test_a_commit_whose_answer_was_lost_in_the_crash_is_not_applied_again(logged
 
 def test_a_checkpoint_cuts_the_log_and_the_log_goes_on(logged: ServerConfig, tmp_path: Path) -> None:
     """Also for the checkpoint before the newest: the segments between are kept as long as it is."""
-    with serving(replace(logged, keep=2)) as live, connect(live.address, name="ann") as session:
+    with serving(replace(logged, keep=2)) as live, connect(live.address, name="ann") as session, Admin(live.address) as admin:
         session.join(model())
         for _ in range(4):
             session.commit(GRADIENT)
-            live_checkpoint(live)
+            admin.checkpoint()
         session.commit(GRADIENT)
         before, folder = state(live), crashed(live, tmp_path / "crashed")
         assert folder.checkpoint_dir is not None
@@ -158,12 +158,6 @@ def test_a_checkpoint_is_written_though_its_asker_has_gone(tmp_path: Path, monke
         go_on.set()
         wait_until(lambda: list(tmp_path.glob("checkpoint-*-0001")), "the checkpoint")
         wait_until(lambda: not any(lease.before_change for lease in live.core.leases.live.values()), "its buffers to be let go")
-
-
-def live_checkpoint(live: Live) -> None:
-    import asyncio
-
-    asyncio.run_coroutine_threadsafe(live.server._checkpointer.write(), live._loop).result(30)
 
 
 # -- a full disk

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from gem_api.errors import GemError, LeaseEnded, Overloaded, TransportError
+from gem_api.framing import parse_frame
+from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import BFLOAT16, FLOAT32, INT8, Format
 from numpy.typing import NDArray
 
@@ -79,7 +81,7 @@ class Client:
         if isinstance(response.error, LeaseEnded):
             self._forget()
         elif response.error is None:
-            getattr(self, f"_{request.kind}ed")(request.fields, response.value)
+            getattr(self, f"_after_{request.kind}")(request.fields, response.value)
         elif request.kind == "initialize":
             self._must_initialize = False  # the first try did arrive
         else:
@@ -110,29 +112,29 @@ class Client:
 
     # -- what became of it
 
-    def _registered(self, fields: dict[str, Any], value: Any) -> None:
+    def _after_register(self, fields: dict[str, Any], value: Any) -> None:
         self.lease_id, self._must_initialize = value.lease_id, value.must_initialize
 
-    def _initializeed(self, fields: dict[str, Any], value: Any) -> None:
+    def _after_initialize(self, fields: dict[str, Any], value: Any) -> None:
         self._must_initialize = False
 
-    def _pulled(self, fields: dict[str, Any], value: int | None) -> None:
+    def _after_pull(self, fields: dict[str, Any], value: int | None) -> None:
         if value is not None:
             self._before = self.version = value
         else:
             self._must_initialize = True
 
-    def _sharded(self, fields: dict[str, Any], value: Any) -> None:
+    def _after_shard(self, fields: dict[str, Any], value: Any) -> None:
         if value is None:
             return
         self.done = value == "complete"
         if not self.done:
             self.shards[value.shard_id] = self._random.randint(0, 2)
 
-    def _completeed(self, fields: dict[str, Any], value: bool) -> None:
+    def _after_complete(self, fields: dict[str, Any], value: bool) -> None:
         self.shards.pop(fields["shard"], None)
 
-    def _commited(self, fields: dict[str, Any], value: Any) -> None:
+    def _after_commit(self, fields: dict[str, Any], value: Any) -> None:
         self._encoder.applied()
         self.sequence = value.sequence
         self._before, self.version = self.version or 0, value.base_version
@@ -142,9 +144,6 @@ class Client:
 
 def _payloads(frames: Any) -> Any:
     """The tensor bytes of the frames."""
-    from gem_api.framing import parse_frame
-    from gem_api.v1 import training_pb2 as pb
-
     for frame in frames:
         chunk = parse_frame(frame, pb.CommitRequest).chunk
         assert chunk is not None

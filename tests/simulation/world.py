@@ -81,7 +81,7 @@ class World:
         self.crashes = 0
         self.network: list[Request | Response] = []
         self._damaged: set[Path] = set()
-        self._ids = 0
+        self._ids = self._runs = 0
         self._names = clients
         self.clients = {f"w{number}": Client(f"w{number}", random, random.random() < 0.3) for number in range(clients)}
         self.settings = Hyperparameters(
@@ -402,7 +402,7 @@ class World:
 
     def _new_server(self) -> Server:
         require(not self.truth.acknowledged, "the run is gone, though commits of it were acknowledged")
-        self._runs = getattr(self, "_runs", 0) + 1
+        self._runs += 1
         return Server(self._new_core(f"run{self._runs:05d}", self.settings))
 
     def _new_core(self, run_id: str, settings: Hyperparameters) -> Core:

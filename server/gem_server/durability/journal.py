@@ -45,12 +45,12 @@ class Journal:
         directory: Its folder.
         run_id: The run's.
         serial: The first segment to be written.
-        number: Index of the last record before these.
+        number: Number of the last record before these.
         new_seed: 32 random bits.
 
     Attributes:
-        appended: Index of the last record.
-        durable: Index of the last one on the disk.
+        appended: Number of the last record.
+        durable: Number of the last one on the disk.
         serial: The segment that the next one goes to.
         size: Bytes since the last cut, about.
     """
