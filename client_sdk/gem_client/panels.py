@@ -34,6 +34,21 @@ class Query:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """From where on a value is orange, and from where on it is red; below both it is green.
+
+    Attributes:
+        orange: Look at it when there is time.
+        red: Look at it now.
+        falling: Whether low values are the bad ones: then orange and red begin below the limits.
+    """
+
+    orange: float
+    red: float
+    falling: bool = False
+
+
+@dataclass(frozen=True)
 class Panel:
     """One picture.
 
@@ -45,6 +60,7 @@ class Panel:
         kind: How it is drawn.
         log: Whether the value axis is logarithmic.
         most: Upper end of the value axis, where there is a natural one.
+        limits: Colours of the values, if there are values that are always bad.
     """
 
     title: str
@@ -54,16 +70,35 @@ class Panel:
     kind: Kind = Kind.LINES
     log: bool = False
     most: float | None = None
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One page of panels."""
+    """One page of panels; with `alerts`, the alerts that fire come first."""
 
     uid: str
     title: str
     description: str
     panels: tuple[Panel, ...]
+    alerts: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a run: a mark across all panels.
+
+    Attributes:
+        name: What happened.
+        expr: Not empty at the times when it did, in PromQL.
+        colour: Of the marks.
+        shown: Whether the marks are there before anybody asks for them.
+    """
+
+    name: str
+    expr: str
+    colour: str
+    shown: bool = True
 
 
 _S = '{instance=~"$server"}'
@@ -80,8 +115,8 @@ def _quantiles(metric: str, *shares: float) -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({share}, {buckets})", f"{100 * share:g} %") for share in shares)
 
 
-def _number(title: str, description: str, expr: str, unit: str = "short") -> Panel:
-    return Panel(title, description, (Query(expr),), unit, Kind.NUMBER)
+def _number(title: str, description: str, expr: str, unit: str = "short", limits: Limits | None = None) -> Panel:
+    return Panel(title, description, (Query(expr),), unit, Kind.NUMBER, limits=limits)
 
 
 def _heatmap(title: str, description: str, metric: str) -> Panel:
@@ -96,6 +131,19 @@ def _mean(metric: str) -> str:
 def _each_worker(top: str, bottom: str) -> str:
     return f"sum by (worker) ({_rate(top)}) / sum by (worker) ({_rate(bottom)})"
 
+
+ALERTS = _number(
+    "Alerts firing",
+    "Alerts of this server that fire now. Good: 0. The list beside it names them and links to the runbook.",
+    'count(ALERTS{alertstate="firing", alertname=~"Gem.*", instance=~"$server|"}) or vector(0)',
+    limits=Limits(orange=1, red=1),
+)
+
+EVENTS = (
+    Event("Server restarted", f"changes(process_start_time_seconds{_S}[1m]) > 0", "red"),
+    Event("Server drains", f"gem_draining{_S} == 1", "orange"),
+    Event("Evaluation", f"changes(gem_evaluation_loss{_S}[15s]) > 0", "blue", shown=False),  # there are many
+)
 
 TRAINING = Dashboard(
     "gem-training",
@@ -185,6 +233,7 @@ TRAINING = Dashboard(
             ),
         ),
     ),
+    alerts=True,
 )
 
 GEM = Dashboard(
@@ -240,6 +289,7 @@ GEM = Dashboard(
                 ),
             ),
             log=True,
+            limits=Limits(orange=10, red=100),
         ),
     ),
 )
@@ -302,11 +352,53 @@ STALENESS = Dashboard(
     ),
 )
 
+_APPLYING = f"sum({_rate('gem_commit_apply_seconds_sum')})"
+_BUSY = Limits(orange=0.8, red=0.95)
+
 SERVER = Dashboard(
     "gem-server",
     "GEM / Server",
     "Is the server the bottleneck, is there room, and would it survive a restart?",
     (
+        _number(
+            "Server answers",
+            "Whether Prometheus reaches the server. Good: 1. At 0 nothing trains, and nothing else on this page is new.",
+            f'min(up{{job="gem-server", {_BY}}})',
+            limits=Limits(orange=1, red=1, falling=True),
+        ),
+        _number(
+            "Time spent applying",
+            "Share of the time in which a commit is being applied. Good: below 80 %. Near 100 %: the server is full.",
+            _APPLYING,
+            "percentunit",
+            limits=_BUSY,
+        ),
+        _number(
+            "Memory in use",
+            "Share of --memory-limit. Good: below 80 %. At 100 % further workers are refused. Empty without a limit.",
+            f"max(gem_memory_bytes{_S} / (gem_memory_limit_bytes{_S} > 0))",
+            "percentunit",
+            limits=Limits(orange=0.8, red=0.9),
+        ),
+        _number(
+            "Commits rejected",
+            "Share of the last 5 minutes' commits. Good: 0 %. The panel of rejected commits says why.",
+            f'sum(rate(gem_commits_total{{{_BY}, outcome="rejected"}}[5m])) / (sum(rate(gem_commits_total{_S}[5m])) > 0)',
+            "percentunit",
+            limits=Limits(orange=0.001, red=0.01),
+        ),
+        _number(
+            "Leases expired",
+            "In the last 5 minutes: workers that fell silent. Good: 0.",
+            f'sum(increase(gem_leases_ended_total{{{_BY}, reason="expired"}}[5m]))',
+            limits=Limits(orange=1, red=5),
+        ),
+        _number(
+            "In quarantine",
+            "Workers that are kept out, for their gradients were refused again and again. Good: 0.",
+            f"sum(gem_quarantined_workers{_S})",
+            limits=Limits(orange=1, red=2),
+        ),
         Panel(
             "Queue",
             "Commits that wait for their turn or have it. Good: mostly 0 or 1. Near the number of workers: the server is full.",
@@ -315,9 +407,10 @@ SERVER = Dashboard(
         Panel(
             "Share of time spent applying",
             "The update pass takes one commit at a time. Good: below 0.8. Near 1: more workers bring nothing more.",
-            (Query(f"sum({_rate('gem_commit_apply_seconds_sum')})", "applying"),),
+            (Query(_APPLYING, "applying"),),
             "percentunit",
             most=1,
+            limits=_BUSY,
         ),
         Panel(
             "Wait for a turn",
@@ -395,6 +488,7 @@ SERVER = Dashboard(
             (Query(f"max(gem_central_version{_S}) - max(gem_checkpoint_version{_S})", "commits"),),
         ),
     ),
+    alerts=True,
 )
 
 DASHBOARDS = (TRAINING, GEM, STALENESS, SERVER)

@@ -1,4 +1,4 @@
-"""Writes Grafana's dashboards from `gem_client.panels`: python deploy/grafana/generate.py [--check]
+"""Writes Grafana's dashboards from `gem_client.panels`, and the runbook's from docs/runbook.md: generate.py [--check]
 
 Built with Grafana's typed Foundation SDK, so that a wrong option fails here and not in a browser. With --check nothing is
 written; exit status 1 if the committed files are not what would be written.
@@ -7,15 +7,17 @@ written; exit status 1 if the committed files are not what would be written.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
-from gem_client.panels import DASHBOARDS, Dashboard, Kind, Panel
-from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
+from gem_client.panels import ALERTS, DASHBOARDS, EVENTS, Dashboard, Event, Kind, Limits, Panel
+from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, text, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
     BigValueGraphMode,
+    GraphThresholdsStyleMode,
     LegendDisplayMode,
     LegendPlacement,
     ScaleDistribution,
@@ -24,22 +26,28 @@ from grafana_foundation_sdk.models.common import (
     VisibilityMode,
 )
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync as CursorSync
-from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef, DynamicConfigValue, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
+    DataSourceRef,
+    DynamicConfigValue,
+    Threshold,
+    ThresholdsMode,
+    VariableRefresh,
+)
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.text import TextMode
 
 FOLDER = Path(__file__).parent / "dashboards"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
-_HALF, _SIXTH = 12, 4  # of a page's 24 columns
+RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
+_WIDTH, _HALF, _SIXTH = 24, 12, 4  # columns of a page
 
 
 def build(page: Dashboard) -> dashboard.Dashboard:
     """One dashboard, with a choice of data source and of servers, and links to the others."""
     board = (
-        dashboard.Dashboard(page.title)
-        .uid(page.uid)
-        .description(page.description)
-        .tags(["gem"])
+        _page(page.uid, page.title, page.description)
         .time("now-15m", "now")
         .refresh("5s")
         .timezone("browser")
@@ -52,17 +60,67 @@ def build(page: Dashboard) -> dashboard.Dashboard:
             .query("label_values(gem_central_version, instance)")
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         )
-        .link(
-            dashboard.DashboardLink("GEM dashboards")
-            .type(DashboardLinkType.DASHBOARDS)
-            .tags(["gem"])
-            .keep_time(True)
-            .include_vars(True)
-        )
     )
-    for number, panel in enumerate(page.panels, 1):
-        board = board.with_panel(_DRAW[panel.kind](panel).id(number))
+    for event in EVENTS:
+        board = board.annotation(_marks(event))
+    first = [_number(ALERTS), _alert_list()] if page.alerts else []
+    for number, panel in enumerate([*first, *(_DRAW[panel.kind](panel) for panel in page.panels)], 1):
+        board = board.with_panel(panel.id(number))
     return board
+
+
+def runbook() -> dashboard.Dashboard:
+    """docs/runbook.md as a dashboard, one panel for each alert, so that an alert can link to what to do about it."""
+    board = _page("gem-runbook", "GEM / Runbook", "What each alert means, where to look, and what to do.")
+    introduction, *sections = RUNBOOK.read_text(encoding="utf-8").split("\n## ")
+    first = text.Panel().title("How to read this").content(_self_contained(introduction.partition("\n")[2]))
+    board = board.with_panel(first.mode(TextMode.MARKDOWN).id(1).span(_WIDTH).height(7))
+    for number, section in enumerate(sections, 2):
+        title, _, body = section.partition("\n")
+        panel = text.Panel().title(title).content(_self_contained(body)).mode(TextMode.MARKDOWN)
+        board = board.with_panel(panel.id(number).span(_WIDTH).height(4 + body.count("\n") * 2 // 3))
+    return board
+
+
+def _self_contained(markdown: str) -> str:
+    """Markdown without its links to other files, which Grafana does not have, and with those to sections as plain words."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).strip()
+
+
+def _page(uid: str, title: str, description: str) -> dashboard.Dashboard:
+    """What all dashboards have: a name, and links to the others."""
+    others = dashboard.DashboardLink("GEM dashboards").type(DashboardLinkType.DASHBOARDS).tags(["gem"])
+    return (
+        dashboard.Dashboard(title)
+        .uid(uid)
+        .description(description)
+        .tags(["gem"])
+        .link(others.keep_time(True).include_vars(True))
+    )
+
+
+def _marks(event: Event) -> dashboard.AnnotationQuery:
+    query = dashboard.AnnotationQuery().name(event.name).datasource(SOURCE).expr(event.expr)
+    return query.icon_color(event.colour).enable(event.shown)
+
+
+def _alert_list() -> dashboard.Panel:
+    """Prometheus's alerts that wait or fire. The SDK has no builder for this kind of panel: its options are Grafana's own."""
+    options = {
+        "viewMode": "list", "groupMode": "default", "sortOrder": 3, "alertName": "Gem", "maxItems": 20, "showInstances": True,
+        "stateFilter": {"firing": True, "pending": True, "error": True, "noData": False, "normal": False},
+    }  # fmt: skip
+    panel = dashboard.Panel().type("alertlist").title("Alerts").options(options)
+    panel = panel.description("Alerts that fire, or will soon; each links to the runbook. Good: none.")
+    return panel.span(_WIDTH - _SIXTH).height(4)
+
+
+def _colours(limits: Limits) -> dashboard.ThresholdsConfig:
+    """Grafana colours a value by the last step that it reaches."""
+    steps = [Threshold(None, "green"), Threshold(limits.orange, "orange"), Threshold(limits.red, "red")]
+    if limits.falling:
+        steps = [Threshold(None, "red"), Threshold(limits.red, "orange"), Threshold(limits.orange, "green")]
+    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 def _lines(panel: Panel) -> timeseries.Panel:
@@ -83,6 +141,9 @@ def _lines(panel: Panel) -> timeseries.Panel:
         drawn = drawn.axis_soft_min(0)
     if panel.most is not None:
         drawn = drawn.max(panel.most)
+    if panel.limits is not None:
+        dashed = common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+        drawn = drawn.thresholds(_colours(panel.limits)).thresholds_style(dashed)
     dashes = DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 8]})
     for query in panel.queries:
         if query.dashed:
@@ -109,9 +170,11 @@ def _heatmap(panel: Panel) -> heatmap.Panel:
 
 def _number(panel: Panel) -> stat.Panel:
     newest = common.ReduceDataOptions().calcs(["lastNotNull"])
-    # No colour: Grafana's own thresholds would paint every number above 80 red.
-    drawn = stat.Panel().unit(panel.unit).reduce_options(newest).color_mode(BigValueColorMode.NONE)
-    drawn = drawn.graph_mode(BigValueGraphMode.AREA)
+    drawn = stat.Panel().unit(panel.unit).reduce_options(newest).graph_mode(BigValueGraphMode.AREA)
+    if panel.limits is None:  # no colour: Grafana's own thresholds would paint every number above 80 red
+        drawn = drawn.color_mode(BigValueColorMode.NONE)
+    else:
+        drawn = drawn.color_mode(BigValueColorMode.BACKGROUND).thresholds(_colours(panel.limits))
     return _finished(drawn, panel, width=_SIXTH, height=4)
 
 
@@ -130,12 +193,13 @@ _DRAW = {Kind.LINES: _lines, Kind.HEATMAP: _heatmap, Kind.NUMBER: _number}
 
 def files() -> dict[Path, str]:
     """What is to be written where."""
+    boards = [built.build() for built in (*map(build, DASHBOARDS), runbook())]
     return {
-        FOLDER / f"{page.uid.removeprefix('gem-')}.json": json.dumps(
-            build(page).build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False
+        FOLDER / f"{board.uid.removeprefix('gem-')}.json": json.dumps(
+            board, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False
         )
         + "\n"
-        for page in DASHBOARDS
+        for board in boards
     }
 
 
@@ -150,8 +214,8 @@ def main(arguments: list[str]) -> int:
     FOLDER.mkdir(exist_ok=True)
     for path in set(FOLDER.glob("*.json")) - wanted.keys():
         path.unlink()
-    for path, text in wanted.items():
-        path.write_text(text, encoding="utf-8")
+    for path, content in wanted.items():
+        path.write_text(content, encoding="utf-8")
         print(f"wrote {path.name}")
     return 0
 

@@ -86,6 +86,7 @@ class Metrics(Collector):
         yield _counter(
             "gem_nonfinite_losses", "Commits whose reported loss was no finite number.", None, progress.nonfinite_losses
         )
+        yield _gauge("gem_draining", "1 while the server finishes what is queued before it ends, else 0.", progress.draining)
         yield _gauge("gem_active_workers", "Workers that hold a lease.", len(core.leases.live))
         ended = {reason: core.leases.ended.get(reason, 0) for reason in EndReason}
         yield _counter("gem_leases_ended", "Leases that ended, by reason.", "reason", ended)

@@ -66,6 +66,7 @@ class Progress:
     nonfinite_losses: int = 0
     checkpoint_version: int | None = None
     checkpoint_at: float = 0.0  # on the monotonic clock
+    draining: bool = False
 
     def applied(self, applied: Applied, timing: Timing) -> None:
         self.last = applied

@@ -69,7 +69,6 @@ class TrainingServicer:
         self._log = log
         self._changed = asyncio.Event()
         self.traffic = Traffic()
-        self.draining = False
 
     # -- commits
 
@@ -256,10 +255,12 @@ class TrainingServicer:
         return pb.ReportEvaluationResponse()
 
     async def get_status(self, call: Call, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return messages.status(self._core, self._progress, self._apply_loop.queue_length, self.draining, self._clock())
+        return messages.status(
+            self._core, self._progress, self._apply_loop.queue_length, self._progress.draining, self._clock()
+        )
 
     def _require_open(self) -> None:
-        if self.draining:
+        if self._progress.draining:
             raise Draining(_DRAINING)
 
     def notify(self) -> None:
@@ -269,6 +270,6 @@ class TrainingServicer:
 
     def drain(self) -> None:
         """Takes no more commits; what holds a ticket is still applied and answered."""
-        self.draining = True
+        self._progress.draining = True
         self._calls.end_unanswered(Draining(_DRAINING))
         self.notify()

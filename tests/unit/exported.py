@@ -15,7 +15,12 @@ from unit.test_metrics import after_everything
 
 TARGET = {"instance", "job"}  # labels that Prometheus itself gives to everything that it scrapes
 # What Prometheus makes itself, and what every process exports (tests/wire/test_metrics_http.py): names and labels.
-FROM_ELSEWHERE: dict[str, dict[str, set[str]]] = {"up": {}, "process_resident_memory_bytes": {}}
+FROM_ELSEWHERE: dict[str, dict[str, set[str]]] = {
+    "up": {},
+    "process_resident_memory_bytes": {},
+    "process_start_time_seconds": {},
+    "ALERTS": {"alertname": set(), "alertstate": {"pending", "firing"}},
+}
 
 
 def worker_registry() -> CollectorRegistry:

@@ -23,7 +23,9 @@ GRAFANA = ROOT / "deploy" / "grafana"
 BOARDS: dict[str, Any] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((GRAFANA / "dashboards").glob("*.json"))
 }
-PANELS = {f"{name}: {panel['title']}": panel for name, board in BOARDS.items() for panel in board["panels"]}
+QUESTIONS = {name: board for name, board in BOARDS.items() if name != "runbook"}  # those that ask Prometheus
+PANELS = {f"{name}: {panel['title']}": panel for name, board in QUESTIONS.items() for panel in board["panels"]}
+ASKING = {where: panel for where, panel in PANELS.items() if panel["type"] != "alertlist"}
 COLUMNS = 24  # of Grafana's grid
 
 # The server's metrics that no dashboard shows, and why.
@@ -70,7 +72,10 @@ def test_check_tells_files_that_are_stale_missing_or_left_over(
 
 def test_a_dashboard_is_found_by_its_uid_and_by_its_name() -> None:
     assert {board["uid"] for board in BOARDS.values()} == {f"gem-{name}" for name in BOARDS}
-    assert {board["uid"]: board["title"] for board in BOARDS.values()} == {page.uid: page.title for page in panels.DASHBOARDS}
+    assert {board["uid"]: board["title"] for board in BOARDS.values()} == {
+        "gem-runbook": "GEM / Runbook",
+        **{page.uid: page.title for page in panels.DASHBOARDS},
+    }
 
 
 @pytest.mark.parametrize("name", BOARDS)
@@ -81,7 +86,7 @@ def test_every_dashboard_says_what_it_is_for_and_links_to_the_others(name: str) 
     assert (link["type"], link["tags"], link["keepTime"], link["includeVars"]) == ("dashboards", board["tags"], True, True)
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_every_dashboard_can_be_narrowed_to_a_server_of_any_prometheus(name: str) -> None:
     variables = {variable["name"]: variable for variable in BOARDS[name]["templating"]["list"]}
     assert variables.keys() == {"source", "server"}
@@ -107,8 +112,8 @@ def test_titles_and_ids_are_unique_within_a_dashboard(name: str) -> None:
         values = [panel[key] for panel in BOARDS[name]["panels"]]
         assert len(set(values)) == len(values), key
     for panel in BOARDS[name]["panels"]:
-        references = [target["refId"] for target in panel["targets"]]
-        assert references
+        references = [target["refId"] for target in panel.get("targets", [])]
+        assert references or panel["type"] in ("text", "alertlist")
         assert len(set(references)) == len(references)
 
 
@@ -126,7 +131,7 @@ def test_panels_lie_within_the_grid_and_on_nobody_else(name: str) -> None:
             taken[cell] = panel["title"]
 
 
-@pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
+@pytest.mark.parametrize("panel", ASKING.values(), ids=ASKING)
 def test_every_panel_asks_the_source_that_the_user_chose(panel: Any) -> None:
     chosen = {"type": "prometheus", "uid": "${source}"}
     assert [panel["datasource"], *(target["datasource"] for target in panel["targets"])] == [chosen] * (
@@ -139,9 +144,11 @@ def test_every_panel_asks_the_source_that_the_user_chose(panel: Any) -> None:
 
 def queries() -> Iterator[tuple[str, str, str]]:
     """(where, expression, legend) of every query of every dashboard."""
-    for where, panel in PANELS.items():
+    for where, panel in ASKING.items():
         for target in panel["targets"]:
             yield f"{where}, {target['refId']}", target["expr"], target["legendFormat"]
+    for event in panels.EVENTS:
+        yield f"event: {event.name}", event.expr, ""
 
 
 QUERIES = {where: (expression, legend) for where, expression, legend in queries()}
@@ -191,7 +198,7 @@ def test_what_is_asked_of_a_server_is_asked_of_the_chosen_ones_alone(where: str)
     for metric in metrics_of(expression):
         for matchers in re.findall(rf"(?<![\w:]){metric}(?![\w:])(\{{[^}}]*\}})?", expression):
             of_workers = metric.startswith(("gem_worker_step", "gem_worker_loss")) or 'job="gem-worker"' in matchers
-            assert of_workers or 'instance=~"$server"' in matchers, metric
+            assert of_workers or 'instance=~"$server' in matchers, metric  # "$server|": that of no instance too
 
 
 def test_every_metric_is_shown_on_some_dashboard() -> None:
@@ -204,15 +211,64 @@ def test_every_metric_is_shown_on_some_dashboard() -> None:
 
 def test_what_is_drawn_against_a_bound_has_a_unit_that_fits() -> None:
     """A share is a percentage, a time is in seconds, bytes are bytes."""
-    for where, panel in PANELS.items():
+    for where, panel in ASKING.items():
         unit = panel.get("fieldConfig", {}).get("defaults", {}).get("unit")
         names = {metric for target in panel["targets"] for metric in metrics_of(target["expr"])}
         if any(name.endswith(("_accuracy", "_ratio")) for name in names):
             assert unit == "percentunit", where
-        if all("_bytes" in name for name in names):
+        if all("_bytes" in name for name in names) and unit != "percentunit":  # one divided by another
             assert unit in ("bytes", "Bps"), where
         if all("_seconds_bucket" in name for name in names):
             assert unit == "s", where
+
+
+# -- what is red
+
+
+def steps(panel: Any) -> list[tuple[float | None, str]]:
+    return [(step["value"], step["color"]) for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+
+
+def test_a_value_that_is_bad_is_orange_and_then_red() -> None:
+    assert steps(PANELS["server: Memory in use"]) == [(None, "green"), (0.8, "orange"), (0.9, "red")]
+    assert steps(PANELS["server: Server answers"]) == [(None, "red"), (1, "orange"), (1, "green")]
+    assert PANELS["server: Memory in use"]["options"]["colorMode"] == "background"
+    assert PANELS["training: Commits"]["options"]["colorMode"] == "none", "a number that is never bad has no colour"
+    drawn = PANELS["server: Share of time spent applying"]["fieldConfig"]["defaults"]
+    assert (drawn["custom"]["thresholdsStyle"]["mode"], len(drawn["thresholds"]["steps"])) == ("dashed", 3)
+
+
+def test_the_colours_of_memory_are_red_when_the_alert_fires() -> None:
+    rules = load("deploy", "prometheus", "alerts.yml")["groups"][0]["rules"]
+    (expression,) = [rule["expr"] for rule in rules if rule.get("alert") == "GemMemoryNearLimit"]
+    assert expression.endswith(f"> {steps(PANELS['server: Memory in use'])[-1][0]}")
+
+
+@pytest.mark.parametrize("name", ["training", "server"])
+def test_the_alerts_that_fire_come_first(name: str) -> None:
+    count, listed = QUESTIONS[name]["panels"][:2]
+    assert count["targets"][0]["expr"].startswith("count(ALERTS{")
+    assert steps(count)[-1] == (1, "red")
+    assert (listed["type"], listed["options"]["stateFilter"]["firing"]) == ("alertlist", True)
+    (source,) = load("deploy", "grafana", "provisioning", "datasources", "prometheus.yml")["datasources"]
+    assert source["jsonData"]["manageAlerts"] is True, "else the list has Grafana's own alerts alone"
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_restarts_drains_and_evaluations_are_marked_on_every_dashboard(name: str) -> None:
+    marks = {mark["name"]: mark for mark in QUESTIONS[name]["annotations"]["list"]}
+    assert marks.keys() == {"Server restarted", "Server drains", "Evaluation"}
+    assert [marks[name]["enable"] for name in marks] == [True, True, False]
+
+
+def test_the_runbook_is_there_whole() -> None:
+    """Each section of docs/runbook.md is a panel, without links that Grafana could not follow."""
+    written = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^## (.+)$", written, re.MULTILINE)
+    shown = {panel["title"]: panel["options"]["content"] for panel in BOARDS["runbook"]["panels"]}
+    assert list(shown) == ["How to read this", *titles]
+    assert not [title for title, text in shown.items() if "](" in text]
+    assert "docker compose ps -a server" in shown["GemServerDown"]
 
 
 # -- how Grafana and Prometheus find them
