@@ -17,6 +17,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(tmp_path: Pat
     assert report.verdict.acknowledged <= report.verdict.applied
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_acknowledgements_and_loses_nothing(tmp_path: Path) -> None:
     report = disk.run(tmp_path, seed=1)
     if not report.possible:

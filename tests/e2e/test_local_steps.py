@@ -45,8 +45,10 @@ def gem_train(runs: Path, *arguments: str) -> tuple[str, dict[str, Any], Path]:
 
 @pytest.mark.parametrize(
     ("rule", "options"),
-    [("agn", ()), ("diloco", ("--rule-options", "delay=2", "--warmup-versions", "10"))],
-    ids=["agn", "diloco"],
+    [
+        pytest.param("agn", (), id="agn"),
+        pytest.param("diloco", ("--rule-options", "delay=2", "--warmup-versions", "10"), id="diloco", marks=pytest.mark.slow),
+    ],
 )
 def test_gem_train_learns_the_digits_with_local_steps(tmp_path: Path, rule: str, options: tuple[str, ...]) -> None:
     told, summary, folder = gem_train(

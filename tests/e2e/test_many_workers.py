@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
 from e2e.test_gem_train import Launch, commits, launch, read_json
 
 __all__ = ["launch"]  # the fixture
 FEW = ("--shards", "replicate", "--batch-size", "8", "--evaluate-every", "0.5")
 
 
+@pytest.mark.slow
 def test_five_workers_in_two_processes_survive_the_death_of_one_and_a_restart_with_three(launch: Launch) -> None:
     launcher = launch("--workers", "5", "--processes", "2", "--steps", "80", *FEW)
     launcher.until_it_says("5 workers in 2 processes, rule gem")

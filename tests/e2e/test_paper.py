@@ -46,6 +46,7 @@ def test_an_experiment_runs_for_real_and_is_kept(tmp_path: Path) -> None:
     assert "1 experiments, 0 of them to run" in lines[-1]
 
 
+@pytest.mark.slow
 def test_workers_that_come_and_go_are_a_run_too(tmp_path: Path) -> None:
     churn = Experiment("digits", workers=2, steps=60, setting="staged", replacements=1)
     runner = Runner(tmp_path, None, 2, lambda line: None)
@@ -68,7 +69,13 @@ def test_an_experiment_that_can_not_start_says_why(tmp_path: Path) -> None:
 IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]  # as a shell starts a command that ends in "&": deaf to Ctrl-C
 
 
-@pytest.mark.parametrize(("start", "end"), [([], signal.SIGINT), (IN_BACKGROUND, signal.SIGTERM)], ids=["ctrl-c", "background"])
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        pytest.param([], signal.SIGINT, id="ctrl-c"),
+        pytest.param(IN_BACKGROUND, signal.SIGTERM, id="background", marks=pytest.mark.slow),
+    ],
+)
 def test_when_it_is_ended_it_leaves_no_process_and_a_page_that_tells_what_is_missing(
     start: list[str], end: signal.Signals, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from fuzz.targets import NEXT_RECORD, PAYLOAD, TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 MUTATIONS = {"frame": 5000, "segment": 2000, "log": 2000, "state": 2000, "model": 1000, "workers": 1000}
-GROUPS = 4  # of the mutations of a target, so that several processes share them
+GROUPS = 4  # of the mutations of a target: one is tried by default, all with `make test-slow`
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -33,7 +33,7 @@ def test_what_is_right_is_read(name: str) -> None:
         TARGETS[name].run(seed)
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("group", [0, *(pytest.param(group, marks=pytest.mark.slow) for group in range(1, GROUPS))])
 @pytest.mark.parametrize("name", TARGETS)
 def test_damage_is_read_or_refused(name: str, group: int) -> None:
     target = TARGETS[name]

@@ -16,10 +16,9 @@ def test_a_hostile_file_is_refused_for_what_is_wrong_with_it(name: str) -> None:
         TARGETS[name.partition("/")[0]].run((FOLDER / name).read_bytes())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_file_is_the_one_that_the_script_writes(name: str) -> None:
-    """Where a format has changed: `python -m hostile_files.make` in tests/."""
-    assert (FOLDER / name).read_bytes() == CASES[name]().content
+def test_the_files_are_those_that_the_script_writes() -> None:
+    """If a format has changed: `python -m hostile_files.make` in tests/."""
+    assert [name for name, case in CASES.items() if (FOLDER / name).read_bytes() != case().content] == []
 
 
 def test_every_file_in_the_folder_is_tried() -> None:

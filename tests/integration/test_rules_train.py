@@ -36,7 +36,7 @@ def loss_of(live: Live, task: Digits) -> float:
         return Evaluator(task).score(reader.version, reader.layout, values).loss
 
 
-@pytest.mark.parametrize("local_steps", [1, 4])
+@pytest.mark.parametrize("local_steps", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("rule", RULES)
 def test_the_loss_falls(digits: Digits, rule: str, local_steps: int) -> None:
     torch.manual_seed(0)

@@ -190,16 +190,16 @@ def test_a_repeat_of_a_commit_that_waits_for_its_turn_takes_no_second_ticket() -
 
 
 @by_rule
-@pytest.mark.parametrize("sequence", [0, 1, 2, 5, 2**63])
-def test_gaps_and_old_sequences_are_refused_and_nothing_changes(hyperparameters: Hyperparameters, sequence: int) -> None:
+def test_gaps_and_old_sequences_are_refused_and_nothing_changes(hyperparameters: Hyperparameters) -> None:
     core = make_core(hyperparameters)
     (ann,) = start(core)
     for number in (1, 2, 3):
         commit(core, ann, number, ONES)
     before = state(core)
-    with pytest.raises(SequenceGap, match=f"commit {sequence} of this lease; due is 4"):
-        core.admit(header(core, ann, sequence), 0.0)
-    assert state(core) == before
+    for sequence in (0, 1, 2, 5, 2**63):
+        with pytest.raises(SequenceGap, match=f"commit {sequence} of this lease; due is 4"):
+            core.admit(header(core, ann, sequence), 0.0)
+        assert state(core) == before
     assert commit(core, ann, 4, ONES).version == 4
 
 

@@ -36,7 +36,7 @@ from wire_client import (
 EACH = 4 * SMALL.size * 3  # moment, snapshot, upload
 LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
 BYTES = 4 * LARGE.size
-TIMES = 10_000
+many_times = pytest.mark.parametrize("times", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 
 
 @contextmanager
@@ -100,20 +100,22 @@ def register_all(live: Live, names: list[str]) -> list[Refusal | pb.RegisterWork
 # -- registering
 
 
-def test_ten_thousand_registrations_under_one_name_hold_one_place() -> None:
+@many_times
+def test_thousands_of_registrations_under_one_name_hold_one_place(times: int) -> None:
     with limited(2) as (live, _, honest):
-        commits = honest_while(live, honest, lambda: register_all(live, ["again"] * TIMES))
+        commits = honest_while(live, honest, lambda: register_all(live, ["again"] * times))
         assert commits > 1
         assert memory(live) == 4 * SMALL.size + 2 * EACH
-        assert live.on_loop(lambda: len(live.core.leases._reasons)) <= TIMES
+        assert live.on_loop(lambda: len(live.core.leases._reasons)) <= 10_000
         assert live.on_loop(lambda: len(live.server._memory_socket._leases)) == 0
         honest.commit(0.001)
 
 
-def test_ten_thousand_names_get_no_more_places_than_the_limit_has() -> None:
+@many_times
+def test_thousands_of_names_get_no_more_places_than_the_limit_has(times: int) -> None:
     with limited(100) as (live, wire, honest):
         answers: list[Refusal | pb.RegisterWorkerResponse] = []
-        honest_while(live, honest, lambda: answers.extend(register_all(live, [f"n{number}" for number in range(TIMES)])))
+        honest_while(live, honest, lambda: answers.extend(register_all(live, [f"n{number}" for number in range(times)])))
         refused = [answer for answer in answers if isinstance(answer, Refusal)]
         assert len(answers) - len(refused) == 99
         assert {answer.error for answer in refused} == {"OVERLOADED"}
