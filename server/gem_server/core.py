@@ -150,7 +150,20 @@ class Core:
         layout = self.central.layout
         assert layout is not None
         _, buffers, upload = self.memory.take(layout, overlap)
-        self.leases.open(lease_id, worker, buffers, upload, now, owner).restored = True
+        self.leases.open(lease_id, worker, buffers, upload, now, owner)
+
+    def came_back(self, shard_ids: int | None) -> None:
+        """The server has started again with this run. It may lack commits that workers were told are applied: a start without a
+        log may have come before it and left no trace. `admit` ends the leases of which that shows.
+
+        Args:
+            shard_ids: Where shards may have been dealt that this run does not know of: a random number, from which shards get
+                ids that none of those has.
+        """
+        for lease in self.leases.live.values():
+            lease.restored = True
+        if shard_ids is not None:
+            self.ledger.number_anew(shard_ids)
 
     def renew(self, lease_id: str, now: float) -> Lease:
         return self.leases.renew(lease_id, now)
@@ -265,8 +278,8 @@ class Core:
         """Judges a commit by its header.
 
         Raises:
-            LeaseEnded: The lease is unknown, has ended, or the server came back from a checkpoint that lacks commits
-                which the worker was told are applied.
+            LeaseEnded: The lease is unknown, has ended, or the server came back without commits which the worker was told are
+                applied.
             LayoutMismatch: The fingerprint is not the run's.
             SequenceGap: The sequence is neither the next, nor the queued, nor the last one.
             InvalidRequest: The base version does not exist yet, or it holds what the rule does not take.
@@ -283,9 +296,7 @@ class Core:
         given = {lease.base_version, lease.spare_version} if lease.overlaps else {lease.base_version}
         if lease.restored and (header.base_version not in given or header.sequence > lease.sequence + 1):
             self._rolled_back.append(self._end(lease, EndReason.ROLLED_BACK))
-            raise LeaseEnded(
-                "the server came back from a checkpoint older than this worker's last commit", EndReason.ROLLED_BACK
-            )
+            raise LeaseEnded("the server came back without this worker's last commit: register again", EndReason.ROLLED_BACK)
         if lease.queued is not None:
             raise SequenceGap(f"commit {header.sequence} of this lease while commit {lease.queued} still waits for its turn")
         if header.sequence != lease.sequence + 1:
