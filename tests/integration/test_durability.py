@@ -49,6 +49,12 @@ def state(live: Live) -> bytes:
     return live.on_loop(lambda: fingerprint(live.core))
 
 
+def leased_shard(live: Live, session: Session) -> int:
+    """The id of a shard that the session's worker gets now."""
+    lease_id = session._member.place.lease_id
+    return int(live.on_loop(lambda: live.core.lease_shard(lease_id, 400, live.clock()).shard_id))
+
+
 ALL_KINDS = [
     {"shared_memory": False},
     {"shared_memory": False, "gradient_dtype": "int8", "theta_dtype": "bfloat16"},
@@ -118,9 +124,9 @@ def test_workers_of_a_start_without_a_log_are_told_that_their_commits_are_gone(
             live = open_.enter_context(serving(replace(resumed, listen=live.address, durability=durability)))
             assert session.commit(GRADIENT).dropped is (life > 0), "what the start before acknowledged is gone"
             assert not session.commit(GRADIENT).dropped
-            shard = live.on_loop(lambda: live.core.lease_shard(session._member.place.lease_id, 400, live.clock()))
-            assert shard.shard_id not in dealt, "a worker of before may still complete that shard"
-            dealt.add(shard.shard_id)
+            shard_id = leased_shard(live, session)
+            assert shard_id not in dealt, "a worker of before may still complete that shard"
+            dealt.add(shard_id)
             live.stop()
             resumed = replace(resumed, checkpoint_dir=kept)  # it was killed before its first checkpoint
 
