@@ -415,7 +415,7 @@ class World:
         """The newest, where an older one and the log since stand in."""
         found = checkpoint.found(self.disk.root)
         stands_in = len(found) > 1 and (recovery.place_of(found[0]) is None or recovery.place_of(found[1]) is not None)
-        if stands_in and self.random.random() < 0.4:
+        if stands_in and found[0] not in self._damaged and self.random.random() < 0.4:
             self._damaged.add(found[0])
             self.disk.damage(found[0] / "workers.safetensors")
 
