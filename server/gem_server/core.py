@@ -47,6 +47,7 @@ from gem_server.shards import NoShard, Shard, ShardLedger
 MAX_SAMPLES = 1 << 32  # in one commit
 MAX_NAME = 128
 MAX_SHARDS = 1000  # held by one worker at once
+MAX_COUNTED_NAMES = 10_000  # whose steps are counted: a run that never ends meets new names without end
 # Settings that a run keeps: the workers' buffers and the shard ledger depend on them.
 FIXED = ("rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed")
 
@@ -65,6 +66,8 @@ class Core:
         quarantine: Keeps out workers whose gradients are refused; without it nobody is kept out.
 
     Attributes:
+        steps_done: Commits by worker's name, of the 10,000 names that committed last, the latest at the end. A worker that
+            comes back after so many others begins at 0, and so has its limit of steps (`--steps`) once more.
         record: Told of everything that changes the run once θ has its first value, in the order in which it happens.
         logged: Whether what it is told goes to a log, for which gradients must not change under way.
     """
@@ -403,7 +406,9 @@ class Core:
             discarded=not step.accepted,
         )
         self.outcomes[Outcome.APPLIED if step.accepted else Outcome.DISCARDED] += 1
-        self.steps_done[lease.worker] = self.steps_done.get(lease.worker, 0) + 1
+        self.steps_done[lease.worker] = self.steps_done.pop(lease.worker, 0) + 1
+        while len(self.steps_done) > MAX_COUNTED_NAMES:  # by the order of commits alone, so that a replay forgets the same
+            del self.steps_done[next(iter(self.steps_done))]
         self.samples_committed += header.samples * step.accepted
         return lease.answer
 

@@ -130,6 +130,22 @@ def test_a_restored_core_is_the_one_that_was_written_bit_by_bit(settings: Hyperp
     assert (again.ledger.completed, again.ledger.samples_completed) == (core.ledger.completed, core.ledger.samples_completed)
 
 
+def test_steps_are_counted_for_the_names_that_committed_last_also_across_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that never ends meets new names without end; a restart must forget the same ones as the run would have."""
+    monkeypatch.setattr("gem_server.core.MAX_COUNTED_NAMES", 3)
+    core = make_core()
+    start(core, ["ann"])
+    for worker in ("ann", "bob", "cy", "ann", "dora", "cy"):
+        commit(core, core.register(worker, SMALL, 0.0).lease_id, 1, 1.0)
+    assert core.steps_done == {"ann": 2, "dora": 1, "cy": 2}
+    save_core(core, tmp_path)
+    for each in (core, restored(tmp_path)):
+        commit(each, each.register("eve", SMALL, 0.0).lease_id, 1, 1.0)
+        assert list(each.steps_done) == ["dora", "cy", "eve"]
+
+
 @EVERY_RULE
 def test_a_restored_run_goes_on_as_if_nothing_had_happened(settings: Hyperparameters, tmp_path: Path) -> None:
     """The same commits after it give the same bits."""
