@@ -205,7 +205,7 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         core.steps_done.update(state["steps_done"])
         core.samples_committed = state["samples_committed"]
         core.norms.resume(state.get("norms", []))
-        core.ledger.restore(state["ledger"], jump="log" not in state)
+        core.ledger.restore(state["ledger"])
         with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
             core.shared.numbers.update(_numbers(core.rule.numbers, state["shared"]))
             core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
@@ -280,7 +280,6 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
     lease.spare_version = spare_version or 0
     lease.answer = _applied(state["answer"]) if state["answer"] else None
     lease.owner = state.get("owner", "")
-    lease.restored = True
     core.leases.add(lease)
 
 

@@ -47,6 +47,7 @@ from gem_server.shards import NoShard, Shard, ShardLedger
 MAX_SAMPLES = 1 << 32  # in one commit
 MAX_NAME = 128
 MAX_SHARDS = 1000  # held by one worker at once
+MAX_COUNTED_NAMES = 10_000  # whose steps are counted: a run that never ends meets new names without end
 # Settings that a run keeps: the workers' buffers and the shard ledger depend on them.
 FIXED = ("rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed")
 
@@ -65,6 +66,8 @@ class Core:
         quarantine: Keeps out workers whose gradients are refused; without it nobody is kept out.
 
     Attributes:
+        steps_done: Commits by worker's name, of the 10,000 names that committed last, the latest at the end. A worker that
+            comes back after so many others begins at 0, and so has its limit of steps (`--steps`) once more.
         record: Told of everything that changes the run once θ has its first value, in the order in which it happens.
         logged: Whether what it is told goes to a log, for which gradients must not change under way.
     """
@@ -150,7 +153,20 @@ class Core:
         layout = self.central.layout
         assert layout is not None
         _, buffers, upload = self.memory.take(layout, overlap)
-        self.leases.open(lease_id, worker, buffers, upload, now, owner).restored = True
+        self.leases.open(lease_id, worker, buffers, upload, now, owner)
+
+    def came_back(self, shard_ids: int | None) -> None:
+        """The server has started again with this run. It may lack commits that workers were told are applied: a start without a
+        log may have come before it and left no trace. `admit` ends the leases of which that shows.
+
+        Args:
+            shard_ids: Where shards may have been dealt that this run does not know of: a random number, from which shards get
+                ids that none of those has.
+        """
+        for lease in self.leases.live.values():
+            lease.restored = True
+        if shard_ids is not None:
+            self.ledger.number_anew(shard_ids)
 
     def renew(self, lease_id: str, now: float) -> Lease:
         return self.leases.renew(lease_id, now)
@@ -265,8 +281,8 @@ class Core:
         """Judges a commit by its header.
 
         Raises:
-            LeaseEnded: The lease is unknown, has ended, or the server came back from a checkpoint that lacks commits
-                which the worker was told are applied.
+            LeaseEnded: The lease is unknown, has ended, or the server came back without commits which the worker was told are
+                applied.
             LayoutMismatch: The fingerprint is not the run's.
             SequenceGap: The sequence is neither the next, nor the queued, nor the last one.
             InvalidRequest: The base version does not exist yet, or it holds what the rule does not take.
@@ -283,9 +299,7 @@ class Core:
         given = {lease.base_version, lease.spare_version} if lease.overlaps else {lease.base_version}
         if lease.restored and (header.base_version not in given or header.sequence > lease.sequence + 1):
             self._rolled_back.append(self._end(lease, EndReason.ROLLED_BACK))
-            raise LeaseEnded(
-                "the server came back from a checkpoint older than this worker's last commit", EndReason.ROLLED_BACK
-            )
+            raise LeaseEnded("the server came back without this worker's last commit: register again", EndReason.ROLLED_BACK)
         if lease.queued is not None:
             raise SequenceGap(f"commit {header.sequence} of this lease while commit {lease.queued} still waits for its turn")
         if header.sequence != lease.sequence + 1:
@@ -392,7 +406,9 @@ class Core:
             discarded=not step.accepted,
         )
         self.outcomes[Outcome.APPLIED if step.accepted else Outcome.DISCARDED] += 1
-        self.steps_done[lease.worker] = self.steps_done.get(lease.worker, 0) + 1
+        self.steps_done[lease.worker] = self.steps_done.pop(lease.worker, 0) + 1
+        while len(self.steps_done) > MAX_COUNTED_NAMES:  # by the order of commits alone, so that a replay forgets the same
+            del self.steps_done[next(iter(self.steps_done))]
         self.samples_committed += header.samples * step.accepted
         return lease.answer
 

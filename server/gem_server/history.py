@@ -16,6 +16,7 @@ COLUMNS = (
     "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy",
 )  # fmt: skip
 _TICKET = COLUMNS.index("ticket")
+_LONGEST_LINE = 1 << 16  # characters; a worker's name has at most 128
 
 
 class History:
@@ -27,6 +28,9 @@ class History:
         next_ticket: Ticket of the run's next commit.
         wall: Unix seconds.
         log: Told when a line could not be written. Training goes on: the history is an aid, not a promise.
+
+    Raises:
+        OSError: The file can't be written, or what is there is not a file.
     """
 
     def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], log: Logger) -> None:
@@ -34,8 +38,10 @@ class History:
         self._log = log
         self._path = path
         self._failing = False
-        kept = _lines_before(path, next_ticket) if next_ticket > 1 and path.exists() else []
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a file")
         path.parent.mkdir(parents=True, exist_ok=True)
+        kept = self._lines_before(next_ticket) if next_ticket > 1 and path.exists() else []
         if not kept and path.exists():
             path.replace(path.with_name(path.name + ".old"))
         rewritten = path.with_name(path.name + ".new")
@@ -45,6 +51,16 @@ class History:
         self._writer.writerows(kept)
         self._file.flush()
         rewritten.replace(path)
+
+    def _lines_before(self, next_ticket: int) -> list[list[str]]:
+        """The file's whole lines of commits before a ticket; none if it is damaged."""
+        try:
+            return _lines_before(self._path, next_ticket)
+        except (ValueError, csv.Error) as error:
+            self._log.warning(
+                "the history is damaged: it is kept as *.old, and a new one begins", path=str(self._path), why=str(error)
+            )
+            return []
 
     def applied(self, applied: Applied, timing: Timing) -> None:
         pi = applied.pi
@@ -72,9 +88,26 @@ class History:
             self._failing = True
 
 
+def open_history(path: Path, next_ticket: int, wall: Callable[[], float], log: Logger) -> History | None:
+    """The run's history; None, and a warning, if it can't be written. Arguments as for `History`."""
+    try:
+        return History(path, next_ticket, wall, log)
+    except OSError as error:
+        log.warning("no history is kept: it can't be written; check --history", path=str(path), why=str(error))
+        return None
+
+
 def _lines_before(path: Path, next_ticket: int) -> list[list[str]]:
-    """The file's whole lines of commits before a ticket."""
+    """The file's whole lines of commits before a ticket. Raises ValueError or csv.Error if it is not a history."""
     with path.open(newline="", encoding="utf-8") as file:
-        whole = [line for line in file if line.endswith("\n")]
-    rows = [row for row in csv.reader(whole) if len(row) == len(COLUMNS) and row[_TICKET].isdigit()]
+        whole = [line for line in iter(lambda: file.readline(_LONGEST_LINE), "") if _is_whole(line)]
+    rows = [row for row in csv.reader(whole) if len(row) == len(COLUMNS) and row != list(COLUMNS)]
     return [row for row in rows if int(row[_TICKET]) < next_ticket]
+
+
+def _is_whole(line: str) -> bool:
+    """Whether a line has its end; a crash leaves the last one without. Raises ValueError for one that no history has."""
+    whole = line.endswith("\n")
+    if len(line) >= _LONGEST_LINE or (whole and "\0" in line):
+        raise ValueError("a line is too long, or has NUL bytes")
+    return whole

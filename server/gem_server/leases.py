@@ -40,8 +40,8 @@ class Lease:
         recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
         owner: Names the credentials that it was opened with, and can be used with; empty where the server asks for none.
         counted: Bytes that its table has counted for it.
-        restored: Whether it comes from a checkpoint and the worker has not committed since: the worker may have been
-            acknowledged commits that the checkpoint lacks.
+        restored: Whether the server has started again since the worker's last commit: the worker may have been acknowledged
+            commits that the server lacks now.
     """
 
     lease_id: str

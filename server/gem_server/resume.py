@@ -124,6 +124,7 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> B
         lambda run_id, kept: _kept_core(run_id, kept, config),
         clock(),
         lambda path, why: log.warning("checkpoint refused", path=str(path), why=why),
+        logged=config.durability == "log",
     )
     if recovered is None:
         log.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))

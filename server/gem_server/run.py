@@ -35,7 +35,7 @@ from gem_server.durability.group_commit import GroupCommit, Unlogged
 from gem_server.durability.journal import Journal
 from gem_server.edge import rpc_handlers
 from gem_server.exposure import what_is_open
-from gem_server.history import History
+from gem_server.history import open_history
 from gem_server.log_metrics import LogMetrics
 from gem_server.memory_socket import MemorySocket
 from gem_server.metrics import Metrics
@@ -117,7 +117,7 @@ class Server:
             self._memory_socket = MemorySocket(config.memory_socket, core, log)
         except OSError as error:
             raise StartError(f"can't share memory at {config.memory_socket} (--memory-socket): {error}") from None
-        self._history = History(config.history, core.next_ticket, wall, log) if config.history else None
+        self._history = open_history(config.history, core.next_ticket, wall, log) if config.history else None
         journal = make_journal(config, core.run_id, number)
         self._checkpointer = Checkpointer(
             config.checkpoint_dir, config.keep, core, self._apply_loop, progress, clock, log,

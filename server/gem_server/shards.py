@@ -12,7 +12,7 @@ from gem_api.hyperparameters import Hyperparameters
 
 from gem_server.shuffle import Indices, shuffled
 
-_ID_JUMP = 1 << 32  # after a restart: ids that were given out after the checkpoint do not come again
+_IDS = 1 << 32  # shard ids that one start of the server may give out
 
 
 @dataclass(frozen=True)
@@ -176,13 +176,16 @@ class ShardLedger:
             "held": [[lease_id, s.shard_id, s.group, s.epoch, s.begin, s.end] for lease_id, s in self.held.values()],
         }
 
-    def restore(self, state: dict[str, Any], *, jump: bool = True) -> None:
-        """Takes over what `state` returned; with new ids far from any that may have been given out since, unless a log tells
-        of those."""
+    def number_anew(self, number: int) -> None:
+        """Shards that are dealt from now on get ids of another range, the one of that number."""
+        self._next_id = number * _IDS + self._next_id % _IDS
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes over what `state` returned."""
         self.samples = state["samples"]
         self.completed = state["completed"]
         self.samples_completed = state["samples_completed"]
-        self._next_id = state["next_id"] + (_ID_JUMP if jump else 0)
+        self._next_id = state["next_id"]
         for group, epoch, next_, returned in state["decks"]:
             deck = self.decks[group] = self._new_deck()
             deck.epoch, deck.next = epoch, next_

@@ -217,7 +217,7 @@ def carry_on(directory: Path) -> None:
     """Recovers the run, and goes on with it as a server and its workers would. Refusals end it."""
     refused: list[str] = []
     try:
-        recovered = recovery.recover(directory, new_core, 0.0, lambda path, why: refused.append(why))
+        recovered = recovery.recover(directory, new_core, 0.0, lambda path, why: refused.append(why), logged=True)
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{error} ({'; '.join(refused)})") from error
     assert recovered is not None, "a checkpoint was overlooked"

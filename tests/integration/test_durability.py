@@ -49,6 +49,12 @@ def state(live: Live) -> bytes:
     return live.on_loop(lambda: fingerprint(live.core))
 
 
+def leased_shard(live: Live, session: Session) -> int:
+    """The id of a shard that the session's worker gets now."""
+    lease_id = session._member.place.lease_id
+    return int(live.on_loop(lambda: live.core.lease_shard(lease_id, 400, live.clock()).shard_id))
+
+
 ALL_KINDS = [
     {"shared_memory": False},
     {"shared_memory": False, "gradient_dtype": "int8", "theta_dtype": "bfloat16"},
@@ -96,6 +102,33 @@ def test_workers_carry_on_under_the_same_lease(logged: ServerConfig, tmp_path: P
             answer = session.commit(GRADIENT)
             assert (answer.version, answer.dropped, session.generation) == (2, False, generation)
             np.testing.assert_array_equal(answer.theta, theta(back))
+
+
+@pytest.mark.parametrize("then", ["snapshot", "memory"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_workers_of_a_start_without_a_log_are_told_that_their_commits_are_gone(
+    overlap: bool, then: str, logged: ServerConfig, tmp_path: Path
+) -> None:
+    """The start after that finds the log's end as it was, and knows nothing of what was acknowledged meanwhile."""
+    with ExitStack() as open_:
+        live = open_.enter_context(serving(logged))
+        session = open_.enter_context(connect(live.address, name="ann", shared_memory=False))
+        session.join(model(), overlap=overlap)
+        session.commit(GRADIENT)
+        resumed = crashed(live, tmp_path / "crashed")
+        live.stop()
+        dealt: set[int] = set()
+        for life, durability in enumerate((then, then, "log")):
+            assert resumed.checkpoint_dir is not None
+            kept = shutil.copytree(resumed.checkpoint_dir, tmp_path / f"kept-{life}")
+            live = open_.enter_context(serving(replace(resumed, listen=live.address, durability=durability)))
+            assert session.commit(GRADIENT).dropped is (life > 0), "what the start before acknowledged is gone"
+            assert not session.commit(GRADIENT).dropped
+            shard_id = leased_shard(live, session)
+            assert shard_id not in dealt, "a worker of before may still complete that shard"
+            dealt.add(shard_id)
+            live.stop()
+            resumed = replace(resumed, checkpoint_dir=kept)  # it was killed before its first checkpoint
 
 
 def test_a_commit_whose_answer_was_lost_in_the_crash_is_not_applied_again(logged: ServerConfig, tmp_path: Path) -> None:

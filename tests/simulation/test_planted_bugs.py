@@ -21,6 +21,7 @@ from gem_server.durability.segment import DamagedLog, SegmentWriter
 from gem_server.facts import Applied
 from gem_server.leases import Lease
 from gem_server.rules import PiFacts, Turn
+from gem_server.shards import ShardLedger
 from simulation.disk import SimulatedDisk
 from simulation.world import World
 
@@ -177,6 +178,20 @@ def logs_no_discarded_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "begin", unlogged)
 
 
+def trusts_the_leases_of_a_log(patch: pytest.MonkeyPatch) -> None:
+    """A start without a log may have acknowledged commits since the log's end."""
+
+    def came_back(core: Core, shard_ids: int | None) -> None:
+        if shard_ids is not None:
+            core.ledger.number_anew(shard_ids)
+
+    patch.setattr(Core, "came_back", came_back)
+
+
+def gives_out_the_shard_ids_of_a_lost_start_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShardLedger, "number_anew", lambda ledger, number: None)
+
+
 def leaves_out(kind: Kind) -> Plant:
     """One kind of record is never written."""
 
@@ -209,6 +224,8 @@ BUGS = [
     forgets_the_numbers_that_are_shared,
     counts_a_version_for_a_discarded_commit,
     logs_no_discarded_commit,
+    trusts_the_leases_of_a_log,
+    gives_out_the_shard_ids_of_a_lost_start_again,
     *(leaves_out(kind) for kind in Kind),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gem_server.core import Core
@@ -33,6 +34,7 @@ def fingerprint(core: Core) -> bytes:
         digest.update(core.shared.buffers[name].tobytes())
     ledger = core.ledger.state()
     ledger["held"] = sorted(ledger["held"])
+    ledger["next_id"] %= 1 << 32  # above that is the range, which a start that keeps no log chooses
     numbers = sorted(core.shared.numbers.items())
     digest.update(repr((core.central.version, core.steps_done, core.samples_committed, numbers, ledger)).encode())
     return digest.digest()
@@ -52,6 +54,8 @@ class Truth:
         prints: After which record the run had which fingerprint.
         begun: The commit whose turn it is.
         last_ticket: That of the last commit whose turn it was.
+        shards: What each id stands for that a worker was told.
+        unlogged: Whether the server keeps no log now: then what it says may be forgotten.
     """
 
     applied: list[Known] = field(default_factory=list)
@@ -63,6 +67,9 @@ class Truth:
     prints: dict[int, bytes] = field(default_factory=dict)
     begun: Known | None = None
     last_ticket: int = 0
+    shards: dict[int, tuple[str, int, int, int]] = field(default_factory=dict)
+    unlogged: bool = False
+    _fleeting: list[Callable[[], object]] = field(default_factory=list)  # what undoes all that was said without a log
 
     def started(self, core: Core) -> None:
         """θ has its first value."""
@@ -70,6 +77,13 @@ class Truth:
         self.applied, self.theta, self.told = [], [core.central.theta.tobytes()], 0
         self.discarded.clear()
         self.completed.clear()
+        self.shards.clear()
+
+    def forgets(self) -> None:
+        """The server died that kept no log: what it said holds no longer."""
+        while self._fleeting:
+            self._fleeting.pop()()
+        self.begun, self.last_ticket = None, 0
 
     def applies(self, lease_id: str, applied: Applied, core: Core) -> None:
         known = (lease_id, applied.sequence)
@@ -88,6 +102,8 @@ class Truth:
 
     def acknowledges(self, lease_id: str, applied: Applied) -> None:
         known = (lease_id, applied.sequence)
+        if self.unlogged and known not in self.acknowledged:
+            self._fleeting.append(lambda: self.acknowledged.pop(known))
         before = self.acknowledged.setdefault(known, applied.version)
         require(before == applied.version, f"commit {known} was acknowledged as version {before} and {applied.version}")
         if applied.discarded:
@@ -97,7 +113,21 @@ class Truth:
         self.tells(applied.version)
 
     def tells(self, version: int) -> None:
+        if self.unlogged:
+            before = self.told
+            self._fleeting.append(lambda: setattr(self, "told", before))
         self.told = max(self.told, version)
+
+    def completes(self, shard: tuple[str, int, int, int]) -> None:
+        """A worker was told that its shard is done."""
+        if self.unlogged and shard not in self.completed:
+            self._fleeting.append(lambda: self.completed.discard(shard))
+        self.completed.add(shard)
+
+    def names(self, shard_id: int, shard: tuple[str, int, int, int]) -> None:
+        """A worker was told the id of its shard."""
+        before = self.shards.setdefault(shard_id, shard)
+        require(before == shard, f"shard id {shard_id} stands for {before} and for {shard}")
 
     def deals(self, shard: tuple[str, int, int, int]) -> None:
         require(shard not in self.completed, f"shard {shard} is dealt again, after its worker was told that it is done")

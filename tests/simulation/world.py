@@ -52,6 +52,7 @@ class Server:
     """What dies with the process."""
 
     core: Core
+    logged: bool = True  # whether this start keeps a log
     journal: journal_module.Journal | None = None  # once there is a checkpoint for it to follow
     unbased: journal_module.Journal | None = None
     captured: Capture | None = None
@@ -89,6 +90,7 @@ class World:
         self._damaged: set[Path] = set()
         self._ids = self._runs = 0
         self._names = clients
+        self._unlogged = 0.5 if random.random() < 0.3 else 0.0  # how often a start keeps no log
         self.clients = {f"w{number}": Client(f"w{number}", random, random.random() < 0.3) for number in range(clients)}
         rule, options = random.choice(OTHER_RULES if random.random() < 0.25 else PLAIN_RULES)
         self.settings = Hyperparameters(rule=rule, rule_options=options, batch_size=4, shard_size=SHARD, epochs=EPOCHS)
@@ -209,7 +211,7 @@ class World:
             return
         told = (shard.group, shard.epoch, shard.begin, shard.end)
         self.truth.deals(told)
-        self._answer(request, shard)
+        self._answer(request, shard, lambda: self.truth.names(shard.shard_id, told))
 
     def _serve_complete(self, request: Request, lease: str, shard: int) -> None:
         core = self.server.core
@@ -217,7 +219,7 @@ class World:
         accepted = core.complete_shard(lease, shard, self.now)
         done = held[1] if held is not None and accepted else None
         what = (done.group, done.epoch, done.begin, done.end) if done else None
-        self._answer(request, accepted, lambda: self.truth.completed.add(what) if what else None)
+        self._answer(request, accepted, lambda: self.truth.completes(what) if what else None)
 
     def _serve_commit(self, request: Request, lease: str, sequence: int, base: int, dtype: int, payload: bytes) -> None:
         server, core = self.server, self.server.core
@@ -225,7 +227,8 @@ class World:
         upload = server.uploads.pop(lease, None)  # a newer call under the same lease ends an older one
         admission, holder = core.admit(header, self.now)
         if admission is Admission.FRESH:
-            if server.journal is None or holder.recorded > server.journal.durable:
+            self._require_based()
+            if holder.recorded > self.durable():
                 raise Overloaded("the log still needs the last gradient")
             form = gradient_format(dtype)
             form.assembly(holder.upload).add_all(memoryview(payload))
@@ -252,7 +255,7 @@ class World:
         self._answer(request, applied, lambda: self.truth.acknowledges(lease_id, applied), due)
 
     def _require_based(self) -> None:
-        if self.server.journal is None:
+        if self.server.logged and self.server.journal is None:
             raise Overloaded("there is no checkpoint yet")
 
     def _answer(self, request: Request, value: Any, told: Callable[[], object] = lambda: None, due: int | None = None) -> None:
@@ -336,7 +339,8 @@ class World:
         """Takes the state for one; it is written while the run goes on."""
         server = self.server
         if server.core.central.initialized and server.step is None and server.captured is None:
-            server.unbased = server.journal or server.unbased or self._new_journal(0)
+            if server.logged:
+                server.unbased = server.journal or server.unbased or self._new_journal(0)
             server.captured = recovery.capture(server.core, server.unbased)
             server.captured.copy_theta()
 
@@ -372,6 +376,10 @@ class World:
         self.crashes += 1
         self.disk.fail()
         self.disk.capacity = None
+        if not self.server.logged:
+            self.truth.forgets()
+            for client in self.clients.values():
+                client.done = False  # what is lost has to be done again
         self._damage_a_checkpoint()
         if self.random.random() < 0.2:
             self.disk.fails_in = self.random.randint(0, 20)
@@ -381,13 +389,21 @@ class World:
             self.crash()
 
     def _recover(self) -> Server:
-        recovered = recovery.recover(self.disk.root, self._new_core, self.now, self._refused)
+        logged = self._starts_logged()
+        recovered = recovery.recover(
+            self.disk.root, self._new_core, self.now, self._refused, logged=logged, random=lambda: self.random.getrandbits(30)
+        )
         if recovered is None:
             return self._new_server()
+        if recovery.place_of(recovered.checkpoint) is None:
+            self.truth.prints.clear()  # no record says what it holds
         self.truth.recovered(recovered.core, recovered.number)
+        self.truth.unlogged = not logged
         if self.random.random() < 0.5:
             recovered.core.change(replace(recovered.core.settings, learning_rate=self.random.choice([0.01, 0.05, 0.2])))
-        server = Server(recovered.core, self._new_journal(recovered.number))
+        if not logged:
+            return Server(recovered.core, logged=False)
+        server = Server(recovered.core, journal=self._new_journal(recovered.number))
         server.core.logged = True
         captured = recovery.capture(server.core, server.journal)
         captured.copy_theta()
@@ -398,7 +414,8 @@ class World:
     def _damage_a_checkpoint(self) -> None:
         """The newest, where an older one and the log since stand in."""
         found = checkpoint.found(self.disk.root)
-        if len(found) > 1 and self.random.random() < 0.4:
+        stands_in = len(found) > 1 and (recovery.place_of(found[0]) is None or recovery.place_of(found[1]) is not None)
+        if stands_in and found[0] not in self._damaged and self.random.random() < 0.4:
             self._damaged.add(found[0])
             self.disk.damage(found[0] / "workers.safetensors")
 
@@ -408,7 +425,13 @@ class World:
     def _new_server(self) -> Server:
         require(not self.truth.acknowledged, "the run is gone, though commits of it were acknowledged")
         self._runs += 1
-        return Server(self._new_core(f"run{self._runs:05d}", self.settings))
+        logged = self._starts_logged()
+        self.truth.unlogged = not logged
+        return Server(self._new_core(f"run{self._runs:05d}", self.settings), logged)
+
+    def _starts_logged(self) -> bool:
+        """Whether a start of the server keeps a log."""
+        return self.random.random() >= self._unlogged
 
     def _new_core(self, run_id: str, settings: Hyperparameters) -> Core:
         return Core(run_id, settings, lease_seconds=LEASE_SECONDS, memory_limit=0, new_id=self._new_id)

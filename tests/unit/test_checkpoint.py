@@ -122,13 +122,28 @@ def test_a_restored_core_is_the_one_that_was_written_bit_by_bit(settings: Hyperp
             name: bits(buffer) for name, buffer in lease.buffers.items()
         }
         assert bits(again.answer(other)) == bits(core.answer(lease))
-        assert other.restored
     assert answers(again) == answers(core)
     assert again.ledger.held == core.ledger.held
     assert {group: vars(deck) for group, deck in again.ledger.decks.items()} == {
         group: vars(deck) for group, deck in core.ledger.decks.items()
     }
     assert (again.ledger.completed, again.ledger.samples_completed) == (core.ledger.completed, core.ledger.samples_completed)
+
+
+def test_steps_are_counted_for_the_names_that_committed_last_also_across_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that never ends meets new names without end; a restart must forget the same ones as the run would have."""
+    monkeypatch.setattr("gem_server.core.MAX_COUNTED_NAMES", 3)
+    core = make_core()
+    start(core, ["ann"])
+    for worker in ("ann", "bob", "cy", "ann", "dora", "cy"):
+        commit(core, core.register(worker, SMALL, 0.0).lease_id, 1, 1.0)
+    assert core.steps_done == {"ann": 2, "dora": 1, "cy": 2}
+    save_core(core, tmp_path)
+    for each in (core, restored(tmp_path)):
+        commit(each, each.register("eve", SMALL, 0.0).lease_id, 1, 1.0)
+        assert list(each.steps_done) == ["dora", "cy", "eve"]
 
 
 @EVERY_RULE

@@ -401,7 +401,7 @@ def test_a_restored_lease_that_lacks_acknowledged_commits_ends_rolled_back(chang
     commit(core, ann, 1, ONES)
     as_restored(core)
     theta = bits(core.central.theta)
-    with pytest.raises(LeaseEnded, match="older than this worker's last commit") as raised:
+    with pytest.raises(LeaseEnded, match="without this worker's last commit") as raised:
         core.admit(replace(header(core, ann, 2), **change), 0.0)
     assert raised.value.reason == "rolled_back"
     assert list(core.leases.live) == [bob]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import structlog
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.apply_loop import Timing
 from gem_server.core import Core
-from gem_server.history import COLUMNS, History
+from gem_server.history import COLUMNS, History, open_history
+from live import config, serving
 from unit.helpers import commit, make_core, start
+from wire_client import wired
 
 NO_TIME = Timing(0.0, 0.0)
 
@@ -100,14 +104,19 @@ def test_a_full_disk_is_logged_and_does_not_stop_the_training(tmp_path: Path, mo
 
 
 class Log:
-    """Keeps the reasons of the errors that it is told."""
+    """Keeps the reasons of the errors and warnings that it is told."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
+        self.warnings: list[str] = []
 
     def error(self, event: str, *, path: str, why: str) -> None:
         assert path
         self.errors.append(why)
+
+    def warning(self, event: str, *, path: str, why: str) -> None:
+        assert path
+        self.warnings.append(why)
 
 
 class FullDisk:
@@ -180,3 +189,52 @@ def test_a_history_that_has_vanished_is_begun_anew_at_the_resumed_version(tmp_pa
     core.pull(core.leases.get("lease-1"))
     write_commits(core, tmp_path / "history.csv", 1).close()
     assert versions(tmp_path / "history.csv") == [4]
+
+
+HEADER = ",".join(COLUMNS).encode() + b"\n"
+DAMAGED = {
+    "binary": bytes(range(256)) * 8,
+    "NUL bytes": HEADER + b"1,1" + bytes(100) + b"\n",
+    "a ticket that is no number": HEADER + "1,²,0,ann,1,0,0,,1,,,,,\n".encode(),
+    "a ticket of 5,000 digits": HEADER + b"1," + b"9" * 5000 + b",0,ann,1,0,0,,1,,,,,\n",
+    "a line without an end": HEADER + b"1" * (1 << 20) + b"\n",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_history_is_set_aside_and_a_new_one_begun(content: bytes, tmp_path: Path) -> None:
+    path, log, core = tmp_path / "history.csv", Log(), training()
+    path.write_bytes(content)
+    core.next_ticket = 4
+    history = open_history(path, core.next_ticket, lambda: 0.0, log)
+    assert history is not None
+    history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
+    history.close()
+    assert [row["ticket"] for row in rows(path)] == ["4"]
+    assert (tmp_path / "history.csv.old").read_bytes() == content
+    assert len(log.warnings) == 1
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def below_a_file(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.touch()
+
+
+@pytest.mark.parametrize("occupy", [a_folder, a_pipe, below_a_file])
+def test_a_server_starts_without_a_history_that_it_cannot_write(occupy: Callable[[Path], None], tmp_path: Path) -> None:
+    path, log = tmp_path / "folder" / "history.csv", Log()
+    path.parent.mkdir()
+    occupy(path)
+    assert open_history(path, 4, lambda: 0.0, log) is None
+    assert len(log.warnings) == 1
+    assert not (tmp_path / "folder" / "history.csv.old").exists()
+    with serving(config(history=path)) as live, wired(live) as wire:
+        wire.started("ann").commit()

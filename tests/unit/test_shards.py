@@ -125,6 +125,7 @@ def test_ids_given_out_after_a_checkpoint_do_not_come_again() -> None:
     lost = {take(book, "ann").shard_id for _ in range(100)}
     restored = ledger(epochs=0)
     restored.restore(state)
+    restored.number_anew(1)
     assert not lost & {take(restored, "ann").shard_id for _ in range(100)}
     assert not any(restored.complete("lease-ann", shard_id) for shard_id in lost)
 

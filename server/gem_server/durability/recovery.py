@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -46,7 +47,13 @@ class Recovered(NamedTuple):
 
 
 def recover(
-    directory: Path, new_core: Callable[[str, Hyperparameters], Core], now: float, refuse: Callable[[Path, str], None]
+    directory: Path,
+    new_core: Callable[[str, Hyperparameters], Core],
+    now: float,
+    refuse: Callable[[Path, str], None],
+    *,
+    logged: bool,
+    random: Callable[[], int] = lambda: 1 + secrets.randbits(30),
 ) -> Recovered | None:
     """The run whose checkpoints and log lie in a folder; None where there is no checkpoint.
 
@@ -55,6 +62,9 @@ def recover(
         new_core: Makes an empty core, given the run's id and its settings.
         now: When the leases begin to run again.
         refuse: Told of damaged checkpoints, for which an older one and the log since then stand in.
+        logged: Whether this start keeps a log.
+        random: A number below 2³¹. Shards get ids from it unless the log tells of every shard that was and will be dealt: what
+            a start without a log dealt must not come again, and when it is killed nothing of it may be left to count on from.
 
     Raises:
         BadCheckpoint: There are checkpoints, but none is whole, or `new_core` does not take the newest one's settings.
@@ -67,7 +77,9 @@ def recover(
     path, state = newest
     core = _restored(path, state, new_core, now)
     saved = core.central.version
-    return Recovered(core, path, saved, *replay(directory, state, core, now))
+    number, torn = replay(directory, state, core, now)
+    core.came_back(None if logged and "log" in state else random())
+    return Recovered(core, path, saved, number, torn)
 
 
 def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters], Core], version: int | None) -> Core:
