@@ -65,10 +65,15 @@ def test_an_experiment_that_can_not_start_says_why(tmp_path: Path) -> None:
     assert load(runner.path(wrong), wrong) is None
 
 
-IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]  # as a shell starts a command that ends in "&": deaf to Ctrl-C
+IN_BACKGROUND = [
+    "sh",
+    "-c",
+    'trap "" INT; exec "$@"',
+    "sh",
+]  # as a script starts a command that ends in "&": with SIGINT ignored
 
 
-@pytest.mark.parametrize(("start", "end"), [([], signal.SIGINT), (IN_BACKGROUND, signal.SIGTERM)], ids=["ctrl-c", "background"])
+@pytest.mark.parametrize(("start", "end"), [(IN_BACKGROUND, signal.SIGINT), ([], signal.SIGTERM)], ids=["ctrl-c", "sigterm"])
 def test_when_it_is_ended_it_leaves_no_process_and_a_page_that_tells_what_is_missing(
     start: list[str], end: signal.Signals, tmp_path: Path
 ) -> None:
