@@ -190,14 +190,18 @@ def test_labels_are_bounded_however_many_tensors_a_model_has() -> None:
     assert len(watch.values("gem_pi_tensor_median", "tensor")) == MAX_TENSORS
 
 
-def test_the_training_loss_is_smoothed_and_passes_over_what_is_no_number() -> None:
+def test_the_training_loss_is_smoothed_without_bias_and_passes_over_what_is_no_number() -> None:
+    """An exponential average with Adam's correction (Kingma & Ba 2015, section 3): the first loss has no extra weight."""
+    losses = [2.5, 1.0, 0.5, 0.25, 0.75]
     watch = watched()
-    watch.commit("lease-1", loss=1.0)
-    watch.commit("lease-1", loss=float("nan"))
-    watch.commit("lease-1", loss=float("inf"))
-    assert watch.value("gem_training_loss") == 1.0
-    watch.commit("lease-1", loss=2.0)
-    assert watch.value("gem_training_loss") == pytest.approx(1.02)
+    for loss in losses:
+        watch.commit("lease-1", loss=loss)
+        watch.commit("lease-1", loss=float("nan"))
+        watch.commit("lease-1", loss=float("inf"))
+    average = 0.0
+    for loss in losses:
+        average = 0.98 * average + 0.02 * loss
+    assert watch.value("gem_training_loss") == pytest.approx(average / (1 - 0.98 ** len(losses)))
 
 
 # -- the histogram of π
