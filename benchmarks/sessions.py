@@ -9,6 +9,7 @@ from statistics import median
 
 import click
 import numpy as np
+from gem_api.lifetime import interruptible
 
 from benchmarks.idle import INTERVAL_SECONDS, idle_sessions
 from benchmarks.processes import measure, resident_bytes, server
@@ -53,6 +54,7 @@ class Setting:
 @click.option("--repeats", type=int, default=5, help="Measurements of each number, interleaved.")
 @click.option("--quick", is_flag=True, help="Under a minute: one repeat of two seconds, no idle sessions.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput/sessions.json"), help="The figures.")
+@interruptible()
 def main(
     parameters: int, sessions: tuple[int, ...], idle: int, transport: tuple[str, ...], seconds: float, repeats: int,
     quick: bool, out: Path,

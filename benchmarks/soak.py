@@ -23,6 +23,7 @@ from typing import Any
 import click
 import numpy as np
 from gem_api.errors import GemError
+from gem_api.lifetime import interruptible
 from gem_client import Admin, connect
 from gem_worker.cluster import free_port
 
@@ -69,6 +70,7 @@ class Line:
 @click.option("--parameters", type=int, default=1000, help="P, the size of the model.")
 @click.option("--durability", type=click.Choice(["snapshot", "log"]), default="log", help="The server's.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/soak"), help="Folder for figures and plot.")
+@interruptible()
 def main(commits: int, minutes: float, parameters: int, durability: str, out: Path) -> None:
     """Exits with status 1 where something grows."""
     out.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gem_api.lifetime import EXIT_INTERRUPTED, interruptible
 
 from benchmarks import machine
 from benchmarks.claims import LARGE, MIDDLE, SMALL, verdicts
@@ -45,6 +45,7 @@ _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput"), help="Folder of what is written.")
 @click.option("--resume", is_flag=True, help="Go on with what is in that folder.")
 @click.pass_context
+@interruptible()  # no way to end may leave processes behind
 def main(
     context: click.Context, parameters: tuple[int, ...], workers: tuple[int, ...], repeats: int, seconds: float,
     only: tuple[str, ...], quick: bool, tuned_peers: bool, out: Path, resume: bool,
@@ -64,13 +65,12 @@ def main(
     results.describe(chosen)
     PROCESSES.set_forkserver_preload(["benchmarks.contenders", *(["torch"] if find_spec("torch") else [])])
     cells = [Cell(size, count) for size in settings["parameters"] for count in settings["workers"]]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no way to end may leave processes behind
     try:
         Run(results, chosen, cells, settings["repeats"], settings["seconds"], out / "log.txt").run()
     except KeyboardInterrupt:
         click.echo("interrupted; --resume goes on")
         report(results, out)
-        raise SystemExit(130) from None
+        raise SystemExit(EXIT_INTERRUPTED) from None
     report(results, out)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import click
+from gem_api.lifetime import EXIT_INTERRUPTED, interruptible
 
 from benchmarks.paper import page
 from benchmarks.paper.figures import DRAWINGS
@@ -36,13 +36,13 @@ _QUICK_NOTE = "A quick look: fewer workers, steps and seeds than the paper has, 
 @click.option("--processes", type=click.IntRange(1), default=max(2, os.cpu_count() or 2), show_default="one for each core",
               help="Processes that the workers of a run share.")  # fmt: skip
 @click.option("--draw-only", is_flag=True, help="Run nothing: draw and describe what there is.")
+@interruptible()
 def main(
     figures: tuple[str, ...], data: Path | None, is_quick: bool, out: Path | None, steps: int | None, seeds: int | None,
     processes: int, draw_only: bool,
 ) -> None:  # fmt: skip
     """Makes the paper's figures: FIGURES are some of 1 2 3 4 5 6 8 9-10 conventions straggler churn proxies rules; without
     any, all of them. Ctrl-C ends it; called again it goes on with what is missing."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = _chosen(figures)
     scale = _scale(data, is_quick, steps, seeds)
     folder = out or (_QUICK_OUT if is_quick else _OUT)
@@ -52,7 +52,7 @@ def main(
             runner.run(experiments(chosen, scale))
     except KeyboardInterrupt:
         click.echo("\nstopped: the same command goes on with what is missing", err=True)
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
     finally:
         written = draw(runner, folder, scale, _note(scale, is_quick))
     click.echo(f"results: {written}")

@@ -14,10 +14,11 @@ from typing import Any
 
 import click
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.lifetime import interruptible
 from gem_api.options import flags, hyperparameter_options
 from gem_client import Admin, GemError
 from gem_worker.cluster import WORKER_NICENESS, Cluster, Member, free_port, python
-from gem_worker.command import data_option, task_option
+from gem_worker.command import data_option, ignore_signals, task_option
 from gem_worker.follow import Follower
 from gem_worker.run_folder import RunFolder
 from gem_worker.tasks import load_task
@@ -92,9 +93,9 @@ class Staged(Cluster):
 @task_option
 @data_option
 @hyperparameter_options()
+@interruptible()
 def main(**options: Any) -> None:
     """Runs it, and leaves a run folder in RUNS."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options["steps"], options["epochs"] = _NO_END, 0
     settings = Hyperparameters(**{each.name: options[each.name] for each in fields(Hyperparameters)})
     folder = RunFolder.create(options["runs"], "staged", options)
@@ -109,7 +110,7 @@ def main(**options: Any) -> None:
             cluster.start()
             status = follower.follow()
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            ignore_signals()
             cluster.stop()
             follower.close()
     sys.exit(status)

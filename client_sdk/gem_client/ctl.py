@@ -18,6 +18,7 @@ import click
 from gem_api import __version__
 from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_api.layout import MAX_PARAMETERS
+from gem_api.lifetime import interruptible
 from gem_api.options import DURABILITIES, SETTINGS, Number, credential_options, credentials, option
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
@@ -67,8 +68,8 @@ class Target(NamedTuple):
 
 
 class _TypedErrors(click.Group):
-    """Turns the SDK's errors into one line and exit status 1; and takes in commands that other installed packages offer, such
-    as those that need the server's code."""
+    """Turns the SDK's errors into one line and exit status 1, and Ctrl-C into exit status 130. Takes in commands that other
+    installed packages offer, such as those that need the server's code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *entry_points(group=_PLUGINS).names})
@@ -78,6 +79,7 @@ class _TypedErrors(click.Group):
         offered = entry_points(group=_PLUGINS, name=cmd_name) if command is None else ()
         return next((entry.load() for entry in offered), command)
 
+    @interruptible()
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

@@ -310,7 +310,7 @@ STALENESS = Dashboard(
             "With n workers of equal speed the mean is n − 1. Good: mean and median on the dashed expectation; a 99 % far "
             "above it is a straggler.",
             (
-                Query(f"sum(gem_active_workers{_S}) - 1", "expected: workers − 1", dashed=True),
+                Query(f"clamp_min(sum(gem_active_workers{_S}) - 1, 0)", "expected: workers − 1", dashed=True),
                 Query(_mean("gem_commit_staleness"), "mean"),
                 *_quantiles("gem_commit_staleness", 0.5, 0.99),
             ),

@@ -63,6 +63,10 @@ class Prometheus:
         """The one number that PromQL gives at a time; None where there is none. Raises PrometheusError."""
         return self._get(_first_value, "query", query=query, time=f"{at:.3f}")
 
+    def values(self, query: str, at: float) -> list[Series]:
+        """All series that PromQL gives at a time, with one value each. Raises PrometheusError."""
+        return self._get(_one_value_each, "query", query=query, time=f"{at:.3f}")
+
     def scrape_interval(self, instance: str) -> float:
         """Seconds between two scrapes of a server and of workers, whichever are rarer; 15 where nothing is known.
 
@@ -85,6 +89,10 @@ class Prometheus:
 
 def _all_series(data: Any) -> list[Series]:
     return [_series(entry["metric"], entry["values"]) for entry in data["result"]]
+
+
+def _one_value_each(data: Any) -> list[Series]:
+    return [_series(entry["metric"], [entry["value"]]) for entry in data["result"]]
 
 
 def _first_value(data: Any) -> float | None:

@@ -18,6 +18,8 @@ from gem_client.text import duration
 
 _POINTS = 400  # of a curve
 _MOST_POINTS = 10_000  # that Prometheus gives for one query, with a margin
+_MOST_ROWS = 100  # of the table of workers
+_TARGET = ("job", "instance")  # labels that Prometheus itself gives
 _TAIL = 30.0  # seconds shown after the last commit
 
 _STYLE = """
@@ -28,9 +30,14 @@ h3 { margin: 0; font-size: 15px; } .quiet { color: #666; } p { margin: 4px 0 12p
 .tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0; }
 .tile { border: 1px solid #ddd; border-radius: 8px; padding: 10px 16px; min-width: 120px; }
 .tile b { display: block; font-size: 24px; color: #1f4e79; font-weight: 600; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(520px, 1fr)); gap: 28px 24px; margin-top: 16px; }
+.panels { display: grid; gap: 28px 24px; margin-top: 16px; }
+.panels { grid-template-columns: repeat(auto-fit, minmax(min(520px, 100%), 1fr)); }
 .panel svg { width: 100%; height: auto; } .panel p { font-size: 13px; color: #666; }
-dl { columns: 4; } dl div { break-inside: avoid; display: flex; gap: 8px; } dt { color: #666; } dd { margin: 0; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(260px, 100%), 1fr)); gap: 2px 24px; }
+dl div { display: flex; gap: 8px; } dt { color: #666; flex: none; } dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; } th { color: #666; font-weight: normal; text-align: right; }
+td, th { padding: 2px 16px 2px 0; } td { text-align: right; font-variant-numeric: tabular-nums; }
+td:first-child, th:first-child { text-align: left; } h1, p, h3 { overflow-wrap: anywhere; }
 .alert { color: #c0392b; }
 @media print { body { max-width: none; } .panel { break-inside: avoid; } }
 """
@@ -65,7 +72,7 @@ def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float
     newest = max(wanted, key=lambda one: (one.times[-1], one.times[0]))
     labels = dict(newest.labels)
     run, instance = labels.pop("run_id"), labels.pop("instance", "")
-    settings = {name: value for name, value in labels.items() if name not in ("__name__", "job")}
+    settings = {name: value for name, value in labels.items() if name not in (*_TARGET, "__name__")}
     same = [one for one in wanted if one.labels["run_id"] == run and one.labels.get("instance", "") == instance]
     first, final = _first_and_last(prometheus, run, instance, min(one.times[0] for one in same) - step, newest.times[-1])
     ended = _last_commit(prometheus, instance, first, final)
@@ -120,10 +127,6 @@ def page(prometheus: Prometheus, run: Run, now: float) -> str:
     window = max(4 * scrape, step)
     sections = "\n".join(_section(prometheus, board, run, step, window) for board in DASHBOARDS)
     when = f"{_clock(run.begin)} to {_clock(run.end)} UTC, {duration(run.end - run.begin)}"
-    settings = "".join(
-        f"<div><dt>{html.escape(name.replace('_', ' '))}</dt><dd>{html.escape(value)}</dd></div>"
-        for name, value in sorted(run.settings.items())
-    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -138,12 +141,64 @@ def page(prometheus: Prometheus, run: Run, now: float) -> str:
 <div class="tiles">{_tiles(prometheus, run, step, window)}</div>
 {_alerts(prometheus, run, step)}
 <h2>Settings</h2>
-<dl>{settings}</dl>
+<dl>{_listed(run.settings)}</dl>
+{_versions(prometheus, run)}
+{_workers(prometheus, run)}
 {sections}
 <p class="quiet">{_footer(now, window, step)}</p>
 </body>
 </html>
 """
+
+
+def _listed(texts: dict[str, str]) -> str:
+    """Names and values, sorted by name."""
+    return "".join(
+        f"<div><dt>{html.escape(name.replace('_', ' '))}</dt><dd>{html.escape(value) or '–'}</dd></div>"
+        for name, value in sorted(texts.items())
+    )
+
+
+def _over(metric: str, run: Run) -> str:
+    """A metric of the run's server, all its samples while the run went on."""
+    return f"{_of(metric, run.instance)}[{max(1, round(run.end - run.begin))}s]"
+
+
+def _versions(prometheus: Prometheus, run: Run) -> str:
+    """What software the server ran on; nothing for a server that does not tell."""
+    found = prometheus.values(f"last_over_time({_over('gem_build_info', run)})", run.end)
+    labels = {name: value for one in found for name, value in one.labels.items() if name not in (*_TARGET, "__name__")}
+    if "version" in labels:
+        labels["gem-ps"] = labels.pop("version")
+    return f"<h2>Versions</h2><dl>{_listed(labels)}</dl>" if labels else ""
+
+
+def _workers(prometheus: Prometheus, run: Run) -> str:
+    """A line for each worker: commits and mean staleness under the lease with most of them, and refused commits."""
+    columns = ("gem_worker_commits_total", "gem_worker_staleness_total", "gem_worker_rejected_total")
+    commits, staleness, rejected = (_by_worker(prometheus, run, metric) for metric in columns)
+    rows = [
+        f"<tr><td>{html.escape(name)}</td><td>{count:,.0f}</td>"
+        f"<td>{f'{staleness[name] / count:.1f}' if count and name in staleness else '–'}</td>"
+        f"<td>{rejected.get(name, 0):,.0f}</td></tr>"
+        for name, count in sorted(commits.items(), key=lambda each: _natural(each[0]))
+    ]
+    if not rows:
+        return ""
+    more = f'<p class="quiet">and {len(rows) - _MOST_ROWS} more</p>' if len(rows) > _MOST_ROWS else ""
+    head = "<tr><th>worker</th><th>commits</th><th>mean staleness</th><th>rejected</th></tr>"
+    return f'<h2>Workers</h2><div class="wide"><table>{head}{"".join(rows[:_MOST_ROWS])}</table></div>{more}'
+
+
+def _by_worker(prometheus: Prometheus, run: Run, metric: str) -> dict[str, float]:
+    """Where a worker's counter got to while the run went on; it starts anew with each lease."""
+    found = prometheus.values(f"max by (worker) (max_over_time({_over(metric, run)}))", run.end)
+    return {one.labels.get("worker", ""): float(one.values[0]) for one in found if np.isfinite(one.values[0])}
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts worker-2 before worker-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _footer(now: float, window: float, step: float) -> str:
@@ -155,7 +210,7 @@ def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> str:
     whole = f"{max(1, round(run.end - run.begin))}s"
 
     def over(metric: str) -> str:
-        return f"{_of(metric, run.instance)}[{whole}]"
+        return _over(metric, run)
 
     def mean(metric: str) -> str:
         return f"sum(increase({over(metric + '_sum')})) / sum(increase({over(metric + '_count')}))"
@@ -163,6 +218,7 @@ def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> str:
     applied = _of("gem_commits_total", run.instance, outcome="applied")
     rates = f"sum(rate({applied}[{max(1, round(window))}s]))[{whole}:{max(1, round(step))}s]"
     figures = (
+        ("parameters", f"max(last_over_time({over('gem_parameters')}))", "{:,.0f}"),
         ("accuracy", f"max(last_over_time({over('gem_evaluation_accuracy')}))", "{:.2%}"),
         ("training loss", f"max(last_over_time({over('gem_training_loss')}))", "{:.4f}"),
         ("commits", f"max(max_over_time({over('gem_central_version')}))", "{:,.0f}"),

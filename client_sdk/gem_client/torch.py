@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-import torch
 from gem_api.errors import InvalidRequest, RejectedCommit
+from gem_api.extras import install
 from gem_api.layout import Vector
 from gem_api.schedule import rate
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"gem_client.torch needs PyTorch: {install('torch')}", name=error.name) from error
 from torch import Tensor
 from torch.utils.data import Sampler
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from importlib.metadata import version
+from platform import python_version
 from typing import Any
 
 import numpy as np
+from gem_api import __version__
 from gem_api.hyperparameters import Hyperparameters
 from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
@@ -22,6 +25,7 @@ from gem_server.transfer import Traffic
 _STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 _SECONDS = (*(base * 10.0**exponent for exponent in range(-5, 1) for base in (1, 2, 5)), 10.0)
 _PI_OCTAVES = tuple(2.0**octave for octave in range(-10, 20))
+_PACKAGES = ("grpcio", "numba", "numpy")  # whose versions gem_build_info tells, beside this package's and Python's
 MAX_TENSORS = 500  # label values of gem_pi_tensor_median
 MAX_WORKERS = 1000  # label values of gem_worker_*
 
@@ -53,6 +57,7 @@ class Metrics(Collector):
         self._queue_length = queue_length
         self._wall = wall
         self._pi = PiHistogram()
+        self._versions = {"version": __version__, "python": python_version(), **{name: version(name) for name in _PACKAGES}}
         self._staleness = Histogram(
             "gem_commit_staleness", "Commits applied between a worker's pull and its own commit (Eq. 2).",
             buckets=_STALENESS, registry=registry,
@@ -81,6 +86,9 @@ class Metrics(Collector):
         core, ledger, progress = self._core, self._core.ledger, self._progress
         yield _gauge("gem_central_version", "Commits applied to the central variable.", core.central.version)
         yield InfoMetricFamily("gem_run", "The run and its settings.", {"run_id": core.run_id, **_texts(core.settings)})
+        yield InfoMetricFamily("gem_build", "Versions of the software that the server runs on.", self._versions)
+        if core.central.layout is not None:
+            yield _gauge("gem_parameters", "Parameters of the model.", core.central.layout.size)
         yield _counter("gem_commits", "Commits by outcome.", "outcome", core.outcomes)
         yield _counter("gem_commits_rejected", "Rejected commits, by error.", "error", progress.rejected)
         yield _counter(

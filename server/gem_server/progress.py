@@ -9,18 +9,25 @@ from dataclasses import dataclass, field
 from gem_server.apply_loop import Timing
 from gem_server.facts import Applied
 
-_DECAY = 0.98  # about the last 50 commits
+_DECAY = 0.98  # about the last 50 values
 
 
 class Smoothed:
-    """An exponential moving average that starts at its first value; values that are no numbers are passed over."""
+    """An exponential moving average without a bias towards its start (as in Adam); NaN and infinities are passed over.
+
+    Attributes:
+        value: The mean, None before the first value. Until there are about 50 it is close to the mean of all of them.
+    """
 
     def __init__(self) -> None:
         self.value: float | None = None
+        self._weights = 0.0  # sum of those that the values have in the average: 1 − 0.98ⁿ
 
     def add(self, value: float) -> None:
         if math.isfinite(value):
-            self.value = value if self.value is None else _DECAY * self.value + (1 - _DECAY) * value
+            self._weights = _DECAY * self._weights + (1 - _DECAY)
+            share = (1 - _DECAY) / self._weights
+            self.value = share * value + (0.0 if self.value is None else (1 - share) * self.value)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from chaos import disk
 from chaos.checker import Verdict, check
 from chaos.cluster import Cluster
 from chaos.worker import Kind
+from gem_api.lifetime import interruptible
 
 KINDS = [
     Kind(shared_memory=True, proxied=False),
@@ -130,6 +131,7 @@ def _kill_server(cluster: Cluster, chance: random.Random, report: Report) -> Non
 @click.option("--bytes-between-faults", default=20_000_000, show_default=True, help="Of a connection, on average.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/chaos"), show_default=True)
+@interruptible()
 def main(out: Path, **plan: int) -> None:
     """Kills, cuts, fills a disk, and says what came out: in words, and in OUT/report.json."""
     out.mkdir(parents=True, exist_ok=True)

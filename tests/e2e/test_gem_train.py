@@ -35,18 +35,26 @@ PATIENCE = 180.0  # seconds that a whole cluster may take to get anywhere on a b
 TRAINING_SAMPLES = 1438  # of the digits
 SHARDS = 6  # of 256 samples, per epoch
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist"
+IN_BACKGROUND = [
+    "sh",
+    "-c",
+    'trap "" INT; exec "$@"',
+    "sh",
+]  # as a script starts a command that ends in "&": with SIGINT ignored
 
 
 class Launcher:
     """A running gem-train, its output in a file."""
 
-    def __init__(self, folder: Path, *arguments: str, runs: Path | None = None, path: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, runs: Path | None = None, path: Path | None = None, background: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._output = folder / f"output-{len(list(folder.glob('output-*')))}.txt"
         self._runs = runs or folder / "runs"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path or ""), environment.get("PYTHONPATH", "")]))
-        command = [sys.executable, "-m", "gem_worker.train", *arguments]
+        command = [*(IN_BACKGROUND if background else []), sys.executable, "-m", "gem_worker.train", *arguments]
         if "--resume" not in arguments:
             command += ["--runs", str(self._runs)]
         with self._output.open("wb") as output:
@@ -267,8 +275,8 @@ def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: La
     assert launcher.members() == {}
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_can_be_resumed(launch: Launch) -> None:
-    launcher = launch("--workers", "2", "--epochs", "25")
+def test_ctrl_c_leaves_a_checkpoint_a_report_and_no_process_and_the_run_can_be_resumed(launch: Launch) -> None:
+    launcher = launch("--workers", "2", "--epochs", "25", background=True)  # which hears Ctrl-C all the same
     launcher.until_version(20)
     members = launcher.members()
     assert len(members) == 3
@@ -281,6 +289,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_can_be_resumed(la
     before = last_state(run)
     assert before["version"] >= 20
     assert before["ledger"]["held"] == []
+    summary = read_json(run / "summary.json")
+    assert (summary["outcome"], summary["commits"]) == ("stopped", before["version"])
+    assert image.imread(run / "report.png")[..., :3].std() > 0.01
 
     resumed = launch("--resume", str(run))
     assert resumed.wait() == 0, resumed.output
@@ -290,7 +301,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process_and_the_run_can_be_resumed(la
 
 
 OWN_TASK = '''
-"""A line whose loss is no number."""
+"""Lines that fail in one way each."""
+import sys
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -313,6 +326,28 @@ class Bad:
 
     def correct(self, model, batch):
         return None
+
+
+class Fails(Bad):
+    def loss(self, model, batch):
+        return self.criterion(model(batch[0]), batch[1])  # there is no criterion
+
+
+class FailsInOneWorker(Bad):
+    def loss(self, model, batch):
+        if "--name=worker-1" in sys.argv:
+            raise RuntimeError("no luck here")
+        return model(batch[0]).sum()
+
+
+class FailsInItsModel(Bad):
+    def model(self):
+        return nn.Linear(1, "one")
+
+
+class FailsInItsTest(FailsInOneWorker):
+    def correct(self, model, batch):
+        raise RuntimeError("no answer is correct")
 '''
 
 
@@ -326,7 +361,55 @@ def test_a_run_that_diverges_at_once_says_so_and_ends_with_status_3(launch: Laun
     assert (summary["outcome"], summary["commits"]) == ("diverged", 0)
 
 
+def test_a_task_with_a_bug_ends_the_run_at_once_with_the_users_own_line(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    launcher = launch("--workers", "3", "--task", "own_task:Fails", path=tmp_path)
+    assert launcher.wait() == 1, launcher.output
+    message = launcher.output.partition("gem-train: ")[2].splitlines()
+    assert message[0] == "every worker failed before its first commit:"
+    assert message[1].startswith(f'  File "{tmp_path / "own_task.py"}", line ')
+    assert message[2].strip() == "return self.criterion(model(batch[0]), batch[1])  # there is no criterion"
+    assert "AttributeError: 'Fails' object has no attribute 'criterion'" in message
+    assert Path(message[-1].removeprefix("the whole log: ")).parent == launcher.folder / "logs"
+    assert launcher.output.count("starting it again") < 3
+    assert launcher.members() == {}
+
+
+def test_a_bug_that_one_worker_alone_has_gets_its_restarts_and_the_run_a_report(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    launcher = launch("--workers", "2", "--task", "own_task:FailsInOneWorker", "--epochs", "1000000", path=tmp_path)
+    launcher.until_it_says(r"(?s)(worker-1 ended with status 1; starting it again.*){2}")
+    launcher.until_version(1)
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.wait() == 130, launcher.output
+    assert read_json(launcher.folder / "summary.json")["outcome"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("task", "status", "line"),
+    [("FailsInItsModel", 2, 'return nn.Linear(1, "one")'), ("FailsInItsTest", 1, 'raise RuntimeError("no answer is correct")')],
+)
+def test_a_bug_in_what_the_launcher_itself_calls_is_shown_too(
+    task: str, status: int, line: str, launch: Launch, tmp_path: Path
+) -> None:
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    launcher = launch("--workers", "1", "--task", f"own_task:{task}", "--epochs", "1000000", path=tmp_path)
+    assert launcher.wait() == status, launcher.output
+    assert line in launcher.output
+    assert "Traceback" not in launcher.output
+    runs = list((tmp_path / "runs").iterdir())
+    assert len(runs) == (status != 2)
+
+
 # -- wrong use
+
+
+def test_a_rules_wrong_option_is_one_line_and_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
+    launcher = launch("--workers", "1", "--rule-options", "speed=9")
+    assert launcher.wait() == 2, launcher.output
+    assert "gem-train: the rule's options are name=value: 'speed=9' is none, this rule has " in launcher.output
+    assert launcher.output.splitlines()[-1].startswith("gem-train: ")
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def damaged_mnist(folder: Path) -> Path:

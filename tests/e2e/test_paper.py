@@ -66,14 +66,15 @@ def test_an_experiment_that_can_not_start_says_why(tmp_path: Path) -> None:
     assert load(runner.path(wrong), wrong) is None
 
 
-IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]  # as a shell starts a command that ends in "&": deaf to Ctrl-C
+# As a script starts a command that ends in "&": with SIGINT ignored.
+IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
 
 
 @pytest.mark.parametrize(
     ("start", "end"),
     [
-        pytest.param([], signal.SIGINT, id="ctrl-c"),
-        pytest.param(IN_BACKGROUND, signal.SIGTERM, id="background", marks=pytest.mark.slow),
+        pytest.param(IN_BACKGROUND, signal.SIGINT, id="ctrl-c"),
+        pytest.param([], signal.SIGTERM, id="sigterm", marks=pytest.mark.slow),
     ],
 )
 def test_when_it_is_ended_it_leaves_no_process_and_a_page_that_tells_what_is_missing(

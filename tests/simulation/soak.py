@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import click
+from gem_api.lifetime import interruptible
 from gem_server.durability import segment
 from simulation.test_simulation import SEEDS, STEPS
 from simulation.world import World
@@ -21,6 +22,7 @@ from simulation.world import World
 @click.option("--minutes", type=float, default=10.0, help="How long.")
 @click.option("--first", type=int, default=SEEDS, help="The first seed.")
 @click.option("--steps", type=int, default=STEPS, help="Steps of trouble for each seed.")
+@interruptible()
 def main(minutes: float, first: int, steps: int) -> None:
     """Exits with status 1 where a seed fails."""
     segment._ALLOCATION = 4096  # a simulated disk writes what is allocated

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import training_pb2 as pb
 from gem_worker.cluster import Cluster, Member
 from gem_worker.follow import Follower
 from gem_worker.run_folder import RunFolder
@@ -20,7 +22,24 @@ def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(tmp_pa
     settings = Hyperparameters(rule="ringmaster")
     follower = Follower("127.0.0.1:1", cluster, folder, load_task("digits", None), settings, OPTIONS)
     try:
-        summary = follower._summary(folder.history(), None, 1.0)
+        summary = follower._summary("complete", folder.history(), None, 1.0)
     finally:
         follower.close()
     assert summary["samples"] == 64 + 32
+
+
+def test_the_first_line_of_progress_has_the_rate_since_the_first_commit_was_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(Member("server", [], tmp_path / "server.log"), [], print)
+    follower = Follower("127.0.0.1:1", cluster, RunFolder(tmp_path), load_task("digits", None), Hyperparameters(), OPTIONS)
+    began = follower._began
+    try:
+        for version, after in ((0, 10.0), (20, 10.5), (50, 11.0)):
+            follower._saw(pb.GetStatusResponse(version=version), began + after)
+        follower._print_progress(began + 11.0)
+        header, line = capsys.readouterr().out.splitlines()
+    finally:
+        follower.close()
+    assert header.split()[:3] == ["time", "commits", "commits/s"]
+    assert line.split()[:3] == ["0:11", "50", "60.0"]

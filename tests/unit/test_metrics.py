@@ -17,6 +17,7 @@ from gem_server.facts import EndReason, Outcome
 from gem_server.metrics import MAX_TENSORS, Metrics
 from gem_server.progress import Evaluation, Progress
 from gem_server.transfer import Traffic
+from gem_worker.metrics import WorkerMetrics
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from unit.helpers import SMALL, commit, header, make_core, start
@@ -190,14 +191,37 @@ def test_labels_are_bounded_however_many_tensors_a_model_has() -> None:
     assert len(watch.values("gem_pi_tensor_median", "tensor")) == MAX_TENSORS
 
 
-def test_the_training_loss_is_smoothed_and_passes_over_what_is_no_number() -> None:
+def test_a_worker_has_no_loss_before_its_first_batch() -> None:
+    """A 0 would be the lowest loss of all workers."""
+    registry = CollectorRegistry()
+    worker = WorkerMetrics(registry)
+    assert registry.get_sample_value("gem_worker_loss") is None
+    for loss in (0.5, 0.25):
+        worker.loss(loss)
+        assert registry.get_sample_value("gem_worker_loss") == loss
+
+
+def test_the_models_size_and_the_servers_versions_are_told() -> None:
     watch = watched()
-    watch.commit("lease-1", loss=1.0)
-    watch.commit("lease-1", loss=float("nan"))
-    watch.commit("lease-1", loss=float("inf"))
-    assert watch.value("gem_training_loss") == 1.0
-    watch.commit("lease-1", loss=2.0)
-    assert watch.value("gem_training_loss") == pytest.approx(1.02)
+    assert watch.value("gem_parameters") == watch.core.central.layout.size  # type: ignore[union-attr]
+    (labels,) = [
+        sample.labels for family in watch.registry.collect() for sample in family.samples if family.name == "gem_build"
+    ]
+    assert labels.keys() == {"version", "python", "grpcio", "numba", "numpy"}
+
+
+def test_the_training_loss_is_smoothed_without_bias_and_passes_over_what_is_no_number() -> None:
+    """An exponential average with Adam's correction (Kingma & Ba 2015, section 3): the first loss has no extra weight."""
+    losses = [2.5, 1.0, 0.5, 0.25, 0.75]
+    watch = watched()
+    for loss in losses:
+        watch.commit("lease-1", loss=loss)
+        watch.commit("lease-1", loss=float("nan"))
+        watch.commit("lease-1", loss=float("inf"))
+    average = 0.0
+    for loss in losses:
+        average = 0.98 * average + 0.02 * loss
+    assert watch.value("gem_training_loss") == pytest.approx(average / (1 - 0.98 ** len(losses)))
 
 
 # -- the histogram of π

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 NOW = 1_700_000_000.0
 BEGIN = NOW - 3600
 SETTINGS = {"rule": "gem", "learning_rate": "0.05", "momentum": "0.9"}
+READABLE = {"rule": "gem", "learning rate": "0.05", "momentum": "0.9"}
 HOSTILE = """<script>alert("1")</script> 'it''s' & a\\b\\ [x].*+?|(y) {z} $"""
 RUN = Run("one", "server:9464", SETTINGS, BEGIN, BEGIN + 600)
 DRAWN = [panel for board in DASHBOARDS for panel in board.panels if panel.kind is not Kind.NUMBER]
@@ -44,6 +45,7 @@ class FakePrometheus:
         url: Where it is.
         asked: Every question: what of the API, and its arguments.
         numbers: Answers to `query`: the first whose key is part of the query.
+        vectors: Likewise, for answers of several series: labels and value of each.
         targets: Answer to `targets`.
         respond: Answers in place of everything else, where it is set; None hangs up.
     """
@@ -51,6 +53,7 @@ class FakePrometheus:
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.numbers: dict[str, str] = {}
+        self.vectors: dict[str, list[tuple[Labels, str]]] = {}
         self.targets: Any = [{"labels": {"job": "gem-server", "instance": "server:9464"}, "scrapeInterval": "5s"}]
         self.respond: Callable[[], Answer | None] | None = None
         self._series: list[tuple[str, Labels, list[tuple[float, str]]]] = []
@@ -115,11 +118,10 @@ class FakePrometheus:
         return {"activeTargets": self.targets}
 
     def _value(self, arguments: dict[str, str]) -> Any:
-        found = [number for part, number in self.numbers.items() if part in arguments["query"]]
-        return {
-            "resultType": "vector",
-            "result": [{"metric": {}, "value": [float(arguments["time"]), found[0]]}] if found else [],
-        }
+        found = [[({}, number)] for part, number in self.numbers.items() if part in arguments["query"]]
+        found += [vector for part, vector in self.vectors.items() if part in arguments["query"]]
+        rows = [{"metric": labels, "value": [float(arguments["time"]), value]} for labels, value in (found or [[]])[0]]
+        return {"resultType": "vector", "result": rows}
 
     def _range(self, arguments: dict[str, str]) -> Any:
         begin, end = float(arguments["start"]), float(arguments["end"])
@@ -350,11 +352,7 @@ def test_every_query_of_every_panel_is_asked_once_for_the_time_of_the_run(fake: 
 
 def test_the_settings_are_listed(fake: FakePrometheus) -> None:
     shown = report(fake)
-    assert dict(zip(shown.of("dt"), shown.of("dd"), strict=True)) == {
-        "rule": "gem",
-        "learning rate": "0.05",
-        "momentum": "0.9",
-    }
+    assert dict(zip(shown.of("dt"), shown.of("dd"), strict=True)) == READABLE
 
 
 def test_the_tiles_show_the_run_in_figures(fake: FakePrometheus) -> None:
@@ -367,6 +365,34 @@ def test_the_tiles_show_the_run_in_figures(fake: FakePrometheus) -> None:
     }
     shown = report(fake)
     assert shown.of("b") == ["98.77%", "0.1235", "12,345", "3.0", "0.500"]
+
+
+def test_the_models_size_the_versions_and_the_workers_are_shown(fake: FakePrometheus) -> None:
+    fake.numbers = {"gem_parameters": "156450"}
+    fake.vectors = {
+        "gem_build_info": [
+            ({"__name__": "gem_build_info", "instance": "server:9464", "version": "1.2", "python": "3.11.7"}, "1")
+        ],
+        "gem_worker_commits_total": [
+            ({"worker": "worker-10"}, "1200"),
+            ({"worker": "worker-2"}, "0"),
+            ({"worker": "<b>"}, "5"),
+        ],
+        "gem_worker_staleness_total": [({"worker": "worker-10"}, "3000"), ({"worker": "worker-2"}, "0")],
+        "gem_worker_rejected_total": [({"worker": "worker-2"}, "3")],
+    }
+    shown = report(fake)
+    assert shown.of("b") == ["156,450"]
+    assert dict(zip(shown.of("dt"), shown.of("dd"), strict=True)) == {**READABLE, "gem-ps": "1.2", "python": "3.11.7"}
+    cells = shown.of("td")
+    rows = [cells[start : start + 4] for start in range(0, len(cells), 4)]
+    assert rows == [["<b>", "5", "–", "0"], ["worker-2", "0", "–", "3"], ["worker-10", "1,200", "2.5", "0"]]
+    assert shown.of("h2") == ["Settings", "Versions", "Workers"]
+
+
+def test_the_staleness_expected_of_no_workers_is_not_negative() -> None:
+    (expected,) = [query.expr for panel in DRAWN for query in panel.queries if query.legend.startswith("expected: workers")]
+    assert re.fullmatch(r"clamp_min\(.* - 1, 0\)", expected)
 
 
 @pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf"])

@@ -9,13 +9,16 @@ from functools import partial
 from typing import Any
 
 import click
-import torch
 from gem_api import __version__, logs
 from gem_api.exposition import serve_metrics
+from gem_api.extras import needs
 from gem_api.lifetime import end_with_launcher
 from gem_api.options import SETTINGS, credentials, log_format_option, option
 from gem_client import GemError, Retry, Session, connect
 from prometheus_client.registry import CollectorRegistry
+
+with needs("gem-worker", "torch"):
+    import torch
 
 from gem_worker.command import (
     EXIT_FAILED,

@@ -15,6 +15,7 @@ from pathlib import Path
 from gem_api.lifetime import LAUNCHER
 
 from gem_worker.command import EXIT_DIVERGED, EXIT_WRONG_USE
+from gem_worker.tracebacks import same_failure, users_part
 
 WORKER_NICENESS = 10  # where cores are few, a worker that computes makes way for the server that the others wait for
 MOST_RESTARTS = 5  # in a row, of one process, without a commit in between
@@ -23,6 +24,10 @@ _STOP_SECONDS = 20.0
 
 class ClusterError(Exception):
     """The cluster can't go on; the message says why and where to look."""
+
+
+class WrongSettings(ClusterError):
+    """The server refused to start with these settings; the message is its own."""
 
 
 @dataclass
@@ -35,12 +40,14 @@ class Member:
     niceness: int = 0
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
+    log_start: int = 0  # where in the log the present process began
 
     def start(self, *extra: str) -> None:
         # A process group of its own: Ctrl-C in the terminal reaches the launcher alone, which stops the others in order. Not a
         # session of its own: Linux weighs processes by their niceness only against others of the same session. The
         # launcher's GEM_ variables are its own; what the others need is in their flags.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
+        self.log_start = self.log.stat().st_size if self.log.exists() else 0
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -72,8 +79,14 @@ class Member:
             self.process.kill()
             self.process.wait()
 
-    def last_lines(self, count: int = 5) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:]) if self.log.exists() else ""
+    def logged(self) -> str:
+        """What the present process has logged."""
+        return self.log.read_bytes()[self.log_start :].decode(errors="replace") if self.log.exists() else ""
+
+    def last_words(self) -> str:
+        """What its log says of its end: the user's part of a traceback, else the last lines."""
+        log = self.logged()
+        return users_part(log) or "\n".join(log.splitlines()[-5:])
 
 
 @dataclass
@@ -91,6 +104,8 @@ class Cluster:
     say: Callable[[str], None]
     resume: bool = False
     diverged: list[str] = field(default_factory=list)
+    committed: bool = False  # since the start
+    failures: dict[str, str] = field(default_factory=dict)  # by worker: the traceback that it last ended with
 
     def start(self) -> None:
         self.server.start(*(["--resume"] if self.resume else []))
@@ -101,18 +116,23 @@ class Cluster:
         """Starts again what has died; `healthy` says that commits were made since the last call.
 
         Raises:
-            ClusterError: A process dies again and again, or was started wrongly.
+            WrongSettings: The server refuses its settings.
+            ClusterError: A process dies again and again, or was started wrongly; or all workers fail alike at once.
         """
         if healthy:
+            self.committed = True
             for member in (self.server, *self.workers):
                 member.restarts = 0
         if not self.server.running:
+            if self.server.status == EXIT_WRONG_USE and not self.committed and not self.server.restarts:
+                raise WrongSettings(_refusal(self.server.last_words()))
             self._restart(self.server, "--resume")
         for worker in self.workers:
             if worker.status == EXIT_DIVERGED and worker.name not in self.diverged:
                 self.diverged.append(worker.name)
                 self.say(f"{worker.name} diverged: its gradient is no longer finite")
             elif worker.status not in (None, 0, EXIT_DIVERGED):
+                self._stop_if_all_fail_alike(worker)
                 self._restart(worker)
 
     @property
@@ -130,10 +150,20 @@ class Cluster:
         self.server.signal(signal.SIGTERM)
         self.server.wait(_STOP_SECONDS)
 
+    def _stop_if_all_fail_alike(self, failed: Member) -> None:
+        """A task with a bug fails in every worker: to start them again would only hide that. Raises ClusterError."""
+        failure = users_part(failed.logged())
+        self.failures[failed.name] = failure
+        if self.committed or not failure:
+            return
+        if all(same_failure(self.failures.get(worker.name, ""), failure) for worker in self.workers):
+            who = failed.name if len(self.workers) == 1 else "every worker"
+            raise ClusterError(f"{who} failed before its first commit:\n{failure}\nthe whole log: {failed.log}")
+
     def _restart(self, member: Member, *extra: str) -> None:
         ending = _ending(member.status)
         if member.status == EXIT_WRONG_USE or member.restarts >= MOST_RESTARTS:
-            raise ClusterError(f"{member.name} {ending}; its log {member.log} ends with:\n{member.last_lines()}")
+            raise ClusterError(f"{member.name} {ending}:\n{member.last_words()}\nthe whole log: {member.log}")
         member.restarts += 1
         self.say(f"{member.name} {ending}; starting it again")
         member.start(*extra)
@@ -162,3 +192,8 @@ def _ending(status: int | None) -> str:
     if status is not None and status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}"
+
+
+def _refusal(last_words: str) -> str:
+    """The reason that a command gave for not starting, its last line, without who says so."""
+    return (last_words.splitlines() or ["the server refused to start"])[-1].removeprefix("gem-server: ").removeprefix("Error: ")

@@ -7,12 +7,15 @@ import time
 from typing import Any
 
 import click
-import torch
 from gem_api import __version__, logs
 from gem_api.errors import InvalidRequest
+from gem_api.extras import needs
 from gem_api.options import SETTINGS, Number, credentials, log_format_option, option
 from gem_api.v1 import training_pb2 as pb
 from gem_client import GemError, NotInitialized, Retry
+
+with needs("gem-evaluator", "torch"):
+    import torch
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, Stopped, log_as, member_options, stop_on_signals
 from gem_worker.evaluate import RemoteEvaluator

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import time
+import traceback
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
+from gem_api.extras import install
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
+from gem_client.watch import Rate
 
-from gem_worker.cluster import Cluster
+from gem_worker.cluster import Cluster, ClusterError
 from gem_worker.evaluate import Score
-from gem_worker.report import plot_report
 from gem_worker.run_folder import RunFolder, samples_applied, versions
 from gem_worker.scorer import Scorer
 from gem_worker.tasks import Task
+from gem_worker.tracebacks import users_part
 
 _POLL_SECONDS, _PRINT_SECONDS = 0.25, 2.0
 _HEADER = "    time  commits  commits/s     loss  staleness  median π  workers     epoch  accuracy"
-
-
-class _Moment(NamedTuple):
-    """When the progress was printed, and the version then."""
-
-    at: float
-    version: int
 
 
 class Follower:
@@ -52,21 +48,30 @@ class Follower:
         self._admin = Admin(address, timeout=5.0)
         self._scorer = Scorer(address, task, folder, options["evaluate_every"])
         self._began = time.monotonic()
-        self._printed = _Moment(self._began, 0)
+        self._printed_at = self._began
+        self._has_header = False
+        self._rate = Rate()
         self._joined = -1
         self._status: pb.GetStatusResponse | None = None
 
     def follow(self) -> int:
         """Until all workers have ended; then writes the results. Returns the exit status. Raises ClusterError."""
-        seen = 0
+        seen: int | None = None if self._cluster.resume else 0  # a resumed run has commits from before
         while not self._cluster.finished:
             time.sleep(_POLL_SECONDS)
             self._poll()
-            version = self._status.version if self._status else 0
-            self._cluster.tend(healthy=version > seen)
+            version = self._status.version if self._status else seen
+            self._cluster.tend(healthy=seen is not None and version is not None and version > seen)
+            self._raise_failed_evaluation()
             seen = version
-            self._print_progress()
+            self._print_progress(time.monotonic())
         return self._finish()
+
+    def end_early(self, outcome: str) -> None:
+        """Writes the results of a run that was "stopped", or "failed", if it has any; the cluster has been stopped."""
+        history = self._folder.history() if self._folder.commits.exists() else {}
+        if history and history["version"].size:
+            self._save_results(outcome, history, self._scorer.last, time.monotonic() - self._began)
 
     def close(self) -> None:
         self._scorer.close()
@@ -74,24 +79,35 @@ class Follower:
 
     def _poll(self) -> None:
         try:
-            self._status = self._admin.status()
+            status = self._admin.status()
         except GemError:
             return  # not up yet, or being started again: `tend` sees to that
-        self._scorer.offer(self._status.version)
+        self._saw(status, time.monotonic())
+        self._scorer.offer(status.version)
 
-    def _print_progress(self) -> None:
-        now, status, before = time.monotonic(), self._status, self._printed
-        if now - before.at < _PRINT_SECONDS:
+    def _saw(self, status: pb.GetStatusResponse, now: float) -> None:
+        """The server has told its status."""
+        self._status = status
+        if status.version:  # before the first commit nothing has a rate
+            self._rate.saw(status.version, now)
+
+    def _raise_failed_evaluation(self) -> None:
+        if (failure := self._scorer.failure) is not None:
+            text = "".join(traceback.format_exception(failure))
+            raise ClusterError(f"the evaluation of the model failed:\n{users_part(text)}")
+
+    def _print_progress(self, now: float) -> None:
+        status = self._status
+        if now - self._printed_at < _PRINT_SECONDS:
             return
-        version = status.version if status else 0
-        self._printed = _Moment(now, version)
-        if status is None or not version:
+        self._printed_at = now
+        if status is None or not status.version:
             self._print_start(len(status.workers) if status else 0)
             return
-        if not before.version:
+        if not self._has_header:
+            self._has_header = True
             click.echo(_HEADER)
-        rate = max(0, version - before.version) / (now - before.at) if before.version else 0.0
-        click.echo(_progress_line(now - self._began, rate, status, self._scorer.last))
+        click.echo(_progress_line(now - self._began, self._rate.value, status, self._scorer.last))
 
     def _print_start(self, joined: int) -> None:
         if joined != self._joined:
@@ -102,24 +118,38 @@ class Follower:
         self._poll()
         score = self._scorer.last_of_all()
         seconds = time.monotonic() - self._began
+        self._raise_failed_evaluation()
         self._cluster.stop()
-        history = self._folder.history()
-        plot_report(
-            self._folder.report, _title(self._settings, self._options), history, self._scorer.scores, self._options["workers"]
-        )
-        summary = self._summary(history, score, seconds)
-        self._folder.save_summary(summary)
-        click.echo(_closing(summary, self._folder))
+        self._save_results("diverged" if self._cluster.diverged else "complete", self._folder.history(), score, seconds)
         return 3 if self._cluster.diverged else 0
 
-    def _summary(self, history: dict[str, Any], score: Score | None, seconds: float) -> dict[str, Any]:
+    def _save_results(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> None:
+        """Writes the plot and the summary, and prints what came out."""
+        plot = self._plot(history)
+        summary = self._summary(outcome, history, score, seconds)
+        self._folder.save_summary(summary)
+        click.echo(_closing(summary, self._folder, plot))
+
+    def _plot(self, history: dict[str, Any]) -> str:
+        """Draws the report; returns where it is, or why there is none."""
+        try:
+            from gem_worker.report import plot_report
+        except ModuleNotFoundError as error:
+            return f"none: {error.name} is not installed: {install('report')}"
+        title = _title(self._settings, self._options)
+        plot_report(self._folder.report, title, history, self._scorer.scores, self._options["workers"])
+        return str(self._folder.report)
+
+    def _summary(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> dict[str, Any]:
         staleness, pi = history["staleness"], history["pi_median"]
         status = self._status
+        recorded = int(history["version"].max(initial=0))
         return {
-            "outcome": "diverged" if self._cluster.diverged else "complete",
+            "outcome": outcome,
             "test_accuracy": score.accuracy if score else None,
             "test_loss": score.loss if score else None,
-            "commits": status.version if status else len(staleness),  # the history may lack some, where a server was killed
+            # The history may lack some if a server was killed; the last status may be older than the last commit.
+            "commits": max(status.version, recorded) if status else recorded,
             "samples": int(samples_applied(history).sum()),
             "staleness_mean": float(staleness.mean()) if staleness.size else None,
             "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
@@ -148,13 +178,14 @@ def _simulated(step_seconds: float) -> str:
     return f"simulated step time {step_seconds:g} s"
 
 
-def _progress_line(seconds: float, rate: float, status: pb.GetStatusResponse, score: Score | None) -> str:
+def _progress_line(seconds: float, rate: float | None, status: pb.GetStatusResponse, score: Score | None) -> str:
     loss = f"{status.training_loss:8.4f}" if status.HasField("training_loss") else "       –"
     pi = f"{status.pi_median:9.3f}" if status.HasField("pi_median") else "        –"
     accuracy = f"{100 * score.accuracy:7.2f} %" if score and score.accuracy is not None else "        –"
+    commits = "          –" if rate is None else f"{rate:11.1f}"
     epoch = f"{status.shards.epoch + 1}/{status.shards.epochs or '–'}"
     return (
-        f"{int(seconds) // 60:5d}:{int(seconds) % 60:02d}{status.version:9d}{rate:11.1f} {loss}{status.staleness:11.1f} {pi}"
+        f"{int(seconds) // 60:5d}:{int(seconds) % 60:02d}{status.version:9d}{commits} {loss}{status.staleness:11.1f} {pi}"
         f"{len(status.workers):9d}{epoch:>10} {accuracy}"
     )
 
@@ -165,7 +196,7 @@ def _staleness(summary: dict[str, Any]) -> str:
     return f"mean {summary['staleness_mean']:.1f}, 95 % at most {summary['staleness_p95']:.0f}"
 
 
-def _closing(summary: dict[str, Any], folder: RunFolder) -> str:
+def _closing(summary: dict[str, Any], folder: RunFolder, plot: str) -> str:
     accuracy, pi = summary["test_accuracy"], summary["pi_median"]
     simulated = f" ({_simulated(summary['step_seconds'])})" if summary["step_seconds"] else ""
     lines = [
@@ -174,8 +205,8 @@ def _closing(summary: dict[str, Any], folder: RunFolder) -> str:
         f"  test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}",
         f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
-        f"  plot           {folder.report}",
+        f"  plot           {plot}",
         f"  summary        {folder.summary}",
-        f"  model          {folder.model}",
+        *([f"  model          {folder.model}"] if folder.model.exists() else []),
     ]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ class WorkerMetrics:
         self._seconds = Histogram(
             "gem_worker_step_seconds", "Time of a step, by phase.", ["phase"], buckets=_SECONDS, registry=registry
         )
-        self._loss = Gauge("gem_worker_loss", "Training loss on the last batch.", registry=registry)
+        self._loss = Gauge("gem_worker_loss", "Training loss on the last batch.", registry=None)
+        self._registry, self._shows_loss, self._lock = registry, False, threading.Lock()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -50,4 +52,9 @@ class WorkerMetrics:
         return {sample.labels["phase"]: sample.value for sample in samples if sample.name.endswith("_sum")}
 
     def loss(self, value: float) -> None:
+        """The loss of a batch. Before the first there is no such metric: a 0 would look like the lowest loss of all workers."""
         self._loss.set(value)
+        with self._lock:
+            if not self._shows_loss:
+                self._registry.register(self._loss)
+                self._shows_loss = True

@@ -31,6 +31,7 @@ class Scorer:
         self._closed = False
         self._next_at = 0.0
         self.scores: list[Score] = folder.load_evaluations()
+        self.failure: Exception | None = None  # of the task, which a further try would only repeat
         self._thread = threading.Thread(target=self._run, name="scorer", daemon=True)
         self._thread.start()
 
@@ -40,7 +41,7 @@ class Scorer:
 
     def offer(self, version: int) -> None:
         """The run is at this version: evaluates it, if it is new and the time has come."""
-        if version > (self.last.version if self.last else 0) and time.monotonic() >= self._next_at:
+        if self.failure is None and version > (self.last.version if self.last else 0) and time.monotonic() >= self._next_at:
             self._due.set()
 
     def last_of_all(self) -> Score | None:
@@ -72,6 +73,9 @@ class Scorer:
                 score = self._evaluator.evaluate()
             except GemError:
                 return None  # the server is being started again: there will be another evaluation
+            except Exception as error:
+                self.failure = error
+                return None
             self.scores.append(score)
             self._folder.save_evaluations(self.scores)
             return score

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import json
-import signal
+import shutil
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from gem_api import __version__
+from gem_api.extras import needs
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.lifetime import EXIT_INTERRUPTED, interruptible
 from gem_api.options import DURABILITIES, SETTINGS, Number, flags, given, hyperparameter_options, option
 
-from gem_worker.cluster import WORKER_NICENESS, Cluster, ClusterError, Member, free_port, python, spread
-from gem_worker.command import data_option, exchange_flags, exchange_options, ignore_signals, step_seconds_option, task_option
+with needs("gem-train", "demo"):
+    import torch
+
+from gem_worker.cluster import WORKER_NICENESS, Cluster, ClusterError, Member, WrongSettings, free_port, python, spread
+from gem_worker.command import (
+    EXIT_WRONG_USE,
+    data_option,
+    exchange_flags,
+    exchange_options,
+    ignore_signals,
+    step_seconds_option,
+    task_option,
+)
 from gem_worker.follow import Follower
 from gem_worker.run_folder import RunFolder
 from gem_worker.tasks import Task, TaskError, load_task
+from gem_worker.tracebacks import users_part
 
 _SETTINGS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
@@ -71,6 +87,7 @@ _MAY_CHANGE = {
 )
 @click.version_option(__version__)
 @click.pass_context
+@interruptible()
 def main(context: click.Context, /, **options: Any) -> None:
     """Trains a task with an asynchronous cluster on this machine: one server process, several workers.
 
@@ -92,7 +109,8 @@ def main(context: click.Context, /, **options: Any) -> None:
     """
     try:
         options = _resumed(options, given(context)) if options["resume"] else _completed(options)
-        task = load_task(options["task"], options["data"] and Path(options["data"]))
+        with _users_code():
+            task = load_task(options["task"], options["data"] and Path(options["data"]))
         folder = _folder(options)
     except (TaskError, ClusterError) as error:
         click.echo(f"gem-train: {error}", err=True)
@@ -102,7 +120,6 @@ def main(context: click.Context, /, **options: Any) -> None:
 
 def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool) -> int:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Hyperparameters(**{name: options[name] for name in _SETTINGS})
     address = f"127.0.0.1:{free_port()}"
     metrics = f"127.0.0.1:{free_port()}"
@@ -110,7 +127,11 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
     size = f"{options['workers']} workers{_in_processes(cluster, options['workers'])}"
     click.echo(f"run {folder.path}: {size}, rule {settings.rule}, task {options['task']}")
     click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
-    follower = Follower(address, cluster, folder, task, settings, options)
+    try:
+        with _users_code():
+            follower = Follower(address, cluster, folder, task, settings, options)
+    except TaskError as error:
+        return _refuse(folder, error, resume)
     try:
         cluster.start()
         return follower.follow()
@@ -118,15 +139,41 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         ignore_signals()
         click.echo("\nstopping: the workers leave, the server writes a checkpoint ...")
         cluster.stop()
+        follower.end_early("stopped")
         click.echo(f"stopped. Go on with:  {_program()} --resume {folder.path}")
-        return 130
+        return EXIT_INTERRUPTED
+    except WrongSettings as error:
+        cluster.stop()
+        return _refuse(folder, error, resume)
     except ClusterError as error:
+        ignore_signals()
         click.echo(f"gem-train: {error}", err=True)
+        cluster.stop()
+        follower.end_early("failed")
         return 1
     finally:
         ignore_signals()
         cluster.stop()
         follower.close()
+
+
+@contextmanager
+def _users_code() -> Iterator[None]:
+    """Turns what the user's own code raises into a TaskError that shows their part of the traceback."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(f"the task failed before the run began:\n{users_part(traceback.format_exc())}") from error
+
+
+def _refuse(folder: RunFolder, error: Exception, resume: bool) -> int:
+    """Says why the run can't begin, and leaves no folder of one that has not; returns the exit status."""
+    click.echo(f"gem-train: {error}", err=True)
+    if not resume:
+        shutil.rmtree(folder.path, ignore_errors=True)
+    return EXIT_WRONG_USE
 
 
 def _program() -> str:
