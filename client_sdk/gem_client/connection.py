@@ -60,6 +60,10 @@ class Connection:
         response: pb.LeaseShardResponse = self._stub.LeaseShard(request, timeout=self._timeout)
         return response
 
+    def status(self) -> pb.GetStatusResponse:
+        response: pb.GetStatusResponse = self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout)
+        return response
+
     def complete_shard(self, lease_id: str, shard_id: int) -> bool:
         request = pb.CompleteShardRequest(lease_id=lease_id, shard_id=shard_id)
         response: pb.CompleteShardResponse = self._stub.CompleteShard(request, timeout=self._timeout)

@@ -9,8 +9,8 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -23,6 +23,7 @@ from gem_api.layout import Layout, Vector
 from gem_api.memory import tune_allocator
 from gem_api.schedule import rate
 from gem_api.update_kind import KINDS, UpdateKind, kind_of
+from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import Format, ThetaFormat, gradient_format, theta_format
 
 from gem_client.carrier import Carrier
@@ -30,9 +31,11 @@ from gem_client.connection import Connection
 from gem_client.membership import Membership
 from gem_client.retry import Retry
 from gem_client.security import Security, Source
-from gem_client.shards import LeasedShard, Shards
+from gem_client.shards import Batch, LeasedShard, Shards
+from gem_client.side_thread import SideThread
 
 log = logging.getLogger("gem_client")
+FINAL_POLL_SECONDS = 0.5
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -123,6 +126,7 @@ class Session:
         name: The worker's name.
         batches_per_commit: Batches of its shards that a commit completes: 1, unless gradients are accumulated or steps local.
             The run's limit of steps counts commits; this says how many batches they are.
+        skipped: Batches that were left out of the run by `skip`.
     """
 
     def __init__(
@@ -140,6 +144,8 @@ class Session:
         tune_allocator()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.batches_per_commit = 1
+        self.skipped = 0
+        self._window: list[Batch] = []  # of local steps that the next commit holds
         self._retry = retry
         self._connection = Connection(address, timeout, weakref.WeakMethod(self._renew), security)
         self._member = Membership(self.name, self._connection, retry, shared_memory, theta_format)
@@ -147,7 +153,7 @@ class Session:
         self._shards: Shards | None = None
         self._handed_out = Base(0, 0)
         # What is done while the caller computes: a commit under way, shards. One thing at a time uses the connection.
-        self._side = ThreadPoolExecutor(1, "gem-session-side")
+        self._side = SideThread("gem-session-side")
         self._turn = threading.RLock()
         self._under_way: Future[Answer] | None = None
         self._completing: Future[None] | None = None
@@ -287,7 +293,8 @@ class Session:
             gradient: float, shape (P,), in the layout's order; or name to array.
             loss: Training loss on the batch, reported with the commit.
             samples: Samples that the gradient was computed on. By default those of the batches that it completes.
-            batches: How many batches of the session's shards it completes, where gradients are accumulated.
+            batches: How many batches of the session's shards it completes, if gradients are accumulated; fewer if fewer were
+                handed out since the last commit.
             base: What it was computed on: the θ handed out last, by default.
             kind: What it is: "gradient", or "delta", the parameters after local steps less those before. The run takes
                 one of the two, `update_kind`.
@@ -304,7 +311,8 @@ class Session:
         self._require_usable()
         with self._turn:
             packed = self._packed(gradient, kind, decay)
-            return self._commit(packed, kind, loss, self._samples(samples, batches), batches, base or self._handed_out)
+            claimed = self._claim(batches)
+            return self._commit(packed, kind, loss, _samples(samples, claimed), claimed, base or self._handed_out)
 
     def begin_commit(
         self,
@@ -331,8 +339,9 @@ class Session:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._turn:
             packed = self._packed(gradient, kind, decay)
-        counted, base = self._samples(samples, batches), base or self._handed_out
-        self._under_way = self._side.submit(self._in_turn, self._commit, packed, kind, loss, counted, batches, base)
+        claimed, base = self._claim(batches), base or self._handed_out
+        counted = _samples(samples, claimed)
+        self._under_way = self._side.submit(self._in_turn, self._commit, packed, kind, loss, counted, claimed, base)
 
     def finish_commit(self) -> Answer | None:
         """Waits for the commit under way and returns its answer, or raises as `commit` does; None if there is none."""
@@ -340,7 +349,7 @@ class Session:
         return under_way.result() if under_way is not None else None
 
     def shards(self, samples: int, batch_size: int | None = None) -> Shards:
-        """Batches of sample indices from leased shards; each commit of this session then completes the oldest batch.
+        """Batches of sample indices from leased shards; each commit of this session then completes the batch in hand.
 
         Args:
             samples: Size of the training set.
@@ -348,8 +357,50 @@ class Session:
         """
         if self._shards is not None:
             raise InvalidRequest("this session hands out shards already: use those")
-        self._shards = Shards(self, samples, batch_size or self.hyperparameters.batch_size)
+        settings = self.hyperparameters
+        batch_size = batch_size or settings.batch_size
+        if batch_size > settings.shard_size:
+            log.warning(
+                "batches have at most %d samples instead of %d, the run's shard size: start the run with a larger --shard-size",
+                settings.shard_size, batch_size,
+            )  # fmt: skip
+        self._shards = Shards(self, samples, batch_size)
         return self._shards
+
+    def skip(self, batches: int = 1) -> None:
+        """Leaves batches out of the run that are not going to be committed, the youngest in hand: nobody trains on them in this
+        epoch. Without it a batch that is not committed goes back to the server, and its shard is trained on again.
+
+        Raises:
+            InvalidRequest: The loop does not have so many batches that are still to be committed.
+        """
+        self._require_usable()
+        if self._shards is None:
+            raise InvalidRequest("no batch can be skipped: this session hands out none. Make a sampler first")
+        self._shards.skip(batches)
+        self.skipped += batches
+
+    def pull_final(self) -> Vector:
+        """Leaves the run, waits until it is over, and returns its final θ: float32, shape (P,), the session's own buffer.
+
+        A run is over when every sample of every epoch was trained on; or when no worker is left in it, as a run that ends by
+        its steps is never complete; or when the server drains. Every worker that calls this gets the same θ.
+
+        Raises:
+            RejectedCommit: What became of the commit under way.
+            TransportError: The server could not be reached for as long as `retry` allows.
+        """
+        self._require_usable()
+        self.finish_commit()
+        if self._completing is not None:
+            self._completing.result()
+        with self._turn:
+            self._connection.drop_stream()
+            self._member.leave()
+            self._member.forget()  # so that the lease is renewed no more
+            while not self._over(self._retry.call(self._connection.status, self._member.report)):
+                self._retry.sleep(FINAL_POLL_SECONDS)
+        return self.pull()
 
     def close(self) -> None:
         """Leaves the run and closes the connection, once a commit under way is through. Does nothing the second time."""
@@ -377,7 +428,9 @@ class Session:
         self._member.closed = True
         if os.getpid() != self._process:
             return  # a fork's copy: the lease is the parent's
-        self._side.shutdown(wait=False, cancel_futures=True)
+        self._side.close()
+        if self.skipped:
+            log.info("%s: %d batches were skipped", self.name, self.skipped)
         self._connection.stop()
         self._member.leave()
         self._connection.close()
@@ -392,6 +445,21 @@ class Session:
     def complete_shard(self, shard_id: int) -> None:
         """Reports a shard as done; where that fails, it goes back with the next `lease_shard` and is trained on again."""
         self._completing = self._side.submit(self._in_turn, self._complete_shard, self._member.place.lease_id, shard_id)
+
+    def wait_for_commit(self) -> None:
+        """Waits for the commit under way, if there is one; `finish_commit` still gives its answer."""
+        if self._under_way is not None:
+            wait([self._under_way])
+
+    @property
+    def batches_in_hand(self) -> int:
+        """Batches of the session's shards that no commit and no skip covers yet; 0 if that is not known."""
+        return self._shards.in_hand if self._shards is not None else 0
+
+    def add_to_window(self, batches: int) -> None:
+        """The batches in hand belong to a local step: the next commit completes them, besides those that it names."""
+        if self._shards is not None:
+            self._window += self._shards.claim(batches)
 
     def _lease_shard(self, samples: int, holding: Collection[int]) -> LeasedShard:
         self._member.settle_doubt()
@@ -410,26 +478,39 @@ class Session:
 
     # -- one commit
 
-    def _commit(self, packed: Vector, kind: UpdateKind, loss: float | None, samples: int, batches: int, base: Base) -> Answer:
+    def _commit(
+        self, packed: Vector, kind: UpdateKind, loss: float | None, samples: int, claimed: Sequence[Batch], base: Base
+    ) -> Answer:
+        try:
+            answer = self._carry(packed, kind, loss, samples, base)
+        except RejectedCommit:
+            self._complete(claimed)  # it will be refused every time, so a caller that goes on leaves its batches out
+            raise
+        except BaseException:
+            self._give_back(claimed)  # it may or may not have arrived: rather trained on twice than never
+            raise
+        if answer.dropped:
+            self._give_back(claimed)
+        else:
+            self._complete(claimed)
+        return answer
+
+    def _carry(self, packed: Vector, kind: UpdateKind, loss: float | None, samples: int, base: Base) -> Answer:
         member = self._member
         if base.generation != member.generation:
-            return self._dropped(batches)
+            return self._dropped()
         member.in_doubt = True  # until it is known what became of it, whatever interrupts this call
         try:
             result = self._carrier.carry(packed, kind, loss, samples, base.version)
         except RejectedCommit:
-            # The server did not take it: the sequence is free for the next one. The batch will be refused every time, so a
-            # caller that goes on leaves it out.
-            member.in_doubt = False
-            self._complete(batches)
+            member.in_doubt = False  # the server did not take it: the sequence is free for the next one
             raise
         except LeaseEnded as ended:
             member.enter_again(ended)
-            return self._dropped(batches)
+            return self._dropped()
         member.sequence, member.version = result.sequence, result.base_version
         member.in_doubt = False
         member.steps_done += 1
-        self._complete(batches)
         pi_median = result.pi.median if result.HasField("pi") else None
         return Answer(self._hand_out(), member.version, result.staleness, pi_median, discarded=result.discarded)
 
@@ -453,23 +534,31 @@ class Session:
         np.add(packed, np.float32(weight_decay) * self._member.theta, out=own)
         return own
 
-    def _samples(self, samples: int | None, batches: int) -> int:
-        if samples is not None:
-            return samples
-        return self._shards.samples_in(batches) if self._shards is not None else 0
+    def _claim(self, batches: int) -> list[Batch]:
+        """The batches that the next commit completes: of the window of local steps, and so many of those in hand."""
+        if self._shards is None:
+            return []
+        claimed, self._window = [*self._window, *self._shards.claim(batches)], []
+        return claimed
 
-    def _complete(self, batches: int) -> None:
+    def _complete(self, claimed: Sequence[Batch]) -> None:
         if self._shards is not None:
-            self._shards.committed(batches)
+            self._shards.committed(claimed)
+
+    def _give_back(self, claimed: Sequence[Batch]) -> None:
+        if self._shards is not None:
+            self._shards.dropped(claimed)
 
     def _hand_out(self) -> Vector:
         self._handed_out = Base(self._member.version, self._member.generation)
         return self._member.theta
 
-    def _dropped(self, batches: int) -> Answer:
-        if self._shards is not None:
-            self._shards.dropped(batches)
+    def _dropped(self) -> Answer:
         return Answer(self._hand_out(), self._member.version, dropped=True)
+
+    def _over(self, status: pb.GetStatusResponse) -> bool:
+        """Whether nobody trains any more."""
+        return status.state in (pb.RUN_STATE_COMPLETE, pb.RUN_STATE_DRAINING) or not status.workers
 
     def _renew(self) -> None:
         self._member.renew()
@@ -479,3 +568,7 @@ class Session:
         self._member.require_not_replaced()
         if os.getpid() != self._process:
             raise InvalidRequest("this session belongs to the process that opened it: open another one after the fork")
+
+
+def _samples(samples: int | None, claimed: Sequence[Batch]) -> int:
+    return sum(batch.samples for batch in claimed) if samples is None else samples

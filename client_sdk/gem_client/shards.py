@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import islice
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
+
+log = logging.getLogger("gem_client")
+
+IDLE_SECONDS = 0.5  # between two passes if nothing is committed: the same batches may come again at once, and in vain
+MAX_UNREPORTED = 100  # finished shards that a worker may keep to itself; the server lets it hold 1,000
 
 
 class LeasedShard(NamedTuple):
@@ -39,22 +46,38 @@ class Source(Protocol):
 
     def complete_shard(self, shard_id: int) -> None: ...
 
+    def wait_for_commit(self) -> None: ...
+
+
+@dataclass(eq=False)
+class HeldShard:
+    """A shard that this worker holds, the lease that it came under, and its batches that are still to be committed."""
+
+    shard_id: int
+    generation: int
+    left: int
+
 
 class Batch(NamedTuple):
-    """A batch handed out: its size, its shard, whether it is that shard's last, the lease that it came under."""
+    """A batch that was handed out: its number of samples, and its shard."""
 
     samples: int
-    shard_id: int
-    last: bool
-    generation: int
+    shard: HeldShard
 
 
 class Shards:
     """Iterates over batches (lists of sample indices) until the run is complete, or the worker's steps are done.
 
-    A batch never straddles two shards. Commits complete batches in the order in which they were handed out, so a data
-    loader may read ahead as long as it keeps their order. One that does so at the end of the run, or a commit of several
-    batches, makes the iteration end while the last batches are still to be committed; `complete` then says whether to iterate
+    A batch never straddles two shards. A shard is reported as done when each of its batches was committed, or left out by
+    `Session.skip`. A batch that was handed out and got neither goes back to the server, and its shard is trained on again,
+    whole: at the next commit if the loop takes one batch at a time, else when the next pass begins.
+
+    Which batches a commit covers is known if the loop takes one batch at a time (those in its hands), or if a loader says which
+    batches it has delivered (`ShardSampler.loader`). Anything else that reads ahead must keep the order of the batches. Its
+    commits are counted, and its shards reported only when as many batches were committed as handed out: at the end of a pass,
+    which comes after 100 shards at the latest.
+
+    The iteration may therefore end while the last batches are still to be committed; `complete` then says whether to iterate
     once more.
 
     Args:
@@ -70,36 +93,153 @@ class Shards:
         self._session = session
         self._samples = samples
         self._batch_size = batch_size
-        self._uncommitted: deque[Batch] = deque()
+        self._lock = threading.Lock()  # commits end in another thread than the loop's if they overlap with it
+        self._held: dict[int, HeldShard] = {}  # those that are still to be reported
+        self._in_hand: list[Batch] = []  # handed out; no commit and no skip covers them yet
+        self._claimed = 0  # batches of commits that have not been answered yet
+        self._delivered: int | None = None  # how many of those in hand have reached the loop; None if the loader does not tell
+        self._will_tell = False  # the next pass is a loader's that tells
+        self._one_by_one = False  # the loop was seen to commit all that was handed out before it asked for more
+        self._asked_by = 0  # the thread that asked for the last batch
+        self._ended = False  # this pass hands out nothing more
+        self._got_on = True  # something was committed or skipped since the pass began
+        self._warned = False
         self._ahead: Future[LeasedShard] | None = None
-        self._again: set[int] = set()  # shards of which a batch was dropped: they go back, whole
         self.complete = False
 
     def __iter__(self) -> Iterator[list[int]]:
-        while self._steps_left:
+        self._begin_pass()
+        while self._steps_left and not self._must_report:
             response, generation = self._next()
             if response.HasField("complete"):
                 self.complete = True
-                return
+                break
             if response.HasField("shard"):
                 yield from self._batches(response.shard.shard_id, list(response.shard.indices), generation)
-            elif self._uncommitted:
-                return  # the shards that the server waits for are this worker's own: let the caller commit them
+            elif self._in_hand or self._claimed or self._held:
+                break  # the shards that the server waits for are this worker's own: let the caller commit them
             else:
                 time.sleep(response.wait_seconds)
-        self.complete = True
+        with self._lock:
+            self._ended = True
+        steps = self._session.hyperparameters.steps
+        self.complete = self.complete or bool(steps and self._session.steps_done >= steps)
+
+    @property
+    def most_batches(self) -> int | None:
+        """Batches that this worker can still get if none comes twice; None in a run without an end. Others take their share of
+        them, unless each worker has shards of its own."""
+        settings = self._session.hyperparameters
+        limits = []
+        if settings.steps:
+            limits.append(max(0, settings.steps - self._session.steps_done) * self._session.batches_per_commit)
+        if settings.epochs:
+            whole, rest = divmod(self._samples, settings.shard_size)
+            limits.append(settings.epochs * (whole * self._batches_in(settings.shard_size) + self._batches_in(rest)))
+        return min(limits, default=None)
+
+    @property
+    def in_hand(self) -> int:
+        """Batches that the loop has and that no commit and no skip covers; 0 if that is not known."""
+        with self._lock:
+            return self._visible if self._certain or self._ended else 0
+
+    # -- what becomes of batches
+
+    def claim(self, batches: int) -> list[Batch]:
+        """The batches in hand that a commit of so many covers. `committed` or `dropped` follows.
+
+        If there are more than that, the loop has left some out and did not say which: those go back. Of the loader that tells
+        the youngest is certain, as the loop committed while it had that; else none is, for the loop may have begun to read
+        ahead.
+        """
+        with self._lock:
+            if not batches or not self._in_hand:
+                return []
+            if not self._certain:
+                claimed = self._take(0, batches)
+            elif self._visible <= batches:
+                claimed = self._take(0, self._visible)
+            else:
+                keep = 0 if self._delivered is None else 1
+                self._warn(self._visible - keep)
+                for batch in self._take(0, self._visible - keep):
+                    self._lose(batch.shard)
+                claimed = self._take(0, keep)
+            self._claimed += len(claimed)
+            self._note_balance()
+            return claimed
+
+    def committed(self, claimed: Sequence[Batch]) -> None:
+        """The batches are part of the run now, or were refused for what they are and are left out of it."""
+        with self._lock:
+            self._claimed -= len(claimed)
+            self._settle(claimed)
+
+    def dropped(self, claimed: Sequence[Batch]) -> None:
+        """The gradient of the batches was dropped, or nobody knows whether it arrived. Their shards go back, if they have not
+        gone with the lease: so must those of the next lease, which it may have brought before the loss was known."""
+        with self._lock:
+            self._claimed -= len(claimed)
+            for batch in claimed:
+                self._lose(batch.shard)
+
+    def skip(self, batches: int) -> None:
+        """Leaves the youngest batches in hand out of the run. Raises InvalidRequest if there are not so many."""
+        with self._lock:
+            if not 0 < batches <= self._visible:
+                raise InvalidRequest(
+                    f"{batches} batches can't be skipped, {self._visible} are in hand: "
+                    "skip a batch once, and instead of committing it"
+                )
+            skipped = self._take(self._visible - batches if self._certain else 0, batches)
+            self._note_balance()
+            self._settle(skipped)
+
+    def loader_tells(self) -> None:
+        """The next pass is a loader's that calls `deliver`."""
+        self._will_tell = True
+
+    def deliver(self) -> None:
+        """The loop gets the next batch."""
+        with self._lock:
+            if self._delivered is not None:
+                self._delivered += 1
+
+    # -- batches
+
+    def _begin_pass(self) -> None:
+        """What no commit under way covers goes back with the next request for a shard."""
+        self._session.wait_for_commit()
+        if not self._got_on:
+            time.sleep(IDLE_SECONDS)
+        self._got_on = False
+        with self._lock:
+            left_over = self._visible or sum(not shard.left for shard in self._held.values())
+            if left_over and self._held:
+                self._warn(left_over)
+            self._held.clear()
+            self._in_hand.clear()
+            self._delivered = 0 if self._will_tell else None
+            self._will_tell = self._one_by_one = self._ended = False
 
     @property
     def _steps_left(self) -> bool:
         """Whether the next batch belongs to a commit that this worker still has to make."""
         steps = self._session.hyperparameters.steps
-        commits_ahead = len(self._uncommitted) // self._session.batches_per_commit
+        commits_ahead = (len(self._in_hand) + self._claimed) // self._session.batches_per_commit
         return not steps or self._session.steps_done + commits_ahead < steps
+
+    @property
+    def _must_report(self) -> bool:
+        """Whether so many shards wait for the loop to commit what was read ahead, that it has to do that first."""
+        with self._lock:
+            return sum(not shard.left for shard in self._held.values()) >= MAX_UNREPORTED
 
     def _ask(self) -> Future[LeasedShard]:
         # What is not named here goes back: shards whose answer was lost, and those that the caller broke off.
-        uncommitted = self._uncommitted.copy()
-        holding = {batch.shard_id for batch in uncommitted if batch.generation == self._session.generation}
+        with self._lock:
+            holding = {shard.shard_id for shard in self._held.values() if shard.generation == self._session.generation}
         return self._session.lease_shard(self._samples, holding)
 
     def _next(self) -> LeasedShard:
@@ -112,34 +252,79 @@ class Shards:
         return self._ask().result()
 
     def _batches(self, shard_id: int, indices: list[int], generation: int) -> Iterator[list[int]]:
+        shard = HeldShard(shard_id, generation, self._batches_in(len(indices)))
+        with self._lock:
+            self._held = {id_: held for id_, held in self._held.items() if held.generation == generation}
+            self._held[shard_id] = shard
         for begin in range(0, len(indices), self._batch_size):
             if self._session.generation != generation:
                 return  # the lease has ended: others train on the rest
             if not self._steps_left:
                 return
             batch = indices[begin : begin + self._batch_size]
-            last = begin + self._batch_size >= len(indices)
-            self._uncommitted.append(Batch(len(batch), shard_id, last, generation))
-            if last and self._steps_left:
+            with self._lock:
+                self._in_hand.append(Batch(len(batch), shard))
+                self._asked_by = threading.get_ident()
+            if begin + self._batch_size >= len(indices) and self._steps_left and not self._must_report:
                 self._ahead = self._ask()  # while the caller computes: the next batch shall not wait for the network
             yield batch
 
-    def samples_in(self, batches: int) -> int:
-        """Samples in the oldest uncommitted batches."""
-        return sum(batch.samples for batch in islice(self._uncommitted.copy(), batches))
+    def _batches_in(self, samples: int) -> int:
+        return -(-samples // self._batch_size)
 
-    def committed(self, batches: int) -> None:
-        """The oldest batches are part of the run now, or were refused for what they are and are left out of it."""
-        for batch in tuple(islice(self._uncommitted.copy(), batches)):
+    # -- under the lock
+
+    @property
+    def _certain(self) -> bool:
+        """Whether it is known which of the batches handed out the loop has."""
+        return self._delivered is not None or self._one_by_one
+
+    @property
+    def _visible(self) -> int:
+        """How many of the batches handed out the loop has, at most."""
+        return len(self._in_hand) if self._delivered is None else self._delivered
+
+    def _take(self, first: int, count: int) -> list[Batch]:
+        taken = self._in_hand[first : first + count]
+        del self._in_hand[first : first + count]
+        if self._delivered is not None:
+            self._delivered -= len(taken)
+        return taken
+
+    def _note_balance(self) -> None:
+        """If everything handed out is accounted for before more was asked for, nothing has been read ahead; unless another
+        thread does the asking, and was only slow."""
+        if self._in_hand or self._delivered is not None:
+            return
+        if not self._ended and self._asked_by == threading.get_ident():
+            self._one_by_one = True
+        self._report()
+
+    def _settle(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            batch.shard.left -= 1
+            self._got_on = True
+        self._report()
+
+    def _report(self) -> None:
+        if not self._certain and self._in_hand:
+            return  # the batches committed may be others than those that were counted
+        for shard in [shard for shard in self._held.values() if not shard.left]:
             # Reported before it is forgotten here: a request for the next shard would else hand this one back first.
-            if batch.last and batch.generation == self._session.generation and batch.shard_id not in self._again:
-                self._session.complete_shard(batch.shard_id)
-            self._uncommitted.popleft()
+            if shard.generation == self._session.generation:
+                self._session.complete_shard(shard.shard_id)
+            del self._held[shard.shard_id]
 
-    def dropped(self, batches: int) -> None:
-        """The gradient of the oldest batches was dropped; their shards have gone back with the lease. So must those that the
-        next lease has brought already, before it was known that the gradient was in vain."""
-        for _ in range(min(batches, len(self._uncommitted))):
-            batch = self._uncommitted.popleft()
-            if batch.generation == self._session.generation:
-                self._again.add(batch.shard_id)
+    def _lose(self, shard: HeldShard) -> None:
+        """It goes back with the next request for a shard, whole."""
+        if self._held.get(shard.shard_id) is shard:
+            del self._held[shard.shard_id]
+
+    def _warn(self, batches: int) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "%d batches were handed out and not committed: their shards go back and are trained on again. "
+                "Call skip() for a batch that is left out on purpose; make a loader that reads ahead by ShardSampler.loader()",
+                batches,
+            )

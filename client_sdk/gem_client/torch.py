@@ -23,10 +23,11 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"gem_client.torch needs PyTorch: {install('torch')}", name=error.name) from error
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from gem_client.local_steps import LocalSteps, dense
 from gem_client.session import Answer, Session
+from gem_client.shards import Shards
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -37,13 +38,14 @@ class Optimizer(torch.optim.Optimizer):
     In a run with local steps (λ > 1), or whose rule takes deltas, `step()` makes a step of SGD on the worker's own parameters,
     and each λ-th commits what the window has come to: `LocalSteps` has the equations. A window is dropped where the lease ends
     under it or the server refuses it; the next begins on fresh θ, with a velocity of zero. Call `finish` after the last step:
-    it commits a window that the end of the data has cut short.
+    it commits a window that the end of the data has cut short. Call `skip` for a batch that gets no step. A worker ends on
+    the θ of its own last commit, while others go on: `load_final` waits for them and loads the run's final θ.
 
     Args:
         params: `model.named_parameters()`, or `model.parameters()`: then tensors are named by their position.
         session: A fresh session; the optimizer joins the run with it and loads θ into the parameters.
-        batches_per_step: Batches of the session's shards that go into one step, where gradients are accumulated; a commit
-            of λ local steps completes λ times as many.
+        batches_per_step: Batches of the session's shards that go into one step, if gradients are accumulated; a commit
+            of λ local steps completes λ times as many. What is left at the end of the data is committed by `finish`.
         overlap: Whether the next gradient is computed while a commit is under way, on the θ that the commit before that
             brought: a step then waits for the network only if that takes longer than computing. The staleness grows by
             one, and is counted; the server keeps one more snapshot for the worker. A step raises what became of the
@@ -72,6 +74,7 @@ class Optimizer(torch.optim.Optimizer):
         self._overlap = overlap
         self.answer: Answer | None = None
         self._joined = False
+        self._scaled = False
         first = {name: _to_host(parameter.detach()) for name, parameter in self._trained.items()}
         session.join(first, overlap=overlap)
         self._bound: Any = None
@@ -112,25 +115,65 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         self._require_servers_rate()
         reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
-        if self._local is not None:
-            self._step_locally(self._local, reported)
-        elif self._overlap:
-            self._step_overlapping(reported)
-        else:
-            gradient = self._gather()
-            self.answer = self._session.commit(gradient, loss=reported, batches=self._batches_per_step, decay=False)
-            self._load()
+        self._make_step(reported, self._batches_per_step)
         return loss
 
+    def skip(self, batches: int = 1) -> None:
+        """Leaves the batch in hand out of the run: call it instead of `step`, for a loss that is not finite or after a
+        GradScaler that made no step. Without it the batch's shard goes back and is trained on again, whole. If gradients are
+        accumulated, `batches` of them, the last ones. Raises InvalidRequest if there are not so many."""
+        self._session.skip(batches)
+
     def finish(self) -> None:
-        """After the last step: commits a window of local steps that is not full, with `overlap` waits for the commit under way,
-        and loads θ. Raises as `step` does."""
+        """At the end of the data: makes a step with gradients that are accumulated of fewer than `batches_per_step` batches,
+        commits a window of local steps that is not full, with `overlap` waits for the commit under way, and loads θ. Raises as
+        `step` does.
+
+        With a GradScaler such gradients are left alone, as they are scaled still: call its `step` for them, or their batches go
+        back."""
+        rest = self._session.batches_in_hand
+        if 0 < rest < self._batches_per_step and not self._scaled and self._gradients_are_new():
+            self._make_step(None, rest)
         if self._local is not None and self._local.made:
             self._commit_window(self._local)
         self.answer = self._session.finish_commit() or self.answer
         self._load()
 
-    def _step_locally(self, local: LocalSteps, loss: float | None) -> None:
+    def load_final(self) -> None:
+        """Loads the run's final θ into the parameters: calls `finish`, leaves the run, and waits until it is over, as
+        `Session.pull_final` says. Evaluate or save the model after this. Raises as these two do."""
+        self.finish()
+        self._session.pull_final()
+        self._load()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What a GradScaler asks before each step: its gradients are to be unscaled before they get here."""
+        self._scaled = True
+        return False
+
+    def _make_step(self, loss: float | None, batches: int) -> None:
+        if self._local is not None:
+            self._step_locally(self._local, loss, batches)
+        elif self._overlap:
+            self._step_overlapping(loss, batches)
+        else:
+            gradient = self._gather()
+            self.answer = self._session.commit(gradient, loss=loss, batches=batches, decay=False)
+            self._load()
+        if self._batches_per_step > 1:
+            for parameter in self._trained.values():
+                if parameter.grad is not None:
+                    parameter.grad.used_at_version = parameter.grad._version  # type: ignore[attr-defined]
+
+    def _gradients_are_new(self) -> bool:
+        """Whether any has been written since the last step, and not only set to zero."""
+        gradients = [parameter.grad for parameter in self._trained.values() if parameter.grad is not None]
+        written = any(gradient._version != getattr(gradient, "used_at_version", None) for gradient in gradients)
+        return written and any(bool(dense(gradient).any()) for gradient in gradients)
+
+    def _step_locally(self, local: LocalSteps, loss: float | None, batches: int) -> None:
+        self._session.add_to_window(batches)
         local.step(self._rate, loss)
         lease_lost = self._session.generation != self._base.generation  # asking for a shard may have found out
         if local.made >= self._settings.local_steps or lease_lost:
@@ -143,7 +186,7 @@ class Optimizer(torch.optim.Optimizer):
             self.answer = self._session.commit(
                 self._session.gradient,
                 loss=local.loss,
-                batches=local.made * self._batches_per_step,
+                batches=0,  # those of the window's steps
                 base=self._base,
                 kind=self._kind,
                 decay=False,
@@ -156,7 +199,7 @@ class Optimizer(torch.optim.Optimizer):
             raise
         self._load()
 
-    def _step_overlapping(self, loss: float | None) -> None:
+    def _step_overlapping(self, loss: float | None, batches: int) -> None:
         computed_on, refused = self._base, None
         try:
             self.answer = self._session.finish_commit() or self.answer
@@ -164,7 +207,7 @@ class Optimizer(torch.optim.Optimizer):
             refused = error  # that the last gradient was no good does not make this one wrong
         gradient = self._gather()  # before the parameters move on from what it was computed on
         self._load()
-        self._session.begin_commit(gradient, loss=loss, batches=self._batches_per_step, base=computed_on, decay=False)
+        self._session.begin_commit(gradient, loss=loss, batches=batches, base=computed_on, decay=False)
         if refused is not None:
             raise refused
 
@@ -241,30 +284,72 @@ def _bare(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class ShardSampler(Sampler[list[int]]):
-    """Batches of indices for `DataLoader(dataset, batch_sampler=ShardSampler(session, dataset))`.
+    """Batches of indices from the run's shards: `for batch in ShardSampler(session, dataset).loader():`.
 
-    The loader ends when the run does: when every sample of every epoch was trained on, or this worker's steps are done.
-    Each step of the session's optimizer completes the oldest batch; a shard whose batches are all committed is
-    complete, and the shards of a worker that dies are handed to others. A loader with `num_workers` above 0 reads ahead
-    and may end a little early: go round again `while not sampler.complete`. It must not fork the session: give it
-    `multiprocessing_context="spawn"`.
+    A pass ends when the run does: when every sample of every epoch was trained on, or this worker's steps are done. It may end
+    before that, while the last batches are still to be committed, or because other workers hold the last shards: go round again
+    `while not sampler.complete:`.
+
+    Each step of the session's optimizer completes the batches that it was computed on; a shard whose batches are all committed
+    is complete, and the shards of a worker that dies are handed to others. A batch that gets no step is trained on again with
+    its shard, by any worker, unless `Optimizer.skip` is called for it.
+
+    `loader` makes a DataLoader that says which batch the loop has, so that this is exact even if it reads ahead. Without it,
+    `DataLoader(dataset, batch_sampler=sampler)` is exact from the first step of a pass that follows its batch, with
+    `num_workers=0`. With more, its steps are counted, a pass ends after 100 shards, and all of these are trained on again if a
+    batch got no step or the loop was left early. It must not fork the session: give it `multiprocessing_context="spawn"`.
+
+    `len()` is the number of batches that this worker gets if it gets all that there are: exact for a single worker or with
+    `--shards replicate`, else an upper bound. In a run without an end there is none, and `len()` raises a TypeError.
 
     Args:
         session: The session, which has joined the run (make the optimizer first).
-        dataset: The training set, the same for all workers; only its length is used.
+        dataset: The training set, the same for all workers.
         batch_size: Samples per batch; the run's batch size by default.
     """
 
     def __init__(self, session: Session, dataset: Sized, batch_size: int | None = None) -> None:
+        self._dataset = dataset
         self._shards = session.shards(len(dataset), batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self._shards)
 
+    def __len__(self) -> int:
+        most = self._shards.most_batches
+        if most is None:
+            raise TypeError("this run has no number of batches: it has neither epochs nor steps")
+        return most
+
     @property
     def complete(self) -> bool:
         """Whether the run is complete, or this worker's steps are done."""
         return self._shards.complete
+
+    def loader(self, **settings: Any) -> Loader:
+        """Batches of the dataset, in passes. `settings` are those of `DataLoader`, such as `num_workers` and `collate_fn`; its
+        worker processes are spawned unless told otherwise."""
+        if settings.get("num_workers"):
+            settings = {"multiprocessing_context": "spawn", **settings}
+        dataset: Dataset[Any] = self._dataset  # type: ignore[assignment]
+        return Loader(DataLoader(dataset, batch_sampler=self, **settings), self._shards)
+
+
+class Loader:
+    """A DataLoader that tells the session which batch the loop has; `ShardSampler.loader` makes it."""
+
+    def __init__(self, loader: DataLoader[Any], shards: Shards) -> None:
+        self._loader = loader
+        self._shards = shards
+
+    def __iter__(self) -> Iterator[Any]:
+        self._shards.loader_tells()
+        for batch in self._loader:
+            self._shards.deliver()
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
 
 def _trained(params: Parameters) -> dict[str, Tensor]:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
-from gem_client.shards import Shards
-from gem_client.torch import Optimizer, ShardSampler
-from integration.helpers import SIZE, Array, Patience, ended, expire_all, expire_but, in_background, model
+from gem_client import InvalidRequest, NonFiniteGradient, Session, TransportError, connect
+from gem_client import shards as shards_module
+from gem_client.shards import IDLE_SECONDS, Shards
+from gem_client.torch import Loader, Optimizer, ShardSampler
+from integration.helpers import SIZE, Array, Patience, ended, expire_all, expire_but, in_background, model, theta, workers
 from live import DEADLINE, Live, config, serving, wait_until
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -232,7 +233,214 @@ def test_a_batch_whose_gradient_was_refused_does_not_keep_the_run_from_its_end()
         assert run_to_its_end(lambda: train(session)) == 1
 
 
+# -- batches without a commit
+
+
+LOOPS = {
+    "one by one": lambda shards: shards,
+    "read ahead": lambda shards: read_ahead(shards, depth=2),
+    "loader": lambda shards: Loader(shards, shards),
+    "loader that reads ahead": lambda shards: Loader(read_ahead(shards, depth=2), shards),  # type: ignore[arg-type]
+}
+each_loop = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+
+
+def train_to_the_end(session: Session, loop: Any, leave_out: Any) -> Counter[int]:
+    """Pass after pass; how often each sample was trained on. `leave_out` says which batches get no commit, or ends a pass."""
+    shards, seen, number = session.shards(SAMPLES), Counter[int](), 0
+    while not shards.complete:
+        for batch in loop(shards):
+            number += 1
+            match leave_out(number):
+                case "continue":
+                    continue
+                case "break":
+                    break
+            if not session.commit(ZERO).dropped:
+                seen.update(batch)
+    return seen
+
+
+@each_loop
+@pytest.mark.parametrize("leaving", ["continue", "break"])
+@pytest.mark.parametrize("numbers", [{1}, {2, 5}, {7}], ids=["first", "middle", "last"])
+def test_a_batch_that_got_no_commit_is_trained_on_before_the_run_is_complete(
+    loop: Any, leaving: str, numbers: set[int]
+) -> None:
+    with serving(config(settings())) as live, joined(live, "a") as session:
+        seen = run_to_its_end(lambda: train_to_the_end(session, loop, lambda number: leaving if number in numbers else ""))
+        assert set(seen) == set(range(SAMPLES))
+        assert ledger(live)["samples_completed"] == SAMPLES
+
+
+@each_loop
+def test_a_batch_that_is_skipped_is_left_out_and_the_run_comes_to_its_end_in_one_pass(loop: Any) -> None:
+    with serving(config(settings())) as live, joined(live, "a") as session:
+        shards, seen, left_out = session.shards(SAMPLES), Counter[int](), []
+        for number, batch in enumerate(loop(shards)):
+            if number in (0, 3, 6):
+                session.skip()
+                left_out += batch
+            else:
+                session.commit(ZERO)
+                seen.update(batch)
+        list(shards)
+        assert shards.complete
+        assert seen + Counter(left_out) == Counter(range(SAMPLES))
+        assert session.skipped == 3
+        with pytest.raises(InvalidRequest, match="in hand"):
+            session.skip()
+
+
+def test_a_loop_that_commits_nothing_does_not_spin(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    with joined(live, "a") as session:
+        shards = session.shards(SAMPLES)
+        monkeypatch.setattr(shards_module.time, "sleep", pauses.append)
+        for _ in range(4):
+            assert sum(map(len, shards)) == SAMPLES  # all of it, again and again
+        assert pauses == [IDLE_SECONDS] * 3
+        assert ledger(live)["completed"] == 0
+
+
+def test_a_commit_of_which_nobody_knows_whether_it_arrived_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller catches the error and goes on, with the batch after that."""
+    with serving(config(settings())) as live, joined(live, "a") as session:
+        shards, seen = session.shards(SAMPLES), Counter[int]()
+        carry, calls = session._carrier.carry, []
+
+        def lose_the_second_answer(*arguments: Any) -> Any:
+            result = carry(*arguments)
+            calls.append(arguments)
+            if len(calls) == 2:
+                raise TransportError("lost")
+            return result
+
+        monkeypatch.setattr(session._carrier, "carry", lose_the_second_answer)
+
+        def train() -> None:
+            while not shards.complete:
+                for batch in shards:
+                    try:
+                        answer = session.commit(ZERO)
+                    except TransportError:
+                        continue
+                    seen.update(() if answer.dropped else batch)
+
+        run_to_its_end(train)
+        assert set(seen) == set(range(SAMPLES))
+        assert ledger(live)["samples_completed"] == SAMPLES
+
+
+def test_overlapping_commits_need_no_finish_to_come_to_the_end() -> None:
+    def train(session: Session) -> int:
+        optimizer = Optimizer([("w", nn.Parameter(torch.zeros(3)))], session, overlap=True)
+        sampler, passes = ShardSampler(session, Numbers(SAMPLES)), 0
+        while not sampler.complete:
+            passes += 1
+            for _ in sampler.loader():
+                optimizer.step()
+        return passes
+
+    with serving(config(settings())) as live, connect(live.address) as session:
+        assert run_to_its_end(lambda: train(session)) <= 2
+        assert ledger(live)["samples_completed"] == SAMPLES
+
+
+def test_a_batch_left_out_of_a_window_of_local_steps_is_trained_on() -> None:
+    with serving(config(settings(rule="agn", local_steps=3))) as live, connect(live.address) as session:
+        parameter = nn.Parameter(torch.zeros(3))
+        optimizer = Optimizer([("w", parameter)], session)
+        sampler, seen, number = ShardSampler(session, Numbers(SAMPLES)), Counter[int](), 0
+
+        def train() -> None:
+            nonlocal number
+            while not sampler.complete:
+                for batch in sampler.loader():
+                    number += 1
+                    if number != 2:
+                        parameter.grad = torch.zeros(3)
+                        optimizer.step()
+                        seen.update(batch.tolist())
+                optimizer.finish()
+
+        run_to_its_end(train)
+        assert set(seen) == set(range(SAMPLES))
+        assert ledger(live)["samples_completed"] == SAMPLES
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "GradScaler"])
+def test_finish_makes_a_step_of_what_is_left_of_an_accumulation(scaled: bool) -> None:
+    """7 batches are no multiple of 2. Gradients that a GradScaler has scaled are not committed, and their batch goes back."""
+    with serving(config(settings())) as live, connect(live.address) as session:
+        parameter = nn.Parameter(torch.zeros(3))
+        optimizer = Optimizer([("w", parameter)], session, batches_per_step=2)
+        sampler = ShardSampler(session, Numbers(SAMPLES))
+        scaler = torch.amp.GradScaler("cpu")
+        for number, _ in enumerate(sampler.loader(), start=1):
+            loss = parameter.sum()
+            (scaler.scale(loss) if scaled else loss).backward()  # type: ignore[no-untyped-call]
+            if number % 2 == 0:
+                scaler.step(optimizer) if scaled else optimizer.step()
+                scaler.update() if scaled else None
+                optimizer.zero_grad()
+        optimizer.finish()
+        optimizer.finish()
+        wait_until(lambda: ledger(live)["completed"] == (2 if scaled else 3), "the shards to be complete")
+        assert ledger(live)["samples_committed"] == (20 if scaled else 23)
+        assert session.steps_done == (3 if scaled else 4)
+
+
+# -- how many batches there are
+
+
+def test_the_length_of_a_loader_is_what_this_worker_can_get_at_most() -> None:
+    with serving(config(settings(epochs=2))) as live, joined(live, "a") as session:
+        sampler = ShardSampler(session, Numbers(SAMPLES))
+        assert len(sampler.loader()) == len(DataLoader(Numbers(SAMPLES), batch_sampler=sampler)) == 14
+        assert len(list(train_each(session, sampler))) == 14
+    with serving(config(settings(epochs=0, steps=5))) as live, joined(live, "a") as session:
+        session.commit(ZERO)
+        assert len(ShardSampler(session, Numbers(SAMPLES))) == 4
+    with serving(config(settings(epochs=0, steps=1))) as live, joined(live, "a") as session:
+        endless = ShardSampler(session, Numbers(SAMPLES))
+        session._member.place.hyperparameters.steps = 0
+        with pytest.raises(TypeError, match="neither epochs nor steps"):
+            len(endless)
+
+
 # -- several workers
+
+
+def test_the_final_model_is_the_same_for_every_worker_and_has_all_commits_in_it() -> None:
+    parameter = nn.Parameter(torch.zeros(SIZE))
+
+    def train(session: Session) -> Array:
+        optimizer = Optimizer([("w", parameter)], session)
+        sampler = ShardSampler(session, Numbers(SAMPLES))
+        for _ in sampler.loader():
+            parameter.grad = torch.ones(SIZE)
+            optimizer.step()
+            if session.steps_done == 4:
+                break
+        optimizer.load_final()
+        return parameter.detach().numpy().copy()
+
+    patience = Patience()
+    with serving(config(settings())) as live, connect(live.address, name="slow") as slow:
+        slow.join({"w": np.zeros(SIZE, np.float32)})
+        batches = iter(slow.shards(SAMPLES))
+        next(batches)
+        with connect(live.address, name="fast", retry=patience.retry()) as fast:
+            loaded = in_background(lambda: train(fast))
+            wait_until(lambda: workers(live) == ["slow"] and patience.pauses, "the worker that is done to leave, and to wait")
+            assert not loaded.done()
+            slow.commit(np.ones(SIZE, np.float32))
+            train_all(slow, batches)
+            np.testing.assert_array_equal(loaded.result(DEADLINE), theta(live))
+            np.testing.assert_array_equal(slow.pull_final(), theta(live))
+        assert live.on_loop(lambda: live.core.ledger.all_complete)
+        patience.run_out()
 
 
 def test_two_workers_in_turn_split_an_epoch() -> None:

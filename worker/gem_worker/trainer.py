@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from gem_client import Admin, Hyperparameters, NormOutOfBounds, Retry, Session
 from gem_client.torch import Optimizer, ShardSampler
-from torch.utils.data import DataLoader
 
 from gem_worker.metrics import WorkerMetrics
 from gem_worker.pace import FULL_SPEED, Pace
@@ -51,7 +50,7 @@ def train(
     torch.manual_seed(settings.seed + zlib.crc32(session.name.encode()))  # each worker drops out other units
     data = task.training_data()
     sampler = ShardSampler(session, data)  # type: ignore[arg-type]
-    loader: DataLoader[Any] = DataLoader(data, batch_sampler=sampler)
+    loader = sampler.loader()
     before = session.steps_done
     while not sampler.complete:  # a loader that is ahead of the commits may come to its end more than once
         for batch in metrics.timing("data", loader):

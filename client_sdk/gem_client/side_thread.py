@@ -1,0 +1,60 @@
+"""A thread that does one thing after the other, and that the process does not wait for when it ends."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Queue: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
+
+
+class SideThread:
+    """Like a ThreadPoolExecutor with one thread, except that the thread is a daemon: the interpreter joins an executor's
+    threads before it exits, so that a call that is tried again for minutes would keep the process alive.
+
+    Args:
+        name: The thread's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: _Queue = SimpleQueue()
+        self._started = False
+        # The thread does not hold this object: it ends with a session that nobody closed, when that has no reference left.
+        weakref.finalize(self, self._queue.put, None).atexit = False
+
+    def submit(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+        """Has `work` called after what was submitted before."""
+        future: Future[T] = Future()
+        self._queue.put((future, partial(work, *arguments, **named)))
+        if not self._started:
+            self._started = True
+            threading.Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Cancels what has not begun, and ends the thread after what it is doing. Does not wait."""
+        with suppress(Empty):
+            while True:
+                if (submitted := self._queue.get_nowait()) is not None:
+                    submitted[0].cancel()
+        self._queue.put(None)
+
+
+def _work(queue: _Queue) -> None:
+    while (submitted := queue.get()) is not None:
+        future, work = submitted
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+        del submitted, future, work  # which hold the session
