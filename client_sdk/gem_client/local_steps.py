@@ -55,6 +55,7 @@ class LocalSteps:
         """A new window, on the θ that the parameters hold now."""
         self._losses.clear()
         self.made = 0
+        self._follow()
         with torch.no_grad():
             for parameter, own, kept in zip(self._parameters, self._own, self._kept, strict=True):
                 if own is not parameter:
@@ -71,6 +72,7 @@ class LocalSteps:
 
     def step(self, rate: float, loss: float | None) -> None:
         """One step of SGD with the gradients that the parameters have."""
+        self._follow()
         with torch.no_grad():
             for position, parameter in enumerate(self._parameters):
                 if parameter.grad is not None:
@@ -81,9 +83,20 @@ class LocalSteps:
 
     def write(self, into: Sequence[Tensor]) -> None:
         """Puts what the window amounts to into float32 tensors, flat, on the host."""
+        self._follow()
         with torch.no_grad():
             for own, kept, update in zip(self._own, self._kept, into, strict=True):
                 update.view(own.shape).copy_(own - kept if self._kind == "delta" else kept / self.made)
+
+    def _follow(self) -> None:
+        """The parameters may have another dtype or device than before (`model.bfloat16()`, `model.cuda()`)."""
+        with torch.no_grad():
+            for position, parameter in enumerate(self._parameters):
+                if self._own[position] is parameter and parameter.dtype != torch.float32:
+                    self._own[position] = parameter.to(torch.float32)
+                for buffers in (self._own, self._kept, self._velocities):
+                    if buffers and buffers[position].device != parameter.device:
+                        buffers[position] = buffers[position].to(parameter.device)
 
     def _move(self, position: int, parameter: Tensor, gradient: Tensor, rate: float) -> None:
         own = self._own[position]

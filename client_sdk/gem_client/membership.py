@@ -144,6 +144,23 @@ class Membership:
             self.version = header.version
         return header.must_initialize
 
+    def read(self) -> Vector:
+        """One attempt to read θ into a buffer of its own, without the lease: there the server would take this θ for the one
+        that the next gradient is computed on. Raises LayoutMismatch if the server has begun a run of another model."""
+        theta = empty(0)
+
+        def make_room(header: pb.PullHeader) -> Vector:
+            nonlocal theta
+            layout = Layout.from_message(header.layout)
+            if self.joined:
+                self.known_layout.require_same(layout)
+            self.layout = layout
+            theta = empty(layout.size)
+            return theta
+
+        self._connection.pull("", make_room, self.theta_format)
+        return theta
+
     def share_memory(self) -> None:
         """Moves θ and the gradient to memory shared with the server, where that is on this machine and willing."""
         shared = self._connection.share_memory(self.place.lease_id, self.known_layout.size) if self._wants_region else None

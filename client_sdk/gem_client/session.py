@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from types import TracebackType
@@ -127,6 +127,7 @@ class Session:
         batches_per_commit: Batches of its shards that a commit completes: 1, unless gradients are accumulated or steps local.
             The run's limit of steps counts commits; this says how many batches they are.
         skipped: Batches that were left out of the run by `skip`.
+        pull_only_reads: Whether `pull` does what `read` does, because an `Optimizer` takes θ for its parameters itself.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Session:
         self.batches_per_commit = 1
         self.skipped = 0
         self._window: list[Batch] = []  # of local steps that the next commit holds
+        self.pull_only_reads = False
         self._retry = retry
         self._connection = Connection(address, timeout, weakref.WeakMethod(self._renew), security)
         self._member = Membership(self.name, self._connection, retry, shared_memory, theta_format)
@@ -225,16 +227,19 @@ class Session:
 
     # -- joining, reading, committing
 
-    def join(self, parameters: Mapping[str, npt.ArrayLike], *, overlap: bool = False) -> Vector:
+    def join(
+        self, parameters: Mapping[str, npt.ArrayLike] | Iterable[tuple[str, npt.ArrayLike]], *, overlap: bool = False
+    ) -> Vector:
         """Joins the run with a model of these parameters and returns θ: float32, shape (P,).
 
         Args:
-            parameters: Name to array, in the order that all workers share. The values become θ's first value if this
-                is the worker that is asked for it; otherwise only names and shapes count.
+            parameters: Name to array, or pairs of both, in the order that all workers share. The values become θ's first
+                value if this is the worker that is asked for it; otherwise only names and shapes count.
             overlap: Whether the worker will compute while a commit is under way (`begin_commit`): the server keeps one more
                 snapshot for it then, P·4 bytes.
 
         Raises:
+            InvalidRequest: A name is given twice.
             LayoutMismatch: The model is not the run's.
             Overloaded: The server has no room, and had none for as long as `retry` allows.
             NonFiniteGradient: The first value holds a NaN or an infinity.
@@ -243,8 +248,9 @@ class Session:
         self._require_usable()
         if self._member.joined:
             raise InvalidRequest("this session has joined already: open another session for another model")
-        arrays = {name: np.asarray(value) for name, value in parameters.items()}
-        layout = Layout.of({name: array.shape for name, array in arrays.items()})
+        pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
+        named = [(name, np.asarray(value)) for name, value in pairs]
+        layout, arrays = Layout.of((name, array.shape) for name, array in named), dict(named)
         with self._turn:
             self._member.make_room(layout)
             self._member.overlap = overlap
@@ -259,12 +265,34 @@ class Session:
             return self._hand_out()
 
     def pull(self) -> Vector:
-        """Reads the present θ: float32, shape (P,), the session's own buffer. Works before `join` too, without a lease."""
+        """Takes the present θ to compute the next gradient on: float32, shape (P,), the session's own buffer.
+
+        The server counts the next commit's staleness, and GEM its π, from this θ. Use `read` to look at θ without that.
+        Works before `join` too, without a lease. A `gem_client.torch.Optimizer` takes θ itself: beside one, `pull` is the same
+        as `read`.
+        """
+        if self.pull_only_reads:
+            return self.read()
+        self._require_usable()
+        if self._member.joined:
+            return self.take_theta()
+        with self._turn:
+            self._retry.call(lambda: self._member.pull(""), self._member.report)
+            return self._member.theta
+
+    def read(self) -> Vector:
+        """Reads the present θ, for example to evaluate it: float32, shape (P,), a buffer of the caller's own.
+
+        Nothing changes for the session: the next commit is still based on the θ handed out last. Waits for a commit under way.
+        """
         self._require_usable()
         with self._turn:
-            if not self._member.joined:
-                self._retry.call(lambda: self._member.pull(""), self._member.report)
-                return self._member.theta
+            return self._retry.call(self._member.read, self._member.report)
+
+    def take_theta(self) -> Vector:
+        """`pull` under the lease, for `Optimizer`."""
+        self._require_usable()
+        with self._turn:
             self._member.settle_doubt()
             while True:
                 try:
@@ -400,7 +428,8 @@ class Session:
             self._member.forget()  # so that the lease is renewed no more
             while not self._over(self._retry.call(self._connection.status, self._member.report)):
                 self._retry.sleep(FINAL_POLL_SECONDS)
-        return self.pull()
+            self._retry.call(lambda: self._member.pull(""), self._member.report)
+            return self._member.theta
 
     def close(self) -> None:
         """Leaves the run and closes the connection, once a commit under way is through. Does nothing the second time."""

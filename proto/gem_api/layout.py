@@ -64,7 +64,9 @@ class Layout:
             tensor.require_possible()
         if len(set(names)) != len(names):
             twice = sorted(name for name, count in Counter(names).items() if count > 1)
-            raise InvalidRequest(f"tensor names must be unique; given twice: {', '.join(twice[:5])}")
+            raise InvalidRequest(
+                f"tensor names must be unique; given twice: {', '.join(twice[:5])}: prefix each with the name of its module"
+            )
         if not 0 < self.size <= MAX_PARAMETERS:
             raise InvalidRequest(f"the layout holds {self.size} parameters; 1 to {MAX_PARAMETERS} are taken")
 

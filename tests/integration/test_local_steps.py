@@ -129,10 +129,12 @@ def test_momentum_of_a_gradient_run_moves_the_worker_and_not_what_is_committed()
             np.testing.assert_allclose(theta(live), given - RATE * np.mean(hand.gradients, axis=0), **CLOSE)
 
 
-def test_small_steps_of_a_bfloat16_model_add_up() -> None:
+@pytest.mark.parametrize("made_with", [torch.bfloat16, torch.float32], ids=["always bfloat16", "converted later"])
+def test_small_steps_of_a_bfloat16_model_add_up(made_with: torch.dtype) -> None:
     with serving(config(DELTA)) as live, connect(live.address) as session:
-        parameter = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        parameter = nn.Parameter(torch.ones(4, dtype=made_with))
         optimizer = Optimizer([("w", parameter)], session)
+        parameter.data = parameter.data.bfloat16()  # what `model.bfloat16()` does
         for _ in range(21):
             parameter.grad = torch.full((4,), 0.001, dtype=torch.bfloat16)
             optimizer.step()

@@ -96,6 +96,26 @@ def test_pull_brings_what_the_server_now_holds(live: Live, session: Session) -> 
     assert session.version == 1
 
 
+def test_reading_theta_changes_nothing_for_the_next_commit(live: Live, session: Session) -> None:
+    base, own = session.base, session.theta.copy()
+    with connect(live.address) as other:
+        other.join(model())
+        other.commit(GRADIENT)
+        read = session.read()
+        np.testing.assert_array_equal(read, theta(live))
+        np.testing.assert_array_equal(session.theta, own)
+        assert session.base == base
+        assert session.commit(GRADIENT).staleness == 1
+        assert not np.shares_memory(read, session.theta)
+
+
+def test_a_model_may_be_pairs_whose_names_differ(live: Live) -> None:
+    with connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match="given twice: w"):
+            session.join([("w", np.ones(2)), ("w", np.ones(3))])
+        assert list(session.join([("v", np.ones(2)), ("w", np.zeros(1))])) == [1, 1, 0]
+
+
 @pytest.mark.parametrize(
     "gradient",
     [

@@ -1,4 +1,4 @@
-"""The PyTorch optimizer with memory shared with the server: parameters that can live in it do, and nobody notices."""
+"""The PyTorch optimizer with memory shared with the server: parameters are copied from it, or live in it if asked to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def assert_lives_in(model: nn.Module, session: Session) -> None:
 def test_the_parameters_live_in_the_region_from_the_start_and_stay_there(live: Live) -> None:
     model = network()
     kept = list(model.parameters())
-    with training(live, model) as (optimizer, session):
+    with training(live, model, in_place=True) as (optimizer, session):
         assert session.shares_memory
         for step in range(3):
             assert_lives_in(model, session)
@@ -76,24 +77,33 @@ def test_a_second_worker_starts_from_the_servers_theta(live: Live) -> None:
     first, second = network(seed=1), network(seed=2)
     with training(live, first) as (optimizer, _):
         take_step(first, optimizer, 0)
-        with training(live, second) as (_, session):
+        with training(live, second, in_place=True) as (_, session):
             assert_lives_in(second, session)
             np.testing.assert_array_equal(flat(second), theta(live))
 
 
-def test_without_shared_memory_the_parameters_stay_where_they_are(live: Live) -> None:
+@pytest.mark.parametrize("settings", [{}, {"in_place": True, "shared_memory": False}], ids=["shared", "network"])
+def test_the_parameters_stay_where_they_are_and_views_of_them_follow(settings: dict[str, Any], live: Live) -> None:
+    """Whoever relies on their memory (a view, a forked child, another process) sees what any optimizer would do to it."""
     model = network()
     places = [parameter.data_ptr() for parameter in model.parameters()]
-    with training(live, model, shared_memory=False) as (optimizer, _):
+    view = model[0].weight.t()  # type: ignore[index, operator]
+    with training(live, model, **settings) as (optimizer, _):
         take_step(model, optimizer, 0)
         assert [parameter.data_ptr() for parameter in model.parameters()] == places
+        assert torch.equal(view, model[0].weight.t())  # type: ignore[index, operator]
+        np.testing.assert_array_equal(flat(model), theta(live))
 
 
 # -- the same training
 
 
 def trained(
-    settings: Hyperparameters, shared: bool, between: Callable[[nn.Module], None], overlap: bool = False
+    settings: Hyperparameters,
+    shared: bool,
+    between: Callable[[nn.Module], None],
+    overlap: bool = False,
+    in_place: bool = False,
 ) -> list[bytes]:
     """The bits of two workers' parameters after each of their steps, taken in turns, each once the commit is applied."""
     seen: list[bytes] = []
@@ -101,7 +111,7 @@ def trained(
         models = [network(seed=1), network(seed=2)]
         sessions = [stack.enter_context(connect(live.address, shared_memory=shared)) for _ in models]
         optimizers = [
-            Optimizer(model.named_parameters(), session, overlap=overlap)
+            Optimizer(model.named_parameters(), session, overlap=overlap, in_place=in_place)
             for model, session in zip(models, sessions, strict=True)
         ]
         assert all(session.shares_memory == shared for session in sessions)
@@ -121,7 +131,9 @@ def leave_alone(model: nn.Module) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_training_gives_bit_for_bit_the_parameters_that_the_network_gives(rule: str) -> None:
     settings = replace(RULES[rule], learning_rate=RATE)
-    assert trained(settings, True, leave_alone) == trained(settings, False, leave_alone)
+    over_the_network = trained(settings, False, leave_alone)
+    assert trained(settings, True, leave_alone) == over_the_network
+    assert trained(settings, True, leave_alone, in_place=True) == over_the_network
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -152,18 +164,34 @@ def replace_data(model: nn.Module) -> None:
         parameter.data = torch.zeros_like(parameter)
 
 
-@pytest.mark.parametrize("change", [clamp, overwrite, load, replace_data])
+def share(model: nn.Module) -> None:
+    model.share_memory()
+
+
+def share_copies(model: nn.Module) -> None:
+    """Moves the storage that a parameter's memory belongs to, and the parameter with it, as sending it to a process does."""
+    for tensor in model.state_dict().values():
+        tensor.untyped_storage().share_memory_()
+
+
+def convert(model: nn.Module) -> None:
+    model.bfloat16().float()
+
+
+@pytest.mark.parametrize("change", [clamp, overwrite, load, replace_data, share, share_copies, convert])
 def test_what_the_user_does_to_the_parameters_is_gone_with_the_next_step_as_it_is_over_the_network(
     change: Callable[[nn.Module], None],
 ) -> None:
     """The gradient is computed on what the user made of them; θ itself is untouched."""
     settings = Hyperparameters(learning_rate=RATE)
-    assert trained(settings, True, change) == trained(settings, False, change)
+    over_the_network = trained(settings, False, change)
+    assert trained(settings, True, change) == over_the_network
+    assert trained(settings, True, change, in_place=True) == over_the_network
 
 
 def test_parameters_changed_by_the_user_do_not_change_theta(live: Live) -> None:
     model = network()
-    with training(live, model) as (optimizer, session), connect(live.address) as reader:
+    with training(live, model, in_place=True) as (optimizer, session), connect(live.address) as reader:
         take_step(model, optimizer, 0)
         before = theta(live)
         clamp(model)
@@ -171,12 +199,11 @@ def test_parameters_changed_by_the_user_do_not_change_theta(live: Live) -> None:
         np.testing.assert_array_equal(theta(live), before)
         np.testing.assert_array_equal(reader.pull(), before)
         np.testing.assert_array_equal(session.pull(), before)
-        np.testing.assert_array_equal(flat(model), before)
 
 
 def test_a_gradient_that_is_no_number_is_refused_and_the_next_step_goes_through(live: Live) -> None:
     model = network()
-    with training(live, model) as (optimizer, session):
+    with training(live, model, in_place=True) as (optimizer, session):
         take_step(model, optimizer, 0)
         before = flat(model)
         model[0].weight.grad[0, 0] = float("nan")  # type: ignore[index, union-attr]
@@ -187,6 +214,22 @@ def test_a_gradient_that_is_no_number_is_refused_and_the_next_step_goes_through(
         take_step(model, optimizer, 1)
         assert_lives_in(model, session)
         np.testing.assert_array_equal(flat(model), theta(live))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_model_may_be_given_another_dtype_after_the_optimizer(shared: bool, in_place: bool, live: Live) -> None:
+    model = network()
+    with training(live, model, in_place=in_place, shared_memory=shared) as (optimizer, session):
+        assert session.shares_memory == shared
+        for dtype in (torch.float64, torch.bfloat16, torch.float32):
+            model.to(dtype)
+            optimizer.zero_grad()
+            model(torch.ones(3, 4, dtype=dtype)).sum().backward()
+            optimizer.step()
+            assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+            np.testing.assert_array_equal(flat(model), torch.from_numpy(theta(live)).to(dtype).float().numpy())
+        assert version(live) == 3
 
 
 # -- what can not be moved
@@ -236,7 +279,8 @@ def test_a_parameter_whose_memory_others_rely_on_is_copied_not_moved(kind: str, 
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     storage, place = parameters[0].untyped_storage().data_ptr(), parameters[0].data_ptr()
     with connect(live.address) as session:
-        optimizer = Optimizer([(str(number), parameter) for number, parameter in enumerate(parameters)], session)
+        named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
+        optimizer = Optimizer(named, session, in_place=True)
         assert session.shares_memory
         for _ in range(2):
             for parameter in trainable:
@@ -251,7 +295,8 @@ def test_a_parameter_whose_memory_others_rely_on_is_copied_not_moved(kind: str, 
 def test_parameters_that_can_be_moved_are_beside_ones_that_can_not(live: Live) -> None:
     movable, stuck = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(3, dtype=torch.float64))
     with connect(live.address) as session:
-        optimizer = Optimizer([("a", movable), ("b", stuck), ("c", alone := nn.Parameter(torch.tensor(1.0)))], session)
+        alone = nn.Parameter(torch.tensor(1.0))
+        optimizer = Optimizer([("a", movable), ("b", stuck), ("c", alone)], session, in_place=True)
         for parameter in (movable, stuck, alone):
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
@@ -263,7 +308,7 @@ def test_parameters_that_can_be_moved_are_beside_ones_that_can_not(live: Live) -
 def test_a_tied_weight_stays_tied(live: Live) -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight  # type: ignore[index]
-    with training(live, model) as (optimizer, session):
+    with training(live, model, in_place=True) as (optimizer, session):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         assert model[1].weight is model[0].weight  # type: ignore[index]
@@ -275,7 +320,7 @@ def test_a_tied_weight_stays_tied(live: Live) -> None:
 
 def test_after_the_loss_of_a_lease_the_parameters_follow_to_the_new_region(live: Live) -> None:
     model, other = network(), network()
-    with training(live, model) as (optimizer, session):
+    with training(live, model, in_place=True) as (optimizer, session):
         take_step(model, optimizer, 0)
         old = region_at(session.theta)
         expire_all(live)
@@ -298,7 +343,7 @@ def test_after_a_restart_the_parameters_follow_the_server(shared_after: bool, tm
     model = network()
     with serving(config(PLAIN, checkpoint_dir=tmp_path, memory_socket=abstract())) as live:
         session = connect(live.address, retry=Patience().retry())
-        optimizer = Optimizer(model.named_parameters(), session)
+        optimizer = Optimizer(model.named_parameters(), session, in_place=True)
         take_step(model, optimizer, 0)
         live.stop()
     again = replace(live.config, listen=live.address, resume=True, memory_socket=abstract() if shared_after else "")
@@ -315,7 +360,7 @@ def test_after_a_restart_the_parameters_follow_the_server(shared_after: bool, tm
 
 def test_the_model_can_be_used_after_the_session_is_closed(live: Live) -> None:
     model = network()
-    with training(live, model) as (optimizer, _):
+    with training(live, model, in_place=True) as (optimizer, _):
         take_step(model, optimizer, 0)
     np.testing.assert_array_equal(flat(model), theta(live))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -327,7 +372,7 @@ def test_the_model_can_be_used_after_the_session_is_closed(live: Live) -> None:
 def test_a_model_that_was_used_before_can_join_again(live: Live) -> None:
     model = network()
     for step in range(3):
-        with training(live, model) as (optimizer, session):
+        with training(live, model, in_place=True) as (optimizer, session):
             take_step(model, optimizer, step)
             assert session.shares_memory
             np.testing.assert_array_equal(flat(model), theta(live))
@@ -338,7 +383,7 @@ def test_a_model_that_was_used_before_can_join_again(live: Live) -> None:
 
 def test_a_copy_of_the_model_is_a_copy(live: Live) -> None:
     model = network()
-    with training(live, model) as (optimizer, _):
+    with training(live, model, in_place=True) as (optimizer, _):
         take_step(model, optimizer, 0)
         twin = copy.deepcopy(model)
         before = flat(twin)
@@ -355,7 +400,7 @@ def saved(model: nn.Module) -> int:
 
 def test_the_model_can_be_saved_in_every_usual_way(live: Live, tmp_path: Path) -> None:
     model = network()
-    with training(live, model) as (optimizer, _):
+    with training(live, model, in_place=True) as (optimizer, _):
         take_step(model, optimizer, 0)
         torch.save(model.state_dict(), tmp_path / "model.pt")
         safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
@@ -373,5 +418,5 @@ def test_a_part_of_the_model_takes_no_more_than_itself_in_a_file(live: Live) -> 
     """PyTorch writes the whole memory that a tensor is a part of."""
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(300, 300))
     alone = saved(model[0])
-    with training(live, model):
+    with training(live, model, in_place=True):
         assert saved(model[0]) < 2 * alone

@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,15 @@ def test_without_names_tensors_are_named_by_their_position(live: Live) -> None:
     with connect(live.address) as session:
         Optimizer(network().parameters(), session)
         assert names(session) == ["0", "1", "2", "3"]
+
+
+def test_a_name_given_twice_is_refused_for_one_of_the_two_would_never_be_trained(live: Live) -> None:
+    encoder, decoder = nn.Linear(2, 2), nn.Linear(2, 2)
+    with connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match=r"'weight'.*prefix"):
+            Optimizer(chain(encoder.named_parameters(), decoder.named_parameters()), session)
+        Optimizer(chain(encoder.named_parameters("encoder"), decoder.named_parameters("decoder")), session)
+        assert names(session) == ["encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"]
 
 
 def test_another_model_is_refused(live: Live) -> None:
@@ -324,6 +334,35 @@ def test_a_gradient_that_is_no_number_is_refused_and_the_next_step_goes_through(
         loss_of(model, 1).backward()
         optimizer.step()
         assert outcomes(live) == {"applied": 1, "rejected": 1}
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+@pytest.mark.parametrize("read", [Session.read, Session.pull], ids=["read", "pull"])
+def test_reading_theta_before_a_step_changes_neither_its_staleness_nor_its_pi(
+    read: Callable[[Session], Any], overlap: bool
+) -> None:
+    def answered(look: Callable[[Session], Any]) -> tuple[Any, ...]:
+        """What became of a gradient while others committed five, and the session looked at θ."""
+        with serving(config(Hyperparameters(rule="gem"))) as live, connect(live.address) as session:
+            parameter = nn.Parameter(torch.ones(9))
+            optimizer = Optimizer([("w", parameter)], session, overlap=overlap)
+            with connect(live.address) as other:
+                other.join({"w": np.ones(9)})
+                for _ in range(2):
+                    parameter.grad = torch.ones(9)
+                    optimizer.step()
+                optimizer.finish()
+                for _ in range(5):
+                    other.commit(np.full(9, 0.1))
+                look(session)
+                optimizer.step()
+                optimizer.finish()
+            assert optimizer.answer is not None
+            return optimizer.answer.staleness, optimizer.answer.pi_median, theta(live).tobytes()
+
+    expected = answered(lambda session: None)
+    assert expected[0] == 5
+    assert answered(read) == expected
 
 
 # -- what would silently not work

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 @contextmanager
 def training(
-    live: Live, model: nn.Module, *, batches_per_step: int = 1, **settings: Any
+    live: Live, model: nn.Module, *, batches_per_step: int = 1, in_place: bool = False, **settings: Any
 ) -> Iterator[tuple[Optimizer, Session]]:
     """An optimizer for the model's named parameters, in the run of `live`; `settings` are the connection's."""
     with connect(live.address, **settings) as session:
-        yield Optimizer(model.named_parameters(), session, batches_per_step=batches_per_step), session
+        optimizer = Optimizer(model.named_parameters(), session, batches_per_step=batches_per_step, in_place=in_place)
+        yield optimizer, session
 
 
 def network(seed: int = 0) -> nn.Module:
