@@ -18,7 +18,7 @@ import click
 from gem_api import __version__
 from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_api.layout import MAX_PARAMETERS
-from gem_api.options import DURABILITIES, SETTINGS, Number, credential_options, credentials, option
+from gem_api.options import DURABILITIES, SETTINGS, Number, ServerAddress, credential_options, credentials, option
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from google.protobuf.descriptor import FieldDescriptor
@@ -82,12 +82,14 @@ class _TypedErrors(click.Group):
         try:
             return super().invoke(ctx)
         except GemError as error:
-            click.echo(f"gem-ctl: {type(error).__name__}: {error}", err=True)
+            click.echo(f"gem-ctl: {text.error(error)}", err=True)
             sys.exit(1)
 
 
 @click.group(cls=_TypedErrors, context_settings=SETTINGS)
-@option("--server", envvar="GEM_SERVER", default="127.0.0.1:50051", help="The server's address, host:port.")
+@option(
+    "--server", envvar="GEM_SERVER", type=ServerAddress(), default="127.0.0.1:50051", help="The server's address, host:port."
+)
 @option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for an answer.")
 @credential_options
 @click.version_option(__version__)

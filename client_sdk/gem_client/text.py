@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gem_api.errors import GemError, ServerUnavailable
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 
@@ -20,6 +21,11 @@ def counts(numbers: Mapping[str, int]) -> str:
 
 def optional(message: Any, field: str, form: str) -> str:
     return format(getattr(message, field), form) if message.HasField(field) else "–"
+
+
+def error(failure: GemError) -> str:
+    """Names the failure's type, unless the message alone says as much."""
+    return str(failure) if isinstance(failure, ServerUnavailable) else f"{type(failure).__name__}: {failure}"
 
 
 def state(answer: pb.GetStatusResponse) -> str:

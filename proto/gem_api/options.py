@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gem_api.addresses import server_address
 from gem_api.hyperparameters import RULES, SCHEDULES, SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.logs import FORMATS
 from gem_api.secret_file import read_token
@@ -46,6 +47,18 @@ class RuleName(click.ParamType[str]):
                 f"no rule is named {value!r}: choose from {', '.join(RULES)}, or name your own as module:Class", param, ctx
             )
         return str(value)
+
+
+class ServerAddress(click.ParamType[str]):
+    """The address of a server to connect to."""
+
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return server_address(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Hyperparameters)}

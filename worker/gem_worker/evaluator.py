@@ -13,6 +13,7 @@ from gem_api.errors import InvalidRequest
 from gem_api.options import SETTINGS, Number, credentials, log_format_option, option
 from gem_api.v1 import training_pb2 as pb
 from gem_client import GemError, NotInitialized, Retry
+from gem_client.retry import logging_failures
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, Stopped, log_as, member_options, stop_on_signals
 from gem_worker.evaluate import RemoteEvaluator
@@ -55,7 +56,7 @@ def _evaluate(options: dict[str, Any], log: logs.Logger) -> int:
         return EXIT_WRONG_USE
     try:
         while True:
-            done = _evaluate_if_new(evaluator, retry.call(evaluator.admin.status), log)
+            done = _evaluate_if_new(evaluator, retry.call(evaluator.admin.status, logging_failures("the run's status")), log)
             if options["once"] and done:
                 return 0
             time.sleep(options["evaluate_every"])
