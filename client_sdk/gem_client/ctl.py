@@ -10,12 +10,15 @@ import os
 import re
 import sys
 import time
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from gem_api import __version__
+from gem_api.addresses import DEFAULT_PORT
 from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_api.layout import MAX_PARAMETERS
 from gem_api.options import DURABILITIES, SETTINGS, Number, ServerAddress, credential_options, credentials, option
@@ -26,6 +29,7 @@ from google.protobuf.message import Message
 from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect, text
+from gem_client.local_runs import find_runs
 from gem_client.picture import SORTS
 from gem_client.plan import PROXIES, Setup, plan
 from gem_client.prometheus import Prometheus, PrometheusError
@@ -48,12 +52,35 @@ class Count(click.ParamType[int]):
         return int(count)
 
 
-class Target(NamedTuple):
-    """The server that a command is for, and the options that say how to reach it."""
+@dataclass(frozen=True)
+class Target:
+    """The server that a command is for.
 
-    server: str
+    Attributes:
+        given: Its address, if the user named it.
+        runs: Where gem-train keeps its runs; looked through for a server that is not named.
+        timeout: Seconds to wait for an answer.
+        options: The options that say how to show who we are.
+    """
+
+    given: str | None
+    runs: Path
     timeout: float
     options: dict[str, Any]
+
+    @cached_property
+    def server(self) -> str:
+        """Its address. Raises click.UsageError if several local runs are going on."""
+        if self.given is not None:
+            return self.given
+        found = find_runs(self.runs)
+        if len(found) > 1:
+            choices = "".join(f"\n  --server {address}   {folder}" for folder, address in found.items())
+            raise click.UsageError(f"{len(found)} runs are going on in {self.runs}: choose one\n{choices}")
+        for folder, address in found.items():
+            click.echo(f"gem-ctl: {folder}, server {address}", err=True)
+            return address
+        return f"127.0.0.1:{DEFAULT_PORT}"
 
     def credentials(self) -> dict[str, Any]:
         """What `Admin` and `connect` are given. Read only by commands that ask the server; warns of a token in the clear."""
@@ -88,13 +115,24 @@ class _TypedErrors(click.Group):
 
 @click.group(cls=_TypedErrors, context_settings=SETTINGS)
 @option(
-    "--server", envvar="GEM_SERVER", type=ServerAddress(), default="127.0.0.1:50051", help="The server's address, host:port."
+    "--server",
+    envvar="GEM_SERVER",
+    type=ServerAddress(),
+    show_default="the server of the run of gem-train in --runs, else 127.0.0.1:50051",
+    help="The server's address.",
+)
+@option(
+    "--runs",
+    envvar="GEM_RUNS",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    help="Folder with gem-train's runs. Without --server the run that is going on there is asked.",
 )
 @option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for an answer.")
 @credential_options
 @click.version_option(__version__)
 @click.pass_context
-def main(context: click.Context, /, server: str, timeout: float, **options: Any) -> None:
+def main(context: click.Context, /, server: str | None, runs: Path, timeout: float, **options: Any) -> None:
     """Looks after a GEM server.
 
     \b
@@ -106,7 +144,7 @@ def main(context: click.Context, /, server: str, timeout: float, **options: Any)
       gem-ctl report run.html
     """
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
-    context.obj = Target(server, timeout, options)
+    context.obj = Target(server, runs, timeout, options)
 
 
 @main.command()

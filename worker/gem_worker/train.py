@@ -14,6 +14,7 @@ import torch
 from gem_api import __version__
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.options import DURABILITIES, SETTINGS, Number, flags, given, hyperparameter_options, option
+from gem_client.local_runs import Announcement
 
 from gem_worker.cluster import WORKER_NICENESS, Cluster, ClusterError, Member, free_port, python, spread
 from gem_worker.command import data_option, exchange_flags, exchange_options, ignore_signals, step_seconds_option, task_option
@@ -111,6 +112,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
     click.echo(f"run {folder.path}: {size}, rule {settings.rule}, task {options['task']}")
     click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
     follower = Follower(address, cluster, folder, task, settings, options)
+    announcement = Announcement(folder.path, address)
     try:
         cluster.start()
         return follower.follow()
@@ -127,6 +129,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         ignore_signals()
         cluster.stop()
         follower.close()
+        announcement.close()
 
 
 def _program() -> str:
