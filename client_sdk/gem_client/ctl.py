@@ -21,7 +21,7 @@ from gem_api import __version__
 from gem_api.addresses import DEFAULT_PORT
 from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_api.layout import MAX_PARAMETERS
-from gem_api.options import DURABILITIES, SETTINGS, Number, ServerAddress, credential_options, credentials, option
+from gem_api.options import DURABILITIES, SETTINGS, Number, ServerAddress, WithHeadings, credential_options, credentials, option
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from google.protobuf.descriptor import FieldDescriptor
@@ -39,16 +39,19 @@ from gem_client.top import show
 _PLUGINS = "gem_ctl.commands"
 
 
+_POWERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
 class Count(click.ParamType[int]):
-    """A number of things, with an optional k, M, G or T (powers of 1,000)."""
+    """A number of things, with an optional k, M, B or G, or T (powers of 1,000), in capitals or not."""
 
     name = "count"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]?)", str(value).strip())
-        count = float(match[1]) * 1e3 ** " kMGT".index(match[2] or " ") if match else 0.0
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBGT]?)", str(value).strip().upper())
+        count = float(match[1]) * _POWERS[match[2]] if match else 0.0
         if not 1 <= count <= MAX_PARAMETERS:
-            self.fail(f"{value!r} is no number of parameters; write 156450 or 25M", param, ctx)
+            self.fail(f"{value!r} is not a number of parameters from 1 to 1T; write 156450, 124M or 1B", param, ctx)
         return int(count)
 
 
@@ -93,9 +96,15 @@ class Target:
         return Admin(self.server, self.timeout, **self.credentials())
 
 
-class _TypedErrors(click.Group):
+class _TypedErrors(WithHeadings, click.Group):
     """Turns the SDK's errors into one line and exit status 1; and takes in commands that other installed packages offer, such
     as those that need the server's code."""
+
+    command_class = WithHeadings
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *entry_points(group=_PLUGINS).names})
@@ -142,12 +151,15 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
       gem-ctl top
       gem-ctl pull model.safetensors
       gem-ctl report run.html
+
+    Exit status of every command: 0 if it is done; 1 if it failed: the server is out of reach, refuses or is finishing, a file
+    can't be written, a log is damaged, or Ctrl-C (top ends with 0 then); 2 for wrong use.
     """
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
     context.obj = Target(server, runs, timeout, options)
 
 
-@main.command()
+@main.command(short_help="Shows the run at a glance.")
 @option(
     "--json", "as_json", envvar="GEM_STATUS_JSON", is_flag=True, help="For scripts: one JSON object, all fields always there."
 )
@@ -159,7 +171,7 @@ def status(target: Target, as_json: bool) -> None:
     click.echo(json.dumps(as_dict(answer), indent=2, allow_nan=False) if as_json else as_text(answer))
 
 
-@main.command()
+@main.command(short_help="Shows the run live, until Ctrl-C.")
 @option("--every", envvar="GEM_TOP_EVERY", type=Number(0.01), default=1.0, help="Seconds from one picture to the next.")
 @option(
     "--count", envvar="GEM_TOP_COUNT", type=click.IntRange(min=0), default=0, help="End after this many pictures; 0: never."
@@ -180,10 +192,11 @@ def top(target: Target, every: float, count: int, sort: str) -> None:
     show(target.admin(), target.server, every, count, sort)
 
 
-@main.command("plan")
-@option("--parameters", type=Count(), required=True, help="Size of the model, for example 25M.")
+@main.command("plan", short_help="Predicts memory, network and speed before a run is started.")
+@option("--parameters", type=Count(), required=True, help="Size of the model, for example 124M or 1B.")
 @option("--workers", type=click.IntRange(1), default=10, help="How many workers.")
 @option("--compute-seconds", type=Number(0), default=0.1, help="Forward and backward pass of one step.")
+@option("--local-steps", type=click.IntRange(1, 10_000), default=1, help="Steps that a worker makes for each commit.")
 @option("--rule", type=click.Choice(RULES), default="gem", help="The update rule.")
 @option("--proxy", type=click.Choice(list(PROXIES)), default="momentum", help="What gem compares a commit with.")
 @option("--durability", type=click.Choice(DURABILITIES), default="snapshot", help="What outlives the server.")
@@ -199,7 +212,7 @@ def plan_run(**options: Any) -> None:
     click.echo(text.plan(plan(Setup(**options))))
 
 
-@main.command()
+@main.command(short_help="Writes the model to a safetensors file.")
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.pass_obj
 def pull(target: Target, out: Path) -> None:
@@ -218,7 +231,7 @@ def pull(target: Target, out: Path) -> None:
         click.echo(f"wrote {out}: {what}", err=str(out) == "-")
 
 
-@main.command()
+@main.command(short_help="Writes one HTML page with plots and settings of a run.")
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
 @option(
     "--prometheus", envvar="GEM_PROMETHEUS", default="http://127.0.0.1:9090", help="The Prometheus that scrapes the server."
@@ -249,7 +262,7 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
     click.echo(f"wrote {path}: run {found.run_id}, {text.duration(found.end - found.begin)}", err=str(path) == "-")
 
 
-@main.command()
+@main.command(short_help="Exit status 0 if the server serves, else 1.")
 @click.pass_obj
 def health(target: Target) -> None:
     """For health checks: exit status 0 if the server serves, 1 if it does not answer or is finishing."""
@@ -259,7 +272,7 @@ def health(target: Target) -> None:
     click.echo("serving")
 
 
-@main.command()
+@main.command(short_help="Has the server write a checkpoint now.")
 @click.pass_obj
 def checkpoint(target: Target) -> None:
     """Has the server write a checkpoint now, and waits for it."""
@@ -268,7 +281,7 @@ def checkpoint(target: Target) -> None:
     click.echo(f"checkpoint of version {answer.version} in {answer.path} (on the server)")
 
 
-@main.command()
+@main.command(short_help="Ends the server gracefully: nothing that was sent is lost.")
 @click.pass_obj
 def drain(target: Target) -> None:
     """Ends the server gracefully: queued commits are applied and answered, the process exits.
@@ -282,7 +295,7 @@ def drain(target: Target) -> None:
     click.echo(f"the server is finishing; {queued} commits were queued")
 
 
-@main.group()
+@main.group(short_help="Lists the workers that are kept out of the run, or lets one in.")
 def quarantine() -> None:
     """Workers that are kept out of the run because their gradients were refused too often in a row."""
 

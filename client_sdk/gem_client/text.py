@@ -82,11 +82,15 @@ def plan(planned: Plan) -> str:
         "network": f"{size(planned.bytes_per_second)}/s, {size(planned.commit_bytes)} for each commit"
         if planned.commit_bytes
         else "headers only: tensors pass through shared memory",
-        "commits": f"{planned.commits_per_second:.4g}/s, {1e3 * planned.server_seconds:.3g} ms of the server each",
+        "commits": f"{planned.commits_per_second:.4g}/s, {_brief(planned.server_seconds)} of the server each",
         "server load": f"{100 * planned.load:.0f} %",
         "full at": f"{planned.full_at:.3g} workers; more of them bring no more commits",
     }
     return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
+
+
+def _brief(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def duration(seconds: float) -> str:

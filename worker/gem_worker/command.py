@@ -37,7 +37,7 @@ def member_options(command: Callable[..., Any]) -> Callable[..., Any]:
         data_option,
         task_option,
         credential_options,
-        option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="The server's address, host:port."),
+        option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="The server's address."),
     ):
         command = decorate(command)
     return command
