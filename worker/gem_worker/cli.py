@@ -14,7 +14,7 @@ from gem_api import __version__, logs
 from gem_api.exposition import serve_metrics
 from gem_api.lifetime import end_with_launcher
 from gem_api.options import SETTINGS, WithHeadings, credentials, log_format_option, option
-from gem_client import GemError, Retry, Session, connect
+from gem_client import GemError, InvalidRequest, Retry, Session, connect
 from prometheus_client.registry import CollectorRegistry
 
 from gem_worker.command import (
@@ -103,6 +103,9 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
         workers = _workers(_names(name, options), options, metrics, stopping, log)
     except TaskError as error:
         log.error("the task can't be loaded", why=str(error))
+        return EXIT_WRONG_USE
+    except InvalidRequest as error:  # a file that can't be read, or something else than a GEM server
+        log.error("can't start", why=str(error))
         return EXIT_WRONG_USE
     except GemError as error:
         log.error("the server can't be asked for the run's settings", error=type(error).__name__, why=str(error))
