@@ -8,7 +8,7 @@ from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gem_client.channel import Stub, open_channel, typed
+from gem_client.channel import Stub, checked_address, open_channel, typed
 from gem_client.security import Security, Source
 
 
@@ -16,7 +16,7 @@ class Admin:
     """A connection that asks and orders, but does not train.
 
     Args:
-        address: The server's "host:port".
+        address: The server's "host:port", as for `connect`.
         timeout: Seconds to wait for each answer.
         token, tls_ca, tls_cert, tls_key: As for `connect`.
 
@@ -33,10 +33,10 @@ class Admin:
         tls_cert: Source | None = None,
         tls_key: Source | None = None,
     ) -> None:
-        security = Security(token, tls_ca, tls_cert, tls_key)
+        address, security = checked_address(address), Security(token, tls_ca, tls_cert, tls_key)
         self._channel = open_channel(address, security)
-        self._stub = Stub(self._channel, security.metadata)
-        self._health = typed(health_pb2_grpc.HealthStub(self._channel).Check)
+        self._stub = Stub(self._channel, security.metadata, address)
+        self._health = typed(health_pb2_grpc.HealthStub(self._channel).Check, address)
         self._timeout = timeout
 
     def status(self) -> pb.GetStatusResponse:

@@ -20,6 +20,7 @@ class CommitStream:
 
     def __init__(self, stub: Stub) -> None:
         self._outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
+        self._address = stub.address
         self._call = stub.Commit(chain.from_iterable(iter(self._outgoing.get, None)))
 
     def exchange(self, frames: Iterable[bytes], theta: Assembly | None, progress: Callable[[], None]) -> pb.CommitResult:
@@ -34,7 +35,7 @@ class CommitStream:
             GemError: The stream failed and is of no more use.
         """
         self._outgoing.put(noting(progress, frames))
-        first = next_frame(self._call)
+        first = next_frame(self._call, self._address)
         if first is None:
             raise ServerUnavailable("the server ended the stream")
         result, chunk = parse_frame(first, pb.CommitResponse)

@@ -15,7 +15,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
 
 from gem_client.background import Background
-from gem_client.channel import Stub, next_frame, open_channel, typed_error
+from gem_client.channel import Stub, checked_address, next_frame, open_channel, typed_error
 from gem_client.commit_stream import CommitStream, noting, receive_chunks
 from gem_client.memory_socket import fetch_region
 from gem_client.security import Security
@@ -34,8 +34,9 @@ class Connection:
     """
 
     def __init__(self, address: str, timeout: float, renew: weakref.WeakMethod[Callable[[], None]], security: Security) -> None:
+        address = checked_address(address)
         self._channel = open_channel(address, security)
-        self._stub = Stub(self._channel, security.metadata)
+        self._stub = Stub(self._channel, security.metadata, address)
         self._timeout = timeout
         self._background = Background(renew, timeout)
         self._stream: CommitStream | None = None
@@ -78,7 +79,7 @@ class Connection:
             try:
                 call.result()
             except grpc.RpcError as error:
-                raise typed_error(error) from None
+                raise typed_error(error, self._stub.address) from None
             except grpc.FutureCancelledError:
                 raise ServerUnavailable("the server took nothing in for too long") from None
 
@@ -95,7 +96,7 @@ class Connection:
         """Reads θ into what `make_room` returns (float32, shape (P,)), unless the header asks this worker for a first value."""
         call = self._stub.Pull(pb.PullRequest(lease_id=lease_id, theta_dtype=form.dtype))
         with self._background.watching(call.cancel) as progress:
-            frame = next_frame(call)
+            frame = next_frame(call, self._stub.address)
             header, chunk = parse_frame(frame, pb.PullResponse) if frame is not None else (None, None)
             if header is None:
                 raise ServerUnavailable("the server sent no header")

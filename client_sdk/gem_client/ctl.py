@@ -10,16 +10,19 @@ import os
 import re
 import sys
 import time
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from gem_api import __version__
+from gem_api.addresses import DEFAULT_PORT
 from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_api.layout import MAX_PARAMETERS
 from gem_api.lifetime import interruptible
-from gem_api.options import DURABILITIES, SETTINGS, Number, credential_options, credentials, option
+from gem_api.options import DURABILITIES, SETTINGS, Number, ServerAddress, WithHeadings, credential_options, credentials, option
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from google.protobuf.descriptor import FieldDescriptor
@@ -27,6 +30,7 @@ from google.protobuf.message import Message
 from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect, text
+from gem_client.local_runs import find_runs
 from gem_client.picture import SORTS
 from gem_client.plan import PROXIES, Setup, plan
 from gem_client.prometheus import Prometheus, PrometheusError
@@ -36,25 +40,51 @@ from gem_client.top import show
 _PLUGINS = "gem_ctl.commands"
 
 
+_POWERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
 class Count(click.ParamType[int]):
-    """A number of things, with an optional k, M, G or T (powers of 1,000)."""
+    """A number of things, with an optional k, M, B or G, or T (powers of 1,000), in capitals or not."""
 
     name = "count"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]?)", str(value).strip())
-        count = float(match[1]) * 1e3 ** " kMGT".index(match[2] or " ") if match else 0.0
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBGT]?)", str(value).strip().upper())
+        count = float(match[1]) * _POWERS[match[2]] if match else 0.0
         if not 1 <= count <= MAX_PARAMETERS:
-            self.fail(f"{value!r} is no number of parameters; write 156450 or 25M", param, ctx)
+            self.fail(f"{value!r} is not a number of parameters from 1 to 1T; write 156450, 124M or 1B", param, ctx)
         return int(count)
 
 
-class Target(NamedTuple):
-    """The server that a command is for, and the options that say how to reach it."""
+@dataclass(frozen=True)
+class Target:
+    """The server that a command is for.
 
-    server: str
+    Attributes:
+        given: Its address, if the user named it.
+        runs: Where gem-train keeps its runs; looked through for a server that is not named.
+        timeout: Seconds to wait for an answer.
+        options: The options that say how to show who we are.
+    """
+
+    given: str | None
+    runs: Path
     timeout: float
     options: dict[str, Any]
+
+    @cached_property
+    def server(self) -> str:
+        """Its address. Raises click.UsageError if several local runs are going on."""
+        if self.given is not None:
+            return self.given
+        found = find_runs(self.runs)
+        if len(found) > 1:
+            choices = "".join(f"\n  --server {address}   {folder}" for folder, address in found.items())
+            raise click.UsageError(f"{len(found)} runs are going on in {self.runs}: choose one\n{choices}")
+        for folder, address in found.items():
+            click.echo(f"gem-ctl: {folder}, server {address}", err=True)
+            return address
+        return f"127.0.0.1:{DEFAULT_PORT}"
 
     def credentials(self) -> dict[str, Any]:
         """What `Admin` and `connect` are given. Read only by commands that ask the server; warns of a token in the clear."""
@@ -67,9 +97,15 @@ class Target(NamedTuple):
         return Admin(self.server, self.timeout, **self.credentials())
 
 
-class _TypedErrors(click.Group):
+class _TypedErrors(WithHeadings, click.Group):
     """Turns the SDK's errors into one line and exit status 1, and Ctrl-C into exit status 130. Takes in commands that other
     installed packages offer, such as those that need the server's code."""
+
+    command_class = WithHeadings
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *entry_points(group=_PLUGINS).names})
@@ -84,17 +120,30 @@ class _TypedErrors(click.Group):
         try:
             return super().invoke(ctx)
         except GemError as error:
-            click.echo(f"gem-ctl: {type(error).__name__}: {error}", err=True)
+            click.echo(f"gem-ctl: {text.error(error)}", err=True)
             sys.exit(1)
 
 
 @click.group(cls=_TypedErrors, context_settings=SETTINGS)
-@option("--server", envvar="GEM_SERVER", default="127.0.0.1:50051", help="The server's address, host:port.")
+@option(
+    "--server",
+    envvar="GEM_SERVER",
+    type=ServerAddress(),
+    show_default="the server of the run of gem-train in --runs, else 127.0.0.1:50051",
+    help="The server's address.",
+)
+@option(
+    "--runs",
+    envvar="GEM_RUNS",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    help="Folder with gem-train's runs. Without --server the run that is going on there is asked.",
+)
 @option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for an answer.")
 @credential_options
 @click.version_option(__version__)
 @click.pass_context
-def main(context: click.Context, /, server: str, timeout: float, **options: Any) -> None:
+def main(context: click.Context, /, server: str | None, runs: Path, timeout: float, **options: Any) -> None:
     """Looks after a GEM server.
 
     \b
@@ -104,12 +153,15 @@ def main(context: click.Context, /, server: str, timeout: float, **options: Any)
       gem-ctl top
       gem-ctl pull model.safetensors
       gem-ctl report run.html
+
+    Exit status of every command: 0 if it is done; 1 if it failed: the server is out of reach, refuses or is finishing, a file
+    can't be written, a log is damaged, or Ctrl-C (top ends with 0 then); 2 for wrong use.
     """
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
-    context.obj = Target(server, timeout, options)
+    context.obj = Target(server, runs, timeout, options)
 
 
-@main.command()
+@main.command(short_help="Shows the run at a glance.")
 @option(
     "--json", "as_json", envvar="GEM_STATUS_JSON", is_flag=True, help="For scripts: one JSON object, all fields always there."
 )
@@ -121,7 +173,7 @@ def status(target: Target, as_json: bool) -> None:
     click.echo(json.dumps(as_dict(answer), indent=2, allow_nan=False) if as_json else as_text(answer))
 
 
-@main.command()
+@main.command(short_help="Shows the run live, until Ctrl-C.")
 @option("--every", envvar="GEM_TOP_EVERY", type=Number(0.01), default=1.0, help="Seconds from one picture to the next.")
 @option(
     "--count", envvar="GEM_TOP_COUNT", type=click.IntRange(min=0), default=0, help="End after this many pictures; 0: never."
@@ -142,10 +194,11 @@ def top(target: Target, every: float, count: int, sort: str) -> None:
     show(target.admin(), target.server, every, count, sort)
 
 
-@main.command("plan")
-@option("--parameters", type=Count(), required=True, help="Size of the model, for example 25M.")
+@main.command("plan", short_help="Predicts memory, network and speed before a run is started.")
+@option("--parameters", type=Count(), required=True, help="Size of the model, for example 124M or 1B.")
 @option("--workers", type=click.IntRange(1), default=10, help="How many workers.")
 @option("--compute-seconds", type=Number(0), default=0.1, help="Forward and backward pass of one step.")
+@option("--local-steps", type=click.IntRange(1, 10_000), default=1, help="Steps that a worker makes for each commit.")
 @option("--rule", type=click.Choice(RULES), default="gem", help="The update rule.")
 @option("--proxy", type=click.Choice(list(PROXIES)), default="momentum", help="What gem compares a commit with.")
 @option("--durability", type=click.Choice(DURABILITIES), default="snapshot", help="What outlives the server.")
@@ -161,7 +214,7 @@ def plan_run(**options: Any) -> None:
     click.echo(text.plan(plan(Setup(**options))))
 
 
-@main.command()
+@main.command(short_help="Writes the model to a safetensors file.")
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.pass_obj
 def pull(target: Target, out: Path) -> None:
@@ -180,7 +233,7 @@ def pull(target: Target, out: Path) -> None:
         click.echo(f"wrote {out}: {what}", err=str(out) == "-")
 
 
-@main.command()
+@main.command(short_help="Writes one HTML page with plots and settings of a run.")
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
 @option(
     "--prometheus", envvar="GEM_PROMETHEUS", default="http://127.0.0.1:9090", help="The Prometheus that scrapes the server."
@@ -211,7 +264,7 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
     click.echo(f"wrote {path}: run {found.run_id}, {text.duration(found.end - found.begin)}", err=str(path) == "-")
 
 
-@main.command()
+@main.command(short_help="Exit status 0 if the server serves, else 1.")
 @click.pass_obj
 def health(target: Target) -> None:
     """For health checks: exit status 0 if the server serves, 1 if it does not answer or is finishing."""
@@ -221,7 +274,7 @@ def health(target: Target) -> None:
     click.echo("serving")
 
 
-@main.command()
+@main.command(short_help="Has the server write a checkpoint now.")
 @click.pass_obj
 def checkpoint(target: Target) -> None:
     """Has the server write a checkpoint now, and waits for it."""
@@ -230,7 +283,7 @@ def checkpoint(target: Target) -> None:
     click.echo(f"checkpoint of version {answer.version} in {answer.path} (on the server)")
 
 
-@main.command()
+@main.command(short_help="Ends the server gracefully: nothing that was sent is lost.")
 @click.pass_obj
 def drain(target: Target) -> None:
     """Ends the server gracefully: queued commits are applied and answered, the process exits.
@@ -244,7 +297,7 @@ def drain(target: Target) -> None:
     click.echo(f"the server is finishing; {queued} commits were queued")
 
 
-@main.group()
+@main.group(short_help="Lists the workers that are kept out of the run, or lets one in.")
 def quarantine() -> None:
     """Workers that are kept out of the run because their gradients were refused too often in a row."""
 

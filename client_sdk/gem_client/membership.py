@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 from gem_api.errors import GemError, InvalidRequest, LeaseEnded
@@ -12,7 +13,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import ThetaFormat
 
 from gem_client.connection import Connection
-from gem_client.retry import Retry
+from gem_client.retry import Retry, logging_failures
 
 log = logging.getLogger("gem_client")
 
@@ -174,10 +175,16 @@ class Membership:
         """Buffers for a model of this layout."""
         self.layout, self.theta, self.gradient = layout, empty(layout.size), empty(layout.size)
 
-    def report(self, error: GemError, pause: float) -> None:
-        """Logs a failure that is going to be tried again. Raises InvalidRequest if the session was closed meanwhile."""
-        self.require_open()
-        log.warning("%s: the server answers with %s; trying again in %.1f s", self._name, error, pause)
+    @property
+    def report(self) -> Callable[[GemError, float], None]:
+        """For one `Retry.call`: logs its failures. Raises InvalidRequest if the session was closed meanwhile."""
+        log_failure = logging_failures(self._name)
+
+        def report(error: GemError, pause: float) -> None:
+            self.require_open()
+            log_failure(error, pause)
+
+        return report
 
     def _register(self) -> None:
         previous = self._place

@@ -41,7 +41,7 @@ class Picture:
         watch, status = self._watch, self._watch.status
         if watch.error is None:
             return Group(*(self._run(status, width, height) if status else []))
-        why = " ".join(f"{type(watch.error).__name__}: {watch.error}".split())
+        why = " ".join(text.error(watch.error).split())
         notice = _line((f"! no answer since {now - watch.answered:.0f} s: {why}".ljust(width), "bold white on red"))
         last = self._run(status, width, height and max(1, height - 1)) if status else []
         return Group(notice, Styled(Group(*last), "dim"))

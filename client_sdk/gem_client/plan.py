@@ -2,8 +2,8 @@
 
     seconds of the server per commit   t = fixed + pass·P + wire·bytes
     bytes of a commit, both ways       those of the chosen formats; 0 through shared memory
-    a worker's step                    its compute time, then a round trip; or the longer of the two where they overlap
-    workers that fill the server       step / t
+    a worker's cycle                   its local steps' compute time and a round trip; the longer of the two if they overlap
+    workers that fill the server       cycle / t
 
 The constants are fitted to `python -m benchmarks.throughput`, which prints its measurements beside what this predicts.
 """
@@ -78,6 +78,7 @@ class Setup:
         parameters: P.
         workers: How many.
         compute_seconds: Forward and backward pass of a step.
+        local_steps: Steps that a worker makes for each commit.
         rule: The update rule.
         proxy: Of `gem`.
         durability: Of the server.
@@ -89,6 +90,7 @@ class Setup:
     parameters: int
     workers: int
     compute_seconds: float
+    local_steps: int = 1
     rule: str = "gem"
     proxy: str = "momentum"
     durability: str = "snapshot"
@@ -133,7 +135,8 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     central_bytes = size * FLOAT_BYTES * (1 + kept.shared + kept.temporaries)
     commit_bytes = 0 if setup.shared_memory else _wire_bytes(setup)
     seconds = server_seconds(setup, costs)
-    alone = max(setup.compute_seconds, seconds) if setup.overlap else setup.compute_seconds + seconds
+    compute = setup.local_steps * setup.compute_seconds
+    alone = max(compute, seconds) if setup.overlap else compute + seconds
     rate = min(setup.workers / alone, 1 / seconds)
     return Plan(
         worker_bytes=worker_bytes,

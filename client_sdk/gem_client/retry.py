@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from gem_api.errors import GemError, Overloaded, TransportError
 
+log = logging.getLogger("gem_client")
 T = TypeVar("T")
 RETRYABLE = (TransportError, Overloaded)
 
@@ -60,3 +62,15 @@ class Retry:
                 on_failure(error, pause)
                 self.sleep(pause)
                 bound = min(2 * bound, self.longest_pause)
+
+
+def logging_failures(who: str) -> Callable[[GemError, float], None]:
+    """For `Retry.call`: logs a failure that is going to be tried again in full, and the same one again briefly."""
+    last = ""
+
+    def report(error: GemError, pause: float) -> None:
+        nonlocal last
+        same, last = str(error) == last, str(error)
+        log.warning("%s: %s; trying again in %.1f s", who, "still the same" if same else error, pause)
+
+    return report

@@ -86,7 +86,8 @@ def connect(
     """Opens a session with the server at "host:port". Nothing is sent before its first use.
 
     Args:
-        address: The server's address.
+        address: The server's "host:port": a name, an IPv4 address or an IPv6 address in brackets ("[::1]:50051"). The port
+            is 50051 if not given. gRPC's own forms, such as "unix:/path", are taken too.
         name: What this worker calls itself; unique within the run. Host, process and a random suffix if not given.
         retry: How long to try again while the server can't be reached.
         timeout: Seconds without any progress after which a call is broken off and tried again.
@@ -101,7 +102,7 @@ def connect(
         tls_key: PEM file of its private key.
 
     Raises:
-        InvalidRequest: There is no such dtype, a file can't be read, or the token is none.
+        InvalidRequest: `address` is not an address, there is no such dtype, a file can't be read, or the token is none.
     """
     return Session(
         address,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gem_api.errors import GemError, ServerUnavailable
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 
@@ -20,6 +21,11 @@ def counts(numbers: Mapping[str, int]) -> str:
 
 def optional(message: Any, field: str, form: str) -> str:
     return format(getattr(message, field), form) if message.HasField(field) else "–"
+
+
+def error(failure: GemError) -> str:
+    """Names the failure's type, unless the message alone says as much."""
+    return str(failure) if isinstance(failure, ServerUnavailable) else f"{type(failure).__name__}: {failure}"
 
 
 def state(answer: pb.GetStatusResponse) -> str:
@@ -76,11 +82,15 @@ def plan(planned: Plan) -> str:
         "network": f"{size(planned.bytes_per_second)}/s, {size(planned.commit_bytes)} for each commit"
         if planned.commit_bytes
         else "headers only: tensors pass through shared memory",
-        "commits": f"{planned.commits_per_second:.4g}/s, {1e3 * planned.server_seconds:.3g} ms of the server each",
+        "commits": f"{planned.commits_per_second:.4g}/s, {_brief(planned.server_seconds)} of the server each",
         "server load": f"{100 * planned.load:.0f} %",
         "full at": f"{planned.full_at:.3g} workers; more of them bring no more commits",
     }
     return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
+
+
+def _brief(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def duration(seconds: float) -> str:

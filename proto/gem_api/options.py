@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gem_api.addresses import server_address
 from gem_api.hyperparameters import RULES, SCHEDULES, SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.logs import FORMATS
 from gem_api.secret_file import read_token
@@ -21,6 +22,48 @@ SETTINGS: dict[str, Any] = {
     "max_content_width": 110,
     "show_default": True,
 }
+
+# What --help shows options under: headings and options in this order.
+HEADINGS = {
+    "Task": ("task", "data"),
+    "Run": ("epochs", "steps", "batch_size", "shards", "shard_size", "seed", "runs", "evaluate_every", "once", "parameters",
+            "compute_seconds"),
+    "Cluster": ("workers", "workers_per_process", "processes", "name", "first_worker", "min_workers", "lease_seconds"),
+    "Network": ("server", "listen", "timeout", "give_up_after", "metrics_listen", "memory_socket", "shared_memory", "overlap",
+                "gradient_dtype", "theta_dtype"),
+    "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
+    "Rule": ("rule", "rule_options", "proxy", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot"),
+    "Steps of the workers": ("local_steps", "local_momentum", "weight_decay"),
+    "Schedule of the learning rate": ("schedule", "warmup_versions", "decay_versions", "decay_factor"),
+    "Security": ("tokens", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_client_ca", "max_norm_ratio",
+                 "quarantine_after"),
+    "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "log_format"),
+}  # fmt: skip
+_LONGEST_NAME = 30  # where click's own column for options ends
+
+
+class WithHeadings(click.Command):
+    """A command whose --help shows its options under HEADINGS; those without a heading come last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        known = [name for names in HEADINGS.values() for name in names]
+        params = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        params.sort(key=lambda param: known.index(param.name) if param.name in known else len(known))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in params:
+            if record := param.get_help_record(ctx):
+                sections.setdefault(heading_of(param), []).append(record)
+        longest = max(len(option) for records in sections.values() for option, _ in records)
+        width = min(longest, _LONGEST_NAME)  # one for all sections, so that their texts begin below each other
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(option.ljust(width), text) for option, text in records])
+
+
+def heading_of(param: click.Parameter) -> str:
+    """What --help shows an option under; "Options" if it has no heading."""
+    return next((heading for heading, names in HEADINGS.items() if param.name in names), "Options")
+
 
 DURABILITIES = ("memory", "snapshot", "log")  # of a server: what survives it
 
@@ -46,6 +89,18 @@ class RuleName(click.ParamType[str]):
                 f"no rule is named {value!r}: choose from {', '.join(RULES)}, or name your own as module:Class", param, ctx
             )
         return str(value)
+
+
+class ServerAddress(click.ParamType[str]):
+    """The address of a server to connect to."""
+
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return server_address(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Hyperparameters)}

@@ -14,7 +14,16 @@ from gem_api import __version__, logs
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.lifetime import end_with_launcher
 from gem_api.memory import tune_allocator
-from gem_api.options import DURABILITIES, SETTINGS, Number, given, hyperparameter_options, log_format_option, option
+from gem_api.options import (
+    DURABILITIES,
+    SETTINGS,
+    Number,
+    WithHeadings,
+    given,
+    hyperparameter_options,
+    log_format_option,
+    option,
+)
 
 from gem_server.config import ServerConfig, StartError
 from gem_server.host_memory import default_limit
@@ -67,7 +76,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     return None
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=WithHeadings, context_settings=SETTINGS)
 @option("--listen", default="127.0.0.1:50051", help="Address to serve gRPC on; 0.0.0.0:50051 lets other machines in.")
 @option(
     "--tokens",
@@ -172,7 +181,10 @@ def main(context: click.Context, /, **options: Any) -> None:
     """Serves a GEM parameter server: holds the central variable and applies the workers' commits in FIFO order.
 
     Every option can also be set by the environment variable shown with it; a flag wins over the environment.
-    SIGTERM or Ctrl-C finishes the queued commits, writes a checkpoint (with --checkpoint-dir) and exits with status 0.
+    SIGTERM or Ctrl-C finishes the queued commits and writes a checkpoint (with --checkpoint-dir).
+
+    Exit status: 0 after SIGTERM, Ctrl-C or gem-ctl drain; 1 after an unexpected error; 2 if it can't start (wrong options, an
+    address in use, no usable checkpoint), or can't write its log or its last checkpoint.
     """
     tune_allocator()
     _allow_many_files()

@@ -21,12 +21,12 @@ from gem_server.rules import require_named
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 
 
-@click.group(context_settings=SETTINGS)
+@click.group(context_settings=SETTINGS, short_help="Checks a run's log on disk, or rebuilds a past version.")
 def main() -> None:
     """Looks at a run's log, in the folder of its checkpoints. The server may go on meanwhile."""
 
 
-@main.command()
+@main.command(short_help="Reads every record, and says what is there.")
 @_FOLDER
 def verify(folder: Path) -> None:
     """Reads every record in FOLDER/log, and says what is there. Exit status 1 if anything acknowledged is missing."""
@@ -68,7 +68,7 @@ def _contents(segment: Segment, due: int | None) -> tuple[str, int]:
     return f"{segment.path.name}  records {segment.first} to {last}, {commits} commits{reach}{tail}", last + 1
 
 
-@main.command()
+@main.command(short_help="Rebuilds the model as it was at a version.")
 @_FOLDER
 @click.option("--to", "version", type=click.IntRange(0), help="The version to rebuild; the newest if not given.")
 @click.option("--rule", help="The run's rule, where it is a class of your own: its code is loaded.")

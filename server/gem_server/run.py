@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from gem_api.addresses import names_a_port
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.exposition import serve_metrics
 from gem_api.layout import Layout
@@ -289,6 +290,8 @@ def _add_services(server: Any, handlers: list[Any], health: HealthServicer, refl
 
 
 def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
+    if not names_a_port(address):
+        raise StartError(f"can't listen on {address!r}: give --listen HOST:PORT, such as 127.0.0.1:50051")
     try:
         if certificates is not None:
             return int(server.add_secure_port(address, certificates.credentials()))

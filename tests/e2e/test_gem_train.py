@@ -23,6 +23,7 @@ import safetensors.torch
 from click.testing import CliRunner
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import Admin, GemError
+from gem_client.local_runs import find_runs
 from gem_server.history import COLUMNS
 from gem_worker.tasks.convnet import ConvNet
 from gem_worker.tasks.idx import read_idx
@@ -280,11 +281,13 @@ def test_ctrl_c_leaves_a_checkpoint_a_report_and_no_process_and_the_run_can_be_r
     launcher.until_version(20)
     members = launcher.members()
     assert len(members) == 3
+    assert find_runs(launcher.folder.parent) == {launcher.folder: launcher.address}  # as gem-ctl finds it
     launcher.process.send_signal(signal.SIGINT)
     assert launcher.wait() == 130, launcher.output
     assert launcher.members() == {}
     assert "Traceback" not in launcher.output
     run = launcher.folder
+    assert find_runs(run.parent) == {}
     assert f"gem-train --resume {run}" in launcher.output
     before = last_state(run)
     assert before["version"] >= 20

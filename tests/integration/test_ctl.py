@@ -21,7 +21,8 @@ from click.testing import CliRunner, Result
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, Session, connect
-from gem_client.ctl import main
+from gem_client.ctl import Target, main
+from gem_client.local_runs import Announcement, find_runs
 from gem_client.torch import Optimizer
 from integration.helpers import GRADIENT, in_background, model, theta, version
 from live import DEADLINE, Live, config, serving
@@ -267,7 +268,7 @@ def assert_one_line(result: Result, text: str) -> None:
 
 @pytest.mark.parametrize("arguments", [["status"], ["status", "--json"], ["checkpoint"], ["drain"]], ids=" ".join)
 def test_an_unreachable_server_is_one_line(arguments: list[str]) -> None:
-    assert_one_line(ctl("--server", NOBODY, *arguments), "ServerUnavailable")
+    assert_one_line(ctl("--server", NOBODY, *arguments), f"gem-ctl: no server at {NOBODY} (is gem-server running?)")
 
 
 def test_pull_from_an_unreachable_server_is_one_line_on_a_real_terminal(tmp_path: Path) -> None:
@@ -276,12 +277,12 @@ def test_pull_from_an_unreachable_server_is_one_line_on_a_real_terminal(tmp_path
     assert result.returncode == 1
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
-    assert "ServerUnavailable" in line
+    assert line == f"gem-ctl: no server at {NOBODY} (is gem-server running?)"
 
 
 def test_pull_gives_up_after_the_timeout_given() -> None:
     result = in_background(lambda: ctl("--server", NOBODY, "--timeout", "0.2", "pull", "m")).result(DEADLINE)
-    assert_one_line(result, "ServerUnavailable")
+    assert_one_line(result, f"gem-ctl: no server at {NOBODY} (is gem-server running?)")
 
 
 @pytest.mark.parametrize(
@@ -295,6 +296,43 @@ def test_a_wrong_command_line_is_exit_status_2(arguments: list[str]) -> None:
     assert "Error" in result.stderr
 
 
+# -- runs of gem-train on this machine
+
+
+def test_the_one_local_run_is_found_and_named(live: Live, session: Session, tmp_path: Path) -> None:
+    for name in ("run", "killed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "killed" / "server.address").write_text(f"{NOBODY}\n")  # what a gem-train that was killed leaves
+    announcement = Announcement(tmp_path / "run", live.address)
+    found = ctl("--runs", str(tmp_path), "status", "--json")
+    assert as_json(found)["version"] == 1
+    assert found.stderr == f"gem-ctl: {tmp_path / 'run'}, server {live.address}\n"
+    announcement.close()
+    assert find_runs(tmp_path) == {}
+
+
+def test_of_several_local_runs_none_is_asked_and_all_are_listed(tmp_path: Path) -> None:
+    folders = {tmp_path / name: f"127.0.0.1:{port}" for port, name in enumerate("ab", start=1)}
+    for folder in folders:
+        folder.mkdir()
+    announcements = [Announcement(folder, address) for folder, address in folders.items()]
+    done = ctl("--runs", str(tmp_path), "drain")
+    assert done.exit_code == 2
+    assert all(f"--server {address}   {folder}" in done.stderr for folder, address in folders.items())
+    for announcement in announcements:
+        announcement.close()
+
+
+def test_a_file_that_leads_to_another_machine_is_not_followed(tmp_path: Path) -> None:
+    announcement = Announcement(tmp_path, "elsewhere:50051")
+    assert find_runs(tmp_path.parent).get(tmp_path) is None
+    announcement.close()
+
+
+def test_without_a_local_run_the_default_port_is_asked(tmp_path: Path) -> None:
+    assert Target(None, tmp_path, 1.0, {}).server == "127.0.0.1:50051"
+
+
 # -- environment
 
 
@@ -304,7 +342,9 @@ def test_the_server_may_be_named_by_the_environment(live: Live, session: Session
 
 def test_a_flag_wins_over_the_environment(live: Live, session: Session) -> None:
     assert as_json(ctl("--server", live.address, "status", "--json", GEM_SERVER=NOBODY))["version"] == 1
-    assert_one_line(ctl("--server", NOBODY, "status", GEM_SERVER=live.address), "ServerUnavailable")
+    assert_one_line(
+        ctl("--server", NOBODY, "status", GEM_SERVER=live.address), f"gem-ctl: no server at {NOBODY} (is gem-server running?)"
+    )
 
 
 def test_help_shows_the_variables_and_defaults() -> None:

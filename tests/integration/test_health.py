@@ -52,7 +52,7 @@ def test_a_server_that_has_ended_is_not_healthy(live: Live) -> None:
     assert result.exit_code == 1
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
-    assert "ServerUnavailable" in line
+    assert line == f"gem-ctl: no server at {live.address} (is gem-server running?)"
 
 
 def test_a_server_that_hangs_is_not_healthy(silent: str) -> None:

@@ -152,6 +152,14 @@ def test_a_token_file_that_others_can_read_is_wrong_use(module: str, tmp_path: P
     assert ANY not in done.stderr
 
 
+def test_a_worker_with_a_missing_authority_file_is_wrong_use(tmp_path: Path) -> None:
+    """Its supervisor must not start it again and again: the file does not come by itself."""
+    command = [sys.executable, "-m", "gem_worker", "--server=127.0.0.1:1", f"--tls-ca={tmp_path / 'ca.pem'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "can't read" in done.stderr
+
+
 # -- the worker and the evaluator as processes, and what is shown
 
 

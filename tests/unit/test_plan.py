@@ -11,7 +11,7 @@ from gem_api.framing import chunk_frames, empty
 from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.region import create_region
-from gem_client.ctl import main
+from gem_client.ctl import Count, main
 from gem_client.plan import PROCESS_BYTES, PROXIES, Costs, Setup, plan
 from unit.helpers import make_core, start
 
@@ -74,8 +74,24 @@ def test_the_command_says_what_the_plan_says() -> None:
     assert "190.7 MiB for each commit" in done.stdout
 
 
-@pytest.mark.parametrize("size", ["0", "x", "-5", "1e3", "25m", "2000T", ""])
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [("124M", 124_000_000), ("124m", 124_000_000), ("1B", 10**9), ("1.5b", 1_500_000_000), ("1G", 10**9)],
+)
+def test_sizes_are_written_as_people_write_them(size: str, parameters: int) -> None:
+    assert Count().convert(size, None, None) == parameters
+
+
+def test_a_worker_with_local_steps_commits_once_for_all_of_them() -> None:
+    few, seconds = plan(replace(SETUP, local_steps=4), COSTS), plan(SETUP, COSTS).server_seconds
+    assert few.commits_per_second == pytest.approx(3 / (4 * 0.1 + seconds))
+    options = ["plan", "--parameters", "1B", "--workers", "1", "--compute-seconds", "1", "--local-steps", "100"]
+    planned = plan(Setup(parameters=10**9, workers=1, compute_seconds=1.0, local_steps=100))
+    assert f"{planned.commits_per_second:.4g}/s" in CliRunner().invoke(main, options).stdout
+
+
+@pytest.mark.parametrize("size", ["0", "x", "-5", "1e3", "25q", "2000T", ""])
 def test_a_size_that_is_none_is_refused(size: str) -> None:
     done = CliRunner().invoke(main, ["plan", "--parameters", size])
     assert done.exit_code == 2
-    assert "no number of parameters" in done.stderr
+    assert "not a number of parameters" in done.stderr

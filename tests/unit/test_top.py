@@ -385,14 +385,14 @@ def test_a_narrow_terminal_has_fewer_columns_but_shows_what_is_off() -> None:
 def test_before_the_first_answer_there_is_only_the_error() -> None:
     watch = Watch(2.0)
     watch.missed(ServerUnavailable("connection\nrefused"))
-    assert drawn(watch, now=9.4) == ["! no answer since 7 s: ServerUnavailable: connection refused"]
+    assert drawn(watch, now=9.4) == ["! no answer since 7 s: connection refused"]
 
 
 def test_without_an_answer_the_last_picture_stays_greyed_below_the_error() -> None:
     watch = watched(status(workers=crew(2)))
     before = drawn(watch)
     watch.missed(ServerUnavailable("gone"))
-    assert drawn(watch, now=13.0) == ["! no answer since 12 s: ServerUnavailable: gone", *before]
+    assert drawn(watch, now=13.0) == ["! no answer since 12 s: gone", *before]
     page = io.StringIO()
     Console(file=page, width=80, force_terminal=True, color_system="standard").print(
         Picture(watch, "host:1", "name").draw(80, None, 13.0)

@@ -204,6 +204,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
         ({"settings": Hyperparameters(pi_max=1e9)}, r"\[0.001, 1e6\]"),
         ({"resume": True}, "needs --checkpoint-dir"),
         ({"listen": "no.such.host.invalid:1"}, "can't listen on no.such.host.invalid:1"),
+        ({"listen": "localhost"}, "can't listen on 'localhost': give --listen HOST:PORT"),
         ({"metrics_listen": "nonsense"}, "give --metrics-listen HOST:PORT"),
         ({"metrics_listen": "127.0.0.1:99999"}, "give --metrics-listen HOST:PORT"),
     ],

@@ -13,8 +13,8 @@ from gem_api import __version__, logs
 from gem_api.exposition import serve_metrics
 from gem_api.extras import needs
 from gem_api.lifetime import end_with_launcher
-from gem_api.options import SETTINGS, credentials, log_format_option, option
-from gem_client import GemError, Retry, Session, connect
+from gem_api.options import SETTINGS, WithHeadings, credentials, log_format_option, option
+from gem_client import GemError, InvalidRequest, Retry, Session, connect
 from prometheus_client.registry import CollectorRegistry
 
 with needs("gem-worker", "torch"):
@@ -41,7 +41,7 @@ from gem_worker.trainer import settings_of, train
 from gem_worker.turns import Turns
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=WithHeadings, context_settings=SETTINGS)
 @member_options
 @option("--name", help="What the worker calls itself; unique in the run. Host and process by default.")
 @option(
@@ -54,19 +54,29 @@ from gem_worker.turns import Turns
 @option("--first-worker", type=click.IntRange(0), default=0, help="Number of the first of several workers, instead of 0.")
 @step_seconds_option
 @exchange_options
-@option("--metrics-listen", default="", help="Address to serve Prometheus metrics on, host:port; empty for none.")
+@option(
+    "--metrics-listen",
+    envvar=[
+        "GEM_WORKER_METRICS_LISTEN",
+        "GEM_METRICS_LISTEN",
+    ],  # the second is the server's too, which may share the environment
+    default="",
+    help="Address to serve Prometheus metrics on, host:port; empty for none.",
+)
 @log_format_option
 @click.version_option(__version__)
 def main(**options: Any) -> None:
     """Joins the run of a GEM server as one worker, or as several, and trains until the run is done.
 
-    The run's settings come from the server. SIGTERM or Ctrl-C leaves the run and hands the shards back; exit status 0.
-    Exit status 3 means that training diverged, 4 that the server keeps this worker out because it refused too many of its
-    gradients, 2 that it does not fit the run, 1 that the server refused or was out of reach too long. Of several workers
-    each ends for itself; the process ends with the last of them, with the worst status: 1 before 2 before 4 before 3.
+    The run's settings come from the server. SIGTERM or Ctrl-C leaves the run and hands the shards back.
 
     The workers of one process share the task's data and its loss function, which must not keep anything from one batch to
     the next.
+
+    Exit status: 0 if the run is done, or after SIGTERM or Ctrl-C; 1 if the server refuses or is out of reach too long, or the
+    task fails; 2 for wrong use, or a task that does not fit the run; 3 if training diverged; 4 if the server keeps this worker
+    out because it refused too many of its gradients. Several workers end one by one; the process ends with the last of them,
+    with the worst status: 1 before 2 before 4 before 3.
     """
     log = logs.configure(options["log_format"])
     name = options["name"] or f"{socket.gethostname()}-{os.getpid()}"
@@ -96,6 +106,9 @@ def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
         workers = _workers(_names(name, options), options, metrics, stopping, log)
     except TaskError as error:
         log.error("the task can't be loaded", why=str(error))
+        return EXIT_WRONG_USE
+    except InvalidRequest as error:  # a file that can't be read, or something else than a GEM server
+        log.error("can't start", why=str(error))
         return EXIT_WRONG_USE
     except GemError as error:
         log.error("the server can't be asked for the run's settings", error=type(error).__name__, why=str(error))

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import structlog
-from gem_api.options import Number, credential_options, option
+from gem_api.options import Number, ServerAddress, credential_options, option
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
 from gem_worker.tasks import BUILT_IN
@@ -37,7 +37,7 @@ def member_options(command: Callable[..., Any]) -> Callable[..., Any]:
         data_option,
         task_option,
         credential_options,
-        option("--server", default="127.0.0.1:50051", help="The server's address, host:port."),
+        option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="The server's address."),
     ):
         command = decorate(command)
     return command

@@ -10,9 +10,10 @@ import click
 from gem_api import __version__, logs
 from gem_api.errors import InvalidRequest
 from gem_api.extras import needs
-from gem_api.options import SETTINGS, Number, credentials, log_format_option, option
+from gem_api.options import SETTINGS, Number, WithHeadings, credentials, log_format_option, option
 from gem_api.v1 import training_pb2 as pb
 from gem_client import GemError, NotInitialized, Retry
+from gem_client.retry import logging_failures
 
 with needs("gem-evaluator", "torch"):
     import torch
@@ -22,7 +23,7 @@ from gem_worker.evaluate import RemoteEvaluator
 from gem_worker.tasks import TaskError, load_task
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=WithHeadings, context_settings=SETTINGS)
 @member_options
 @option("--evaluate-every", type=Number(0.1), default=5.0, help="Seconds between two evaluations, at least.")
 @click.option("--once", is_flag=True, help="Evaluate once, as soon as there is a model, and end.")
@@ -32,7 +33,10 @@ def main(**options: Any) -> None:
     """Evaluates what a GEM server holds on the task's held-out data, and reports loss and accuracy to it.
 
     Takes no part in the training. Looks every few seconds, evaluates where there is a new version, and stays until it is
-    stopped by SIGTERM or Ctrl-C (exit status 0). Exit status 1: the server refused or was out of reach too long.
+    stopped by SIGTERM or Ctrl-C.
+
+    Exit status: 0 after SIGTERM or Ctrl-C, or if --once is done; 1 if the server refuses or is out of reach too long, or the
+    task fails or is not the run's; 2 for wrong use, or a task that can't be loaded.
     """
     log = logs.configure(options["log_format"])
     log_as("evaluator")
@@ -58,7 +62,7 @@ def _evaluate(options: dict[str, Any], log: logs.Logger) -> int:
         return EXIT_WRONG_USE
     try:
         while True:
-            done = _evaluate_if_new(evaluator, retry.call(evaluator.admin.status), log)
+            done = _evaluate_if_new(evaluator, retry.call(evaluator.admin.status, logging_failures("the run's status")), log)
             if options["once"] and done:
                 return 0
             time.sleep(options["evaluate_every"])

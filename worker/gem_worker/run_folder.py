@@ -24,7 +24,8 @@ PACKAGES = ("torch", "numpy", "numba", "grpcio", "protobuf", "safetensors")
 
 
 class RunFolder:
-    """runs/<id>/: run.json, commits.csv, checkpoints/, logs/; at the end summary.json, report.png and model.safetensors."""
+    """runs/<id>/: run.json, commits.csv, checkpoints/, logs/, server.address while it runs; at the end summary.json, report.png
+    and model.safetensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

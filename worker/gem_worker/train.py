@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from gem_api import __version__
 from gem_api.extras import needs
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.lifetime import EXIT_INTERRUPTED, interruptible
-from gem_api.options import DURABILITIES, SETTINGS, Number, flags, given, hyperparameter_options, option
+from gem_api.options import DURABILITIES, SETTINGS, Number, WithHeadings, flags, given, hyperparameter_options, option
+from gem_client.local_runs import Announcement
 
 with needs("gem-train", "demo"):
     import torch
@@ -47,7 +49,20 @@ _MAY_CHANGE = {
 }  # fmt: skip
 
 
-@click.command(context_settings=SETTINGS)
+_SWITCHES = ("1", "0", "true", "false", "yes", "no", "on", "off", "t", "f", "y", "n")
+
+
+class _RunToResume(click.Path):
+    """A run's folder. GEM_RESUME=true is meant for gem-server, which may share the environment: it names no folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        by_variable = ctx and param and param.name and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
+        if by_variable and str(value).lower() in _SWITCHES:
+            return None
+        return super().convert(value, param, ctx)
+
+
+@click.command(cls=WithHeadings, context_settings=SETTINGS)
 @option("--workers", type=click.IntRange(1, 1000), default=4, help="Workers.")
 @option(
     "--processes",
@@ -68,7 +83,8 @@ _MAY_CHANGE = {
 )
 @option(
     "--resume",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    envvar=["GEM_RESUME_RUN", "GEM_RESUME"],
+    type=_RunToResume(exists=True, file_okay=False, path_type=Path),
     help="Go on with the run in this folder, with its own settings.",
 )
 @option("--evaluate-every", type=Number(0.1), default=2.0, help="Seconds between evaluations on held-out data, at least.")
@@ -99,13 +115,14 @@ def main(context: click.Context, /, **options: Any) -> None:
 
     \b
     Examples:
-      gem-train                                            digits, 4 workers, about a minute
-      gem-train --task mnist --data DIR --workers 10 --shards replicate --steps 400
-      gem-train --workers 100 --processes 2 ...            many workers in few processes
-      gem-train --rule downpour --workers 30 ...           what happens without GEM
-      gem-train --task my_module:MyTask                    your own model and data
+      gem-train                                   digits, 4 workers, one minute
+      gem-train --task mnist --data DIR --shards replicate --steps 400
+      gem-train --workers 100 --processes 2 ...   many workers in few processes
+      gem-train --rule downpour --workers 30 ...  what happens without GEM
+      gem-train --task my_module:MyTask           your own model and data
 
-    Exit status: 0 when the run is complete, 3 if it diverged, 130 after Ctrl-C.
+    Exit status: 0 if the run is complete; 1 if it can't go on, because a process dies again and again; 2 for wrong use, or a
+    task or data that can't be loaded; 3 if training diverged; 130 after Ctrl-C or SIGTERM.
     """
     try:
         options = _resumed(options, given(context)) if options["resume"] else _completed(options)
@@ -132,6 +149,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
             follower = Follower(address, cluster, folder, task, settings, options)
     except TaskError as error:
         return _refuse(folder, error, resume)
+    announcement = Announcement(folder.path, address)
     try:
         cluster.start()
         return follower.follow()
@@ -155,6 +173,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         ignore_signals()
         cluster.stop()
         follower.close()
+        announcement.close()
 
 
 @contextmanager

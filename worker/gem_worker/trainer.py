@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from gem_client import Admin, Hyperparameters, NormOutOfBounds, Retry, Session
+from gem_client.retry import logging_failures
 from gem_client.torch import Optimizer, ShardSampler
 
 from gem_worker.metrics import WorkerMetrics
@@ -22,7 +23,7 @@ log = logging.getLogger("gem_worker")
 def settings_of(address: str, retry: Retry, **credentials: Any) -> Hyperparameters:
     """The settings of the run at an address, asked for before joining it; credentials as for `Admin`."""
     with Admin(address, **credentials) as admin:
-        return Hyperparameters.from_message(retry.call(admin.status).hyperparameters)
+        return Hyperparameters.from_message(retry.call(admin.status, logging_failures("the run's settings")).hyperparameters)
 
 
 def train(
