@@ -64,7 +64,7 @@ class ApplyLoop:
         A small one whose turn it is already is applied at once, which spares it the way through the queue.
         """
         taken = self._clock()
-        if self._core.central.size <= INLINE_PARAMETERS and not self._busy and self._queue.empty() and not self._closed:
+        if runs_inline(self._core, commit.lease) and not self._busy and self._queue.empty() and not self._closed:
             self._apply_now(commit, taken)
         else:
             self._answers[commit.lease.lease_id] = self._enqueue(lambda: self._apply(commit, taken))
@@ -81,7 +81,7 @@ class ApplyLoop:
         """Calls `plan` when its turn has come, and runs the work that it returns in the apply thread before the next one."""
 
         async def job() -> T:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, plan())
+            return await self._in_thread(plan())
 
         return await asyncio.shield(self._enqueue(job))
 
@@ -122,11 +122,14 @@ class ApplyLoop:
         self._queue.put_nowait((job, done))
         return done
 
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+
     async def _apply(self, commit: Commit, taken: float) -> Applied:
         try:
             step = self._core.begin(commit)
             began = self._clock()
-            pi = await run_blocking(step.run, self._core.central.size, self._thread)
+            pi = step.run() if runs_inline(self._core, commit.lease) else await self._in_thread(step.run)
             return self._finish(step, pi, taken, began)
         finally:
             commit.lease.queued = None
@@ -152,8 +155,12 @@ async def _fail(error: BaseException) -> None:
     raise error
 
 
-async def run_blocking(work: Callable[[], T], parameters: int, executor: ThreadPoolExecutor | None = None) -> T:
+def runs_inline(core: Core, lease: Lease) -> bool:
+    """Whether a commit's arithmetic may run on the event loop's thread: it is short, and waits for no checkpoint. One that may
+    wait runs in the apply thread: the checkpoint itself needs the event loop."""
+    return core.central.size <= INLINE_PARAMETERS and lease.before_change is None
+
+
+async def run_blocking(work: Callable[[], T], parameters: int) -> T:
     """Runs work on so many parameters: at once if they are few, else in a thread, with the event loop free meanwhile."""
-    if parameters <= INLINE_PARAMETERS:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(executor, work)
+    return work() if parameters <= INLINE_PARAMETERS else await asyncio.to_thread(work)

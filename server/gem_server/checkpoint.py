@@ -26,6 +26,7 @@ from gem_api.errors import GemError
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
+from gem_api.logs import Logger
 from safetensors import SafetensorError, safe_open
 
 from gem_server.core import Core
@@ -53,9 +54,10 @@ class BadCheckpoint(Exception):
     """A folder that is no whole checkpoint of ours, or one that can't be gone on with; the message says why."""
 
 
-def found(directory: Path) -> list[Path]:
+def found(directory: Path, storage: Storage | None = None) -> list[Path]:
     """The checkpoints in a directory, newest first."""
-    return sorted((entry for entry in directory.glob("checkpoint-*") if _NAME.fullmatch(entry.name)), key=_place, reverse=True)
+    entries = (storage or Storage()).glob(directory, "checkpoint-*")
+    return sorted((entry for entry in entries if _NAME.fullmatch(entry.name)), key=_place, reverse=True)
 
 
 def _place(path: Path) -> tuple[int, int]:
@@ -70,7 +72,8 @@ def _place(path: Path) -> tuple[int, int]:
 
 def capture(core: Core, log: Place | None = None, scratch: Scratch | None = None) -> Capture:
     """The core's state between two commits, and where the log goes on. θ is to be copied before the next commit; `scratch` is
-    memory for the copies, as a rule made ready before."""
+    memory for the copies, as a rule made ready before. Whoever calls this closes what it returns, whatever happens: commits may
+    wait for that."""
     layout = core.central.layout
     assert layout is not None
     assert core.central.initialized
@@ -98,18 +101,20 @@ def capture(core: Core, log: Place | None = None, scratch: Scratch | None = None
     return Capture(core, state, scratch or Scratch(layout.size))
 
 
-def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None) -> Path:
-    """Writes a checkpoint atomically, then removes all but the newest `keep`.
+def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, log: Logger | None = None) -> Path:
+    """Writes a checkpoint atomically, then removes all but the newest `keep`; `log` is told if that fails.
 
     Raises:
         OSError: It could not be written; nothing of it is left, and the older ones stand.
     """
     storage, state = storage or Storage(), captured.state
-    directory.mkdir(parents=True, exist_ok=True)
-    serial = 1 + max((serial for version, serial in map(_place, found(directory)) if version == state["version"]), default=0)
+    storage.make_directories(directory)
+    there = map(_place, found(directory, storage))
+    serial = 1 + max((serial for version, serial in there if version == state["version"]), default=0)
     path, scratch = directory / f"checkpoint-{state['version']:012d}-{serial:04d}", directory / f".writing-{os.getpid()}"
-    for left_by_a_kill in directory.glob(".writing-*"):
-        storage.remove(left_by_a_kill)
+    for left_by_a_kill in storage.glob(directory, ".writing-*"):
+        with suppress(OSError):
+            storage.remove(left_by_a_kill)
     try:
         storage.make_directory(scratch)
         metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
@@ -135,11 +140,27 @@ def write(directory: Path, captured: Capture, keep: int, storage: Storage | None
         with suppress(OSError):
             storage.remove(scratch)
         raise
-    finally:
-        captured.close()
-    for old in [other for other in found(directory) if other != path][keep - 1 :]:
-        storage.remove(old)
+    _remove_old(directory, path, keep, storage, log)
     return path
+
+
+def _remove_old(directory: Path, newest: Path, keep: int, storage: Storage, log: Logger | None) -> None:
+    """Removes all but the newest `keep` checkpoints. The newest stands even if that fails; the next one tries again."""
+    failed: list[OSError] = []
+    try:
+        old = [other for other in found(directory, storage) if other != newest][keep - 1 :]
+    except OSError as error:
+        old, failed = [], [error]
+    for path in old:
+        try:
+            storage.remove(path)
+        except OSError as error:
+            failed.append(error)
+    if failed and log is not None:
+        log.warning(
+            "an old checkpoint can't be removed; the new one is written. Check the disk, and remove it by hand",
+            folder=str(directory), why="; ".join(map(str, failed)),
+        )  # fmt: skip
 
 
 def _lease_state(lease: Lease) -> dict[str, Any]:

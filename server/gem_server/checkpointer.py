@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from gem_api.errors import CheckpointFailed
 from gem_api.logs import Logger
@@ -16,10 +18,19 @@ from gem_server.durability.capture import Capture, copies_at_most
 from gem_server.durability.journal import Journal
 from gem_server.durability.recovery import capture, save
 from gem_server.durability.scratch import Scratch
+from gem_server.durability.storage import Storage
 from gem_server.progress import Progress
 
 _TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
+_NO_MEMORY = "this machine has no memory for a copy of the model"
+T = TypeVar("T")
+
+
+class InThread(Protocol):
+    """Runs work in a thread."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class Checkpointer:
@@ -33,9 +44,11 @@ class Checkpointer:
         progress: Told of each checkpoint.
         clock: Monotonic seconds.
         log: The server's log.
-        before: Called before each one is written.
+        before: Called before each one is written, in the thread that writes it.
         journal: The log that goes on where a checkpoint ends, if one is kept.
         log_limit: Bytes of log after which a checkpoint is written, so that the log before it can go.
+        storage: The disk.
+        in_thread: Runs what takes long, or waits for the disk, off the event loop.
 
     Attributes:
         told: Called after each one is written.
@@ -53,6 +66,8 @@ class Checkpointer:
         before: Callable[[], None] = lambda: None,
         journal: Journal | None = None,
         log_limit: int = 0,
+        storage: Storage | None = None,
+        in_thread: InThread = asyncio.to_thread,
     ) -> None:
         self._directory = directory
         self._keep = keep
@@ -64,6 +79,8 @@ class Checkpointer:
         self._before = before
         self._journal = journal
         self._log_limit = log_limit
+        self._storage = storage
+        self._in_thread = in_thread
         self._one_at_a_time = asyncio.Lock()
         self.told: Callable[[], None] = lambda: None
 
@@ -77,20 +94,26 @@ class Checkpointer:
     async def _write(self) -> tuple[int, Path]:
         async with self._one_at_a_time:
             scratch = await self._prepared()
-            captured = await self._apply_loop.between_commits(partial(self._plan, scratch))
-            return self._written(captured, await asyncio.to_thread(self._save, captured))
+            with ExitStack() as captures:
+                captured = await self._apply_loop.between_commits(partial(self._plan, captures, scratch))
+                path = await self._in_thread(partial(self._save, captured))
+            return self._written(captured, path)
 
     async def write_last(self) -> None:
         """Writes one after the last commit, if there is anything to write and anywhere to write it. Raises CheckpointFailed."""
         if self._directory is not None and self._core.central.initialized:
             async with self._one_at_a_time:
-                captured = self._plan()()
-                self._written(captured, await asyncio.to_thread(self._save, captured))
+                with ExitStack() as captures:
+                    captured = await self._in_thread(self._plan(captures))
+                    path = await self._in_thread(partial(self._save, captured))
+                self._written(captured, path)
 
     def write_now(self) -> None:
         """Writes one while nothing else happens. Raises CheckpointFailed."""
-        captured = self._plan()()
-        self._written(captured, self._save(captured))
+        with ExitStack() as captures:
+            captured = self._plan(captures)()
+            path = self._save(captured)
+        self._written(captured, path)
 
     async def every(self, seconds: float) -> None:
         """Writes one as soon as θ has a value, so that a run never begins anew (with a log, who gives θ its value does), then
@@ -119,16 +142,19 @@ class Checkpointer:
         """Memory for what is to be copied while commits wait. Raises CheckpointFailed."""
         scratch = Scratch(self._core.central.size)
         try:
-            return await asyncio.to_thread(scratch.prepare, copies_at_most(self._core))
+            return await self._in_thread(partial(scratch.prepare, copies_at_most(self._core)))
         except MemoryError:
-            raise CheckpointFailed("this machine has no memory for a copy of the model") from None
+            raise CheckpointFailed(_NO_MEMORY) from None
 
-    def _plan(self, scratch: Scratch | None = None) -> Callable[[], Capture]:
-        self._before()
-        captured = capture(self._core, self._journal, scratch)
+    def _plan(self, captures: ExitStack, scratch: Scratch | None = None) -> Callable[[], Capture]:
+        """Between two commits: captures the state, to be closed with `captures`, and returns what copies θ."""
+        captured = captures.enter_context(closing(capture(self._core, self._journal, scratch)))
 
         def work() -> Capture:
-            captured.copy_theta()
+            try:
+                captured.copy_theta()
+            except MemoryError:
+                raise CheckpointFailed(_NO_MEMORY) from None
             return captured
 
         return work
@@ -136,10 +162,13 @@ class Checkpointer:
     def _save(self, captured: Capture) -> Path:
         directory = self._directory
         assert directory is not None
+        self._before()
         try:
-            return save(directory, captured, self._keep)
+            return save(directory, captured, self._keep, self._storage, self._log)
         except OSError as error:
             raise CheckpointFailed(f"could not write to {directory}: {error}") from error
+        except MemoryError:
+            raise CheckpointFailed(_NO_MEMORY) from None
 
     def _written(self, captured: Capture, path: Path) -> tuple[int, Path]:
         version = captured.state["version"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +17,14 @@ COLUMNS = (
     "version", "ticket", "unix_seconds", "worker", "sequence", "discarded", "staleness", "loss", "samples",
     "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy",
 )  # fmt: skip
+MAX_WAITING = 1 << 20  # lines in memory while the disk does not take them; the oldest go then
 _TICKET = COLUMNS.index("ticket")
 _LONGEST_LINE = 1 << 16  # characters; a worker's name has at most 128
 
 
 class History:
-    """Appends to a CSV file. Lines reach the file in blocks, and all of them at `flush` and `close`. A commit that the rule
-    left out has 1 under `discarded`, and the version of the one before it.
+    """Appends to a CSV file. Lines wait in memory, and reach the file at `flush` and `close`, which may wait for the disk: call
+    them in a thread. A commit that the rule left out has 1 under `discarded`, and the version of the one before it.
 
     Args:
         path: The file. Lines from `next_ticket` on, which a crash left behind, are taken out first.
@@ -38,6 +41,8 @@ class History:
         self._log = log
         self._path = path
         self._failing = False
+        self._lines: deque[tuple[object, ...]] = deque(maxlen=MAX_WAITING)
+        self._lock = threading.Lock()
         if path.exists() and not path.is_file():
             raise OSError("it is not a file")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,14 +72,21 @@ class History:
         facts = (pi.median, pi.zero_ratio, pi.max_ratio, pi.proxy_energy, pi.central_energy) if pi else ("",) * 5
         loss = "" if applied.loss is None else applied.loss
         start = (applied.version, applied.ticket, f"{self._wall():.6f}", applied.worker, applied.sequence)
-        row = (*start, int(applied.discarded), applied.staleness, loss, applied.samples, *facts)
-        self._try(lambda: self._writer.writerow(row))
+        self._lines.append((*start, int(applied.discarded), applied.staleness, loss, applied.samples, *facts))
 
     def flush(self) -> None:
-        self._try(self._file.flush)
+        with self._lock:
+            self._try(self._write)
 
     def close(self) -> None:
-        self._try(self._file.close)
+        self.flush()
+        with self._lock:
+            self._try(self._file.close)
+
+    def _write(self) -> None:
+        while self._lines:
+            self._writer.writerow(self._lines.popleft())
+        self._file.flush()
 
     def _try(self, write: Callable[[], object]) -> None:
         try:

@@ -36,7 +36,8 @@ class Lease:
         offered: Memory shared with the worker, which no commit has named yet.
         region: Memory shared with the worker, which `upload` lies in, or is copied from; None where tensors are sent.
         queued: The sequence that holds a ticket now, if any.
-        before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are.
+        before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are. It
+            may wait until the checkpoint is written: never call it on the event loop's thread.
         recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
         owner: Names the credentials that it was opened with, and can be used with; empty where the server asks for none.
         counted: Bytes that its table has counted for it.

@@ -60,7 +60,7 @@ def make_journal(config: ServerConfig, run_id: str, number: int) -> Journal | No
         raise StartError("--durability log needs --checkpoint-dir: say where checkpoints and log are to be kept")
     directory = recovery.log_directory(config.checkpoint_dir)
     try:
-        directory.mkdir(mode=0o700, exist_ok=True)
+        Storage().make_directories(directory, 0o700)
     except OSError as error:
         raise StartError(f"can't make a folder for the log: {error}") from error
     return Journal(Storage(), directory, run_id, recovery.next_serial(config.checkpoint_dir), number)
@@ -148,7 +148,7 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> B
 def lock_directory(directory: Path) -> IO[bytes]:
     """Keeps every other server out of a checkpoint directory until the returned file is closed. Raises StartError."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        Storage().make_directories(directory)
         lock = (directory / ".lock").open("ab")
     except OSError as error:
         raise StartError(f"can't use {directory} for checkpoints: {error}") from error

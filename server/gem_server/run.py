@@ -179,7 +179,7 @@ class Server:
         expire = _repeat(min(1.0, config.lease_seconds / 4), self._servicer.expire_leases)
         chores = [self._apply_loop.run(), expire, self._memory_socket.run()]
         if self._history:
-            chores.append(_repeat(1.0, self._history.flush))
+            chores.append(_repeat_in_thread(1.0, self._history.flush))
         if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or self._group_commit):
             chores.append(self._checkpointer.every(config.checkpoint_interval or math.inf))
         self._tasks = [asyncio.create_task(chore) for chore in chores]
@@ -235,7 +235,7 @@ class Server:
             self._memory_socket.close()
             await self._grpc.stop(ANSWER_GRACE_SECONDS)
             if self._history:
-                self._history.close()
+                await asyncio.to_thread(self._history.close)
             if self._lock:
                 self._lock.close()
         self._log.info("stopped")
@@ -307,3 +307,10 @@ async def _repeat(seconds: float, chore: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(seconds)
         chore()
+
+
+async def _repeat_in_thread(seconds: float, chore: Callable[[], None]) -> None:
+    """For chores that may wait for the disk."""
+    while True:
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(chore)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.logs import Logger
 
 from gem_server import checkpoint
 from gem_server.core import Core
@@ -121,9 +122,10 @@ def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None)
     return checkpoint.capture(core, place, scratch)
 
 
-def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None) -> Path:
-    """Writes a checkpoint, then removes older ones and the part of the log that no checkpoint needs. Raises OSError."""
-    path = checkpoint.write(directory, captured, keep, storage)
+def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, log: Logger | None = None) -> Path:
+    """Writes a checkpoint, then removes older ones and the part of the log that no checkpoint needs. Raises OSError if it can't be
+    written; `log` is told if older ones can't be removed."""
+    path = checkpoint.write(directory, captured, keep, storage, log)
     forget_segments(directory, storage)
     return path
 
@@ -174,9 +176,9 @@ def next_serial(checkpoints: Path) -> int:
 def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
     """Puts aside the segments that no checkpoint in the folder needs any more."""
     storage, directory = storage or Storage(), log_directory(checkpoints)
-    needed = min((place.serial for place in map(place_of, checkpoint.found(checkpoints)) if place), default=None)
-    forgotten = [serial for serial in serials(directory) if needed is None or serial < needed]
     with suppress(OSError):  # it is tried again with the next checkpoint
+        needed = min((place.serial for place in map(place_of, checkpoint.found(checkpoints, storage)) if place), default=None)
+        forgotten = [serial for serial in serials(directory) if needed is None or serial < needed]
         if forgotten:
             storage.sync_directory(checkpoints)  # a checkpoint that was removed must not come back and miss them
         for serial in forgotten:

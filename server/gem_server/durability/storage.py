@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -41,13 +42,30 @@ class Storage:
     def make_directory(self, path: Path) -> None:
         path.mkdir(mode=0o700)
 
+    def make_directories(self, path: Path, mode: int = 0o777) -> None:
+        """Makes a folder, with those above it that are missing, unless it exists. Its path is on the disk then: the folders above
+        are synced too, which another program may have made a moment ago."""
+        if path.is_dir():
+            return
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(mode, parents=True, exist_ok=True)
+        for folder in missing:
+            self.sync_directory(folder.parent)
+        for above in missing[-1].absolute().parent.parents:
+            with suppress(OSError):  # one that may not be read: it is no new one
+                self.sync_directory(above)
+
+    def glob(self, path: Path, pattern: str) -> list[Path]:
+        """The entries of a folder whose names match."""
+        return list(path.glob(pattern))
+
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)
 
     def remove(self, path: Path) -> None:
         """Removes a file, or a folder with all that is in it; nothing, where there is none."""
         if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
