@@ -234,17 +234,10 @@ class Core:
 
     # -- memory shared with a worker on this machine
 
-    def require_room_for_region(self, lease_id: str) -> None:
-        """Raises Overloaded where there is no room for a region of shared memory, LeaseEnded where there is no lease."""
-        self.leases.get(lease_id)
-        self.memory.require_room_for_region()
-
     def offer_region(self, lease_id: str, region: Region) -> None:
-        """Keeps a region that is being handed to the lease's worker, until a commit names it. Raises as above."""
-        self.require_room_for_region(lease_id)
-        lease = self.leases.get(lease_id)
-        lease.offered = region
-        self.leases.recount(lease)
+        """Keeps a region that is being handed to the lease's worker, until a commit names it; `memory` counts it already.
+        Raises LeaseEnded."""
+        self.leases.get(lease_id).offered = region
 
     def adopt_region(self, lease: Lease, nonce: bytes) -> None:
         """A commit names the region that it lies in: from now on the lease's gradients and answers lie there.

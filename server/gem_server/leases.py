@@ -69,10 +69,15 @@ class Lease:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for the worker."""
-        shared = [array for region in (self.region, self.offered) if region for array in (region.gradient, region.answer)]
-        arrays = {id(array): array for array in (*self.buffers.values(), self.upload, *shared)}
-        return sum(array.nbytes for array in arrays.values())
+        """Bytes held for the worker, with its shared memory."""
+        shared = self.region or self.offered  # a lease has one region: offered first, then named by a commit
+        return self.own_nbytes + (shared.nbytes if shared is not None else 0)
+
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes that are freed with the lease: its shared memory lives on for as long as the worker maps it."""
+        in_region = self.region is not None and self.upload is self.region.gradient
+        return sum(array.nbytes for array in self.buffers.values()) + (0 if in_region else self.upload.nbytes)
 
     @property
     def shared_answer(self) -> Vector | None:
@@ -113,7 +118,8 @@ class LeaseTable:
         duration: Seconds that a lease lives without a sign of life.
         new_id: Makes lease ids that cannot be guessed.
         live: By lease id. Only the table adds to it and takes from it.
-        nbytes: Bytes held for all of them: a running total, for thousands may register one after the other.
+        nbytes: Bytes held for all of them, without shared memory: a running total, for thousands may register one after the
+            other.
     """
 
     duration: float
@@ -136,7 +142,7 @@ class LeaseTable:
 
     def recount(self, lease: Lease) -> None:
         """To be called once a live lease holds more or less than before."""
-        size = lease.nbytes
+        size = lease.own_nbytes
         self.nbytes += size - lease.counted
         lease.counted = size
 

@@ -108,7 +108,8 @@ class Server:
         self.core, number, outdated = make_core(config, clock, log)
         core = self.core
         core.rule.use_threads(Threads(config.apply_threads))
-        progress, calls = Progress(started=clock()), Calls(core.leases.owner)
+        progress = Progress(clock(), lambda worker: core.leases.named(worker) is not None)
+        calls = Calls(core.leases.owner)
         if core.central.initialized:
             progress.checkpointed(core.central.version, clock())
         observers: list[Observer] = [progress.applied]
@@ -176,7 +177,8 @@ class Server:
         await self._grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         expire = _repeat(min(1.0, config.lease_seconds / 4), self._servicer.expire_leases)
-        chores = [self._apply_loop.run(), expire, self._memory_socket.run()]
+        take_back = _repeat(1.0, self._memory_socket.take_back)
+        chores = [self._apply_loop.run(), expire, self._memory_socket.run(), take_back]
         if self._history:
             chores.append(_repeat(1.0, self._history.flush))
         if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or self._group_commit):
