@@ -138,7 +138,7 @@ class Core:
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self.central.adopt(layout, theta)
         lease_id = self.leases.new_id()
-        self.leases.open(lease_id, worker, buffers, upload, now, owner)
+        self.leases.open(lease_id, worker, buffers, upload, now, owner).starting = True
         self.record(Record(Kind.OPENED, {"lease": lease_id, "worker": worker, "overlap": overlap, "owner": owner}))
         self._begun = self._begun or not self.workers_awaited
         self._elect_initializer()
@@ -160,7 +160,7 @@ class Core:
 
     def expire(self, now: float) -> list[Ended]:
         """Ends the leases whose time is up."""
-        return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now)]
+        return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now, self.central.initializer)]
 
     def end_unfit(self, unfit: Callable[[Lease], bool]) -> list[Ended]:
         """After a restart: ends the leases of workers that can't go on as they are."""

@@ -107,6 +107,7 @@ class Server:
         self._lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
         self.core, number, outdated = make_core(config, clock, log)
         core = self.core
+        core.leases.looked(clock())  # what this start takes from here on is not charged to restored leases
         core.rule.use_threads(Threads(config.apply_threads))
         progress = Progress(clock(), lambda worker: core.leases.named(worker) is not None)
         calls = Calls(core.leases.owner)

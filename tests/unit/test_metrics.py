@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -317,7 +317,7 @@ def test_promtool_has_nothing_to_say_about_the_exposition() -> None:
 
 def test_a_scrape_stands_workers_that_come_and_go_and_new_errors_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape runs beside the server: what it reads changes whenever Python code of its own runs in between."""
-    watch, numbers = after_everything(), count()
+    watch, numbers = after_everything(), itertools.count()
     watch.progress.refused("ann", "SequenceGap")
 
     def come_and_go() -> None:

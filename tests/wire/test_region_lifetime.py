@@ -176,7 +176,7 @@ def test_a_lease_that_asks_again_and_again_has_one_region(live: Live, worker: Wo
 
 
 def test_memory_that_workers_keep_mapped_after_their_lease_is_counted_until_they_let_go() -> None:
-    """A worker registers again and again, and keeps each region: the memory that exists is what is counted, within the limit."""
+    """A worker registers again and again, and keeps each region: what exists is what is counted, within the limit."""
     limit = THETA + EACH + 4 * REGION
     with serving(config(memory_socket=abstract(), memory_limit=limit)) as live, wired(live) as wire:
         wire.started("worker")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from dataclasses import fields
@@ -118,7 +119,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         ignore_signals()
         click.echo("\nstopping: the workers leave, the server writes a checkpoint ...")
         cluster.stop()
-        click.echo(f"stopped. Go on with:  {_program()} --resume {folder.path}")
+        click.echo(f"stopped. Go on with:  {_program()} --resume {shlex.quote(str(folder.path))}")
         return 130
     except ClusterError as error:
         click.echo(f"gem-train: {error}", err=True)
