@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,15 +23,27 @@ DEADLINE = 30.0  # seconds that a condition may take on a slow machine
 
 
 class Clock:
-    """Monotonic seconds that a test can move forward."""
+    """Monotonic seconds that a test can move forward.
 
-    def __init__(self) -> None:
+    Args:
+        look: Called at every `step` of seconds on the way: the server runs meanwhile, and is not one that stood still.
+    """
+
+    def __init__(self, step: float = math.inf, look: Callable[[], object] = lambda: None) -> None:
         self.ahead = 0.0
+        self._step, self._look = step, look
 
     def __call__(self) -> float:
         return time.monotonic() + self.ahead
 
     def advance(self, seconds: float) -> None:
+        while seconds > 0:
+            self.ahead += min(seconds, self._step)
+            seconds -= self._step
+            self._look()
+
+    def jump(self, seconds: float) -> None:
+        """Moves forward while the server stands still."""
         self.ahead += seconds
 
 
@@ -45,7 +58,7 @@ class Live:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.clock = Clock()
+        self.clock = Clock(config.lease_seconds / 4, self._look)
         self._loop = asyncio.new_event_loop()
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
@@ -69,6 +82,10 @@ class Live:
             return look()
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(DEADLINE)
+
+    def _look(self) -> None:
+        with suppress(RuntimeError):  # it has ended, and closed its loop
+            self.on_loop(lambda: self.core.leases.looked(self.clock()))
 
     def stop(self, why: str = "test") -> None:
         """Stops gracefully and waits for the end. Does nothing the second time. Raises what the server ended with."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
@@ -32,9 +31,9 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="gem-session", daemon=True)
 
     def start(self, interval: float) -> None:
-        """Renews every `interval` seconds from now on."""
+        """Renews now, for the answer to the registration may have taken long, and every `interval` seconds from now on."""
         self._interval = interval
-        self._renew_at = time.monotonic() + interval
+        self._renew_at = time.monotonic()
         self._run_thread()
         self._wake.set()
 
@@ -64,22 +63,19 @@ class Background:
 
     def _run(self) -> None:
         while not self._closed:
-            self._wake.wait(min(self._interval, self._timeout / 4))
+            self._wake.wait(max(0.0, min(self._renew_at - time.monotonic(), self._timeout / 4)))
             self._wake.clear()
             now = time.monotonic()
             watched = self._watched
             if watched and now - watched[1] > self._timeout:
                 watched[0]()
             if now >= self._renew_at and not self._closed:
+                renew = self._renew()
+                if renew is None:
+                    return  # there is no session any more
                 self._renew_at = now + self._interval
-                if not self._renewed():
-                    return
-
-    def _renewed(self) -> bool:
-        """Renews the lease; False where there is no session any more."""
-        renew = self._renew()
-        if renew is None:
-            return False
-        with contextlib.suppress(GemError):  # the session's next call meets the same error, and deals with it
-            renew()
-        return True
+                try:
+                    renew()
+                except GemError:  # the session's next call meets the same error, and deals with it
+                    self._renew_at = time.monotonic() + self._interval / 4
+                del renew  # while it waits here, nothing but its owner holds the session

@@ -39,6 +39,7 @@ class Connection:
         self._stub = Stub(self._channel, security.metadata, address)
         self._timeout = timeout
         self._background = Background(renew, timeout)
+        self._renew_timeout = timeout
         self._stream: CommitStream | None = None
 
     def register(self, worker: str, layout: Layout, overlap: bool) -> pb.RegisterWorkerResponse:
@@ -48,10 +49,11 @@ class Connection:
 
     def keep_alive(self, seconds: float) -> None:
         """Has the lease renewed every so many seconds from now on."""
+        self._renew_timeout = min(self._timeout, max(1.0, seconds))  # one that is stuck leaves time for another
         self._background.start(seconds)
 
     def renew(self, lease_id: str) -> None:
-        self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._timeout)
+        self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._renew_timeout)
 
     def leave(self, lease_id: str, timeout: float) -> None:
         self._stub.LeaveCluster(pb.LeaveClusterRequest(lease_id=lease_id), timeout=timeout)

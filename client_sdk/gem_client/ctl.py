@@ -23,6 +23,7 @@ from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_api.layout import MAX_PARAMETERS
 from gem_api.lifetime import interruptible
 from gem_api.options import DURABILITIES, SETTINGS, Number, ServerAddress, WithHeadings, credential_options, credentials, option
+from gem_api.printable import printable
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from google.protobuf.descriptor import FieldDescriptor
@@ -120,7 +121,7 @@ class _TypedErrors(WithHeadings, click.Group):
         try:
             return super().invoke(ctx)
         except GemError as error:
-            click.echo(f"gem-ctl: {text.error(error)}", err=True)
+            click.echo(f"gem-ctl: {printable(text.error(error))}", err=True)
             sys.exit(1)
 
 
@@ -280,7 +281,7 @@ def checkpoint(target: Target) -> None:
     """Has the server write a checkpoint now, and waits for it."""
     with target.admin() as admin:
         answer = admin.checkpoint()
-    click.echo(f"checkpoint of version {answer.version} in {answer.path} (on the server)")
+    click.echo(f"checkpoint of version {answer.version} in {printable(answer.path)} (on the server)")
 
 
 @main.command(short_help="Ends the server gracefully: nothing that was sent is lost.")
@@ -309,7 +310,8 @@ def list_quarantine(target: Target) -> None:
     with target.admin() as admin:
         held = admin.quarantine()
     for worker in held:
-        click.echo(f"{worker.name}: {worker.refusals} refused in a row, the last for {worker.why}")
+        name, why = printable(worker.name), printable(worker.why)
+        click.echo(f"{name}: {worker.refusals} refused in a row, the last for {why}")
     if not held:
         click.echo("no worker is in quarantine", err=True)
 
@@ -321,7 +323,7 @@ def lift_quarantine(target: Target, worker: str) -> None:
     """Lets WORKER register again."""
     with target.admin() as admin:
         admin.lift_quarantine(worker)
-    click.echo(f"{worker} may register again")
+    click.echo(f"{printable(worker)} may register again")
 
 
 def _write(out: Path, content: bytes) -> None:
@@ -395,4 +397,4 @@ def as_text(answer: pb.GetStatusResponse) -> str:
             f"{text.optional(worker, 'loss', '.4f'):>8} {worker.shards:>6} {worker.rejected:>8} "
             f"{worker.lease_remaining_seconds:>5.0f} s"
         )
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))

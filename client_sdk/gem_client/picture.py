@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.printable import printable
 from gem_api.v1 import training_pb2 as pb
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
@@ -41,7 +42,7 @@ class Picture:
         watch, status = self._watch, self._watch.status
         if watch.error is None:
             return Group(*(self._run(status, width, height) if status else []))
-        why = " ".join(text.error(watch.error).split())
+        why = printable(" ".join(text.error(watch.error).split()))
         notice = _line((f"! no answer since {now - watch.answered:.0f} s: {why}".ljust(width), "bold white on red"))
         last = self._run(status, width, height and max(1, height - 1)) if status else []
         return Group(notice, Styled(Group(*last), "dim"))
@@ -58,7 +59,7 @@ class Picture:
         state = text.state(status)
         title = _line("run ", (status.run_id, "bold"), "  ", (state.upper(), _STATES.get(state, "bold")))
         title.append(f"  up {text.duration(status.uptime_seconds)}  ")
-        server = f"{self._server}, version {status.server_version}"
+        server = f"{self._server}, version {printable(status.server_version)}"
         return title.append(server.rjust(width - title.cell_len), "dim")
 
     def _figures(self, status: pb.GetStatusResponse, width: int) -> list[Text]:
@@ -100,7 +101,7 @@ class Picture:
         if not workers:
             return [_line(("no live workers", "bold yellow"))]
         fit = len(workers) if room is None or len(workers) <= room else room - 1
-        rows = [(worker.name, self._cells(worker, len(workers))) for worker in workers]
+        rows = [(printable(worker.name), self._cells(worker, len(workers))) for worker in workers]
         columns = _columns(width)
         names = max(6, min(max(cell_len(name) for name, _ in rows), width - sum(columns.values())))
         title = "worker".ljust(names) + "".join(f"{column:>{size}}" for column, size in columns.items())
@@ -147,7 +148,8 @@ def plain(picture: RenderableType, width: int) -> str:
 
 
 def _line(*parts: str | tuple[str, str]) -> Text:
-    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+    safe = [printable(part) if isinstance(part, str) else (printable(part[0]), part[1]) for part in parts]
+    return Text.assemble(*safe, no_wrap=True, overflow="ellipsis")
 
 
 def _marked(value: str, off: bool) -> str:

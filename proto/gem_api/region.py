@@ -28,12 +28,14 @@ class Region:
     """Mapped memory; unmapped when the last array over it is gone.
 
     Attributes:
+        nbytes: Bytes of the whole region.
         nonce: NONCE_BYTES random bytes.
         gradient: float32, shape (P,).
         answer: float32, shape (P,).
     """
 
     def __init__(self, memory: mmap.mmap, parameters: int) -> None:
+        self.nbytes = region_bytes(parameters)
         self.nonce = memory[:NONCE_BYTES]
         self.gradient: Vector = np.frombuffer(memory, "<f4", parameters, _PAGE)
         self.answer: Vector = np.frombuffer(memory, "<f4", parameters, _PAGE + _pages(parameters))
@@ -76,6 +78,32 @@ def attach_region(descriptor: int, parameters: int) -> Region:
     if held != size:
         raise OSError(f"the region has {held} bytes, one for {parameters} parameters has {size}")
     return Region(_map(descriptor, size), parameters)
+
+
+def open_again(descriptor: int) -> int:
+    """Opens a region once more, so that `held_elsewhere` can tell who has it open. Raises OSError where there is no /proc."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def held_elsewhere(descriptor: int) -> bool:
+    """Whether somebody who was handed `open_again(descriptor)` still maps the region, or has it open.
+
+    The kernel grants a write lease only to the one opener of a file. Neither the original descriptor nor mappings made
+    with it count as openers: memfd_create opens no path.
+
+    Raises:
+        OSError: This system can't tell.
+    """
+    import fcntl  # not on Windows, where workers run too
+
+    probe = open_again(descriptor)
+    try:
+        fcntl.fcntl(probe, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(probe)  # and the lease ends with it
+    return False
 
 
 def socket_address(text: str) -> str:

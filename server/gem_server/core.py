@@ -141,7 +141,7 @@ class Core:
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self.central.adopt(layout, theta)
         lease_id = self.leases.new_id()
-        self.leases.open(lease_id, worker, buffers, upload, now, owner)
+        self.leases.open(lease_id, worker, buffers, upload, now, owner).starting = True
         self.record(Record(Kind.OPENED, {"lease": lease_id, "worker": worker, "overlap": overlap, "owner": owner}))
         self._begun = self._begun or not self.workers_awaited
         self._elect_initializer()
@@ -176,7 +176,7 @@ class Core:
 
     def expire(self, now: float) -> list[Ended]:
         """Ends the leases whose time is up."""
-        return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now)]
+        return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now, self.central.initializer)]
 
     def end_unfit(self, unfit: Callable[[Lease], bool]) -> list[Ended]:
         """After a restart: ends the leases of workers that can't go on as they are."""
@@ -250,17 +250,10 @@ class Core:
 
     # -- memory shared with a worker on this machine
 
-    def require_room_for_region(self, lease_id: str) -> None:
-        """Raises Overloaded where there is no room for a region of shared memory, LeaseEnded where there is no lease."""
-        self.leases.get(lease_id)
-        self.memory.require_room_for_region()
-
     def offer_region(self, lease_id: str, region: Region) -> None:
-        """Keeps a region that is being handed to the lease's worker, until a commit names it. Raises as above."""
-        self.require_room_for_region(lease_id)
-        lease = self.leases.get(lease_id)
-        lease.offered = region
-        self.leases.recount(lease)
+        """Keeps a region that is being handed to the lease's worker, until a commit names it; `memory` counts it already.
+        Raises LeaseEnded."""
+        self.leases.get(lease_id).offered = region
 
     def adopt_region(self, lease: Lease, nonce: bytes) -> None:
         """A commit names the region that it lies in: from now on the lease's gradients and answers lie there.

@@ -16,6 +16,7 @@ from gem_server.rules.base import Buffers
 
 ANSWER = "answer"  # the buffer that a rule also writes the answer to, where it exists
 SPARE = "spare_snapshot"  # of a worker that overlaps: the snapshot that its last answer is not
+FIRST_TERM = 3  # durations that a lease may last until its worker's first sign of life
 _REMEMBERED_ENDS = 10_000
 
 
@@ -27,6 +28,7 @@ class Lease:
         lease_id: Its name, a secret between server and worker.
         worker: The worker's name.
         expires_at: When it ends without a sign of life, in seconds of the caller's clock.
+        starting: Whether its worker has only registered so far: it may be starting up, on a machine that is busy.
         buffers: What the rule keeps for the worker, each float32, shape (P,).
         upload: Where the gradient of its next commit is put together, float32, shape (P,).
         sequence: Its last applied commit.
@@ -62,6 +64,7 @@ class Lease:
     owner: str = ""
     counted: int = 0
     restored: bool = False
+    starting: bool = False
 
     def about_to_change(self) -> None:
         """To be called before the buffers are written to."""
@@ -70,10 +73,15 @@ class Lease:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for the worker."""
-        shared = [array for region in (self.region, self.offered) if region for array in (region.gradient, region.answer)]
-        arrays = {id(array): array for array in (*self.buffers.values(), self.upload, *shared)}
-        return sum(array.nbytes for array in arrays.values())
+        """Bytes held for the worker, with its shared memory."""
+        shared = self.region or self.offered  # a lease has one region: offered first, then named by a commit
+        return self.own_nbytes + (shared.nbytes if shared is not None else 0)
+
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes that are freed with the lease: its shared memory lives on for as long as the worker maps it."""
+        in_region = self.region is not None and self.upload is self.region.gradient
+        return sum(array.nbytes for array in self.buffers.values()) + (0 if in_region else self.upload.nbytes)
 
     @property
     def shared_answer(self) -> Vector | None:
@@ -114,7 +122,8 @@ class LeaseTable:
         duration: Seconds that a lease lives without a sign of life.
         new_id: Makes lease ids that cannot be guessed.
         live: By lease id. Only the table adds to it and takes from it.
-        nbytes: Bytes held for all of them: a running total, for thousands may register one after the other.
+        nbytes: Bytes held for all of them, without shared memory: a running total, for thousands may register one after the
+            other.
     """
 
     duration: float
@@ -123,6 +132,7 @@ class LeaseTable:
     nbytes: int = 0
     _by_worker: dict[str, Lease] = field(default_factory=dict)
     ended: dict[EndReason, int] = field(default_factory=dict)
+    _looked_at: float | None = None
     _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
 
     def open(self, lease_id: str, worker: str, buffers: Buffers, upload: Vector, now: float, owner: str = "") -> Lease:
@@ -137,7 +147,7 @@ class LeaseTable:
 
     def recount(self, lease: Lease) -> None:
         """To be called once a live lease holds more or less than before."""
-        size = lease.nbytes
+        size = lease.own_nbytes
         self.nbytes += size - lease.counted
         lease.counted = size
 
@@ -158,8 +168,25 @@ class LeaseTable:
 
     def renew(self, lease_id: str, now: float) -> Lease:
         lease = self.get(lease_id)
-        lease.expires_at = now + self.duration
+        lease.expires_at, lease.starting = now + self.duration, False
         return lease
+
+    def looked(self, now: float) -> float:
+        """Notes that the server looks at its leases now; to be called often, and before `expired`.
+
+        Time in which the server did not look is not charged to the leases: it was stopped, or its machine was, and could not
+        have heard a sign of life.
+
+        Returns:
+            Seconds that are not charged; 0 as a rule.
+        """
+        gap = now - self._looked_at if self._looked_at is not None else 0.0
+        self._looked_at = now
+        if gap <= self.duration / 2:
+            return 0.0
+        for lease in self.live.values():
+            lease.expires_at = min(lease.expires_at + gap, now + self.duration)
+        return gap
 
     def end(self, lease: Lease, reason: EndReason) -> None:
         del self.live[lease.lease_id]
@@ -172,9 +199,16 @@ class LeaseTable:
         if len(self._reasons) > _REMEMBERED_ENDS:
             self._reasons.popitem(last=False)
 
-    def expired(self, now: float) -> list[Lease]:
-        """The leases whose time is up. One whose commit waits for its turn has given a sign of life."""
-        return [lease for lease in self.live.values() if lease.expires_at <= now and lease.queued is None]
+    def expired(self, now: float, urgent: str | None = None) -> list[Lease]:
+        """The leases whose time is up. One whose commit waits for its turn has given a sign of life.
+
+        A worker that starts up has longer, but the one with the lease `urgent`, which the others wait for.
+        """
+        return [lease for lease in self.live.values() if self._overdue(lease, now, urgent) and lease.queued is None]
+
+    def _overdue(self, lease: Lease, now: float, urgent: str | None) -> bool:
+        longer = lease.starting and lease.lease_id != urgent
+        return lease.expires_at + longer * (FIRST_TERM - 1) * self.duration <= now
 
     def named(self, worker: str) -> Lease | None:
         """The live lease of the worker of that name."""

@@ -42,10 +42,9 @@ class LogMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         journal = self._journal
-        yield CounterMetricFamily("gem_log_records", "Records written to the log since the run began.", journal.durable)
-        yield GaugeMetricFamily(
-            "gem_log_waiting_records", "Records that are not on the disk yet.", journal.appended - journal.durable
-        )
+        durable, appended = journal.durable, journal.appended  # in this order: it is read while both grow
+        yield CounterMetricFamily("gem_log_records", "Records written to the log since the run began.", durable)
+        yield GaugeMetricFamily("gem_log_waiting_records", "Records that are not on the disk yet.", appended - durable)
         yield GaugeMetricFamily("gem_log_bytes", "Bytes in the log since the last checkpoint, about.", journal.size)
         yield GaugeMetricFamily(
             "gem_log_stalled", "1 while nothing is acknowledged because the log can't be written; else 0.", int(self.stalled())

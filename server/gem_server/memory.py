@@ -8,6 +8,7 @@ import numpy as np
 from gem_api.errors import Overloaded
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
+from gem_api.region import region_bytes
 
 from gem_server.central import CentralVariable
 from gem_server.leases import SPARE, Lease, LeaseTable
@@ -27,44 +28,52 @@ class Memory:
         rule: Says which buffers there are.
         central: θ.
         leases: The workers.
+        regions: Bytes of the shared memory that exists: being made, belonging to a lease, or still mapped by a worker whose
+            lease has ended.
     """
 
     limit: int
     rule: UpdateRule
     central: CentralVariable
     leases: LeaseTable
+    regions: int = 0
 
     @property
     def held(self) -> int:
         """Bytes."""
-        return self._central_bytes(self.central.size) + self.leases.nbytes
+        return self._central_bytes(self.central.size) + self.leases.nbytes + self.regions
 
     @property
     def most_for_worker(self) -> int:
         """Most bytes held for one worker; where there is none, what one would take that neither shares memory nor overlaps."""
         plain = self._worker_bytes(self.central.size, overlap=False)
-        return max((lease.nbytes for lease in self.leases.live.values()), default=plain)
+        return max((lease.nbytes for lease in tuple(self.leases.live.values())), default=plain)
 
     def fits(self, nbytes: int) -> bool:
         """Whether so many bytes more may be held."""
         return not self.limit or self.held + nbytes <= self.limit
 
     def require_room_for_worker(self, layout: Layout, overlap: bool, freed: Lease | None) -> None:
-        """Raises Overloaded where a worker does not fit, once what `freed` holds is gone."""
+        """Raises Overloaded where a worker does not fit, once what `freed` holds is gone (but its shared memory, which its
+        process may go on mapping)."""
         each = self._worker_bytes(layout.size, overlap)
         others = len(self.leases.live) - (freed is not None)
-        needed = self._central_bytes(layout.size) + self.leases.nbytes - (freed.counted if freed else 0) + each
+        kept = self.leases.nbytes - (freed.counted if freed else 0) + self.regions
+        needed = self._central_bytes(layout.size) + kept + each
         if self.limit and needed > self.limit:
             raise Overloaded(
                 f"no memory for worker number {others + 1}: {needed} bytes needed, {each} of them for it, "
                 f"{self.limit} allowed; raise --memory-limit or use fewer workers"
             )
 
-    def require_room_for_region(self) -> None:
-        """Raises Overloaded where there is no room for a region of shared memory."""
-        size = 2 * self.central.size * FLOAT_BYTES
+    def reserve_region(self) -> int:
+        """Counts a region of shared memory that is about to be made, and returns its size, to be taken from `regions` once the
+        memory is free again. Raises Overloaded where there is no room for it."""
+        size = region_bytes(self.central.size)
         if not self.fits(size):
             raise Overloaded(f"no memory to share: {self.held + size} of {self.limit} bytes; raise --memory-limit")
+        self.regions += size
+        return size
 
     def require_room_for_copy(self) -> None:
         """Raises Overloaded where θ can't be copied for one more reader."""

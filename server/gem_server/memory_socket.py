@@ -7,11 +7,12 @@ import contextlib
 import os
 import secrets
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
-from gem_api.errors import GemError, InvalidRequest
+from gem_api.errors import GemError, InvalidRequest, Overloaded
 from gem_api.logs import Logger
-from gem_api.region import Region, create_region, socket_address
+from gem_api.region import Region, create_region, held_elsewhere, open_again, socket_address
 from gem_api.v1 import training_pb2 as pb
 
 from gem_server.core import Core
@@ -21,6 +22,15 @@ PATIENCE_SECONDS = 10.0
 MOST_VISITORS = 64  # served at a time
 MOST_WAITING = 4096
 RETRY_SECONDS = 1.0
+MOST_LEFT_OVER = 256  # regions that workers still map after their lease: each keeps a descriptor open here
+
+
+@dataclass
+class _Handed:
+    """A lease's region: its bytes, and its descriptor once it is made."""
+
+    nbytes: int
+    descriptor: int | None = None
 
 
 class MemorySocket:
@@ -40,6 +50,7 @@ class MemorySocket:
         self._core = core
         self._log = log
         self._leases: dict[bytes, str] = {}
+        self._handed: dict[str, _Handed] = {}  # by lease, live or ended
         self._visitors: set[asyncio.Task[None]] = set()
         self._socket = _listen(address) if address else None
         self._inode = _inode(address)
@@ -81,6 +92,10 @@ class MemorySocket:
 
     def close(self) -> None:
         """Ends the listening; the socket's file goes too, unless another server has put its own there meanwhile."""
+        for handed in self._handed.values():
+            if handed.descriptor is not None:
+                os.close(handed.descriptor)
+        self._handed.clear()
         if self._socket is not None:
             self._socket.close()
             if self._inode and _inode(self._address) == self._inode:
@@ -100,28 +115,74 @@ class MemorySocket:
         lease_id = self._leases.pop(token, None)
         if lease_id is None:
             raise InvalidRequest("a visitor without a token")
-        self._core.require_room_for_region(lease_id)
-        region, descriptor = await _create(self._core.central.size)
+        self._core.leases.get(lease_id)
+        if lease_id not in self._handed:
+            await self._make(lease_id)
+        handed = self._handed[lease_id]
+        if handed.descriptor is None:
+            raise Overloaded("this lease's shared memory is being made for another visitor: try again")
+        theirs = open_again(handed.descriptor)
         try:
-            self._core.offer_region(lease_id, region)
-            socket.send_fds(connection, [b"\1"], [descriptor])
+            socket.send_fds(connection, [b"\1"], [theirs])
         finally:
-            os.close(descriptor)
+            os.close(theirs)
+
+    async def _make(self, lease_id: str) -> None:
+        """Makes the lease's one region. It is counted from before it is made until nobody maps it any more.
+
+        Raises:
+            Overloaded: There is no room for it, or too many of ended leases are still mapped.
+            LeaseEnded: The lease has ended meanwhile.
+            OSError: The system has no such memory, or can't tell who maps it.
+        """
+        self.take_back()
+        if sum(other not in self._core.leases.live for other in self._handed) >= MOST_LEFT_OVER:
+            raise Overloaded(f"{MOST_LEFT_OVER} regions are still mapped by workers whose lease has ended: end those processes")
+        self._handed[lease_id] = _Handed(self._core.memory.reserve_region())
+        making = asyncio.ensure_future(asyncio.to_thread(create_region, self._core.central.size))
+        try:
+            region, self._handed[lease_id].descriptor = await asyncio.shield(making)
+            _require_traceable(making.result()[1])
+            self._core.offer_region(lease_id, region)
+        except asyncio.CancelledError:
+            making.add_done_callback(lambda made: self._discard(lease_id, made))
+            raise
+        except BaseException:
+            self._forget(lease_id)
+            raise
+
+    def take_back(self) -> None:
+        """Frees what is counted for regions that nobody maps any more and no lease has."""
+        for lease_id, handed in list(self._handed.items()):
+            if handed.descriptor is None or lease_id in self._core.leases.live:
+                continue
+            with contextlib.suppress(OSError):  # no descriptor is free to find out with: asked again later
+                if not held_elsewhere(handed.descriptor):
+                    self._forget(lease_id)
+
+    def _discard(self, lease_id: str, made: asyncio.Future[tuple[Region, int]]) -> None:
+        """A region was made too late: nobody waits for it any more."""
+        if made.exception() is None:
+            os.close(made.result()[1])
+        self._forget(lease_id)
+
+    def _forget(self, lease_id: str) -> None:
+        handed = self._handed.pop(lease_id, None)
+        if handed is None:
+            return  # the server has stopped meanwhile
+        self._core.memory.regions -= handed.nbytes
+        if handed.descriptor is not None:
+            os.close(handed.descriptor)
 
 
-async def _create(parameters: int) -> tuple[Region, int]:
-    """`create_region`, in a thread. Where nobody waits for it any more its descriptor is closed, and the memory freed."""
-    making = asyncio.ensure_future(asyncio.to_thread(create_region, parameters))
+def _require_traceable(descriptor: int) -> None:
+    """Raises OSError where the system can't tell whether others still map a region: what it takes could not be counted."""
+    theirs = open_again(descriptor)
     try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        making.add_done_callback(_discard)
-        raise
-
-
-def _discard(made: asyncio.Future[tuple[Region, int]]) -> None:
-    if made.exception() is None:
-        os.close(made.result()[1])
+        if not held_elsewhere(descriptor):
+            raise OSError("this system does not tell who maps shared memory")
+    finally:
+        os.close(theirs)
 
 
 def _inode(address: str) -> int:

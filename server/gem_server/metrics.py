@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import islice
 from platform import python_version
 from typing import Any
 
@@ -32,6 +33,9 @@ MAX_WORKERS = 1000  # label values of gem_worker_*
 
 class Metrics(Collector):
     """All of the server's metrics: what commits feed, and what is read off the core at each scrape.
+
+    A scrape runs in a thread of its own while workers come and go. It must not iterate over a dict that may change: it
+    iterates over a copy, made in one step of the interpreter (`dict.copy`, `dict(d)`, `tuple(d.values())`).
 
     Args:
         registry: Where to register.
@@ -90,7 +94,7 @@ class Metrics(Collector):
         if core.central.layout is not None:
             yield _gauge("gem_parameters", "Parameters of the model.", core.central.layout.size)
         yield _counter("gem_commits", "Commits by outcome.", "outcome", core.outcomes)
-        yield _counter("gem_commits_rejected", "Rejected commits, by error.", "error", progress.rejected)
+        yield _counter("gem_commits_rejected", "Rejected commits, by error.", "error", dict(progress.rejected))
         yield _counter(
             "gem_nonfinite_losses", "Commits whose reported loss was no finite number.", None, progress.nonfinite_losses
         )
@@ -128,7 +132,7 @@ class Metrics(Collector):
             "gem_worker_influence", "Sum of the commits' mean scaling factors: commits at full strength.", labels=["worker"]
         )
         rejected = CounterMetricFamily("gem_worker_rejected", "Commits refused.", labels=["worker"])
-        for name, worker in list(self._progress.workers.items())[:MAX_WORKERS]:
+        for name, worker in islice(self._progress.workers.copy().items(), MAX_WORKERS):
             commits.add_metric([name], worker.commits)
             staleness.add_metric([name], worker.staleness)
             influence.add_metric([name], worker.influence)
@@ -139,10 +143,11 @@ class Metrics(Collector):
         progress = self._progress
         if progress.loss.value is not None:
             yield _gauge("gem_training_loss", "Training loss, smoothed over about 50 commits.", progress.loss.value)
-        if progress.evaluation is not None:
-            yield _gauge("gem_evaluation_loss", "Loss on held-out data.", progress.evaluation.loss)
-            if progress.evaluation.accuracy is not None:
-                yield _gauge("gem_evaluation_accuracy", "Accuracy on held-out data, 0 to 1.", progress.evaluation.accuracy)
+        evaluation = progress.evaluation
+        if evaluation is not None:
+            yield _gauge("gem_evaluation_loss", "Loss on held-out data.", evaluation.loss)
+            if evaluation.accuracy is not None:
+                yield _gauge("gem_evaluation_accuracy", "Accuracy on held-out data, 0 to 1.", evaluation.accuracy)
         pi = progress.last.pi if progress.last else None
         if pi is not None:
             yield from self._pi.collect()
@@ -175,7 +180,8 @@ class PiHistogram:
 
     def add(self, pi: PiFacts) -> None:
         if not self._counts.size:
-            self._counts, self._edges, self._middles = np.zeros_like(pi.counts), pi.edges, pi.middles
+            self._edges, self._middles = pi.edges, pi.middles
+            self._counts = np.zeros_like(pi.counts)  # last: it tells a scrape that the others are there
         self._counts = self._counts + pi.counts
 
     def collect(self) -> Iterator[Metric]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gem_server.apply_loop import Timing
@@ -60,9 +61,14 @@ class WorkerProgress:
 
 @dataclass
 class Progress:
-    """Fed with every applied commit, in order; read by the status and the metrics."""
+    """Fed with every applied commit, in order; read by the status and the metrics, which another thread serves.
+
+    Attributes:
+        holds_lease: Whether a worker of that name is in the run: nothing is kept of one that left while its commit was applied.
+    """
 
     started: float
+    holds_lease: Callable[[str], bool] = lambda worker: True
     loss: Smoothed = field(default_factory=Smoothed)
     pi_median: Smoothed = field(default_factory=Smoothed)
     staleness: Smoothed = field(default_factory=Smoothed)
@@ -83,6 +89,8 @@ class Progress:
             self.nonfinite_losses += not math.isfinite(applied.loss)
         if applied.pi is not None:
             self.pi_median.add(applied.pi.median)
+        if not self.holds_lease(applied.worker):
+            return
         worker = self.workers.setdefault(applied.worker, WorkerProgress())
         worker.last = applied
         if not applied.discarded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ class Refusals:
 
     count: int
     why: str
+
+
+def lift_command(worker: str) -> str:
+    """What an operator types to let a worker in again; its name, which it chose itself, is quoted for the shell."""
+    return f"gem-ctl quarantine lift {'-- ' if worker.startswith('-') else ''}{shlex.quote(worker)}"
 
 
 class Quarantine:
@@ -55,7 +61,7 @@ class Quarantine:
         if refusals is not None:
             raise Quarantined(
                 f"worker {worker!r} is in quarantine after {refusals.count} refused commits in a row, the last for "
-                f"{refusals.why}; once that is mended, `gem-ctl quarantine lift` lets it in again"
+                f"{refusals.why}; once that is mended, `{lift_command(worker)}` lets it in again"
             )
 
     def lift(self, worker: str) -> None:

@@ -108,8 +108,10 @@ class Server:
         self._lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
         self.core, number, outdated = make_core(config, clock, log)
         core = self.core
+        core.leases.looked(clock())  # what this start takes from here on is not charged to restored leases
         core.rule.use_threads(Threads(config.apply_threads))
-        progress, calls = Progress(started=clock()), Calls(core.leases.owner)
+        progress = Progress(clock(), lambda worker: core.leases.named(worker) is not None)
+        calls = Calls(core.leases.owner)
         if core.central.initialized:
             progress.checkpointed(core.central.version, clock())
         observers: list[Observer] = [progress.applied]
@@ -177,7 +179,8 @@ class Server:
         await self._grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         expire = _repeat(min(1.0, config.lease_seconds / 4), self._servicer.expire_leases)
-        chores = [self._apply_loop.run(), expire, self._memory_socket.run()]
+        take_back = _repeat(1.0, self._memory_socket.take_back)
+        chores = [self._apply_loop.run(), expire, self._memory_socket.run(), take_back]
         if self._history:
             chores.append(_repeat_in_thread(1.0, self._history.flush))
         if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or self._group_commit):

@@ -25,6 +25,7 @@ from gem_server.facts import Admission, Ended, Header, Outcome, PullDecision
 from gem_server.memory_socket import MemorySocket
 from gem_server.norms import GradientNorm
 from gem_server.progress import Progress
+from gem_server.quarantine import lift_command
 from gem_server.rules.base import largest
 from gem_server.shards import NoShard
 from gem_server.transfer import Traffic, Transfer
@@ -127,7 +128,7 @@ class TrainingServicer:
         """Raises Quarantined where this refusal was one too many, in place of it."""
         ended = self._core.refused(header.lease_id, error)
         if ended is not None:
-            self._log.warning("worker quarantined", worker=ended.worker, lift=f"gem-ctl quarantine lift {ended.worker}")
+            self._log.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
             self.lease_ended(ended, told=call)
             self._core.quarantine.require_free(ended.worker)
 
@@ -214,8 +215,14 @@ class TrainingServicer:
         return self._memory_socket.offer(request.lease_id)
 
     def expire_leases(self) -> None:
-        """Ends the leases whose time is up."""
-        for ended in self._core.expire(self._clock()):
+        """Ends the leases whose time is up. Time in which this server did not run is not charged to them."""
+        now = self._clock()
+        if stood_still := self._core.leases.looked(now):
+            self._log.warning(
+                "this server stood still; the leases are extended", seconds=round(stood_still, 1),
+                workers=len(self._core.leases.live),
+            )  # fmt: skip
+        for ended in self._core.expire(now):
             self.lease_ended(ended)
 
     def lease_ended(self, ended: Ended, told: Call | None = None) -> None:

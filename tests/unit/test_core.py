@@ -551,6 +551,7 @@ def test_steps_and_samples_are_counted_once_each() -> None:
 class DumbLease:
     worker: str
     expires: float
+    starting: bool = True  # no sign of life yet
     sequence: int = 0
     answer: tuple[int, int, int] | None = None  # version, base version, staleness
     base: int = 0
@@ -581,7 +582,10 @@ class Dumb:
         return next(iter(self.leases), None) if not self.initialized else None
 
     def expire(self, now: float) -> list[str]:
-        gone = [lease_id for lease_id, lease in self.leases.items() if lease.expires <= now and not lease.queued]
+        def due(lease_id: str, lease: DumbLease) -> float:
+            return lease.expires + (20 if lease.starting and lease_id != self.initializer() else 0)
+
+        gone = [lease_id for lease_id, lease in self.leases.items() if due(lease_id, lease) <= now and not lease.queued]
         for lease_id in gone:
             del self.leases[lease_id]
         return gone
@@ -591,7 +595,7 @@ class Dumb:
         lease = self.leases.get(lease_id)
         if lease is None:
             return LeaseEnded
-        lease.expires = now + 10
+        lease.expires, lease.starting = now + 10, False
         if not self.initialized:
             return NotInitialized
         if lease.queued and sequence == lease.queued[0]:
@@ -667,7 +671,7 @@ class Both:
     def renew(self, number: int) -> None:
         known = self.dumb.leases.get(f"lease-{number}")
         if known:
-            known.expires = self.now + 10
+            known.expires, known.starting = self.now + 10, False
         said = self.outcome(lambda: self.core.renew(f"lease-{number}", self.now).lease_id)
         assert said == (f"lease-{number}" if known else LeaseEnded)
 
@@ -678,7 +682,7 @@ class Both:
         if known is None:
             assert said is LeaseEnded
             return
-        known.expires = self.now + 10
+        known.expires, known.starting = self.now + 10, False
         if self.dumb.initializer() != lease_id:
             assert said is InvalidRequest
             return
@@ -694,7 +698,7 @@ class Both:
         if known is None:
             assert said is LeaseEnded
             return
-        known.expires = self.now + 10
+        known.expires, known.starting = self.now + 10, False
         if not self.dumb.initialized:
             mine = self.dumb.initializer() == lease_id
             assert said is (PullDecision.INITIALIZE if mine else PullDecision.WAIT)
@@ -809,5 +813,5 @@ def test_a_run_that_has_begun_waits_for_nobody() -> None:
 
 def test_waiting_keeps_the_lease() -> None:
     core, ann, _ = awaiting(3)
-    core.lease_shard(ann, 1000, 50.0)
-    assert [ended.worker for ended in core.expire(70.0)] == ["bob"]
+    core.lease_shard(ann, 1000, 170.0)
+    assert [ended.worker for ended in core.expire(190.0)] == ["bob"]

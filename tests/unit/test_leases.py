@@ -39,6 +39,35 @@ def test_renewing_gives_another_full_duration_from_now() -> None:
     assert leases.expired(17.0) == [lease]
 
 
+def test_time_in_which_the_server_did_not_look_is_not_charged_to_the_leases() -> None:
+    leases = table(10.0)
+    lease = opened(leases)
+    for now in (0.0, 4.0, 8.0):
+        assert leases.looked(now) == 0.0
+    assert leases.looked(1008.0) == 1000.0
+    assert leases.expired(1009.9) == []
+    assert leases.expired(1010.0) == [lease]
+
+
+def test_a_lease_that_was_renewed_before_the_server_looked_again_gets_no_more_than_its_duration() -> None:
+    leases = table(10.0)
+    lease = opened(leases)
+    leases.looked(0.0)
+    leases.renew("lease-1", 1000.0)
+    assert leases.looked(1000.0) == 1000.0
+    assert lease.expires_at == 1010.0
+
+
+def test_a_worker_that_starts_up_has_longer_until_its_first_sign_of_life_unless_others_wait_for_it() -> None:
+    leases = table(10.0)
+    lease = opened(leases)
+    lease.starting = True
+    assert leases.expired(29.9) == []
+    assert leases.expired(30.0) == leases.expired(10.0, urgent="lease-1") == [lease]
+    leases.renew("lease-1", 5.0)
+    assert leases.expired(15.0) == [lease]
+
+
 def test_a_lease_whose_commit_waits_for_its_turn_does_not_expire() -> None:
     leases = table()
     lease = opened(leases)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +16,13 @@ from gem_api.layout import Layout
 from gem_server.apply_loop import Timing
 from gem_server.core import Core
 from gem_server.facts import EndReason, Outcome
+from gem_server.leases import Lease
 from gem_server.metrics import MAX_TENSORS, Metrics
 from gem_server.progress import Evaluation, Progress
 from gem_server.transfer import Traffic
 from gem_worker.metrics import WorkerMetrics
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from unit.helpers import SMALL, commit, header, make_core, start
 
@@ -333,3 +337,29 @@ def test_promtool_has_nothing_to_say_about_the_exposition() -> None:
     text = generate_latest(after_everything().registry)
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_scrape_stands_workers_that_come_and_go_and_new_errors_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape runs beside the server: what it reads changes whenever Python code of its own runs in between."""
+    watch, numbers = after_everything(), itertools.count()
+    watch.progress.refused("ann", "SequenceGap")
+
+    def come_and_go() -> None:
+        number = next(numbers)
+        name = f"passer-by {number}"
+        watch.core.leave(watch.core.register(name, SMALL, 0.0).lease_id)
+        watch.core.register(name, SMALL, 0.0)
+        watch.progress.refused(name, f"Error{number}")
+
+    def disturbed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            come_and_go()
+            return original(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(Lease, "nbytes", property(disturbed(Lease.nbytes.fget)))
+    for family in (CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily):
+        monkeypatch.setattr(family, "add_metric", disturbed(family.add_metric))
+    assert watch.families() >= PROMISED
+    assert next(numbers) > len(PROMISED)

@@ -38,6 +38,7 @@ def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(rul
     lease = core.leases.get(ann)
     region, descriptor = create_region(P)
     os.close(descriptor)
+    core.memory.reserve_region()
     core.offer_region(ann, region)
     core.adopt_region(lease, region.nonce)
     planned = plan(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from itertools import count
 
 import pytest
+import structlog
+from click.testing import CliRunner
+from gem_api import logs
 from gem_api.errors import (
     GemError,
     IncompleteTransfer,
@@ -17,10 +21,14 @@ from gem_api.errors import (
     SequenceGap,
 )
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import training_pb2 as pb
+from gem_client import Admin, ctl
+from gem_client.picture import Picture, plain
+from gem_client.watch import Watch
 from gem_server.core import Core
 from gem_server.facts import EndReason
 from gem_server.norms import NormHistory
-from gem_server.quarantine import MOST_NAMES, Quarantine
+from gem_server.quarantine import MOST_NAMES, Quarantine, lift_command
 from gem_server.shards import Shard
 from unit.helpers import SMALL, bits, commit, header, start
 
@@ -163,3 +171,32 @@ def test_a_norm_beyond_the_bound_gets_no_ticket_and_changes_nothing() -> None:
     assert [bits(core.central.theta), *(bits(buffer) for buffer in lease.buffers.values())] == before
     assert (core.next_ticket, lease.queued, lease.sequence) == (ticket, None, 1)
     assert commit(core, ann, 2, 1.0).sequence == 2
+
+
+@pytest.mark.parametrize("name", ["ann", "two words", "$(reboot); 'x' \"y\"", "-h", "--server=evil:1", "# x"])
+def test_the_command_that_lets_a_worker_in_again_names_it_and_nothing_else(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lifted: list[str] = []
+    monkeypatch.setattr(Admin, "lift_quarantine", lambda admin, worker: lifted.append(worker))
+    program, *arguments = shlex.split(lift_command(name), comments=True)
+    assert (program, CliRunner().invoke(ctl.main, arguments).exit_code, lifted) == ("gem-ctl", 0, [name])
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a client chose: escape sequences, line breaks, characters that turn the direction of writing."""
+    evil = "x\x1b[2J\r\nworker registered\u202e"
+    worker = pb.WorkerStatus(name=evil)
+    status = pb.GetStatusResponse(run_id=evil, server_version=evil, workers=[worker], leases_ended={evil: 1})
+    watch = Watch(0.0)
+    watch.saw(status, 1.0)
+    pictures = [plain(Picture(watch, "here", "name").draw(200, None, 2.0), 200)]
+    watch.missed(InvalidRequest(evil))
+    pictures.append(plain(Picture(watch, "here", "name").draw(200, None, 2.0), 200))
+    before = structlog.get_config()
+    try:
+        logs.configure("text").bind(worker="\x1b[2J").warning("commit rejected", why=evil)
+    finally:
+        structlog.configure(**before)
+    for text in (ctl.as_text(status), *pictures, capsys.readouterr().err):
+        assert not [character for character in text if not (character.isprintable() or character == "\n")]
+        assert "\nworker registered" not in text
+        assert "\\x1b[2J" in text

@@ -85,6 +85,15 @@ def test_a_worker_that_vanishes_is_evicted_and_leaves_nothing_behind(live: Live,
     assert worker.commit()[0].version == 2
 
 
+def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanwhile(live: Live, wire: Wire) -> None:
+    worker = wire.started("worker")
+    live.clock.jump(10 * live.config.lease_seconds)
+    live.on_loop(live.server._servicer.expire_leases)
+    assert worker.commit()[0].version == 1
+    pass_time(live)  # its worker is silent now, though the server runs
+    assert dict(wire.status().leases_ended) == {"expired": 1}
+
+
 def test_an_upload_in_mid_body_does_not_outlive_its_lease(live: Live, wire: Wire, worker: Worker) -> None:
     ghost = wire.join("ghost")
     before, opening = received_bytes(live), [ghost.header(), chunk(0, bytes(8))]
@@ -102,7 +111,7 @@ def test_a_commit_that_waits_for_its_turn_keeps_its_lease(live: Live, wire: Wire
     with apply_thread_held(live) as release:
         stream = wire.stream("Commit", worker.header(), *worker.body())
         wait_until(lambda: live.on_loop(lambda: live.server._apply_loop.queue_length) == 1, "the commit to be queued")
-        live.clock.advance(100)
+        live.clock.advance(200)
         wait_until(lambda: live.on_loop(lambda: other.lease_id not in live.core.leases.live), "the idle lease to expire")
         release()
         assert worker.took(stream.answer(P))[0].version == 1

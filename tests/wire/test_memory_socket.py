@@ -33,7 +33,7 @@ pytestmark = linux_only
 P = SMALL.size
 THETA = 4 * P
 EACH = 3 * 4 * P  # the proxy's moment, the snapshot and the gradient that arrives in chunks
-REGION = 2 * 4 * P  # gradient and answer
+REGION = 3 * 4096  # a page each for the name, the gradient and the answer
 
 
 @pytest.fixture

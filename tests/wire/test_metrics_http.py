@@ -6,13 +6,16 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
+from gem_server import apply_loop
 from live import DEADLINE, Live, config, serving
 from prometheus_client.parser import text_string_to_metric_families
 from wire_client import SMALL, Wire, wired
@@ -149,6 +152,31 @@ def test_labels_have_few_values_however_many_workers_come_and_go(measured: Live)
             passer_by.commit()
             passer_by.leave()
         assert samples(scrape(measured)).keys() == before
+
+
+def test_a_worker_that_leaves_while_its_commit_is_applied_leaves_no_series_behind(
+    measured: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applying, release, rule = threading.Event(), threading.Event(), type(measured.core.rule)
+    apply = rule.apply
+
+    def held(*arguments: Any, **named: Any) -> Any:
+        applying.set()
+        assert release.wait(DEADLINE)
+        return apply(*arguments, **named)
+
+    monkeypatch.setattr(apply_loop, "INLINE_PARAMETERS", 0)  # so that it is applied in a thread
+    monkeypatch.setattr(rule, "apply", held)
+    with wired(measured) as wire:
+        worker, ghost = wire.started("worker"), wire.join("ghost")
+        ghost.pull()
+        stream = wire.stream("Commit", ghost.header(), *ghost.body())
+        assert applying.wait(DEADLINE)
+        ghost.leave()
+        release.set()
+        assert stream.refusal().reason == "left"
+        assert worker.commit()[0].version == 2  # the first was the ghost's
+        assert {labels for name, labels in samples(scrape(measured)) if name == "gem_worker_commits_total"} == {"worker"}
 
 
 def test_every_name_has_the_prefix_and_help(measured: Live) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 import traceback
@@ -158,7 +159,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         click.echo("\nstopping: the workers leave, the server writes a checkpoint ...")
         cluster.stop()
         follower.end_early("stopped")
-        click.echo(f"stopped. Go on with:  {_program()} --resume {folder.path}")
+        click.echo(f"stopped. Go on with:  {_program()} --resume {shlex.quote(str(folder.path))}")
         return EXIT_INTERRUPTED
     except WrongSettings as error:
         cluster.stop()
