@@ -14,7 +14,17 @@ from gem_api import __version__, logs
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.lifetime import end_with_launcher
 from gem_api.memory import tune_allocator
-from gem_api.options import DURABILITIES, SETTINGS, Number, given, hyperparameter_options, log_format_option, option
+from gem_api.options import (
+    DURABILITIES,
+    SETTINGS,
+    Number,
+    given,
+    hyperparameter_options,
+    log_format_option,
+    option,
+    until_stopped_option,
+    without_end,
+)
 
 from gem_server.config import ServerConfig, StartError
 from gem_server.host_memory import default_limit
@@ -165,6 +175,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     "numbers; 0: never. gem-ctl quarantine lets it in again.",
 )
 @hyperparameter_options()
+@until_stopped_option
 @log_format_option
 @click.version_option(__version__)
 @click.pass_context
@@ -174,13 +185,18 @@ def main(context: click.Context, /, **options: Any) -> None:
     Every option can also be set by the environment variable shown with it; a flag wins over the environment.
     SIGTERM or Ctrl-C finishes the queued commits, writes a checkpoint (with --checkpoint-dir) and exits with status 0.
     """
+    settings = Hyperparameters(**{name: options[name] for name in _NAMES})
+    user_gave = given(context) & set(_NAMES)
+    if options["until_stopped"]:
+        settings = without_end(settings, user_gave)
+        user_gave |= {"epochs", "steps"}
     tune_allocator()
     _allow_many_files()
     end_with_launcher()
     log = logs.configure(options["log_format"])
     config = ServerConfig(
-        settings=Hyperparameters(**{name: options[name] for name in _NAMES}),
-        given=frozenset(given(context) & set(_NAMES)),
+        settings=settings,
+        given=frozenset(user_gave),
         listen=options["listen"],
         metrics_listen=options["metrics_listen"],
         checkpoint_dir=options["checkpoint_dir"],
@@ -197,6 +213,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         memory_socket=_socket(options["memory_socket"]),
         max_norm_ratio=options["max_norm_ratio"],
         quarantine_after=options["quarantine_after"],
+        until_stopped=options["until_stopped"],
         tokens=options["tokens"],
         tls=_tls(options["tls_cert"], options["tls_key"], options["tls_client_ca"]),
     )
