@@ -87,6 +87,7 @@ _OPTIONS: tuple[tuple[str, Any, str], ...] = (
 until_stopped_option = click.option(
     "--until-stopped",
     is_flag=True,
+    default=False,
     show_envvar=True,
     help="Train until the server is stopped, with no limit of epochs or steps: for a training loop that decides by itself when it "
     "ends.",

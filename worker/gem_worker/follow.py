@@ -74,9 +74,12 @@ class Follower:
 
     def _poll(self) -> None:
         try:
-            self._status = self._admin.status()
+            status = self._admin.status()
         except GemError:
             return  # not up yet, or being started again: `tend` sees to that
+        if self._status is None and self._options.get("resume"):
+            self._folder.save_options(self._options)  # the server has accepted what this start changes
+        self._status = status
         self._scorer.offer(self._status.version)
 
     def _print_progress(self) -> None:
