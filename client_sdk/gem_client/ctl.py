@@ -379,8 +379,7 @@ def as_text(answer: pb.GetStatusResponse) -> str:
         f"median π    {text.optional(answer, 'pi_median', '.3f')}",
         f"loss        {text.optional(answer, 'training_loss', '.4f')}",
         f"evaluation  {text.evaluation(answer)}",
-        f"shards      epoch {shards.epoch + 1} of {shards.epochs or 'any'}: {shards.pending} pending, {shards.leased} leased, "
-        f"{shards.completed} completed",
+        f"shards      {text.epoch(shards)}: {shards.pending} pending, {shards.leased} leased, {shards.completed} completed",
         f"checkpoint  {text.checkpoint(answer)}",
         f"queue       {answer.queue_length}",
         f"leases      {len(answer.workers)} live; ended: {text.counts(answer.leases_ended) or 'none'}",

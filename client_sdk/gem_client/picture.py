@@ -190,7 +190,7 @@ def _settings(status: pb.GetStatusResponse) -> Text:
 def _progress(status: pb.GetStatusResponse, width: int) -> Text:
     """The epoch, and how far the run is where it has a last one."""
     shards = status.shards
-    epoch, samples = f"epoch {shards.epoch + 1} of {shards.epochs or 'any'}  ", f"  {shards.samples_completed} samples"
+    epoch, samples = f"{text.epoch(shards)}  ", f"  {shards.samples_completed} samples"
     if not shards.epochs:
         return _line(epoch, samples.lstrip())
     # The samples of an epoch are not in the status, but its shards are: those of the epochs up to this one are done, held or

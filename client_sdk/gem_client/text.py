@@ -32,6 +32,11 @@ def state(answer: pb.GetStatusResponse) -> str:
     return pb.RunState.Name(answer.state).removeprefix("RUN_STATE_").lower()
 
 
+def epoch(shards: pb.ShardStatus) -> str:
+    """The newest epoch, counted from 1, of how many."""
+    return f"epoch {shards.epoch + 1}" + (f" of {shards.epochs}" if shards.epochs else ", no limit")
+
+
 def memory(answer: pb.GetStatusResponse) -> str:
     limit = f" of {size(answer.memory_limit_bytes)}" if answer.memory_limit_bytes else ""
     return size(answer.memory_bytes) + limit

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from gem_api.v1 import training_pb2 as pb
 
 RULES = (
@@ -12,6 +14,13 @@ RULES = (
 SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
 SCHEDULES = ("constant", "step", "cosine")
+# Settings that a run keeps: the workers' buffers and the shard ledger depend on them.
+FIXED = ("rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed")
+# The largest value of each whole number: what its field of the message carries, and checkpoints, whose numbers have 63 bits.
+_LARGEST_OF_TYPE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 63) - 1}
+LARGEST = {
+    field.name: _LARGEST_OF_TYPE[field.type] for field in pb.Hyperparameters.DESCRIPTOR.fields if field.type in _LARGEST_OF_TYPE
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,8 @@ class Hyperparameters:
         snapshot: The snapshot convention (gem).
         batch_size: Samples per gradient.
         epochs: How often the training data is gone through; 0 for no limit but `steps`.
-        steps: Commits that each worker contributes at most; 0 for no limit but `epochs`.
+        steps: Commits that each worker contributes at most; 0 for no limit but `epochs`. With both 0 the run goes on until it is
+            stopped.
         shards: How an epoch's samples are shared out.
         shard_size: Samples per shard.
         seed: Of the shuffling and of the workers' own randomness.
@@ -63,6 +73,22 @@ class Hyperparameters:
     warmup_versions: int = 0
     decay_versions: int = 0
     decay_factor: float = 0.1
+
+    @property
+    def endless(self) -> bool:
+        """Whether nothing but the user ends the run."""
+        return not self.epochs and not self.steps
+
+    def require_carried(self) -> None:
+        """Raises ValueError if the contract cannot carry a value: workers could not be told of it."""
+        for name, most in LARGEST.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"--{name.replace('_', '-')} must lie in [0, {most}], not at {getattr(self, name)}")
+        for name in ("rule", "rule_options"):
+            try:
+                getattr(self, name).encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"--{name.replace('_', '-')} is not valid UTF-8: {getattr(self, name)!a}") from None
 
     def to_message(self) -> pb.Hyperparameters:
         fields = asdict(self)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Collection
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gem_api.addresses import server_address
-from gem_api.hyperparameters import RULES, SCHEDULES, SHARD_MODES, SNAPSHOTS, Hyperparameters
+from gem_api.hyperparameters import LARGEST, RULES, SCHEDULES, SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.logs import FORMATS
 from gem_api.secret_file import read_token
 
@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 # What --help shows options under: headings and options in this order.
 HEADINGS = {
     "Task": ("task", "data"),
-    "Run": ("epochs", "steps", "batch_size", "shards", "shard_size", "seed", "runs", "evaluate_every", "once", "parameters",
+    "Run": ("epochs", "steps", "until_stopped", "batch_size", "shards", "shard_size", "seed", "runs", "evaluate_every", "once", "parameters",
             "compute_seconds"),
     "Cluster": ("workers", "workers_per_process", "processes", "name", "first_worker", "min_workers", "lease_seconds"),
     "Network": ("server", "listen", "timeout", "give_up_after", "metrics_listen", "memory_socket", "shared_memory", "overlap",
@@ -105,8 +105,13 @@ class ServerAddress(click.ParamType[str]):
 
 _DEFAULTS = {field.name: field.default for field in fields(Hyperparameters)}
 _POSITIVE = Number(min=0, min_open=True)
-_COUNT = click.IntRange(min=0)
 _SHARE = Number(0, 1)
+
+
+def _count(name: str) -> click.IntRange:
+    """A whole number from 0 to the largest that the setting's message carries."""
+    return click.IntRange(0, LARGEST[name])
+
 
 _OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("rule", RuleName(), f"How commits are applied: {', '.join(RULES)}, or your own as module:Class."),
@@ -119,19 +124,37 @@ _OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("snapshot", click.Choice(SNAPSHOTS), "Which θ a worker's snapshot is (gem): the one after its own commit, "
      "as in the paper's Algorithm 1, or as in the authors' reference code."),
     ("batch_size", click.IntRange(1, 1_000_000), "Samples per gradient."),
-    ("epochs", _COUNT, "How often the training data is gone through; 0: no limit but --steps."),
-    ("steps", _COUNT, "Commits that each worker contributes at most; 0: no limit but --epochs."),
+    ("epochs", _count("epochs"), "How often the training data is gone through; 0: no limit but --steps."),
+    ("steps", _count("steps"), "Commits that each worker contributes at most; 0: no limit but --epochs."),
     ("shards", click.Choice(SHARD_MODES), "Whether the samples of an epoch are split over all workers, or each sees them all."),
     ("shard_size", click.IntRange(1, 100_000), "Samples handed out at a time."),
     ("local_steps", click.IntRange(1, 10_000), "λ: steps of SGD that a worker makes by itself for each commit."),
     ("local_momentum", Number(0, 1, max_open=True), "Nesterov momentum of those steps."),
     ("weight_decay", Number(0, 1), "Workers add so many times θ to each gradient."),
     ("schedule", click.Choice(SCHEDULES), "How the learning rate follows the version."),
-    ("warmup_versions", _COUNT, "Commits over which the learning rate rises to its value first."),
-    ("decay_versions", _COUNT, "Commits between two steps of the schedule, or of the whole cosine."),
+    ("warmup_versions", _count("warmup_versions"), "Commits over which the learning rate rises to its value first."),
+    ("decay_versions", _count("decay_versions"), "Commits between two steps of the schedule, or of the whole cosine."),
     ("decay_factor", _SHARE, "What a step multiplies the learning rate by, or where the cosine ends, as a share of it."),
-    ("seed", click.IntRange(0, 2**63 - 1), "Seed of the shuffling, the first value and the workers' own randomness."),
+    ("seed", _count("seed"), "Seed of the shuffling, the first value and the workers' own randomness."),
 )  # fmt: skip
+
+
+until_stopped_option = click.option(
+    "--until-stopped",
+    is_flag=True,
+    default=False,
+    show_envvar=True,
+    help="Train until the server is stopped, with no limit of epochs or steps: for a training loop that decides by itself when it "
+    "ends.",
+)
+
+
+def without_end(settings: Hyperparameters, user_gave: Collection[str]) -> Hyperparameters:
+    """The settings of --until-stopped. Raises click.UsageError if the user also set a limit."""
+    for name in ("epochs", "steps"):
+        if name in user_gave and (limit := getattr(settings, name)):
+            raise click.UsageError(f"--until-stopped contradicts --{name} {limit}: leave one of them out, or give --{name} 0")
+    return replace(settings, epochs=0, steps=0)
 
 
 def option(*names: str, **settings: Any) -> Callable[[Any], Any]:

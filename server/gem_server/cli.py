@@ -23,6 +23,8 @@ from gem_api.options import (
     hyperparameter_options,
     log_format_option,
     option,
+    until_stopped_option,
+    without_end,
 )
 
 from gem_server.config import ServerConfig, StartError
@@ -174,6 +176,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     "numbers; 0: never. gem-ctl quarantine lets it in again.",
 )
 @hyperparameter_options()
+@until_stopped_option
 @log_format_option
 @click.version_option(__version__)
 @click.pass_context
@@ -186,13 +189,18 @@ def main(context: click.Context, /, **options: Any) -> None:
     Exit status: 0 after SIGTERM, Ctrl-C or gem-ctl drain; 1 after an unexpected error; 2 if it can't start (wrong options, an
     address in use, no usable checkpoint), or can't write its log or its last checkpoint.
     """
+    settings = Hyperparameters(**{name: options[name] for name in _NAMES})
+    user_gave = given(context) & set(_NAMES)
+    if options["until_stopped"]:
+        settings = without_end(settings, user_gave)
+        user_gave |= {"epochs", "steps"}
     tune_allocator()
     _allow_many_files()
     end_with_launcher()
     log = logs.configure(options["log_format"])
     config = ServerConfig(
-        settings=Hyperparameters(**{name: options[name] for name in _NAMES}),
-        given=frozenset(given(context) & set(_NAMES)),
+        settings=settings,
+        given=frozenset(user_gave),
         listen=options["listen"],
         metrics_listen=options["metrics_listen"],
         checkpoint_dir=options["checkpoint_dir"],
@@ -209,6 +217,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         memory_socket=_socket(options["memory_socket"]),
         max_norm_ratio=options["max_norm_ratio"],
         quarantine_after=options["quarantine_after"],
+        until_stopped=options["until_stopped"],
         tokens=options["tokens"],
         tls=_tls(options["tls_cert"], options["tls_key"], options["tls_client_ca"]),
     )

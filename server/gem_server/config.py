@@ -36,5 +36,6 @@ class ServerConfig:
     memory_socket: str = ""  # address of the Unix socket that hands out shared memory; empty for none
     max_norm_ratio: float = 0.0  # 0 for no bound
     quarantine_after: int | None = None  # None: QUARANTINE_AFTER where there is a bound, else never; 0: never
+    until_stopped: bool = False  # whether a run without epochs and steps is what the user wants
     tokens: Path | None = None  # the file of bearer tokens; None to ask for none
     tls: TlsFiles | None = None  # None not to encrypt

@@ -19,7 +19,7 @@ from gem_api.errors import (
     SequenceGap,
     UnknownRegion,
 )
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.region import Region
 from gem_api.schedule import factor
@@ -48,8 +48,6 @@ MAX_SAMPLES = 1 << 32  # in one commit
 MAX_NAME = 128
 MAX_SHARDS = 1000  # held by one worker at once
 MAX_COUNTED_NAMES = 10_000  # whose steps are counted: a run that never ends meets new names without end
-# Settings that a run keeps: the workers' buffers and the shard ledger depend on them.
-FIXED = ("rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed")
 
 
 class Core:
@@ -88,6 +86,7 @@ class Core:
         self.settings = settings
         self._min_workers = min_workers
         self._begun = False
+        settings.require_carried()
         self.rule = rule_of(settings)
         _require_windows_fit(settings)
         self.central = CentralVariable()
@@ -109,6 +108,7 @@ class Core:
         """Goes on with other settings. Raises ValueError where one is changed that is `FIXED`, or where they mean nothing."""
         if changed := [name for name in FIXED if getattr(settings, name) != getattr(self.settings, name)]:
             raise ValueError(f"a run can't change its {', '.join(changed)}")
+        settings.require_carried()
         self.settings = settings
         self.rule = self.memory.rule = rule_of(settings)
         self.ledger.change(settings)

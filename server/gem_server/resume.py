@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.logs import Logger
 
 from gem_server import checkpoint
 from gem_server.config import ServerConfig, StartError
-from gem_server.core import FIXED, Core
+from gem_server.core import Core
 from gem_server.durability import recovery
 from gem_server.durability.journal import Journal
 from gem_server.durability.segment import DamagedLog
@@ -73,16 +73,25 @@ def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> 
         StartError: There is no usable checkpoint, or the log is damaged.
     """
     try:
-        return _resumed(config, clock, log) or Beginning(_new_core(secrets.token_hex(4), config.settings, config), 0, False)
+        if resumed := _resumed(config, clock, log):
+            return resumed
+        _require_end(config.settings, config)
+        return Beginning(_new_core(secrets.token_hex(4), config.settings, config), 0, False)
     except (ValueError, checkpoint.BadCheckpoint, DamagedLog) as error:
         raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(f"can't read the checkpoints: {error}") from error
 
 
+def _require_end(settings: Hyperparameters, config: ServerConfig) -> None:
+    """Raises ValueError for a run without a limit, unless that is what the user asked for."""
+    if settings.endless and not config.until_stopped:
+        raise ValueError(
+            "--epochs 0 without --steps would train for ever: give one of them, or --until-stopped if that is what you want"
+        )
+
+
 def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> Core:
-    if not settings.epochs and not settings.steps:
-        raise ValueError("--epochs 0 and --steps 0 together would train for ever: give one of them")
     return Core(
         run_id,
         settings,
@@ -133,6 +142,8 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> B
     if recovered.torn is not None:
         log.info("the log ends within a record that nobody was promised", segment=str(recovered.torn))
     settings = resumed_settings(kept, config.settings, config.given)
+    if not kept.endless:
+        _require_end(settings, config)
     core.change(settings)
     if changed := {name: f"{old} -> {vars(settings)[name]}" for name, old in vars(kept).items() if old != vars(settings)[name]}:
         log.warning("this start changes the run's settings", **changed)

@@ -276,8 +276,10 @@ def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: La
     assert launcher.members() == {}
 
 
-def test_ctrl_c_leaves_a_checkpoint_a_report_and_no_process_and_the_run_can_be_resumed(launch: Launch) -> None:
-    launcher = launch("--workers", "2", "--epochs", "25", background=True)  # which hears Ctrl-C all the same
+def test_ctrl_c_ends_a_run_without_limit_and_it_can_be_resumed_with_other_settings(launch: Launch) -> None:
+    """It leaves a checkpoint, a report and no process. What the resumed run was given holds from then on, on the server and in
+    run.json."""
+    launcher = launch("--workers", "2", "--until-stopped", background=True)  # which hears Ctrl-C all the same
     launcher.until_version(20)
     members = launcher.members()
     assert len(members) == 3
@@ -296,9 +298,12 @@ def test_ctrl_c_leaves_a_checkpoint_a_report_and_no_process_and_the_run_can_be_r
     assert (summary["outcome"], summary["commits"]) == ("stopped", before["version"])
     assert image.imread(run / "report.png")[..., :3].std() > 0.01
 
-    resumed = launch("--resume", str(run))
+    resumed = launch("--resume", str(run), "--epochs", "25", "--learning-rate", "0.04")
     assert resumed.wait() == 0, resumed.output
-    assert last_state(run)["run_id"] == before["run_id"]
+    state = last_state(run)
+    assert state["run_id"] == before["run_id"]
+    assert state["hyperparameters"]["learning_rate"] == read_json(run / "run.json")["learning_rate"] == 0.04
+    assert "learning_rate='0.05 -> 0.04'" in (run / "logs/server.log").read_text()
     assert_every_sample_accounted_for(run, epochs=25)
     assert read_json(run / "summary.json")["test_accuracy"] >= 0.9
 
@@ -472,9 +477,17 @@ def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert_refused(train("--resume", str(tmp_path)), str(tmp_path), "no folder of a run")
 
 
-def test_a_resumed_run_keeps_its_rule(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    assert_refused(train("--resume", str(tmp_path), "--rule", "downpour"), "--rule", "keeps its own settings")
+def test_a_resumed_run_says_what_it_keeps_and_why(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"rule": "gem", "task": "digits", "epochs": 3, "steps": 0}')
+    kept = ("--rule", "can't change", "shards dealt so far", "start a new run")
+    assert_refused(train("--resume", str(tmp_path), "--rule", "downpour", "--learning-rate", "0.01"), *kept)
+    assert_refused(train("--resume", str(tmp_path), "--task", "mnist"), "--task", "can't change")
+    assert_refused(train("--resume", str(tmp_path), "--epochs", "0"), "would train for ever", "--until-stopped")
+
+
+def test_a_run_until_stopped_has_no_limit(tmp_path: Path) -> None:
+    status, said = train("--until-stopped", "--epochs", "5", "--runs", str(tmp_path))
+    assert (status, "--until-stopped contradicts --epochs 5" in said) == (2, True)
 
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:

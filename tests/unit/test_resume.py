@@ -76,6 +76,21 @@ def test_what_is_the_runs_for_good_is_refused(saved: Path) -> None:
         resumed(saved, replace(KEPT, batch_size=8), {"batch_size"})
 
 
+def test_a_resumed_run_without_an_end_is_refused_as_a_new_one_is(saved: Path) -> None:
+    with pytest.raises(StartError, match="would train for ever"):
+        resumed(saved, replace(KEPT, epochs=0), {"epochs"})
+    assert resumed(saved, replace(KEPT, epochs=0, steps=5), {"epochs", "steps"}) == {"epochs": "1200 -> 0", "steps": "0 -> 5"}
+
+
+def test_a_run_goes_on_until_it_is_stopped_if_the_user_says_so(saved: Path) -> None:
+    endless = config(replace(KEPT, epochs=0), checkpoint_dir=saved, resume=True, until_stopped=True)
+    core = make_core(replace(endless, given=frozenset({"epochs", "steps"})), lambda: 0.0, CapturingLogger()).core
+    assert core.settings.endless
+    save_core(core, saved)
+    assert begun(saved, Hyperparameters(), set())[0].core.settings.endless, "what was asked for once holds for the run"
+    assert not begun(saved, replace(KEPT, epochs=3), {"epochs"})[0].core.settings.endless
+
+
 RULE = """
 from dataclasses import dataclass
 from gem_server.rules import ArrayRule

@@ -230,7 +230,7 @@ def test_the_bar_grows_with_the_shards_completed_of_all_epochs() -> None:
 
 
 def test_without_a_last_epoch_there_is_no_bar() -> None:
-    assert progress(epochs=0, epoch=6, completed=9, samples_completed=77) == "epoch 7 of any  77 samples"
+    assert progress(epochs=0, epoch=6, completed=9, samples_completed=77) == "epoch 7, no limit  77 samples"
 
 
 @pytest.mark.parametrize(

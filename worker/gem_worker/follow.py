@@ -82,6 +82,8 @@ class Follower:
             status = self._admin.status()
         except GemError:
             return  # not up yet, or being started again: `tend` sees to that
+        if self._status is None and self._options.get("resume"):
+            self._folder.save_options(self._options)  # the server has accepted what this start changes
         self._saw(status, time.monotonic())
         self._scorer.offer(status.version)
 

@@ -47,8 +47,12 @@ class RunFolder:
             taken += 1
         folder = cls(path)
         folder.logs.mkdir(parents=True)
-        folder.options.write_text(json.dumps(options, indent=2, default=str) + "\n")
+        folder.save_options(options)
         return folder
+
+    def save_options(self, options: dict[str, Any]) -> None:
+        """Keeps the run's options for a later --resume."""
+        self.options.write_text(json.dumps({**options, "resume": None}, indent=2, default=str) + "\n")
 
     def history(self) -> dict[str, npt.NDArray[np.float64]]:
         """The columns of commits.csv as float64, NaN where a field is empty; the workers' names are left out."""

@@ -17,9 +17,20 @@ import click
 from click.core import ParameterSource
 from gem_api import __version__
 from gem_api.extras import needs
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.lifetime import EXIT_INTERRUPTED, interruptible
-from gem_api.options import DURABILITIES, SETTINGS, Number, WithHeadings, flags, given, hyperparameter_options, option
+from gem_api.options import (
+    DURABILITIES,
+    SETTINGS,
+    Number,
+    WithHeadings,
+    flags,
+    given,
+    hyperparameter_options,
+    option,
+    until_stopped_option,
+    without_end,
+)
 from gem_client.local_runs import Announcement
 
 with needs("gem-train", "demo"):
@@ -43,10 +54,10 @@ from gem_worker.tracebacks import users_part
 _SETTINGS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
 _CHECKPOINT_SECONDS = 10
-# In a resumed run.
+# In a resumed run; of its settings, what the server does not keep.
 _MAY_CHANGE = {
-    "workers", "epochs", "steps", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype",
-    "theta_dtype", "processes",
+    "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
+    "processes", *(set(_SETTINGS) - set(FIXED)),
 }  # fmt: skip
 
 
@@ -76,6 +87,7 @@ class _RunToResume(click.Path):
 @data_option
 @exchange_options
 @hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"))
+@until_stopped_option
 @option(
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -86,7 +98,7 @@ class _RunToResume(click.Path):
     "--resume",
     envvar=["GEM_RESUME_RUN", "GEM_RESUME"],
     type=_RunToResume(exists=True, file_okay=False, path_type=Path),
-    help="Go on with the run in this folder, with its own settings.",
+    help="Go on with the run in this folder, with its own settings; those that you give change it, if they can be changed.",
 )
 @option("--evaluate-every", type=Number(0.1), default=2.0, help="Seconds between evaluations on held-out data, at least.")
 @option(
@@ -126,7 +138,11 @@ def main(context: click.Context, /, **options: Any) -> None:
     task or data that can't be loaded; 3 if training diverged; 130 after Ctrl-C or SIGTERM.
     """
     try:
-        options = _resumed(options, given(context)) if options["resume"] else _completed(options)
+        user_gave = given(context)
+        if options["until_stopped"]:
+            options |= vars(without_end(_settings(options), user_gave))
+            user_gave |= {"epochs", "steps"}
+        options = _resumed(options, user_gave) if options["resume"] else _completed(options)
         with _users_code():
             task = load_task(options["task"], options["data"] and Path(options["data"]))
         folder = _folder(options)
@@ -138,7 +154,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 
 def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool) -> int:
     torch.set_num_threads(1)
-    settings = Hyperparameters(**{name: options[name] for name in _SETTINGS})
+    settings = _settings(options)
     address = f"127.0.0.1:{free_port()}"
     metrics = f"127.0.0.1:{free_port()}"
     cluster = _cluster(folder, options, settings, address, metrics, resume)
@@ -201,28 +217,51 @@ def _program() -> str:
     return sys.argv[0] if sys.argv[0].endswith("gem-train") else "gem-train"
 
 
+def _settings(options: dict[str, Any]) -> Hyperparameters:
+    return Hyperparameters(**{name: options[name] for name in _SETTINGS})
+
+
 def _completed(options: dict[str, Any]) -> dict[str, Any]:
     """The options with the epochs that were left open. Raises ClusterError."""
     epochs = options["epochs"]
     if epochs is None:
         epochs = 0 if options["steps"] else _EPOCHS.get(options["task"], 1)
-    if not epochs and not options["steps"]:
-        raise ClusterError("--epochs 0 without --steps would train for ever: give one of them")
-    return {**options, "epochs": epochs}
+    return _with_an_end({**options, "epochs": epochs})
+
+
+def _with_an_end(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, unless the run would never end and the user did not ask for that: ClusterError then."""
+    if not options["epochs"] and not options["steps"] and not options["until_stopped"]:
+        raise ClusterError(
+            "--epochs 0 without --steps would train for ever: give one of them, or --until-stopped if that is what you want"
+        )
+    return options
 
 
 def _resumed(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
-    """The options of the run to resume, with the few that may change. Raises ClusterError."""
+    """The options of the run to resume, with those that the user changes. Raises ClusterError."""
     path = options["resume"]
     try:
         kept = json.loads(RunFolder(path).options.read_text())
     except (OSError, ValueError) as error:
         raise ClusterError(f"{path} is no folder of a run that can be resumed: {error}") from error
-    refused = sorted(user_gave - _MAY_CHANGE - {"resume", "runs"})
-    if refused:
-        flags_ = ", ".join("--" + name.replace("_", "-") for name in refused)
-        raise ClusterError(f"a resumed run keeps its own settings: leave out {flags_}")
-    return {**options, **kept, **{name: options[name] for name in user_gave & _MAY_CHANGE}, "resume": path}
+    changes = {name: options[name] for name in user_gave - {"resume", "runs", "until_stopped"}}
+    _require_changeable({name for name, value in changes.items() if name not in kept or str(value) != str(kept[name])})
+    resumed = {**options, **kept, **changes, "resume": path}
+    if {"epochs", "steps"} & changes.keys():
+        return _with_an_end({**resumed, "until_stopped": options["until_stopped"]})
+    return resumed
+
+
+def _require_changeable(changed: set[str]) -> None:
+    """Raises ClusterError, with the reason, for options that a run keeps for good."""
+    for names, why in (
+        (changed & set(FIXED), "what the server holds for the workers, and the shards dealt so far, depend on them"),
+        (changed - _MAY_CHANGE - set(FIXED), "its results are of the task, data and step time that it began with"),
+    ):
+        if names:
+            flags_ = ", ".join("--" + name.replace("_", "-") for name in sorted(names))
+            raise ClusterError(f"a resumed run can't change {flags_}: {why}; leave them out, or start a new run")
 
 
 def _folder(options: dict[str, Any]) -> RunFolder:
@@ -250,6 +289,7 @@ def _cluster(
             f"--durability={options['durability']}",
             f"--lease-seconds={options['lease_seconds']}",
             *flags(settings),
+            *(["--until-stopped"] if settings.endless else []),
         ),
         folder.logs / "server.log",
     )
