@@ -324,9 +324,12 @@ def test_of_several_local_runs_none_is_asked_and_all_are_listed(tmp_path: Path) 
 
 
 def test_a_file_that_leads_to_another_machine_is_not_followed(tmp_path: Path) -> None:
-    announcement = Announcement(tmp_path, "elsewhere:50051")
-    assert find_runs(tmp_path.parent).get(tmp_path) is None
-    announcement.close()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    here, there = Announcement(tmp_path / "here", "127.0.0.1:50052"), Announcement(tmp_path / "there", "elsewhere:50051")
+    assert find_runs(tmp_path) == {tmp_path / "here": "127.0.0.1:50052"}
+    here.close()
+    there.close()
 
 
 def test_without_a_local_run_the_default_port_is_asked(tmp_path: Path) -> None:
