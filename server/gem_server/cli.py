@@ -11,10 +11,19 @@ from typing import Any
 
 import click
 from gem_api import __version__, logs
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import SHARD_SIZE, Hyperparameters
 from gem_api.lifetime import end_with_launcher
 from gem_api.memory import tune_allocator
-from gem_api.options import DURABILITIES, SETTINGS, Number, given, hyperparameter_options, log_format_option, option
+from gem_api.options import (
+    DERIVED_SHARD_SIZE,
+    DURABILITIES,
+    SETTINGS,
+    Number,
+    given,
+    hyperparameter_options,
+    log_format_option,
+    option,
+)
 
 from gem_server.config import ServerConfig, StartError
 from gem_server.host_memory import default_limit
@@ -164,7 +173,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     help="Put a worker out of the run, and keep it out, once so many of its gradients in a row were refused as too large or no "
     "numbers; 0: never. gem-ctl quarantine lets it in again.",
 )
-@hyperparameter_options()
+@hyperparameter_options(shard_size=(SHARD_SIZE, DERIVED_SHARD_SIZE))
 @log_format_option
 @click.version_option(__version__)
 @click.pass_context

@@ -12,8 +12,8 @@ from typing import Any
 import click
 import torch
 from gem_api import __version__
-from gem_api.hyperparameters import Hyperparameters
-from gem_api.options import DURABILITIES, SETTINGS, Number, flags, given, hyperparameter_options, option
+from gem_api.hyperparameters import Hyperparameters, default_shard_size
+from gem_api.options import DERIVED_SHARD_SIZE, DURABILITIES, SETTINGS, Number, flags, given, hyperparameter_options, option
 
 from gem_worker.cluster import WORKER_NICENESS, Cluster, ClusterError, Member, free_port, python, spread
 from gem_worker.command import data_option, exchange_flags, exchange_options, ignore_signals, step_seconds_option, task_option
@@ -43,7 +43,7 @@ _MAY_CHANGE = {
 @task_option
 @data_option
 @exchange_options
-@hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"))
+@hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"), shard_size=(None, DERIVED_SHARD_SIZE))
 @option(
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -103,7 +103,8 @@ def main(context: click.Context, /, **options: Any) -> None:
 def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool) -> int:
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    settings = Hyperparameters(**{name: options[name] for name in _SETTINGS})
+    shard_size = options["shard_size"] or default_shard_size(options["batch_size"])
+    settings = Hyperparameters(**{name: options[name] for name in _SETTINGS} | {"shard_size": shard_size})
     address = f"127.0.0.1:{free_port()}"
     metrics = f"127.0.0.1:{free_port()}"
     cluster = _cluster(folder, options, settings, address, metrics, resume)
