@@ -278,6 +278,16 @@ def test_a_batch_that_got_no_commit_is_trained_on_before_the_run_is_complete(
         assert ledger(live)["samples_completed"] == SAMPLES
 
 
+def test_a_loop_that_reads_ahead_reports_its_shards_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards_module, "MAX_UNREPORTED", 2)
+    with serving(config(settings(epochs=3))) as live, joined(live, "a") as session:
+        leased: list[int] = []
+        watch = lambda number: leased.append(ledger(live)["leased"])  # noqa: E731
+        seen = run_to_its_end(lambda: train_to_the_end(session, LOOPS["read ahead"], watch))
+        assert seen == Counter(dict.fromkeys(range(SAMPLES), 3))
+        assert max(leased) < 9  # all that there are
+
+
 @each_loop
 def test_a_batch_that_is_skipped_is_left_out_and_the_run_comes_to_its_end_in_one_pass(loop: Any) -> None:
     with serving(config(settings())) as live, joined(live, "a") as session:
