@@ -21,6 +21,7 @@ _LARGEST_OF_TYPE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.
 LARGEST = {
     field.name: _LARGEST_OF_TYPE[field.type] for field in pb.Hyperparameters.DESCRIPTOR.fields if field.type in _LARGEST_OF_TYPE
 }
+SHARD_SIZE = 256  # unless batches do not fit
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Hyperparameters:
         steps: Commits that each worker contributes at most; 0 for no limit but `epochs`. With both 0 the run goes on until it is
             stopped.
         shards: How an epoch's samples are shared out.
-        shard_size: Samples per shard.
+        shard_size: Samples per shard; a batch has no more.
         seed: Of the shuffling and of the workers' own randomness.
         rule_options: The rule's own settings, "name=value", separated by blanks.
         local_steps: λ, steps of SGD that a worker makes by itself for each commit.
@@ -63,7 +64,7 @@ class Hyperparameters:
     epochs: int = 1
     steps: int = 0
     shards: str = "partition"
-    shard_size: int = 256
+    shard_size: int = SHARD_SIZE
     seed: int = 0
     rule_options: str = ""
     local_steps: int = 1
@@ -102,3 +103,8 @@ class Hyperparameters:
         fields["snapshot"] = pb.SnapshotConvention.Name(message.snapshot).removeprefix("SNAPSHOT_CONVENTION_").lower()
         fields["shards"] = pb.ShardMode.Name(message.shards).removeprefix("SHARD_MODE_").lower()
         return cls(**fields)
+
+
+def default_shard_size(batch_size: int) -> int:
+    """Samples per shard if nobody says how many: whole batches, for a batch never straddles two shards."""
+    return -(-SHARD_SIZE // batch_size) * batch_size

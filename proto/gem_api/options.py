@@ -104,6 +104,7 @@ class ServerAddress(click.ParamType[str]):
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Hyperparameters)}
+DERIVED_SHARD_SIZE = "256, or the next multiple of --batch-size"
 _POSITIVE = Number(min=0, min_open=True)
 _SHARE = Number(0, 1)
 
@@ -127,7 +128,7 @@ _OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("epochs", _count("epochs"), "How often the training data is gone through; 0: no limit but --steps."),
     ("steps", _count("steps"), "Commits that each worker contributes at most; 0: no limit but --epochs."),
     ("shards", click.Choice(SHARD_MODES), "Whether the samples of an epoch are split over all workers, or each sees them all."),
-    ("shard_size", click.IntRange(1, 100_000), "Samples handed out at a time."),
+    ("shard_size", click.IntRange(1, 1_000_000), "Samples handed out at a time, at least a batch."),
     ("local_steps", click.IntRange(1, 10_000), "λ: steps of SGD that a worker makes by itself for each commit."),
     ("local_momentum", Number(0, 1, max_open=True), "Nesterov momentum of those steps."),
     ("weight_decay", Number(0, 1), "Workers add so many times θ to each gradient."),

@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 from gem_api import __version__, logs
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import SHARD_SIZE, Hyperparameters
 from gem_api.lifetime import end_with_launcher
 from gem_api.memory import tune_allocator
 from gem_api.options import (
+    DERIVED_SHARD_SIZE,
     DURABILITIES,
     SETTINGS,
     Number,
@@ -175,7 +176,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     help="Put a worker out of the run, and keep it out, once so many of its gradients in a row were refused as too large or no "
     "numbers; 0: never. gem-ctl quarantine lets it in again.",
 )
-@hyperparameter_options()
+@hyperparameter_options(shard_size=(SHARD_SIZE, DERIVED_SHARD_SIZE))
 @until_stopped_option
 @log_format_option
 @click.version_option(__version__)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gem_api.hyperparameters import FIXED, Hyperparameters
+from gem_api.hyperparameters import FIXED, SHARD_SIZE, Hyperparameters, default_shard_size
 from gem_api.logs import Logger
 
 from gem_server import checkpoint
@@ -76,7 +76,7 @@ def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> 
         if resumed := _resumed(config, clock, log):
             return resumed
         _require_end(config.settings, config)
-        return Beginning(_new_core(secrets.token_hex(4), config.settings, config), 0, False)
+        return Beginning(_new_core(secrets.token_hex(4), _new_settings(config, log), config), 0, False)
     except (ValueError, checkpoint.BadCheckpoint, DamagedLog) as error:
         raise StartError(str(error)) from error
     except OSError as error:
@@ -89,6 +89,21 @@ def _require_end(settings: Hyperparameters, config: ServerConfig) -> None:
         raise ValueError(
             "--epochs 0 without --steps would train for ever: give one of them, or --until-stopped if that is what you want"
         )
+
+
+def _new_settings(config: ServerConfig, log: Logger) -> Hyperparameters:
+    """The settings of a new run, with shards that hold a batch at least. Raises ValueError if the user wants smaller ones."""
+    settings = config.settings
+    if settings.shard_size == SHARD_SIZE and "shard_size" not in config.given:
+        settings = replace(settings, shard_size=default_shard_size(settings.batch_size))
+        if settings.shard_size != SHARD_SIZE:
+            log.info("shards hold whole batches", shard_size=settings.shard_size, batch_size=settings.batch_size)
+    if settings.shard_size < settings.batch_size:
+        raise ValueError(
+            f"--shard-size {settings.shard_size} would cut batches of --batch-size {settings.batch_size} short: "
+            "raise the shard size to the batch size at least, or leave it out"
+        )
+    return settings
 
 
 def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> Core:

@@ -128,6 +128,11 @@ def test_the_batch_size_may_be_the_workers_own() -> None:
     assert sizes == [7, 3, 7, 3, 3]
 
 
+def test_large_batches_are_not_cut_short_by_the_default_shard_size() -> None:
+    with serving(config(Hyperparameters(batch_size=512))) as live, joined(live, "a") as session:
+        assert [len(batch) for batch in train_each(session, session.shards(2048))] == [512] * 4
+
+
 def test_the_loader_ends_when_the_workers_steps_are_done() -> None:
     with serving(config(settings(steps=5, epochs=0))) as live:
         with joined(live, "a") as session:
@@ -273,6 +278,16 @@ def test_a_batch_that_got_no_commit_is_trained_on_before_the_run_is_complete(
         assert ledger(live)["samples_completed"] == SAMPLES
 
 
+def test_a_loop_that_reads_ahead_reports_its_shards_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards_module, "MAX_UNREPORTED", 2)
+    with serving(config(settings(epochs=3))) as live, joined(live, "a") as session:
+        leased: list[int] = []
+        watch = lambda number: leased.append(ledger(live)["leased"])  # noqa: E731
+        seen = run_to_its_end(lambda: train_to_the_end(session, LOOPS["read ahead"], watch))
+        assert seen == Counter(dict.fromkeys(range(SAMPLES), 3))
+        assert max(leased) < 9  # all that there are
+
+
 @each_loop
 def test_a_batch_that_is_skipped_is_left_out_and_the_run_comes_to_its_end_in_one_pass(loop: Any) -> None:
     with serving(config(settings())) as live, joined(live, "a") as session:
@@ -329,21 +344,6 @@ def test_a_commit_of_which_nobody_knows_whether_it_arrived_is_made_again(monkeyp
 
         run_to_its_end(train)
         assert set(seen) == set(range(SAMPLES))
-        assert ledger(live)["samples_completed"] == SAMPLES
-
-
-def test_overlapping_commits_need_no_finish_to_come_to_the_end() -> None:
-    def train(session: Session) -> int:
-        optimizer = Optimizer([("w", nn.Parameter(torch.zeros(3)))], session, overlap=True)
-        sampler, passes = ShardSampler(session, Numbers(SAMPLES)), 0
-        while not sampler.complete:
-            passes += 1
-            for _ in sampler.loader():
-                optimizer.step()
-        return passes
-
-    with serving(config(settings())) as live, connect(live.address) as session:
-        assert run_to_its_end(lambda: train(session)) <= 2
         assert ledger(live)["samples_completed"] == SAMPLES
 
 

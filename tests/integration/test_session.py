@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -173,7 +175,9 @@ def test_a_reader_of_an_empty_server_is_told_that_there_is_no_value_yet(live: Li
 
 
 def test_the_runs_settings_come_from_the_server() -> None:
-    settings = Hyperparameters(rule="adaptive", learning_rate=0.125, batch_size=7, epochs=3, shards="replicate", seed=11)
+    settings = Hyperparameters(
+        rule="adaptive", learning_rate=0.125, batch_size=7, shard_size=9, epochs=3, shards="replicate", seed=11
+    )
     with serving(config(settings)) as live, connect(live.address) as session:
         session.join(model())
         assert session.hyperparameters == settings
@@ -588,3 +592,33 @@ def test_first_value_is_in_the_order_of_the_joining_models_names(live: Live) -> 
     with connect(live.address) as session:
         np.testing.assert_array_equal(session.join(first), [1, 2, 3])
         np.testing.assert_array_equal(session.layout.split(session.theta)["a"], [3])
+
+
+LEFT_OPEN = """
+import sys, gem_client, numpy
+session = gem_client.connect(sys.argv[1], shared_memory=False)
+session.join({"w": numpy.ones(3, numpy.float32)}, overlap=True)
+print("joined", flush=True)
+sys.stdin.readline()
+session.begin_commit(numpy.ones(3, numpy.float32))
+print("the end", flush=True)
+"""
+
+
+def test_a_session_that_nobody_closed_does_not_keep_its_process_alive() -> None:
+    """The server has gone, and the commit under way is tried again for 300 seconds."""
+    with serving() as live:
+        command = [sys.executable, "-c", LEFT_OPEN, live.address]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                assert process.stdout.readline() == "joined\n"
+                live.stop()
+                process.stdin.write("go on\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == "the end\n"
+                assert process.wait(DEADLINE) == 0
+            finally:
+                process.kill()

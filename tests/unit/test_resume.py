@@ -156,3 +156,18 @@ def test_windows_of_more_shards_than_a_worker_may_hold_are_refused_at_start() ->
     new_core(fits)
     with pytest.raises(ValueError, match="raise --shard-size, or take fewer local steps"):
         new_core(replace(fits, local_steps=1998))
+
+
+@pytest.mark.parametrize(("batch_size", "shard_size"), [(64, 256), (100, 300), (512, 512)])
+def test_a_new_runs_shards_hold_whole_batches_and_a_resumed_run_keeps_its_own(
+    batch_size: int, shard_size: int, saved: Path
+) -> None:
+    asked = Hyperparameters(batch_size=batch_size)
+    assert make_core(config(asked), lambda: 0.0, CapturingLogger()).core.settings.shard_size == shard_size
+    assert begun(saved, asked, set())[0].core.settings == KEPT
+
+
+def test_shards_smaller_than_a_batch_are_refused() -> None:
+    asked = replace(config(Hyperparameters(batch_size=512)), given=frozenset({"shard_size"}))
+    with pytest.raises(StartError, match="--shard-size 256 would cut batches of --batch-size 512 short"):
+        make_core(asked, lambda: 0.0, CapturingLogger())

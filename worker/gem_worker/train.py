@@ -17,9 +17,10 @@ import click
 from click.core import ParameterSource
 from gem_api import __version__
 from gem_api.extras import needs
-from gem_api.hyperparameters import FIXED, Hyperparameters
+from gem_api.hyperparameters import FIXED, Hyperparameters, default_shard_size
 from gem_api.lifetime import EXIT_INTERRUPTED, interruptible
 from gem_api.options import (
+    DERIVED_SHARD_SIZE,
     DURABILITIES,
     SETTINGS,
     Number,
@@ -86,7 +87,7 @@ class _RunToResume(click.Path):
 @task_option
 @data_option
 @exchange_options
-@hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"))
+@hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"), shard_size=(None, DERIVED_SHARD_SIZE))
 @until_stopped_option
 @option(
     "--runs",
@@ -218,7 +219,8 @@ def _program() -> str:
 
 
 def _settings(options: dict[str, Any]) -> Hyperparameters:
-    return Hyperparameters(**{name: options[name] for name in _SETTINGS})
+    shard_size = options["shard_size"] or default_shard_size(options["batch_size"])
+    return Hyperparameters(**{name: options[name] for name in _SETTINGS} | {"shard_size": shard_size})
 
 
 def _completed(options: dict[str, Any]) -> dict[str, Any]:
