@@ -69,7 +69,10 @@ class Follower:
 
     def end_early(self, outcome: str) -> None:
         """Writes the results of a run that was "stopped", or "failed", if it has any; the cluster has been stopped."""
-        history = self._folder.history() if self._folder.commits.exists() else {}
+        try:
+            history = self._folder.history()
+        except (OSError, ValueError):
+            return  # there is none yet, or a server that was killed has left half a line
         if history and history["version"].size:
             self._save_results(outcome, history, self._scorer.last, time.monotonic() - self._began)
 

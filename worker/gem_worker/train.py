@@ -92,7 +92,8 @@ def main(context: click.Context, /, **options: Any) -> None:
     """Trains a task with an asynchronous cluster on this machine: one server process, several workers.
 
     Shows live progress and leaves runs/<id>/ with summary.json, report.png and model.safetensors. Processes that die
-    are started again. Ctrl-C stops everything, leaves a checkpoint, and says how to resume.
+    are started again; a bug that all workers hit before their first commit ends the run and is shown. Ctrl-C stops everything,
+    leaves a checkpoint, summary.json and report.png, and says how to resume.
 
     Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch), made
     with the --data folder as its only argument; README.md shows one.
@@ -105,7 +106,8 @@ def main(context: click.Context, /, **options: Any) -> None:
       gem-train --rule downpour --workers 30 ...           what happens without GEM
       gem-train --task my_module:MyTask                    your own model and data
 
-    Exit status: 0 when the run is complete, 3 if it diverged, 130 after Ctrl-C.
+    Exit status: 0 when the run is complete, 1 if it failed, 2 if it could not start as asked (no folder is left), 3 if it
+    diverged, 130 after Ctrl-C or SIGTERM.
     """
     try:
         options = _resumed(options, given(context)) if options["resume"] else _completed(options)
