@@ -84,6 +84,7 @@ class Follower:
         try:
             status = self._admin.status()
         except GemError:
+            self._rate = Rate()
             return  # not up yet, or being started again: `tend` sees to that
         self._saw(status, time.monotonic())
         self._scorer.offer(status.version)
