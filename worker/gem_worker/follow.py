@@ -69,7 +69,10 @@ class Follower:
 
     def end_early(self, outcome: str) -> None:
         """Writes the results of a run that was "stopped", or "failed", if it has any; the cluster has been stopped."""
-        history = self._folder.history() if self._folder.commits.exists() else {}
+        try:
+            history = self._folder.history()
+        except (OSError, ValueError):
+            return  # there is none yet, or a server that was killed has left half a line
         if history and history["version"].size:
             self._save_results(outcome, history, self._scorer.last, time.monotonic() - self._began)
 
@@ -81,6 +84,7 @@ class Follower:
         try:
             status = self._admin.status()
         except GemError:
+            self._rate = Rate()
             return  # not up yet, or being started again: `tend` sees to that
         if self._status is None and self._options.get("resume"):
             self._folder.save_options(self._options)  # the server has accepted what this start changes

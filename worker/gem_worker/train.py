@@ -122,7 +122,8 @@ def main(context: click.Context, /, **options: Any) -> None:
     """Trains a task with an asynchronous cluster on this machine: one server process, several workers.
 
     Shows live progress and leaves runs/<id>/ with summary.json, report.png and model.safetensors. Processes that die
-    are started again. Ctrl-C stops everything, leaves a checkpoint, and says how to resume.
+    are started again; a bug that all workers hit before their first commit ends the run and is shown. Ctrl-C stops everything,
+    leaves a checkpoint, summary.json and report.png, and says how to resume.
 
     Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch), made
     with the --data folder as its only argument; README.md shows one.
@@ -135,8 +136,8 @@ def main(context: click.Context, /, **options: Any) -> None:
       gem-train --rule downpour --workers 30 ...  what happens without GEM
       gem-train --task my_module:MyTask           your own model and data
 
-    Exit status: 0 if the run is complete; 1 if it can't go on, because a process dies again and again; 2 for wrong use, or a
-    task or data that can't be loaded; 3 if training diverged; 130 after Ctrl-C or SIGTERM.
+    Exit status: 0 if the run is complete; 1 if it can't go on, because a process dies again and again; 2 if it can't start as
+    asked (no folder is left); 3 if training diverged; 130 after Ctrl-C or SIGTERM.
     """
     try:
         user_gave = given(context)
