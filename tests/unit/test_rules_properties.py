@@ -45,7 +45,7 @@ class Run:
         run.shared = Shared({name: np.zeros(theta.size, np.float32) for name in rule.shared}, dict(rule.numbers))
         for _ in range(workers):
             buffers = {name: np.zeros(theta.size, np.float32) for name in rule.buffers}
-            rule.pull(run.theta, buffers)
+            rule.first_pull(run.theta, buffers)
             run.workers.append(buffers)
         return run
 

@@ -184,6 +184,10 @@ class UpdateRule(ABC):
         for name in {"snapshot", "answer"} & buffers.keys():
             np.copyto(buffers[name], theta)
 
+    def first_pull(self, theta: Vector, buffers: Buffers) -> None:
+        """The same, before the worker's first commit under its lease."""
+        self.pull(theta, buffers)
+
     @abstractmethod
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> PiFacts | None:
         """Applies one commit in place.

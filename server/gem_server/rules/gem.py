@@ -31,7 +31,7 @@ class Gem(UpdateRule):
         after      s = θ_{t+1}, where the worker's next gradient is computed (Eq. 16 as written)
         paper      s = θ_t, and the next gradient is computed there (Algorithm 1)
         reference  s = θ_t, but the next gradient is computed at θ_{t+1}, and |Δ + ε| divides (the authors' code, which has
-                   ε = 1e-12); the first s is zero, as theirs is before their first pull
+                   ε = 1e-12); the first s is the θ that the worker pulls before its first commit
     """
 
     learning_rate: float = 0.05
@@ -41,7 +41,7 @@ class Gem(UpdateRule):
     pi_max: float = 5.0
     snapshot: str = "after"
     proxy: str = "momentum"
-    proxy_rate: float = 0.001
+    proxy_rate: float = 0.0
     name: ClassVar[str] = "gem"
 
     def __post_init__(self) -> None:
@@ -52,7 +52,8 @@ class Gem(UpdateRule):
         require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")
         require(self.snapshot in SNAPSHOTS, f"the snapshot convention is one of {', '.join(SNAPSHOTS)}, not {self.snapshot!r}")
         require(self.proxy in PROXIES, f"the proxy is one of {', '.join(PROXIES)}, not {self.proxy!r}")
-        require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must lie in [1e-30, 1000], not at {self.proxy_rate}")
+        if self.proxy_rate:
+            require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must be 0 or lie in [1e-30, 1000], not at {self.proxy_rate}")
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -106,8 +107,11 @@ class Gem(UpdateRule):
         return np.array((eta, *displacement[1:], self.kappa, *epsilons, self.pi_max, self.largest), np.float32)
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:
-        # By reference a pull leaves s alone: it starts at zero and changes only with the worker's own commits.
+        # By reference s changes only with the worker's own commits, once it has made one.
         super().pull(theta, {"answer": buffers["answer"]} if self._by_reference else buffers)
+
+    def first_pull(self, theta: Vector, buffers: Buffers) -> None:
+        super().pull(theta, buffers)
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> PiFacts:
         eta = self.learning_rate * turn.factor
