@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -96,7 +97,7 @@ class Hyperparameters:
 
     def with_defaults(self, given: Collection[str]) -> Hyperparameters:
         """The settings of a new run, of which the user gave those named: the others' defaults depend on these, for gem."""
-        defaults: dict[str, float] = {}
+        defaults: dict[str, Any] = {}
         if self.rule == "gem" and self.snapshot == "reference":
             defaults |= REFERENCE_DEFAULTS
         if self.rule == "gem" and "proxy=adam" in self.rule_options.split():

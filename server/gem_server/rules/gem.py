@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import NO_ANSWER, Buffers, PiFacts, Turn, UpdateRule, require, require_rate
+from gem_server.rules.base import MOST_MOVE, NO_ANSWER, Buffers, PiFacts, Turn, UpdateRule, require, require_rate
 from gem_server.rules.bins import bin_edges
 from gem_server.rules.fused import BINS, gem_part, join_parts
 from gem_server.rules.proxies import PROXIES, Displacement, Momentum, Proxy
@@ -90,7 +90,8 @@ class Gem(UpdateRule):
 
     @cached_property
     def largest(self) -> np.float32:
-        plain = super().largest
+        bounded = np.float32(MOST_MOVE / (self.learning_rate * self.pi_max))  # π_max·|Δ| must not exceed MOST_MOVE
+        plain = min(super().largest, bounded)
         return plain if self.reads_once else min(plain, np.float32(1e12))  # other proxies square it
 
     @cached_property
