@@ -21,7 +21,7 @@ FIXED = ("rule", "rule_options", "snapshot", "local_steps", "batch_size", "shard
 # The largest value of each whole number: what its field of the message carries, and checkpoints, whose numbers have 63 bits.
 REFERENCE_DEFAULTS = {"epsilon": 1e-12}  # the authors' code
 # A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
-ADAM_DEFAULTS = {"learning_rate": 0.001, "pi_max": 1e6}
+ADAM_DEFAULTS = {"learning_rate": 0.003, "pi_max": 1e6}
 _LARGEST_OF_TYPE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 63) - 1}
 LARGEST = {
     field.name: _LARGEST_OF_TYPE[field.type] for field in pb.Hyperparameters.DESCRIPTOR.fields if field.type in _LARGEST_OF_TYPE

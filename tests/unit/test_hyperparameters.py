@@ -62,7 +62,7 @@ def test_the_command_refuses_it_with_the_range(flags: list[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"rule_options": "proxy=adam"}, {"pi_max": 1e6, "learning_rate": 0.001, "epsilon": 1e-16}),
+        ({"rule_options": "proxy=adam"}, {"pi_max": 1e6, "learning_rate": 0.003, "epsilon": 1e-16}),
         ({"rule_options": "proxy=adam", "pi_max": 5.0, "learning_rate": 0.05}, {"pi_max": 5.0, "learning_rate": 0.05}),
         ({"snapshot": "reference"}, {"pi_max": 5.0, "epsilon": 1e-12}),
         ({"snapshot": "reference", "epsilon": 1e-16}, {"epsilon": 1e-16}),
