@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -17,6 +19,9 @@ SCHEDULES = ("constant", "step", "cosine")
 # Settings that a run keeps: the workers' buffers and the shard ledger depend on them.
 FIXED = ("rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed")
 # The largest value of each whole number: what its field of the message carries, and checkpoints, whose numbers have 63 bits.
+REFERENCE_DEFAULTS = {"epsilon": 1e-12}  # the authors' code
+# A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
+ADAM_DEFAULTS = {"learning_rate": 0.003, "pi_max": 1e6}
 _LARGEST_OF_TYPE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 63) - 1}
 LARGEST = {
     field.name: _LARGEST_OF_TYPE[field.type] for field in pb.Hyperparameters.DESCRIPTOR.fields if field.type in _LARGEST_OF_TYPE
@@ -38,8 +43,8 @@ class Hyperparameters:
         snapshot: The snapshot convention (gem).
         batch_size: Samples per gradient.
         epochs: How often the training data is gone through; 0 for no limit but `steps`.
-        steps: Commits that each worker contributes at most; 0 for no limit but `epochs`. With both 0 the run goes on until it is
-            stopped.
+        steps: Commits that each worker contributes at most; 0 for no limit but `epochs`. With both 0 the run has no
+            end.
         shards: How an epoch's samples are shared out.
         shard_size: Samples per shard; a batch has no more.
         seed: Of the shuffling and of the workers' own randomness.
@@ -90,6 +95,15 @@ class Hyperparameters:
                 getattr(self, name).encode()
             except UnicodeEncodeError:
                 raise ValueError(f"--{name.replace('_', '-')} is not valid UTF-8: {getattr(self, name)!a}") from None
+
+    def with_defaults(self, given: Collection[str]) -> Hyperparameters:
+        """The settings of a new run, of which the user gave those named: the others' defaults depend on these, for gem."""
+        defaults: dict[str, Any] = {}
+        if self.rule == "gem" and self.snapshot == "reference":
+            defaults |= REFERENCE_DEFAULTS
+        if self.rule == "gem" and "proxy=adam" in self.rule_options.split():
+            defaults |= ADAM_DEFAULTS
+        return replace(self, **{name: value for name, value in defaults.items() if name not in given})
 
     def to_message(self) -> pb.Hyperparameters:
         fields = asdict(self)

@@ -11,7 +11,16 @@ from typing import Any
 import click
 
 from gem_api.addresses import server_address
-from gem_api.hyperparameters import LARGEST, RULES, SCHEDULES, SHARD_MODES, SNAPSHOTS, Hyperparameters
+from gem_api.hyperparameters import (
+    ADAM_DEFAULTS,
+    LARGEST,
+    REFERENCE_DEFAULTS,
+    RULES,
+    SCHEDULES,
+    SHARD_MODES,
+    SNAPSHOTS,
+    Hyperparameters,
+)
 from gem_api.logs import FORMATS
 from gem_api.secret_file import read_token
 
@@ -120,7 +129,7 @@ _OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("learning_rate", _POSITIVE, "Learning rate η."),
     ("momentum", Number(0, 1, max_open=True), "Momentum μ of the proxy (gem)."),
     ("kappa", _POSITIVE, "Proxy amplification κ (gem, Eq. 27)."),
-    ("epsilon", _POSITIVE, "ε in the denominator of π (gem, Eq. 19); the authors' code has 1e-12."),
+    ("epsilon", _POSITIVE, "ε in the denominator of π (gem, Eq. 19)."),
     ("pi_max", _POSITIVE, "Upper bound of the scaling factor π (gem)."),
     ("snapshot", click.Choice(SNAPSHOTS), "Which θ a worker's snapshot is (gem): the one after its own commit, "
      "as in the paper's Algorithm 1, or as in the authors' reference code."),
@@ -140,13 +149,20 @@ _OPTIONS: tuple[tuple[str, Any, str], ...] = (
 )  # fmt: skip
 
 
+def _shown(name: str) -> str | bool:
+    """The default as help shows it."""
+    others = {"--snapshot reference": REFERENCE_DEFAULTS, "--rule-options proxy=adam": ADAM_DEFAULTS}
+    special = [f"{values[name]:g} with {what}" for what, values in others.items() if name in values]
+    return "; ".join([f"{_DEFAULTS[name]:g}", *special]) if special else True
+
+
 until_stopped_option = click.option(
     "--until-stopped",
     is_flag=True,
     default=False,
     show_envvar=True,
-    help="Train until the server is stopped, with no limit of epochs or steps: for a training loop that decides by itself when it "
-    "ends.",
+    help="Train until the server is stopped, with no limit of epochs or steps: for a training loop that decides "
+    "by itself when it ends.",
 )
 
 
@@ -169,7 +185,7 @@ def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
     def decorate(command: Any) -> Any:
         for name, kind, help_ in reversed(_OPTIONS):
             flag = "--" + name.replace("_", "-")
-            default, shown = defaults.get(name, (_DEFAULTS[name], True))
+            default, shown = defaults.get(name, (_DEFAULTS[name], _shown(name)))
             command = option(flag, type=kind, default=default, show_default=shown, help=help_)(command)
         return command
 

@@ -195,6 +195,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     if options["until_stopped"]:
         settings = without_end(settings, user_gave)
         user_gave |= {"epochs", "steps"}
+    settings = settings.with_defaults(user_gave)
     tune_allocator()
     _allow_many_files()
     end_with_launcher()

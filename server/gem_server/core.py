@@ -233,7 +233,8 @@ class Core:
     def pull(self, lease: Lease) -> int:
         """As `plan_pull` says."""
         lease.about_to_change()
-        self.rule.pull(self.central.theta, lease.buffers)
+        pull = self.rule.pull if lease.sequence else self.rule.first_pull
+        pull(self.central.theta, lease.buffers)
         lease.base_version = lease.spare_version = self.central.version
         if lease.overlaps:
             np.copyto(lease.buffers[SPARE], lease.buffers["snapshot"])

@@ -24,7 +24,8 @@ _LEDGER = {
     "decks": [(str, COUNT, BIG, [(COUNT, BIG, BIG)])], "held": [(str, COUNT, str, COUNT, BIG, BIG)],
 }  # fmt: skip
 SETTINGS = {
-    "learning_rate": REAL, "momentum": REAL, "kappa": REAL, "epsilon": REAL, "pi_max": REAL, "epochs": Whole(0, LARGEST["epochs"]), "steps": COUNT,
+    "learning_rate": REAL, "momentum": REAL, "kappa": REAL, "epsilon": REAL, "pi_max": REAL,
+    "epochs": Whole(0, LARGEST["epochs"]), "steps": COUNT,
     "seed": COUNT, "batch_size": Whole(1, 1_000_000), "shard_size": Whole(1, 1_000_000),
     "rule_options": Optional(str), "local_steps": Optional(Whole(1, 1_000_000)), "local_momentum": Optional(REAL),
     "weight_decay": Optional(REAL), "schedule": Optional(str), "warmup_versions": Optional(COUNT),

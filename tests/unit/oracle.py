@@ -24,6 +24,7 @@ class Worker:
     snapshot: Floats
     answer: Floats
     base_version: int = 0
+    commits: int = 0
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Oracle:
         worker = self.workers[name]
         worker.answer = list(self.theta)
         worker.base_version = self.version
-        if not (self.rule == "gem" and self.convention == "reference"):  # the authors' very first s is zero
+        if not (self.rule == "gem" and self.convention == "reference" and worker.commits):  # their worker pulls once, at first
             worker.snapshot = list(self.theta)
 
     def commit(self, name: str, gradient: np.ndarray) -> Facts:
@@ -87,6 +88,7 @@ class Oracle:
                 else:
                     self.theta[i] = self.theta[i] + (-self.eta * F(g)) / F(facts.staleness + 1)
         self.version += 1
+        worker.commits += 1
         self._hand_over(worker, before)
         return facts
 

@@ -244,9 +244,9 @@ class NesterovMatched(Matched):
 
 
 class AdamMatched(Matched):
-    """Adam (1412.6980, Algorithm 1), counting each worker's own commits."""
+    """Adam (1412.6980, Algorithm 1), counting each worker's own commits. Its step is the learning rate, or `size`."""
 
-    size = 0.001
+    size = 0.0
 
     def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
         k, kept = worker.commits + 1, worker.kept
@@ -254,7 +254,8 @@ class AdamMatched(Matched):
         kept["m"] = [float(F(self.mu * m + (1 - self.mu) * g)) for m, g in zip(first, update, strict=True)]
         kept["v"] = [float(F(0.999 * v + 0.001 * g * g)) for v, g in zip(second, update, strict=True)]
         hats = [(m / (1 - self.mu**k), v / (1 - 0.999**k)) for m, v in zip(kept["m"], kept["v"], strict=True)]
-        return [-self.size * m / (math.sqrt(v) + 1e-8) for m, v in hats]
+        step = self.size if self.size else eta
+        return [-step * m / (math.sqrt(v) + 1e-8) for m, v in hats]
 
 
 class GloballyMatched(Matched):

@@ -26,7 +26,7 @@ def worker(rule: UpdateRule, theta: Vector, *, answered: bool) -> dict[str, Vect
     """The buffers of a worker that has just pulled θ, with one for the answer or as the rule wants it."""
     names = {*rule.buffers, "answer"} if answered else rule.buffers
     buffers = {name: np.zeros(theta.size, np.float32) for name in names}
-    rule.pull(theta, buffers)
+    rule.first_pull(theta, buffers)
     return buffers
 
 

@@ -44,7 +44,7 @@ def train(rule: str, layout: Layout, threads: int) -> tuple[list[bytes], list[Pi
     theta = draw()
     workers = [{name: np.zeros(layout.size, np.float32) for name in {*kind.buffers, "answer"}} for _ in range(2)]
     for buffers in workers:
-        kind.pull(theta, buffers)
+        kind.first_pull(theta, buffers)
     facts = [kind.apply(layout, theta, draw(), workers[number % 2], Turn(1)) for number in range(4)]
     return [bits(theta)] + [bits(buffers[name]) for buffers in workers for name in sorted(buffers)], facts
 

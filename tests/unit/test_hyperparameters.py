@@ -7,12 +7,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.cli import main as server
 from gem_server.forms import require
 from gem_server.state_form import SETTINGS
-from unit.helpers import make_core
+from unit.helpers import commit, make_core, start
 
 OPTIONS = {option.name: option for option in server.params if option.name in vars(Hyperparameters())}
 
@@ -56,3 +57,30 @@ def test_what_the_contract_cannot_carry_is_refused_before_a_worker_asks(name: st
 def test_the_command_refuses_it_with_the_range(flags: list[str]) -> None:
     with pytest.raises(click.UsageError, match="is not in the range 0<=x<="):
         server.make_context("gem-server", flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"rule_options": "proxy=adam"}, {"pi_max": 1e6, "learning_rate": 0.003, "epsilon": 1e-16}),
+        ({"rule_options": "proxy=adam", "pi_max": 5.0, "learning_rate": 0.05}, {"pi_max": 5.0, "learning_rate": 0.05}),
+        ({"snapshot": "reference"}, {"pi_max": 5.0, "epsilon": 1e-12}),
+        ({"snapshot": "reference", "epsilon": 1e-16}, {"epsilon": 1e-16}),
+        ({"rule": "aeasgd", "snapshot": "reference"}, {"epsilon": 1e-16}),
+    ],
+    ids=str,
+)
+def test_defaults_follow_the_proxy_and_the_convention_unless_given(flags: dict[str, Any], expected: dict[str, float]) -> None:
+    settings = Hyperparameters(**flags).with_defaults(flags.keys())
+    assert {name: getattr(settings, name) for name in expected} == expected
+
+
+def test_a_schedule_and_the_learning_rate_scale_the_step_of_the_adam_proxy() -> None:
+    """The first step is η·m̂/√v̂ = η whatever the gradient, so θ moves by −η."""
+    for rate in (0.5, 0.25):
+        settings = Hyperparameters(rule_options="proxy=adam", learning_rate=rate, pi_max=1e6)
+        core = make_core(settings)
+        (ann,) = start(core)
+        before = core.central.theta.copy()
+        commit(core, ann, 1, 1e-3)
+        np.testing.assert_allclose(before - core.central.theta, rate, rtol=1e-4)

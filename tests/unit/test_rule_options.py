@@ -102,7 +102,7 @@ def test_every_rule_says_which_options_it_has(rule: str) -> None:
     ("rule", "options", "said"),
     [
         ("gem", "proxy=rmsprop", f"proxy is one of {', '.join(PROXIES)}, not 'rmsprop'"),
-        ("gem", "proxy_rate=0", "proxy_rate must lie in"),
+        ("gem", "proxy_rate=-1", "proxy_rate must be 0 or lie in"),
         *(("aeasgd", f"alpha={value}", "alpha must lie in (0, 1]") for value in ("0", "1.1", "-0.1", "nan")),
         *(("dcasgd", f"compensation={value}", "compensation (λ) must lie in") for value in ("-1", "1001", "nan", "inf")),
         *(("dcasgd", f"mean_square={value}", "mean_square (m) must lie in") for value in ("-0.1", "1", "nan")),

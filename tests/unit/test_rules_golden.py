@@ -176,12 +176,14 @@ def test_by_the_paper_the_next_gradient_is_taken_before_the_own_commit_worked_by
     assert applied.staleness == 1
 
 
-def test_by_reference_the_first_snapshot_is_zero_worked_by_hand() -> None:
-    """θ = 1 lies 1 from a snapshot of 0, more than |m| = ½: the first commit does nothing; then s = 1 and m = −¾ counts."""
+def test_by_reference_the_first_snapshot_is_the_pulled_theta_worked_by_hand() -> None:
+    """As the authors' worker pulls once before it trains. s = 1, m = −½: π = ½/½ = 1. Then θ = ½, s is still 1, m = −¾:
+    π = (¾ − ½)/½ = ½. What the worker pulls from then on changes no s."""
     core = make_core(Hyperparameters(learning_rate=0.5, momentum=0.5, snapshot="reference", epsilon=1e-12))
     (lease,) = start(core, ["ann"], LAYOUTS["one element"], 1.0)
     commit(core, lease, 1, 1.0)
-    assert core.central.theta.tolist() == [1.0]
+    assert core.central.theta.tolist() == [0.5]
+    core.pull(core.leases.get(lease))
     commit(core, lease, 2, 1.0)
     assert core.central.theta.tolist() == [0.25]
 

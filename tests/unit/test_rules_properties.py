@@ -45,7 +45,7 @@ class Run:
         run.shared = Shared({name: np.zeros(theta.size, np.float32) for name in rule.shared}, dict(rule.numbers))
         for _ in range(workers):
             buffers = {name: np.zeros(theta.size, np.float32) for name in rule.buffers}
-            rule.pull(run.theta, buffers)
+            rule.first_pull(run.theta, buffers)
             run.workers.append(buffers)
         return run
 
@@ -281,6 +281,23 @@ def test_no_update_that_is_taken_in_makes_theta_a_nan_or_an_infinity(name: str, 
     assert_no_nan(run)
     assert not any(np.isnan(buffer).any() for buffer in run.shared.buffers.values())
     assert np.isfinite(list(run.shared.numbers.values())).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gem", ""), ("fedbuff", "buffer_size=1 outer_rate=1000"), ("diloco", "outer_rate=1000 outer_momentum=0.9999999"),
+    ],
+)  # fmt: skip
+def test_the_largest_updates_all_one_way_never_add_up_to_an_infinity(name: str, options: str) -> None:
+    """Under the settings that move θ most, from the largest θ that there is: what is added there is lost in rounding."""
+    rule = make_rule(name, options, learning_rate=1e3, momentum=0.9999999, kappa=1e3, pi_max=1e6)
+    run = Run.of(rule, np.full(1, np.finfo(np.float32).max, np.float32))
+    sign = np.float32(-1 if rule.kind == "gradient" else 1)
+    for _ in range(1000):
+        run.commit(np.full(1, sign * rule.largest, np.float32))
+        assert np.isfinite(run.theta).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])

@@ -144,7 +144,11 @@ def main(context: click.Context, /, **options: Any) -> None:
         if options["until_stopped"]:
             options |= vars(without_end(_settings(options), user_gave))
             user_gave |= {"epochs", "steps"}
-        options = _resumed(options, user_gave) if options["resume"] else _completed(options)
+        if options["resume"]:
+            options = _resumed(options, user_gave)
+        else:
+            options = _completed(options)
+            options |= vars(_settings(options).with_defaults(user_gave))
         with _users_code():
             task = load_task(options["task"], options["data"] and Path(options["data"]))
         folder = _folder(options)

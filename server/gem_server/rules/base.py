@@ -20,6 +20,9 @@ Buffers = dict[str, Vector]
 
 # The largest |value| taken in: 1e30 leaves float32 (3.4e38) room for every sum and product that a rule forms of it.
 LARGEST = 1e30
+# The most that one commit moves an element of θ: less than half the gap between float32's largest numbers (2¹⁰³ ≈ 1.01e31), so
+# that no sum of such moves is ever rounded up to an infinity.
+MOST_MOVE = 8e30
 NO_ANSWER: Vector = np.empty(0, np.float32)
 
 
@@ -183,6 +186,10 @@ class UpdateRule(ABC):
         """The worker reads θ: keep what it will compute its gradient on."""
         for name in {"snapshot", "answer"} & buffers.keys():
             np.copyto(buffers[name], theta)
+
+    def first_pull(self, theta: Vector, buffers: Buffers) -> None:
+        """The same, before the worker's first commit under its lease."""
+        self.pull(theta, buffers)
 
     @abstractmethod
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> PiFacts | None:

@@ -10,7 +10,7 @@ import numpy as np
 from gem_api.layout import Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import ArrayRule, Buffers, Turn, require, require_rate
+from gem_server.rules.base import MOST_MOVE, ArrayRule, Buffers, Turn, require, require_rate
 
 
 @dataclass(frozen=True)
@@ -56,5 +56,7 @@ class DiLoCo(ArrayRule):
             share = 1 - self.eager * self.delay + self.eager
         step = np.float32(share * self.outer_momentum) * momentum
         step -= update / np.float32(self.delay)
-        step *= np.float32(self.outer_rate)
+        with np.errstate(over="ignore"):  # an infinity is clipped
+            step *= np.float32(self.outer_rate)
+        np.clip(step, -MOST_MOVE, MOST_MOVE, out=step)
         theta -= step

@@ -10,7 +10,7 @@ import numpy as np
 from gem_api.layout import Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import ArrayRule, Buffers, Turn, require, require_rate
+from gem_server.rules.base import MOST_MOVE, ArrayRule, Buffers, Turn, require, require_rate
 
 
 @dataclass(frozen=True)
@@ -49,5 +49,6 @@ class FedBuff(ArrayRule):
         gathered += np.float32(self.scale(turn)) * update
         if (turn.version + 1) % self.buffer_size == 0:
             gathered *= np.float32(self.outer_rate / self.buffer_size)
+            np.clip(gathered, -MOST_MOVE, MOST_MOVE, out=gathered)
             theta += gathered
             gathered[:] = 0

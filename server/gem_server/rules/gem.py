@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import NO_ANSWER, Buffers, PiFacts, Turn, UpdateRule, require, require_rate
+from gem_server.rules.base import MOST_MOVE, NO_ANSWER, Buffers, PiFacts, Turn, UpdateRule, require, require_rate
 from gem_server.rules.bins import bin_edges
 from gem_server.rules.fused import BINS, gem_part, join_parts
 from gem_server.rules.proxies import PROXIES, Displacement, Momentum, Proxy
@@ -31,7 +31,7 @@ class Gem(UpdateRule):
         after      s = θ_{t+1}, where the worker's next gradient is computed (Eq. 16 as written)
         paper      s = θ_t, and the next gradient is computed there (Algorithm 1)
         reference  s = θ_t, but the next gradient is computed at θ_{t+1}, and |Δ + ε| divides (the authors' code, which has
-                   ε = 1e-12); the first s is zero, as theirs is before their first pull
+                   ε = 1e-12); the first s is the θ that the worker pulls before its first commit
     """
 
     learning_rate: float = 0.05
@@ -41,7 +41,7 @@ class Gem(UpdateRule):
     pi_max: float = 5.0
     snapshot: str = "after"
     proxy: str = "momentum"
-    proxy_rate: float = 0.001
+    proxy_rate: float = 0.0
     name: ClassVar[str] = "gem"
 
     def __post_init__(self) -> None:
@@ -52,7 +52,8 @@ class Gem(UpdateRule):
         require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")
         require(self.snapshot in SNAPSHOTS, f"the snapshot convention is one of {', '.join(SNAPSHOTS)}, not {self.snapshot!r}")
         require(self.proxy in PROXIES, f"the proxy is one of {', '.join(PROXIES)}, not {self.proxy!r}")
-        require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must lie in [1e-30, 1000], not at {self.proxy_rate}")
+        if self.proxy_rate:
+            require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must be 0 or lie in [1e-30, 1000], not at {self.proxy_rate}")
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -89,7 +90,8 @@ class Gem(UpdateRule):
 
     @cached_property
     def largest(self) -> np.float32:
-        plain = super().largest
+        bounded = np.float32(MOST_MOVE / (self.learning_rate * self.pi_max))  # π_max·|Δ| must not exceed MOST_MOVE
+        plain = min(super().largest, bounded)
         return plain if self.reads_once else min(plain, np.float32(1e12))  # other proxies square it
 
     @cached_property
@@ -106,8 +108,11 @@ class Gem(UpdateRule):
         return np.array((eta, *displacement[1:], self.kappa, *epsilons, self.pi_max, self.largest), np.float32)
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:
-        # By reference a pull leaves s alone: it starts at zero and changes only with the worker's own commits.
+        # By reference s changes only with the worker's own commits, once it has made one.
         super().pull(theta, {"answer": buffers["answer"]} if self._by_reference else buffers)
+
+    def first_pull(self, theta: Vector, buffers: Buffers) -> None:
+        super().pull(theta, buffers)
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> PiFacts:
         eta = self.learning_rate * turn.factor

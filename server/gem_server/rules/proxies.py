@@ -31,7 +31,7 @@ class Proxy(ABC):
 
     Args:
         momentum: μ, of those that have one.
-        rate: The step of those that have one of their own.
+        rate: A fixed step, for those that take one; 0 to go by η_t.
 
     Attributes:
         buffers, shared, numbers, temporaries: As a rule's.
@@ -77,9 +77,10 @@ class Adam(Proxy):
     """The step of Adam (Kingma & Ba 2014, arXiv 1412.6980), for each worker, k being its commits so far:
 
         m ← μ·m + (1 − μ)·g          v ← 0.999·v + 0.001·g⊙g
-        step = −rate·m̂/(√v̂ + 1e-8)   m̂ = m/(1 − μ^{k+1})   v̂ = v/(1 − 0.999^{k+1})
+        step = −η_t·m̂/(√v̂ + 1e-8)    m̂ = m/(1 − μ^{k+1})   v̂ = v/(1 − 0.999^{k+1})
 
-    π must lift Δ to a step that does not shrink with the gradient, so it needs a `--pi-max` far above 5.
+    π must lift Δ to a step that does not shrink with the gradient, so its own default of `--pi-max` is 1e6. Runs of earlier
+    versions may name a `proxy_rate`, which then replaces η_t.
     """
 
     buffers = ("moment", "square")
@@ -91,7 +92,7 @@ class Adam(Proxy):
         moment += np.float32(1 - mu) * gradient
         square *= np.float32(beta)
         square += np.float32(1 - beta) * gradient * gradient
-        step = moment * np.float32(-self.rate / (1 - mu**count))
+        step = moment * np.float32(-(self.rate or eta) / (1 - mu**count))
         step /= np.sqrt(square * np.float32(1 / (1 - beta**count))) + np.float32(1e-8)
         return Displacement(step, 1.0, 0.0)
 
