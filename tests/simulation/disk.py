@@ -57,12 +57,14 @@ class SimulatedDisk(Storage):
     Attributes:
         capacity: Bytes that its files may have together; None for no limit.
         fails_in: Operations until the power fails; None for never.
+        sick: Whether folders may fail to be made, listed or removed: now and then, until the next start.
     """
 
     def __init__(self, root: Path, random: Random) -> None:
         self.root = root
         self.capacity: int | None = None
         self.fails_in: int | None = None
+        self.sick = False
         self._random = random
         self._files: dict[Path, Content] = {}  # as programs see them
         self._names: dict[Path, Content] = {}  # as the platter has them
@@ -84,7 +86,17 @@ class SimulatedDisk(Storage):
 
     def make_directory(self, path: Path) -> None:
         self._tick()
+        self._may_fail()
         super().make_directory(path)
+
+    def make_directories(self, path: Path, mode: int = 0o777) -> None:
+        self._tick()
+        self._may_fail()
+        super().make_directories(path, mode)
+
+    def glob(self, path: Path, pattern: str) -> list[Path]:
+        self._may_fail()
+        return super().glob(path, pattern)
 
     def rename(self, old: Path, new: Path) -> None:
         self._tick()
@@ -94,6 +106,7 @@ class SimulatedDisk(Storage):
 
     def remove(self, path: Path) -> None:
         self._tick()
+        self._may_fail()
         super().remove(path)
         _drop(self._files, path)
         self._steps.append(lambda names: _drop(names, path))
@@ -121,7 +134,7 @@ class SimulatedDisk(Storage):
             path.write_bytes(data)
         self._names = {path: Content(bytearray(data)) for path, data in image.items()}
         self._files = dict(self._names)
-        self.fails_in = None
+        self.fails_in, self.sick = None, False
 
     def damage(self, path: Path) -> None:
         """A byte of a file goes bad."""
@@ -132,6 +145,10 @@ class SimulatedDisk(Storage):
     def require_room(self, nbytes: int) -> None:
         if self.capacity is not None and sum(content.size() for content in self._files.values()) + nbytes > self.capacity:
             raise OSError(errno.ENOSPC, "No space left on device")
+
+    def _may_fail(self) -> None:
+        if self.sick and self._random.random() < 0.5:
+            raise OSError(errno.EIO, "Input/output error")
 
     def _tick(self) -> None:
         if self.fails_in is not None:

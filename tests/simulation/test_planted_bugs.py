@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gem_server import checkpoint
+from gem_server import apply_loop, checkpoint
 from gem_server.checkpoint import BadCheckpoint
 from gem_server.commits import Commit, Step
 from gem_server.core import Core
@@ -18,6 +18,7 @@ from gem_server.durability.capture import Capture
 from gem_server.durability.journal import Journal, Place, Waiting
 from gem_server.durability.records import Kind, Record
 from gem_server.durability.segment import DamagedLog, SegmentWriter
+from gem_server.durability.storage import Storage
 from gem_server.facts import Applied
 from gem_server.leases import Lease
 from gem_server.rules import PiFacts, Turn
@@ -127,6 +128,35 @@ def writes_buffers_that_go_on_changing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lease, "about_to_change", lambda lease: None)
 
 
+def waits_for_a_checkpoint_on_the_event_loop(patch: pytest.MonkeyPatch) -> None:
+    """A small commit is applied on the event loop's thread, though it may wait for the checkpoint's."""
+    patch.setattr(apply_loop, "runs_inline", lambda core, lease: core.central.size <= apply_loop.INLINE_PARAMETERS)
+
+
+def keeps_what_a_checkpoint_captured_that_failed_early(patch: pytest.MonkeyPatch) -> None:
+    """Commits wait for it for ever: there is nobody who would write it."""
+    made: list[Path] = []
+    make_directory, close = SimulatedDisk.make_directory, Capture.close
+    patch.setattr(SimulatedDisk, "make_directory", lambda disk, path: made.append(path) or make_directory(disk, path))
+
+    def careless(captured: Capture) -> None:
+        if made:
+            close(captured)
+        made.clear()
+
+    patch.setattr(Capture, "close", careless)
+
+
+def fails_a_checkpoint_whose_predecessors_stay(patch: pytest.MonkeyPatch) -> None:
+    """It is written, and an older one can't be removed."""
+
+    def remove_old(directory: Path, newest: Path, keep: int, storage: Storage, log: object) -> None:
+        for old in [other for other in checkpoint.found(directory, storage) if other != newest][keep - 1 :]:
+            storage.remove(old)
+
+    patch.setattr(checkpoint, "_remove_old", remove_old)
+
+
 def writes_what_is_shared_as_it_goes_on_changing(patch: pytest.MonkeyPatch) -> None:
     """What the rule keeps for all workers is not copied with θ."""
     copy_theta = Capture.copy_theta
@@ -220,6 +250,9 @@ BUGS = [
     serves_the_newest_ticket_first,
     reads_without_a_record,
     writes_buffers_that_go_on_changing,
+    waits_for_a_checkpoint_on_the_event_loop,
+    keeps_what_a_checkpoint_captured_that_failed_early,
+    fails_a_checkpoint_whose_predecessors_stay,
     writes_what_is_shared_as_it_goes_on_changing,
     forgets_the_numbers_that_are_shared,
     counts_a_version_for_a_discarded_commit,

@@ -3,30 +3,38 @@ reorders, workers that die. One thread, no sockets, no time but the one told her
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import coroutine
+from typing import Any, TypeVar
 
 import numpy as np
-from gem_api.errors import GemError, LeaseEnded, Overloaded
+import structlog
+from gem_api.errors import CheckpointFailed, GemError, LeaseEnded, Overloaded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import gradient_format
-from gem_server import checkpoint
+from gem_server import apply_loop, checkpoint
+from gem_server.checkpointer import Checkpointer
 from gem_server.commits import Arrived, Commit, Step
 from gem_server.core import Core
 from gem_server.durability import journal as journal_module
 from gem_server.durability import recovery
-from gem_server.durability.capture import Capture
 from gem_server.facts import Admission, Header, PullDecision
+from gem_server.leases import Lease
+from gem_server.progress import Progress
 from gem_server.shards import NoShard
 from simulation.client import SAMPLES, SHARD, SIZE, Client, Request, Response
 from simulation.disk import PowerFailure, SimulatedDisk
 from simulation.truth import Truth, fingerprint, require
 
+T = TypeVar("T")
+SILENT = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 LAYOUT = Layout.of({"w": (SIZE,)})
 LEASE_SECONDS = 30.0
 EPOCHS = 2
@@ -55,7 +63,7 @@ class Server:
     logged: bool = True  # whether this start keeps a log
     journal: journal_module.Journal | None = None  # once there is a checkpoint for it to follow
     unbased: journal_module.Journal | None = None
-    captured: Capture | None = None
+    checkpoint: Coroutine[Any, Any, object] | None = None  # one that is being written
     uploads: dict[str, Upload] = field(default_factory=dict)
     queue: deque[Commit] = field(default_factory=deque)
     step: Step | None = None
@@ -63,6 +71,29 @@ class Server:
     written: deque[int] = field(default_factory=deque)  # the last records of groups that are not synced
     answers: list[tuple[int, Response, Callable[[], None]]] = field(default_factory=list)  # due when a record is durable
     asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
+
+
+@coroutine
+def later() -> Generator[None]:
+    """Lets a checkpoint that is being written wait for its next step."""
+    yield
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    await later()
+    return work()
+
+
+class BetweenCommits:
+    """Stands for a server's apply loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
+        while self._server.step is not None:
+            await later()
+        return plan()()
 
 
 class World:
@@ -94,6 +125,8 @@ class World:
         self.clients = {f"w{number}": Client(f"w{number}", random, random.random() < 0.3) for number in range(clients)}
         rule, options = random.choice(OTHER_RULES if random.random() < 0.25 else PLAIN_RULES)
         self.settings = Hyperparameters(rule=rule, rule_options=options, batch_size=4, shard_size=SHARD, epochs=EPOCHS)
+        self._memory_limit = 0
+        self._memory_limit = self._some_memory_limit(clients)
         self.server = self._new_server()
 
     # -- the scheduler
@@ -102,7 +135,8 @@ class World:
         """So many steps of trouble, then quiet until the run is complete."""
         self._steps(steps, self.trouble())
         self.disk.capacity = self.disk.fails_in = None
-        quiet = [*self.peace(), (self.checkpoint, 0.2), (self.save, 0.2), (self.expire, 0.05)]
+        self.disk.sick = False
+        quiet = [*self.peace(), (self.checkpoint, 0.2), (self.save, 0.6), (self.expire, 0.05)]
         for _ in range(MOST_CALM_STEPS // 100):
             self._steps(100, quiet)
             if all(client.done for client in self.clients.values()):
@@ -121,8 +155,9 @@ class World:
     def trouble(self) -> list[tuple[Callable[[], None], float]]:
         """What may happen, and how often."""
         return [
-            *self.peace(), (self.drop, 0.5), (self.repeat, 0.8), (self.checkpoint, 0.5), (self.save, 0.7), (self.expire, 0.2),
+            *self.peace(), (self.drop, 0.5), (self.repeat, 0.8), (self.checkpoint, 0.5), (self.save, 1.5), (self.expire, 0.2),
             (self.crash, 0.2), (self.crash_soon, 0.2), (self.fill_disk, 0.1), (self.make_room, 0.5), (self.client_dies, 0.1),
+            (self.fall_sick, 0.1), (self.recover, 0.2),
         ]  # fmt: skip
 
     def _steps(self, steps: int, choices: list[tuple[Callable[[], None], float]]) -> None:
@@ -187,14 +222,16 @@ class World:
         core.initialized()
         self.truth.started(core)
         self.checkpoint()
-        self.save()
+        while self.server.checkpoint is not None:
+            self.save()
         self._require_based()
         self._answer(request, None)
 
     def _serve_pull(self, request: Request, lease: str) -> None:
         server = self.server
         decision = server.core.pull_decision(lease, self.now)
-        if decision is not PullDecision.READY or server.step is not None or server.queue:
+        waits = server.step is not None or server.queue or waits_for_checkpoint(server.core.leases.get(lease))
+        if decision is not PullDecision.READY or waits:
             if decision is PullDecision.INITIALIZE:
                 self._answer(request, None)
             return  # it waits for its turn; the worker asks again
@@ -304,6 +341,10 @@ class World:
     def finish(self) -> None:
         server = self.server
         if server.step is not None:
+            if waits_for_checkpoint(server.step.commit.lease):
+                inline = apply_loop.runs_inline(server.core, server.step.commit.lease)
+                require(not inline, "the event loop waits for a checkpoint, which can't be written then")
+                return  # the apply thread waits
             step, server.step = server.step, None
             applied = server.core.finish(step, step.run(), self.now)
             self.truth.applies(step.commit.header.lease_id, applied, server.core)
@@ -336,23 +377,32 @@ class World:
             server.journal.done(server.written.popleft())
 
     def checkpoint(self) -> None:
-        """Takes the state for one; it is written while the run goes on."""
+        """Begins one; it is written while the run goes on."""
         server = self.server
-        if server.core.central.initialized and server.step is None and server.captured is None:
+        if server.core.central.initialized and server.checkpoint is None:
             if server.logged:
                 server.unbased = server.journal or server.unbased or self._new_journal(0)
-            server.captured = recovery.capture(server.core, server.unbased)
-            server.captured.copy_theta()
+            progress = Progress(started=self.now)
+            server.checkpoint = Checkpointer(
+                self.disk.root, 2, server.core, BetweenCommits(server), progress, lambda: self.now, SILENT,  # type: ignore[arg-type]
+                journal=server.unbased, storage=self.disk, in_thread=in_thread,
+            )._write()  # fmt: skip
 
     def save(self) -> None:
-        server = self.server
-        if server.captured is not None:
-            captured, server.captured = server.captured, None
-            try:
-                recovery.save(self.disk.root, captured, 2, self.disk)
-            except OSError:
-                return  # the disk is full: the one before it stands
-            server.journal = server.unbased
+        """The next step of a checkpoint: its memory is made ready, the state is taken, the files are written."""
+        server, before = self.server, checkpoint.found(self.disk.root)
+        if server.checkpoint is None:
+            return
+        try:
+            server.checkpoint.send(None)
+        except StopIteration:
+            server.checkpoint, server.journal = None, server.unbased
+        except CheckpointFailed:  # the one before it stands
+            server.checkpoint = None
+            require(checkpoint.found(self.disk.root) == before, "a checkpoint that is written is said to have failed")
+        if server.checkpoint is None:
+            kept = [lease.worker for lease in server.core.leases.live.values() if lease.before_change is not None]
+            require(not kept, f"a checkpoint is over, and still keeps buffers of {kept}")
 
     def expire(self) -> None:
         self.now += self.random.uniform(0, 20)
@@ -371,9 +421,17 @@ class World:
     def make_room(self) -> None:
         self.disk.capacity = None
 
+    def fall_sick(self) -> None:
+        self.disk.sick = True
+
+    def recover(self) -> None:
+        self.disk.sick = False
+
     def crash(self) -> None:
         """The power fails; the server starts again, perhaps more than once."""
         self.crashes += 1
+        if self.server.checkpoint is not None:
+            self.server.checkpoint.close()
         self.disk.fail()
         self.disk.capacity = None
         if not self.server.logged:
@@ -405,9 +463,9 @@ class World:
             return Server(recovered.core, logged=False)
         server = Server(recovered.core, journal=self._new_journal(recovered.number))
         server.core.logged = True
-        captured = recovery.capture(server.core, server.journal)
-        captured.copy_theta()
-        recovery.save(self.disk.root, captured, 2, self.disk)
+        with closing(recovery.capture(server.core, server.journal)) as captured:
+            captured.copy_theta()
+            recovery.save(self.disk.root, captured, 2, self.disk)
         recovery.begin_life(server.core)
         return server
 
@@ -434,7 +492,16 @@ class World:
         return self.random.random() >= self._unlogged
 
     def _new_core(self, run_id: str, settings: Hyperparameters) -> Core:
-        return Core(run_id, settings, lease_seconds=LEASE_SECONDS, memory_limit=0, new_id=self._new_id)
+        return Core(run_id, settings, lease_seconds=LEASE_SECONDS, memory_limit=self._memory_limit, new_id=self._new_id)
+
+    def _some_memory_limit(self, clients: int) -> int:
+        """None, or room for so many workers that overlap, and for fewer copies than a checkpoint of them may need."""
+        if self.random.random() < 0.5:
+            return 0
+        core = self._new_core("", self.settings)
+        for number in range(clients):
+            core.register(f"w{number}", LAYOUT, self.now, overlap=True)
+        return core.memory.held + self.random.randint(0, 4) * 4 * SIZE
 
     def _new_journal(self, number: int) -> journal_module.Journal:
         directory = recovery.log_directory(self.disk.root)
@@ -448,3 +515,9 @@ class World:
     def _new_id(self) -> str:
         self._ids += 1
         return f"lease-{self._ids}"
+
+
+def waits_for_checkpoint(lease: Lease) -> bool:
+    """Whether a change of a lease's buffers would have to wait until a checkpoint has written them."""
+    captured = getattr(lease.before_change, "__self__", None)
+    return captured is not None and lease.lease_id in captured._unsaved and not captured._has_room(lease)

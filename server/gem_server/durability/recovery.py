@@ -123,8 +123,8 @@ def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None)
 
 
 def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, log: Logger | None = None) -> Path:
-    """Writes a checkpoint, then removes older ones and the part of the log that no checkpoint needs. Raises OSError if it can't be
-    written; `log` is told if older ones can't be removed."""
+    """Writes a checkpoint, then removes older ones and the part of the log that no checkpoint needs. Raises OSError if the
+    checkpoint can't be written; `log` is told if older ones can't be removed."""
     path = checkpoint.write(directory, captured, keep, storage, log)
     forget_segments(directory, storage)
     return path

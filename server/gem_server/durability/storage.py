@@ -43,8 +43,8 @@ class Storage:
         path.mkdir(mode=0o700)
 
     def make_directories(self, path: Path, mode: int = 0o777) -> None:
-        """Makes a folder, with those above it that are missing, unless it exists. Its path is on the disk then: the folders above
-        are synced too, which another program may have made a moment ago."""
+        """Makes a folder, and those above it that are missing, unless it exists. Returns once its path is on the disk: all
+        folders above it are synced, because another program may have made them a moment ago."""
         if path.is_dir():
             return
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
