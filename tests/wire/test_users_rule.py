@@ -13,6 +13,7 @@ import pytest
 from gem_api.errors import RuleFailed
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import connect
+from gem_server import apply_loop
 from gem_server.durability import segment
 from live import config, serving
 from simulation.truth import fingerprint
@@ -98,14 +99,15 @@ class Raising(ArrayRule):
 """
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("overlap", "inline"), [(False, 1 << 20), (True, 0)])
 def test_a_commit_that_the_rule_raises_on_is_refused_and_nothing_of_it_is_left_also_after_a_crash(
-    overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overlap: bool, inline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule has written to all that it may write to when it raises. The log holds the commit, and a start replays it."""
     (tmp_path / "raising_rules.py").write_text(RAISING, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
+    monkeypatch.setattr(apply_loop, "INLINE_PARAMETERS", inline)  # at once, or in the thread
     settings = Hyperparameters(rule="raising_rules:Raising")
     logged = config(settings, checkpoint_dir=tmp_path / "run", durability="log")
     good, bad = np.ones(16, np.float32), np.full(16, 1000, np.float32)

@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from gem_server.rules.base import UpdateRule
@@ -39,7 +38,7 @@ def where_raised(rule: UpdateRule, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == sys.modules[type(rule).__module__].__file__]
     last = (own or frames)[-1]
-    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
+    return f"{type(error).__name__}: {error} ({last.filename.rpartition('/')[2]}, line {last.lineno})"
 
 
 def make(kind: type[UpdateRule], options: str, settings: Mapping[str, object]) -> UpdateRule:
