@@ -17,6 +17,7 @@ GemError
 │   ├── IncompleteTransfer  INVALID_ARGUMENT
 │   ├── NonFiniteGradient   INVALID_ARGUMENT
 │   ├── NormOutOfBounds     INVALID_ARGUMENT
+│   ├── RuleFailed          INVALID_ARGUMENT     the run's rule raised an exception on it
 │   └── SequenceGap         FAILED_PRECONDITION
 ├── Unauthenticated         UNAUTHENTICATED      no token, or none that the server knows
 ├── PermissionDenied        PERMISSION_DENIED    the caller's role may not do this, or the lease is another's
@@ -156,6 +157,12 @@ class NormOutOfBounds(RejectedCommit):
     code = pb.ERROR_CODE_NORM_OUT_OF_BOUNDS
 
 
+class RuleFailed(RejectedCommit):
+    """The run's update rule, a user's own, raised an exception on the commit."""
+
+    code = pb.ERROR_CODE_RULE_FAILED
+
+
 class SequenceGap(RejectedCommit):
     """The commit's sequence is neither the next one nor the last one."""
 
@@ -199,6 +206,7 @@ _TYPED: dict[str, type[GemError]] = {
         IncompleteTransfer,
         NonFiniteGradient,
         NormOutOfBounds,
+        RuleFailed,
         SequenceGap,
         Unauthenticated,
         PermissionDenied,

@@ -35,8 +35,8 @@ SETTINGS: dict[str, Any] = {
 # What --help shows options under: headings and options in this order.
 HEADINGS = {
     "Task": ("task", "data"),
-    "Run": ("epochs", "steps", "until_stopped", "batch_size", "shards", "shard_size", "seed", "runs", "evaluate_every", "once", "parameters",
-            "compute_seconds"),
+    "Run": ("epochs", "steps", "until_stopped", "batch_size", "shards", "shard_size", "seed", "runs", "evaluate_every", "once",
+            "parameters", "compute_seconds"),
     "Cluster": ("workers", "workers_per_process", "processes", "name", "first_worker", "min_workers", "lease_seconds"),
     "Network": ("server", "listen", "timeout", "give_up_after", "metrics_listen", "memory_socket", "shared_memory", "overlap",
                 "gradient_dtype", "theta_dtype"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from gem_api.errors import Draining, GemError, LeaseEnded
+from gem_api.errors import Draining, GemError, LeaseEnded, RuleFailed
 
 from gem_server.commits import Commit, Step
 from gem_server.core import Core
@@ -139,6 +139,9 @@ class ApplyLoop:
         try:
             step = self._core.begin(commit)
             self._finish(step, step.run(), taken, taken)
+        except RuleFailed:
+            self._core.failed(commit)
+            raise
         except BaseException as error:
             self._enqueue(partial(_fail, error))  # ends `run`
             raise

@@ -6,7 +6,8 @@ its own between `begin` and `finish`; nothing else touches θ or a worker's buff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from gem_api.errors import (
     LayoutMismatch,
     LeaseEnded,
     PermissionDenied,
+    RuleFailed,
     SequenceGap,
     UnknownRegion,
 )
@@ -41,7 +43,7 @@ from gem_server.leases import ANSWER, SPARE, Lease, LeaseTable
 from gem_server.memory import Memory
 from gem_server.norms import NormHistory
 from gem_server.quarantine import Quarantine
-from gem_server.rules import PiFacts, Shared, Turn, rule_of
+from gem_server.rules import PiFacts, Shared, Turn, is_users, rule_of, where_raised
 from gem_server.shards import NoShard, Shard, ShardLedger
 
 MAX_SAMPLES = 1 << 32  # in one commit
@@ -231,10 +233,11 @@ class Core:
         return partial(self.pull, lease)
 
     def pull(self, lease: Lease) -> int:
-        """As `plan_pull` says."""
+        """As `plan_pull` says. Raises RuleFailed where a user's rule does not get that far."""
         lease.about_to_change()
         pull = self.rule.pull if lease.sequence else self.rule.first_pull
-        pull(self.central.theta, lease.buffers)
+        with self._undone_if_rule_raises(lease):
+            pull(self.central.theta, lease.buffers)
         lease.base_version = lease.spare_version = self.central.version
         if lease.overlaps:
             np.copyto(lease.buffers[SPARE], lease.buffers["snapshot"])
@@ -337,17 +340,33 @@ class Core:
         return self._end(lease, EndReason.QUARANTINED)
 
     def begin(self, commit: Commit) -> Step:
-        """The commit's turn has come. Raises LeaseEnded where its lease has ended while it waited."""
+        """The commit's turn has come; `Step.run` raises RuleFailed where a user's rule raises, and leaves everything as it was.
+
+        Raises:
+            LeaseEnded: The lease has ended while the commit waited.
+        """
         lease, layout = self.leases.get(commit.header.lease_id), self.central.layout
         assert layout is not None
         version = self.central.version
         staleness = version - commit.header.base_version
         turn = Turn(staleness, version, lease.sequence, factor(self.settings, version), self.shared)
-        accepted = bool(self.rule.accepts(turn))
+        failure = None
+        try:
+            accepted = bool(self.rule.accepts(turn))
+        except Exception as error:
+            if not is_users(self.rule):
+                raise
+            accepted, failure = False, self._rule_failed(error)
         lease.recorded = self.record(self._commit_record(commit, version + accepted))
 
         def run() -> PiFacts | None:
+            if failure is not None:
+                raise failure
             lease.about_to_change()
+            with self._undone_if_rule_raises(lease):
+                return move()
+
+        def move() -> PiFacts | None:
             lease.turn(commit.header.base_version)
             buffers = lease.buffers
             if lease.shared_answer is not None and ANSWER not in buffers:
@@ -355,6 +374,7 @@ class Core:
             pi = None
             if accepted:
                 pi = self.rule.apply(layout, self.central.theta, commit.gradient, buffers, turn)
+                self.rule.scale(turn, pi)  # asked for once more in `finish`, where it is too late to raise
             else:
                 self.rule.pull(self.central.theta, buffers)
             if lease.shared_answer is not None and ANSWER in lease.buffers:  # the rule has an answer of its own, and keeps it
@@ -362,6 +382,39 @@ class Core:
             return pi
 
         return Step(commit, turn, accepted, run)
+
+    @contextmanager
+    def _undone_if_rule_raises(self, lease: Lease) -> Iterator[None]:
+        """A user's rule may raise at any point, with its work half done: puts back θ and all that the rule keeps, and raises
+        RuleFailed. A replay of the log comes to the same end, for the rule raises there too. Not so if memory is lacking: that
+        ends the server, as any error in a rule of our own does. Those raise nothing, and nothing is copied for them."""
+        if not is_users(self.rule):
+            yield
+            return
+        arrays = [self.central.theta, *lease.buffers.values(), *self.shared.buffers.values()]
+        if lease.shared_answer is not None:
+            arrays.append(lease.shared_answer)
+        copies = [array.copy() for array in arrays]
+        named, numbers, spare_version = dict(lease.buffers), dict(self.shared.numbers), lease.spare_version
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:
+            for array, copy in zip(arrays, copies, strict=True):
+                np.copyto(array, copy)
+            lease.buffers.update(named)
+            self.shared.numbers.clear()
+            self.shared.numbers.update(numbers)
+            lease.spare_version = spare_version
+            raise self._rule_failed(error) from error
+
+    def _rule_failed(self, error: Exception) -> RuleFailed:
+        return RuleFailed(f"rule {self.settings.rule} raised {where_raised(self.rule, error)}; the commit is left out")
+
+    def failed(self, commit: Commit) -> None:
+        """The rule raised at the commit's turn: its sequence is free again."""
+        commit.lease.queued = None
 
     def _commit_record(self, commit: Commit, version: int) -> Record:
         header = commit.header

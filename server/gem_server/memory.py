@@ -12,7 +12,7 @@ from gem_api.region import region_bytes
 
 from gem_server.central import CentralVariable
 from gem_server.leases import SPARE, Lease, LeaseTable
-from gem_server.rules import UpdateRule
+from gem_server.rules import UpdateRule, is_users
 from gem_server.rules.base import Buffers
 
 FLOAT_BYTES = 4
@@ -105,7 +105,10 @@ class Memory:
             raise Overloaded(f"this machine has no memory for what rule {self.rule.name} keeps for all workers") from None
 
     def _central_bytes(self, size: int) -> int:
-        return size * FLOAT_BYTES * (1 + len(self.rule.shared) + self.rule.temporaries + self.central.copies)
+        working = self.rule.temporaries
+        if is_users(self.rule):  # what the core copies, to put it back if the rule raises
+            working += 1 + len(self._buffers(overlap=True)) + len(self.rule.shared) + 1
+        return size * FLOAT_BYTES * (1 + len(self.rule.shared) + working + self.central.copies)
 
     def _worker_bytes(self, size: int, overlap: bool) -> int:
         return size * FLOAT_BYTES * (len(self._buffers(overlap)) + 1)

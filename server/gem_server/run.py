@@ -43,7 +43,7 @@ from gem_server.metrics import Metrics
 from gem_server.norms import sum_of_squares
 from gem_server.progress import Progress
 from gem_server.resume import lock_directory, make_core, make_journal
-from gem_server.rules import Shared, Turn, UpdateRule
+from gem_server.rules import Shared, Turn, UpdateRule, is_users, where_raised
 from gem_server.rules.fused import all_within
 from gem_server.servicer import TrainingServicer
 from gem_server.threads import Threads
@@ -175,7 +175,15 @@ class Server:
     async def start(self) -> None:
         """Compiles what is to be compiled, and serves."""
         config, core = self._config, self.core
-        warm_up(core.rule, self._log)
+        try:
+            warm_up(core.rule, self._log)
+        except Exception as error:
+            if not is_users(core.rule):
+                raise
+            raise StartError(
+                f"rule {core.settings.rule} raised {where_raised(core.rule, error)} on a model of one parameter with a "
+                "gradient of zero: mend the rule"
+            ) from error
         await self._grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         expire = _repeat(min(1.0, config.lease_seconds / 4), self._servicer.expire_leases)

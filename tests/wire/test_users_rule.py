@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gem_api.errors import RuleFailed
+from gem_api.hyperparameters import Hyperparameters
 from gem_client import connect
+from gem_server import apply_loop
+from gem_server.durability import segment
+from live import config, serving
+from simulation.truth import fingerprint
 from wire.test_drain import process
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
@@ -66,3 +74,56 @@ def test_a_start_with_a_wrong_rule_fails_with_one_line(rule: str, options: str, 
         (line,) = server.lines
         assert line.startswith("gem-server: ")
         assert said in line
+
+
+RAISING = """
+from dataclasses import dataclass
+import numpy as np
+from gem_server.rules import ArrayRule
+
+
+@dataclass(frozen=True)
+class Raising(ArrayRule):
+    learning_rate: float = 0.5
+    buffers = ("snapshot", "mine")
+    shared = ("sum",)
+    numbers = {"commits": 0.0}
+
+    def move(self, theta, update, buffers, turn):
+        turn.shared.buffers["sum"] += update
+        turn.shared.numbers["commits"] += 1
+        buffers["mine"] += update
+        theta -= np.float32(self.learning_rate) * update
+        if update[0] > 100:
+            raise ZeroDivisionError("there is no norm")
+"""
+
+
+@pytest.mark.parametrize(("overlap", "inline"), [(False, 1 << 20), (True, 0)])
+def test_a_commit_that_the_rule_raises_on_is_refused_and_nothing_of_it_is_left_also_after_a_crash(
+    overlap: bool, inline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule has written to all that it may write to when it raises. The log holds the commit, and a start replays it."""
+    (tmp_path / "raising_rules.py").write_text(RAISING, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
+    monkeypatch.setattr(apply_loop, "INLINE_PARAMETERS", inline)  # at once, or in the thread
+    settings = Hyperparameters(rule="raising_rules:Raising")
+    logged = config(settings, checkpoint_dir=tmp_path / "run", durability="log")
+    good, bad = np.ones(16, np.float32), np.full(16, 1000, np.float32)
+    with serving(logged) as live, connect(live.address, shared_memory=False) as session:
+        session.join({"w": np.ones(16, np.float32)}, overlap=overlap)
+        session.commit(good)
+        before = live.on_loop(lambda: fingerprint(live.core))
+        with pytest.raises(RuleFailed, match=r"ZeroDivisionError: there is no norm \(raising_rules.py, line 20\)"):
+            session.commit(bad)
+        assert live.on_loop(lambda: fingerprint(live.core)) == before
+        shutil.copytree(tmp_path / "run", tmp_path / "crashed")
+        with serving(replace(logged, checkpoint_dir=tmp_path / "crashed", resume=True)) as back:
+            assert back.on_loop(lambda: fingerprint(back.core)) == before
+        assert session.commit(good).version == 2
+        assert live.core.shared.numbers == {"commits": 2.0}
+        after = live.on_loop(lambda: fingerprint(live.core))
+        shutil.copytree(tmp_path / "run", tmp_path / "crashed-later")
+    with serving(replace(logged, checkpoint_dir=tmp_path / "crashed-later", resume=True)) as back:
+        assert back.on_loop(lambda: fingerprint(back.core)) == after

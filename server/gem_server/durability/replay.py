@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from gem_api.errors import GemError
+from gem_api.errors import GemError, RuleFailed
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.wire import gradient_format
 
@@ -82,7 +83,8 @@ def _ended(core: Core, record: Record, now: float) -> None:
 def _pulled(core: Core, record: Record, now: float) -> None:
     lease = core.leases.get(record.fields["lease"])
     _require_version(core.central.version, record.fields["version"])
-    core.pull(lease)
+    with suppress(RuleFailed):  # as it did then
+        core.pull(lease)
 
 
 def _committed(core: Core, record: Record, now: float) -> None:
@@ -101,9 +103,13 @@ def _committed(core: Core, record: Record, now: float) -> None:
     if fields["norm"] is not None:
         core.norms.accepted(fields["norm"])
     core.next_ticket = fields["ticket"]
-    step = core.begin(core.ticket(lease, header, now))
+    commit = core.ticket(lease, header, now)
+    step = core.begin(commit)
     _require_version(core.central.version + step.accepted, fields["version"])
-    core.finish(step, step.run(), now)
+    try:
+        core.finish(step, step.run(), now)
+    except RuleFailed:  # as it did then: the worker was refused, and the version of the next commit tells if it was not
+        core.failed(commit)
 
 
 def _dealt(core: Core, record: Record, now: float) -> None:

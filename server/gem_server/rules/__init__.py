@@ -12,7 +12,7 @@ from gem_server.rules.diloco import DiLoCo
 from gem_server.rules.fedasync import FedAsync
 from gem_server.rules.fedbuff import FedBuff
 from gem_server.rules.gem import Gem
-from gem_server.rules.make import load, make
+from gem_server.rules.make import load, make, where_raised
 from gem_server.rules.plain import Adaptive, Agn, Downpour
 from gem_server.rules.ringmaster import Ringmaster
 
@@ -21,7 +21,24 @@ RULES: dict[str, type[UpdateRule]] = {
     for rule in (Gem, Downpour, Adaptive, Agn, Aeasgd, DcAsgd, FedAsync, FedBuff, Ringmaster, DiLoCo)
 }  # fmt: skip
 
-__all__ = ["RULES", "ArrayRule", "PiFacts", "Shared", "Turn", "UpdateRule", "make_rule", "require_named", "rule_of"]
+__all__ = [
+    "RULES",
+    "ArrayRule",
+    "PiFacts",
+    "Shared",
+    "Turn",
+    "UpdateRule",
+    "is_users",
+    "make_rule",
+    "require_named",
+    "rule_of",
+    "where_raised",
+]
+
+
+def is_users(rule: UpdateRule) -> bool:
+    """Whether a rule is a user's own, which may raise an exception at any point."""
+    return type(rule) not in RULES.values()
 
 
 def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRule:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
@@ -29,6 +31,14 @@ def load(name: str) -> type[UpdateRule]:
     if missing := sorted(rule.__abstractmethods__):
         raise ValueError(f"{name!r} is no rule: it lacks {', '.join(missing)}")
     return rule
+
+
+def where_raised(rule: UpdateRule, error: Exception) -> str:
+    """An exception, and the line of the rule's module that it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == sys.modules[type(rule).__module__].__file__]
+    last = (own or frames)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename.rpartition('/')[2]}, line {last.lineno})"
 
 
 def make(kind: type[UpdateRule], options: str, settings: Mapping[str, object]) -> UpdateRule:
