@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from gem_client import (
     connect,
 )
 from gem_client.channel import Stub, open_channel
+from gem_client.connection import Connection
 from integration.helpers import (
     GRADIENT,
     PLAIN,
@@ -351,6 +353,21 @@ def test_the_lease_is_renewed_while_the_worker_computes() -> None:
         until = live.on_loop(lambda: one_lease(live).expires_at)
         wait_until(lambda: live.on_loop(lambda: one_lease(live).expires_at) > until, "the lease to be renewed")
         assert session.generation == 1
+
+
+def test_the_lease_is_renewed_from_the_moment_it_is_opened(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to the registration may have taken most of the lease, and what follows may take long too."""
+    renewed: Future[float] = Future()
+
+    def renew(connection: Connection, lease_id: str) -> None:
+        if not renewed.done():
+            renewed.set_result(connection._renew_timeout)
+
+    monkeypatch.setattr(Connection, "renew", renew)
+    third = live.config.lease_seconds / 3  # 20 s
+    with connect(live.address, timeout=300.0) as session:
+        session.join(model())
+        assert renewed.result(third / 2) <= third  # a renewal that is stuck leaves time for another
 
 
 def test_a_shorter_lease_after_a_restart_is_renewed_in_time() -> None:

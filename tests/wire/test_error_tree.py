@@ -227,7 +227,7 @@ def test_a_replaced_and_an_expired_lease_say_so(live: Live, wire: Wire) -> None:
     first = wire.join("twin")
     second = wire.join("twin")
     assert_refused(wire.whole("Commit", first.header()).refusal(), "LEASE_ENDED", "replaced")
-    live.clock.advance(61)
+    live.clock.advance(181)
     wait_until(lambda: not live.on_loop(lambda: live.core.leases.live), "every lease to expire")
     assert_refused(wire.whole("Commit", second.header()).refusal(), "LEASE_ENDED", "expired")
 

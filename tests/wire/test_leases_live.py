@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import gem_client
 import grpc
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
 from live import Live, config, serving, wait_until
+from wire.test_drain import Process
 from wire_client import (
     SMALL,
     Wire,
@@ -92,6 +96,38 @@ def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanw
     assert worker.commit()[0].version == 1
     pass_time(live)  # its worker is silent now, though the server runs
     assert dict(wire.status().leases_ended) == {"expired": 1}
+
+
+def test_a_server_process_that_was_stopped_for_longer_than_a_lease_goes_on_with_its_workers() -> None:
+    process = Process(["--listen", "127.0.0.1:0", "--lease-seconds", "1", "--memory-socket", "off"], {})
+    try:
+        with gem_client.connect(process.serving()) as session:
+            session.join({"w": np.zeros(9)})
+            stopped = time.monotonic()
+            process.signal(signal.SIGSTOP)
+            wait_until(lambda: time.monotonic() > stopped + 1.5, "the lease's time to be over")
+            process.signal(signal.SIGCONT)
+            assert not session.commit(np.ones(9)).dropped
+        process.signal(signal.SIGTERM)
+        assert process.ended() == 0
+        assert not [line for line in process.lines if "expired" in line]
+    finally:
+        process.kill()
+
+
+def test_a_worker_that_is_slow_to_start_keeps_its_lease_for_longer_though_not_for_ever(
+    live: Live, wire: Wire, worker: Worker
+) -> None:
+    """On a machine with hundreds of workers that start, the answer to a registration may not be read for a whole lease."""
+    slow, dead = wire.join("slow"), wire.join("dead")
+    for _ in range(4):
+        live.clock.advance(0.5 * live.config.lease_seconds)
+        renew(worker)
+        live.on_loop(live.server._servicer.expire_leases)
+    slow.pull()
+    assert slow.commit()[0].version == 1
+    pass_time(live, worker, slow)
+    assert dead.lease_id not in live.on_loop(lambda: live.core.leases.live)
 
 
 def test_an_upload_in_mid_body_does_not_outlive_its_lease(live: Live, wire: Wire, worker: Worker) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
+from gem_api.region import region_bytes
 from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.carriers import PIECE
@@ -245,7 +246,7 @@ def test_the_private_copy_is_counted_as_memory() -> None:
         before = memory_bytes(live)
         region = shared(ann)
         region.commit()
-        assert memory_bytes(live) == before + 2 * 4 * LARGE.size
+        assert memory_bytes(live) == before + region_bytes(LARGE.size)
         region.close()
 
 
