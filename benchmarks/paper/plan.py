@@ -180,7 +180,7 @@ def _proxies(scale: Scale) -> list[Group]:
         ("global: 8 moments for all", "proxy=global", 5.0),
         ("tuned by YellowFin", "proxy=yellowfin", 5.0),
         ("Nesterov", "proxy=nesterov", 5.0),
-        ("Adam, π up to 100", "proxy=adam", 100.0),
+        ("Adam, π up to 100", "proxy=adam proxy_rate=0.001", 100.0),
     )
     return [_group(scale, name, workers=scale.crowd, rule_options=options, pi_max=most) for name, options, most in kinds]
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,8 +32,12 @@ def end_with_launcher() -> None:
 def interruptible() -> Iterator[None]:
     """Has Ctrl-C and SIGTERM raise KeyboardInterrupt in the block or the decorated command; uncaught, it exits with status 130.
 
-    Python hears Ctrl-C by itself, but not in a process that was started with SIGINT ignored, as a script's `command &` is.
+    Python hears Ctrl-C by itself, but not in a process that was started with SIGINT ignored, as a script's `command &` is. Does
+    nothing outside the main thread, which alone may say what signals do.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -382,6 +382,7 @@ def test_a_task_with_a_bug_ends_the_run_at_once_with_the_users_own_line(launch: 
     assert launcher.members() == {}
 
 
+@pytest.mark.slow
 def test_a_bug_that_one_worker_alone_has_gets_its_restarts_and_the_run_a_report(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "own_task.py").write_text(OWN_TASK)
     launcher = launch("--workers", "2", "--task", "own_task:FailsInOneWorker", "--epochs", "1000000", path=tmp_path)

@@ -46,7 +46,7 @@ def gem_train(runs: Path, *arguments: str) -> tuple[str, dict[str, Any], Path]:
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
-        pytest.param("agn", (), id="agn"),
+        pytest.param("agn", (), id="agn", marks=pytest.mark.slow),
         pytest.param("diloco", ("--rule-options", "delay=2", "--warmup-versions", "10"), id="diloco", marks=pytest.mark.slow),
     ],
 )

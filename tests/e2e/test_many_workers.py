@@ -42,6 +42,7 @@ def test_five_workers_in_two_processes_survive_the_death_of_one_and_a_restart_wi
     }
 
 
+@pytest.mark.slow
 def test_a_run_with_simulated_step_time_says_so(launch: Launch, tmp_path: Path) -> None:
     launcher = launch("--workers", "3", "--processes", "1", "--steps", "4", "--step-seconds", "0.2", *FEW)
     assert launcher.wait() == 0, launcher.output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from gem_api.hyperparameters import RULES, Hyperparameters
@@ -36,8 +38,16 @@ def loss_of(live: Live, task: Digits) -> float:
         return Evaluator(task).score(reader.version, reader.layout, values).loss
 
 
-@pytest.mark.parametrize("local_steps", [pytest.param(1, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("rule", RULES)
+QUICK = [("gem", 1), ("gem", 4), ("agn", 4), ("diloco", 4)]  # the others with `make test-slow`
+
+
+@pytest.mark.parametrize(
+    ("rule", "local_steps"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow], id=f"{case[0]}-{case[1]}")
+        for case in product(RULES, (1, 4))
+    ],
+)
 def test_the_loss_falls(digits: Digits, rule: str, local_steps: int) -> None:
     torch.manual_seed(0)
     settings = Hyperparameters(

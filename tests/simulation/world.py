@@ -133,6 +133,13 @@ class World:
 
     def run(self, steps: int) -> None:
         """So many steps of trouble, then quiet until the run is complete."""
+        try:
+            self._run(steps)
+        finally:
+            if self.server.checkpoint is not None:
+                self.server.checkpoint.close()
+
+    def _run(self, steps: int) -> None:
         self._steps(steps, self.trouble())
         self.disk.capacity = self.disk.fails_in = None
         self.disk.sick = False

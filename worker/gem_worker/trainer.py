@@ -44,12 +44,13 @@ def train(
         Quarantined: Too many gradients in a row were refused.
         GemError: The server refuses the worker, or is out of reach for too long.
     """
+    torch.manual_seed(settings.seed)
+    data = task.training_data()  # before the lease, which would run out while a large data set is read
     torch.manual_seed(settings.seed)  # all workers make the same first value; only one is asked for it
     model = task.model()
     model.train()
     optimizer = Optimizer(model.named_parameters(), session, overlap=overlap)
     torch.manual_seed(settings.seed + zlib.crc32(session.name.encode()))  # each worker drops out other units
-    data = task.training_data()
     sampler = ShardSampler(session, data)  # type: ignore[arg-type]
     loader = sampler.loader()
     before = session.steps_done

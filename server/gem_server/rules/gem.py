@@ -90,8 +90,8 @@ class Gem(UpdateRule):
 
     @cached_property
     def largest(self) -> np.float32:
-        bounded = np.float32(MOST_MOVE / (self.learning_rate * self.pi_max))  # π_max·|Δ| must not exceed MOST_MOVE
-        plain = min(super().largest, bounded)
+        bounded = MOST_MOVE / (self.learning_rate * self.pi_max)  # π_max·|Δ| must not exceed MOST_MOVE
+        plain = np.float32(min(float(super().largest), bounded))
         return plain if self.reads_once else min(plain, np.float32(1e12))  # other proxies square it
 
     @cached_property
