@@ -70,11 +70,12 @@ def test_an_experiment_that_can_not_start_says_why(tmp_path: Path) -> None:
 IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "end"),
     [
         pytest.param(IN_BACKGROUND, signal.SIGINT, id="ctrl-c"),
-        pytest.param([], signal.SIGTERM, id="sigterm", marks=pytest.mark.slow),
+        pytest.param([], signal.SIGTERM, id="sigterm"),
     ],
 )
 def test_when_it_is_ended_it_leaves_no_process_and_a_page_that_tells_what_is_missing(
