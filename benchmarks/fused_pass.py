@@ -9,11 +9,11 @@ from collections.abc import Callable
 import click
 import numpy as np
 from gem_api.layout import Layout
-from gem_server.rules import Turn
+from gem_server.rules import RuleInput
 from gem_server.rules.fused import BINS, BLOCK, _delta, _take, gem_part
 from gem_server.rules.gem import Gem
 from gem_server.rules.proxies import Displacement
-from gem_server.threads import Threads
+from gem_server.rules.threads import Threads
 from numba import njit
 
 
@@ -83,7 +83,7 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
     def split(count: int) -> Callable[[], object]:
         rule = Gem()
         rule.use_threads(Threads(count, least=1))
-        return lambda: rule.apply(layout, theta, gradient, buffers, Turn(0))
+        return lambda: rule.apply(layout, theta, gradient, buffers, RuleInput(0))
 
     return {
         "bare": lambda: bare_pass(*arrays, settings),

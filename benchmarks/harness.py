@@ -11,13 +11,13 @@ from queue import Empty
 from typing import Any
 
 import numpy as np
-from gem_worker.cluster import free_port
+from gem_worker.launcher.cluster import free_port
 
 from benchmarks import machine
-from benchmarks.contenders.base import PROCESSES, Contender, ContenderFailedError, Place, Turn
+from benchmarks.contenders.base import PROCESSES, Contender, ContenderFailedError, Place, RoundTrip
 
 WARM_UP = 3  # turns of each worker before anything is counted
-LEAST_TURNS = 3  # that each worker makes while it is measured, however long they take
+MIN_TURNS = 3  # that each worker makes while it is measured, however long they take
 PATIENCE = 300.0  # seconds without news of any worker
 
 
@@ -159,10 +159,10 @@ def _work(contender: Contender, place: Place, index: int, seconds: float, signal
         raise
 
 
-def _count(turn: Turn, index: int, seconds: float, signals: Signals) -> Count:
+def _count(turn: RoundTrip, index: int, seconds: float, signals: Signals) -> Count:
     times = []
     ended = began = time.perf_counter()
-    while ended < began + seconds or len(times) < LEAST_TURNS:
+    while ended < began + seconds or len(times) < MIN_TURNS:
         last = ended
         turn()
         ended = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gem_client.plan import Setup, plan
+from gem_client.ctl.plan import Setup, plan
 
 from benchmarks.contenders.ours import OURS, Ours
 from benchmarks.results import Cell, Results

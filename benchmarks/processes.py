@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from gem_client import Admin, Retry, connect
-from gem_worker.cluster import free_port
+from gem_worker.launcher.cluster import free_port
 
 from benchmarks import machine
 

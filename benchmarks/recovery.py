@@ -13,15 +13,14 @@ import click
 import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_server import checkpoint
-from gem_server.core import Core
-from gem_server.durability import recovery
+from gem_server.core.facts import Header
+from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint, recovery
 from gem_server.durability.journal import Journal
 from gem_server.durability.storage import Storage
-from gem_server.facts import Header
-from gem_server.rules import Turn
+from gem_server.rules import RuleInput
 from gem_server.rules.gem import Gem
-from gem_server.threads import Threads
+from gem_server.rules.threads import Threads
 
 
 def new_core(run_id: str, settings: Hyperparameters) -> Core:
@@ -97,11 +96,11 @@ def timed(folder: Path) -> tuple[list[float], Core]:
 @click.option("--folder", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where, on the disk to measure.")
 def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path | None) -> None:
     """Makes a run's checkpoint and log, and rebuilds the run from them: with cold files first, then with warm ones."""
-    Gem().apply(Layout.of({"warm-up": (1,)}), *_warm_up(), Turn(0))
+    Gem().apply(Layout.of({"warm-up": (1,)}), *_warm_up(), RuleInput(0))
     with tempfile.TemporaryDirectory(dir=folder) as made:
         run = Path(made)
         version, theta = make_run(run, parameters, workers, log_mib << 20)
-        (path,) = checkpoint.found(run)
+        (path,) = checkpoint.list_checkpoints(run)
         nbytes = sum(file.stat().st_size for file in path.iterdir())
         click.echo(
             f"P = {parameters}, {workers} workers: checkpoint {nbytes / 2**20:.0f} MiB, log {version} commits, "

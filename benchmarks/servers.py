@@ -19,7 +19,7 @@ import click
 import grpc
 import numpy as np
 from gem_api.framing import chunk_frames
-from gem_worker.cluster import free_port
+from gem_worker.launcher.cluster import free_port
 
 from benchmarks.processes import CLIENT_PROCESSES, resident_bytes
 

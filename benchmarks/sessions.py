@@ -9,13 +9,13 @@ from statistics import median
 
 import click
 import numpy as np
-from gem_api.lifetime import interruptible
+from gem_api.process.lifetime import interruptible
 
 from benchmarks.idle import INTERVAL_SECONDS, idle_sessions
 from benchmarks.processes import measure, resident_bytes, server
 
 BUSY = 16  # sessions that the rate at 100 is compared with, and that work beside the idle ones
-LEAST_RATIO, LEAST_JAIN, LEAST_BESIDE_IDLE = 0.85, 0.98, 0.95
+MIN_RATIO, MIN_JAIN, MIN_BESIDE_IDLE = 0.85, 0.98, 0.95
 _HEAD = "sessions  commits/s  of first  lowest Jain's index   p50 ms   p99 ms  server CPU ms  server MiB  MiB a session"
 
 
@@ -112,16 +112,16 @@ def _show_many(many: Kinds) -> None:
             f"{_middle(of, 'bytes_per_session') / 2**20:14.2f}"
         )
     jain = min(each.jain for of in many.values() for each in of)
-    click.echo(_verdict("lowest Jain's index", LEAST_JAIN, jain, f"{jain:.4f}"))
+    click.echo(_verdict("lowest Jain's index", MIN_JAIN, jain, f"{jain:.4f}"))
     if (100, 0) in many and (BUSY, 0) in many:
         ratio, low, high = _ratio(many[100, 0], many[BUSY, 0])
-        click.echo(_verdict(f"rate of 100 sessions against {BUSY}", LEAST_RATIO, ratio, f"{ratio:.2f} ({low:.2f}..{high:.2f})"))
+        click.echo(_verdict(f"rate of 100 sessions against {BUSY}", MIN_RATIO, ratio, f"{ratio:.2f} ({low:.2f}..{high:.2f})"))
 
 
 def _show_idle(beside: list[Measured], alone: list[Measured]) -> None:
     ratio, low, high = _ratio(beside, alone)
     what = f"rate of {BUSY} sessions beside {beside[0].idle:,} idle ones against alone"
-    click.echo(_verdict(what, LEAST_BESIDE_IDLE, ratio, f"{ratio:.2f} ({low:.2f}..{high:.2f})"))
+    click.echo(_verdict(what, MIN_BESIDE_IDLE, ratio, f"{ratio:.2f} ({low:.2f}..{high:.2f})"))
     cpu = [f"{1e3 * _middle(of, 'server_cpu'):.2f}" for of in (beside, alone)]
     click.echo(f"processor time of the server for a commit: {cpu[0]} ms beside them, {cpu[1]} ms alone")
     each, all_ = (_middle(beside, name) / 2**20 for name in ("bytes_per_session", "server_bytes"))

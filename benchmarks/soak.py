@@ -23,14 +23,14 @@ from typing import Any
 import click
 import numpy as np
 from gem_api.errors import GemError
-from gem_api.lifetime import interruptible
+from gem_api.process.lifetime import interruptible
 from gem_client import Admin, connect
-from gem_worker.cluster import free_port
+from gem_worker.launcher.cluster import free_port
 
 from benchmarks.processes import server
 
 PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions of each
-MOST_COMMITS = 600  # of one session before it leaves and comes back under its name
+MAX_COMMITS = 600  # of one session before it leaves and comes back under its name
 KILL_SECONDS = 10.0
 WARM_UP = 0.2  # of the samples
 SAMPLES = 1_000_000
@@ -147,7 +147,7 @@ def come_and_go(address: str, parameters: int, name: str, shares: bool, seed: fl
         with suppress(GemError), connect(address, name=name, shared_memory=shares) as session:
             session.join({"theta": np.zeros(parameters, np.float32)})
             batches = iter(session.shards(SAMPLES))
-            for _ in range(dice.randrange(1, MOST_COMMITS)):
+            for _ in range(dice.randrange(1, MAX_COMMITS)):
                 next(batches)
                 session.commit(gradient, loss=1.0)
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from gem_api.lifetime import EXIT_INTERRUPTED, interruptible
+from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
 
 from benchmarks import machine
 from benchmarks.claims import LARGE, MIDDLE, SMALL, verdicts
 from benchmarks.contenders import CONTENDERS
 from benchmarks.contenders.base import PROCESSES, Contender, ContenderFailedError
 from benchmarks.contenders.threads import TUNED
-from benchmarks.harness import LEAST_TURNS, WARM_UP, measure
+from benchmarks.harness import MIN_TURNS, WARM_UP, measure
 from benchmarks.picture import draw
 from benchmarks.predictions import predictions
 from benchmarks.results import Cell, Results
@@ -145,7 +145,7 @@ class Run:
         return sum(self._took.get((cell, each.name), self._guess(cell)) for cell, each, _ in self._plan)
 
     def _guess(self, cell: Cell) -> float:
-        turns = (WARM_UP + LEAST_TURNS) * cell.workers
+        turns = (WARM_UP + MIN_TURNS) * cell.workers
         return 3 + self._seconds + turns * cell.parameters * 1e-8
 
 

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from gem_client import Session, connect
 from hypothesis import settings
 from live import Live, config, serving
 from region_client import abstract
+from session_helpers import GRADIENT, model
+from wire_client import Wire, Worker, wired
 
 # The clock is no part of a test: no deadlines, and the same examples on every run.
 settings.register_profile("default", deadline=None, derandomize=True)
@@ -37,3 +40,25 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
     shares = request.node.get_closest_marker("shared_memory") is not None
     with serving(config(memory_socket=abstract() if shares else "")) as server:
         yield server
+
+
+@pytest.fixture
+def wire(live: Live) -> Iterator[Wire]:
+    """A raw client of the default server."""
+    with wired(live) as client:
+        yield client
+
+
+@pytest.fixture
+def worker(wire: Wire) -> Worker:
+    """A worker that has initialised θ and pulled it."""
+    return wire.started("worker")
+
+
+@pytest.fixture
+def session(live: Live) -> Iterator[Session]:
+    """A worker called alice with one commit."""
+    with connect(live.address, name="alice") as joined:
+        joined.join(model())
+        joined.commit(GRADIENT, loss=1.25, samples=8)
+        yield joined

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import structlog
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import ServerConfig
-from gem_server.run import Server
+from gem_server.server import Server
 
 T = TypeVar("T")
 DEADLINE = 30.0  # seconds that a condition may take on a slow machine

@@ -23,7 +23,7 @@ PATTERN = 1 << 20  # elements after which a gradient repeats itself: random numb
 # Processes are forked from one that has imported the large packages already and runs no thread; see `throughput.py`.
 PROCESSES = get_context("forkserver")
 
-Turn = Callable[[], Any]
+RoundTrip = Callable[[], Any]
 
 
 class ContenderFailedError(Exception):
@@ -91,7 +91,7 @@ class Contender(ABC):
         """Starts the server, yields the ids of its processes when it can be connected to, and ends it."""
 
     @abstractmethod
-    def worker(self, place: Place, index: int) -> AbstractContextManager[Turn]:
+    def worker(self, place: Place, index: int) -> AbstractContextManager[RoundTrip]:
         """Connects worker `index` (from 0) and yields what makes one turn and returns the new θ: float32, shape (P,)."""
 
 

@@ -17,11 +17,11 @@ import grpc
 import numpy as np
 from gem_api.framing import CHUNK_BYTES, bytes_of, chunk_frames
 from gem_api.layout import Layout
-from gem_api.memory import tune_allocator
+from gem_api.process.allocator import tune_allocator
 from gem_server.rules import base
 from gem_server.rules.gem import Gem
 
-from benchmarks.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, Turn, gradient
+from benchmarks.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, RoundTrip, gradient
 
 _PATH = "/benchmark.Echo/Echo"
 _HEADER = bytes(120)  # about the size of a commit's header, and of its result; it opens the first frame
@@ -46,7 +46,7 @@ class FusedPass(Contender):
         yield []
 
     @contextmanager
-    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+    def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         rule, layout = Gem(), Layout.of({"theta": (place.parameters,)})
         theta = np.zeros(place.parameters, np.float32)
         states = [{name: np.zeros(place.parameters, np.float32) for name in rule.buffers} for _ in range(place.workers)]
@@ -55,7 +55,7 @@ class FusedPass(Contender):
 
         def turn() -> Any:
             mine, buffers = next(commits)
-            rule.apply(layout, theta, mine, buffers, base.Turn(place.workers - 1))
+            rule.apply(layout, theta, mine, buffers, base.RuleInput(place.workers - 1))
             return theta
 
         yield turn
@@ -77,7 +77,7 @@ class GrpcEcho(OwnProcess):
         asyncio.run(_serve_echo(place, ready))
 
     @contextmanager
-    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+    def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         tune_allocator()
         frames = [*chunk_frames(gradient(place, index), _HEADER)]
         outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
@@ -129,7 +129,7 @@ class TcpEcho(OwnProcess):
                 threading.Thread(target=_echo, args=(connection, place), daemon=True).start()
 
     @contextmanager
-    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+    def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         outgoing, theta = gradient(place, index), np.empty(place.parameters, np.float32)
         with socket.create_connection((HOST, place.port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

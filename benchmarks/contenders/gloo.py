@@ -13,7 +13,7 @@ from datetime import timedelta
 from multiprocessing.synchronize import Event
 from typing import Any, ClassVar
 
-from benchmarks.contenders.base import HOST, START_SECONDS, OwnProcess, Place, Turn, gradient
+from benchmarks.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient
 from benchmarks.contenders.equations import ETA, rescaled
 from benchmarks.contenders.threads import one_thread
 
@@ -51,7 +51,7 @@ class Gloo(OwnProcess):
                 theta += update
 
     @contextmanager
-    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+    def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         import torch
         from torch import distributed
 

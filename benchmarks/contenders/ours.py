@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from gem_client import connect
 
-from benchmarks.contenders.base import Contender, ContenderFailedError, Place, Turn, gradient
+from benchmarks.contenders.base import Contender, ContenderFailedError, Place, RoundTrip, gradient
 from benchmarks.processes import server
 
 
@@ -35,7 +35,7 @@ class Ours(Contender):
             yield [pid]
 
     @contextmanager
-    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+    def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         shared = self.transport == "shm"
         formats = {"gradient_dtype": self.gradient_dtype, "theta_dtype": self.theta_dtype}
         with connect(place.address, name=f"worker-{index}", shared_memory=shared, **formats) as session:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from typing import Any, ClassVar
 
-from benchmarks.contenders.base import HOST, START_SECONDS, OwnProcess, Place, Turn, gradient
+from benchmarks.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient
 from benchmarks.contenders.equations import ETA, rescaled
 from benchmarks.contenders.threads import tune_rpc_server, tune_rpc_worker
 
@@ -64,7 +64,7 @@ class PytorchRpc(OwnProcess):
         threading.Event().wait()
 
     @contextmanager
-    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+    def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         import torch
         from torch.distributed import rpc
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.contenders.base import OwnProcess, Place, Turn, gradient
+from benchmarks.contenders.base import OwnProcess, Place, RoundTrip, gradient
 from benchmarks.contenders.equations import ETA, rescaled
 
 _NAMESPACE, _ACTOR = "benchmark", "server"
@@ -80,7 +80,7 @@ class RayActor(OwnProcess):
         threading.Event().wait()
 
     @contextmanager
-    def worker(self, place: Place, index: int) -> Iterator[Turn]:
+    def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         ray = _import(place)
         ray.init(address=place.address, namespace=_NAMESPACE, log_to_driver=False, logging_level="ERROR")
         commit = getattr(ray.get_actor(_ACTOR), self.rule)

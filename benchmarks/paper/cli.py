@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from gem_api.lifetime import EXIT_INTERRUPTED, interruptible
+from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
 
 from benchmarks.paper import page
 from benchmarks.paper.figures import DRAWINGS

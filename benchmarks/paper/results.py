@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from gem_worker.run_folder import RunFolder, samples_applied
+from gem_worker.launcher.run_folder import RunFolder, samples_applied
 
 from benchmarks.paper.experiments import Experiment
 

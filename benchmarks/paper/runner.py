@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gem_worker.run_folder import RunFolder
+from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import TaskError
 
 from benchmarks.paper import sequential
@@ -169,7 +169,7 @@ def command(experiment: Experiment, data: Path | None, runs: Path, processes: in
     else:
         flags += [f"--steps={experiment.commits_each}", "--durability=memory"]
         flags += [f"--processes={processes}"] if processes < experiment.workers else []
-    return [sys.executable, "-m", "benchmarks.paper.staged" if staged else "gem_worker.train", *flags]
+    return [sys.executable, "-m", "benchmarks.paper.staged" if staged else "gem_worker.launcher.cli", *flags]
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gem_worker.run_folder import versions
+from gem_worker.launcher.run_folder import versions
 from gem_worker.tasks import Task, load_task
 from torch import nn
 from torch.utils.data import DataLoader

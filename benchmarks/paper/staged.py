@@ -14,13 +14,13 @@ from typing import Any
 
 import click
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.lifetime import interruptible
-from gem_api.options import flags, hyperparameter_options
+from gem_api.process.lifetime import interruptible
+from gem_api.process.options import flags, hyperparameter_options
 from gem_client import Admin, GemError
-from gem_worker.cluster import WORKER_NICENESS, Cluster, Member, free_port, python
 from gem_worker.command import data_option, ignore_signals, task_option
-from gem_worker.follow import Follower
-from gem_worker.run_folder import RunFolder
+from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, Member, free_port, python
+from gem_worker.launcher.monitor import Follower
+from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
 
 from benchmarks.processes import shares

@@ -1,3 +1,3 @@
-from gem_client.ctl import main
+from gem_client.ctl.cli import main
 
 main(prog_name="gem-ctl")

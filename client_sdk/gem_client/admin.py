@@ -8,8 +8,8 @@ from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gem_client.channel import Stub, checked_address, open_channel, typed
-from gem_client.security import Security, Source
+from gem_client.transport.channel import Stub, checked_address, open_channel, typed
+from gem_client.transport.security import Security, Source
 
 
 class Admin:

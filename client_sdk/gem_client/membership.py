@@ -12,8 +12,8 @@ from gem_api.layout import Layout, Vector
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import ThetaFormat
 
-from gem_client.connection import Connection
 from gem_client.retry import Retry, logging_failures
+from gem_client.transport.connection import Connection
 
 log = logging.getLogger("gem_client")
 
@@ -48,7 +48,7 @@ class Membership:
         self._retry = retry
         self._wants_region = shared_memory
         self.theta_format = theta_format
-        self._place: pb.RegisterWorkerResponse | None = None
+        self._registration: pb.RegisterWorkerResponse | None = None
         self._replaced: LeaseEnded | None = None
         self.layout: Layout | None = None
         self.theta = empty(0)
@@ -64,14 +64,14 @@ class Membership:
 
     @property
     def joined(self) -> bool:
-        return self._place is not None
+        return self._registration is not None
 
     @property
-    def place(self) -> pb.RegisterWorkerResponse:
+    def registration(self) -> pb.RegisterWorkerResponse:
         """What the server answered to the last registration. Raises InvalidRequest before the first."""
-        if self._place is None:
+        if self._registration is None:
             raise InvalidRequest("this session has not joined a run yet: call join with the model's parameters first")
-        return self._place
+        return self._registration
 
     @property
     def known_layout(self) -> Layout:
@@ -117,26 +117,26 @@ class Membership:
 
     def leave(self) -> None:
         """Says good-bye, once; the lease expires by itself where that does not get through."""
-        if self._place is None:
+        if self._registration is None:
             return
         try:
-            self._connection.leave(self._place.lease_id, timeout=2.0)
+            self._connection.leave(self._registration.lease_id, timeout=2.0)
         except GemError as error:
             log.info("could not say good-bye; the lease will expire by itself: %s", error)
 
     def forget(self) -> None:
         """As before the first registration: another may be tried."""
-        self._place = None
+        self._registration = None
 
     def renew(self) -> None:
-        if self._place is not None:
-            self._connection.renew(self._place.lease_id)
+        if self._registration is not None:
+            self._connection.renew(self._registration.lease_id)
 
     # -- θ
 
     def retry_pull(self) -> bool:
         """Reads θ under the lease; returns whether this worker must give θ its first value instead."""
-        return self._retry.call(lambda: self.pull(self.place.lease_id), self.report)
+        return self._retry.call(lambda: self.pull(self.registration.lease_id), self.report)
 
     def pull(self, lease_id: str) -> bool:
         """One attempt to read θ, without a lease if that is empty."""
@@ -164,12 +164,14 @@ class Membership:
 
     def share_memory(self) -> None:
         """Moves θ and the gradient to memory shared with the server, where that is on this machine and willing."""
-        shared = self._connection.share_memory(self.place.lease_id, self.known_layout.size) if self._wants_region else None
+        shared = (
+            self._connection.share_memory(self.registration.lease_id, self.known_layout.size) if self._wants_region else None
+        )
         self.region = shared.nonce if shared is not None else b""
         if shared is not None:
-            np.copyto(shared.answer, self.theta)
+            np.copyto(shared.theta, self.theta)
             np.copyto(shared.gradient, self.gradient)
-            self.theta, self.gradient = shared.answer, shared.gradient
+            self.theta, self.gradient = shared.theta, shared.gradient
 
     def make_room(self, layout: Layout) -> None:
         """Buffers for a model of this layout."""
@@ -187,23 +189,25 @@ class Membership:
         return report
 
     def _register(self) -> None:
-        previous = self._place
+        previous = self._registration
         self._connection.drop_stream()
-        place = self._retry.call(lambda: self._connection.register(self._name, self.known_layout, self.overlap), self.report)
-        if previous is not None and previous.run_id != place.run_id:
-            log.warning("%s: the server has begun another run (%s); going on with that", self._name, place.run_id)
-        self._place, self.sequence, self.steps_done = place, 0, place.steps_done
+        registration = self._retry.call(
+            lambda: self._connection.register(self._name, self.known_layout, self.overlap), self.report
+        )
+        if previous is not None and previous.run_id != registration.run_id:
+            log.warning("%s: the server has begun another run (%s); going on with that", self._name, registration.run_id)
+        self._registration, self.sequence, self.steps_done = registration, 0, registration.steps_done
         self.generation += 1
-        self._connection.keep_alive(place.lease_seconds / 3)
+        self._connection.keep_alive(registration.lease_seconds / 3)
         self.share_memory()
-        if place.must_initialize:
+        if registration.must_initialize:
             self._initialize()
 
     def _initialize(self) -> None:
         """Gives θ its first value: what the caller joined with, or after the loss of a server the θ last received."""
-        place = self.place
+        registration = self.registration
         try:
-            self._retry.call(lambda: self._connection.initialize(place.lease_id, self.theta), self.report)
+            self._retry.call(lambda: self._connection.initialize(registration.lease_id, self.theta), self.report)
         except InvalidRequest as error:  # the first try did arrive, and only its answer was lost
             log.info("%s: θ has a first value already: %s", self._name, error)
 

@@ -20,19 +20,19 @@ import numpy.typing as npt
 from gem_api.errors import GemError, InvalidRequest, LeaseEnded, RejectedCommit, TransportError
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
-from gem_api.memory import tune_allocator
+from gem_api.process.allocator import tune_allocator
 from gem_api.schedule import rate
 from gem_api.update_kind import KINDS, UpdateKind, kind_of
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import Format, ThetaFormat, gradient_format, theta_format
 
-from gem_client.carrier import Carrier
-from gem_client.connection import Connection
+from gem_client.commit_sender import Carrier
 from gem_client.membership import Membership
 from gem_client.retry import Retry
-from gem_client.security import Security, Source
 from gem_client.shards import Batch, LeasedShard, Shards
-from gem_client.side_thread import SideThread
+from gem_client.transport.connection import Connection
+from gem_client.transport.security import Security, Source
+from gem_client.transport.side_thread import SideThread
 
 log = logging.getLogger("gem_client")
 FINAL_POLL_SECONDS = 0.5
@@ -157,7 +157,7 @@ class Session:
         self._handed_out = Base(0, 0)
         # What is done while the caller computes: a commit under way, shards. One thing at a time uses the connection.
         self._side = SideThread("gem-session-side")
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._under_way: Future[Answer] | None = None
         self._completing: Future[None] | None = None
         self._process = os.getpid()
@@ -167,13 +167,13 @@ class Session:
     @property
     def hyperparameters(self) -> Hyperparameters:
         """The run's settings. Raises InvalidRequest before `join`."""
-        return Hyperparameters.from_message(self._member.place.hyperparameters)
+        return Hyperparameters.from_message(self._member.registration.hyperparameters)
 
     @property
     def update_kind(self) -> UpdateKind:
         """What the run's rule takes: "gradient", or "delta", what local steps changed the worker's parameters by. Raises
         InvalidRequest before `join`."""
-        return kind_of(self._member.place.update_kind)
+        return kind_of(self._member.registration.update_kind)
 
     @property
     def learning_rate(self) -> float:
@@ -188,7 +188,7 @@ class Session:
     @property
     def run_id(self) -> str:
         """Names the run. Raises InvalidRequest before `join`."""
-        return self._member.place.run_id
+        return self._member.registration.run_id
 
     @property
     def theta(self) -> Vector:
@@ -252,7 +252,7 @@ class Session:
         pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
         named = [(name, np.asarray(value)) for name, value in pairs]
         layout, arrays = Layout.of((name, array.shape) for name, array in named), dict(named)
-        with self._turn:
+        with self._lock:
             self._member.make_room(layout)
             self._member.overlap = overlap
             layout.pack(arrays, self._member.theta)
@@ -277,7 +277,7 @@ class Session:
         self._require_usable()
         if self._member.joined:
             return self.take_theta()
-        with self._turn:
+        with self._lock:
             self._retry.call(lambda: self._member.pull(""), self._member.report)
             return self._member.theta
 
@@ -287,13 +287,13 @@ class Session:
         Nothing changes for the session: the next commit is still based on the θ handed out last. Waits for a commit under way.
         """
         self._require_usable()
-        with self._turn:
+        with self._lock:
             return self._retry.call(self._member.read, self._member.report)
 
     def take_theta(self) -> Vector:
         """`pull` under the lease, for `Optimizer`."""
         self._require_usable()
-        with self._turn:
+        with self._lock:
             self._member.settle_doubt()
             while True:
                 try:
@@ -338,7 +338,7 @@ class Session:
             TransportError: The server could not be reached for as long as `retry` allows.
         """
         self._require_usable()
-        with self._turn:
+        with self._lock:
             packed = self._packed(gradient, kind, decay)
             claimed = self._claim(batches)
             return self._commit(packed, kind, loss, _samples(samples, claimed), claimed, base or self._handed_out)
@@ -366,11 +366,11 @@ class Session:
         self._require_usable()
         if self._under_way is not None or not self._member.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
-        with self._turn:
+        with self._lock:
             packed = self._packed(gradient, kind, decay)
         claimed, base = self._claim(batches), base or self._handed_out
         counted = _samples(samples, claimed)
-        self._under_way = self._side.submit(self._in_turn, self._commit, packed, kind, loss, counted, claimed, base)
+        self._under_way = self._side.submit(self._locked, self._commit, packed, kind, loss, counted, claimed, base)
 
     def finish_commit(self) -> Answer | None:
         """Waits for the commit under way and returns its answer, or raises as `commit` does; None if there is none."""
@@ -423,7 +423,7 @@ class Session:
         self.finish_commit()
         if self._completing is not None:
             self._completing.result()
-        with self._turn:
+        with self._lock:
             self._connection.drop_stream()
             self._member.leave()
             self._member.forget()  # so that the lease is renewed no more
@@ -470,11 +470,11 @@ class Session:
     def lease_shard(self, samples: int, holding: Collection[int]) -> Future[LeasedShard]:
         """Asks for a shard, under the present lease or a new one if that has ended; keeps the shards `holding`."""
         self._require_usable()
-        return self._side.submit(self._in_turn, self._lease_shard, samples, holding)
+        return self._side.submit(self._locked, self._lease_shard, samples, holding)
 
     def complete_shard(self, shard_id: int) -> None:
         """Reports a shard as done; where that fails, it goes back with the next `lease_shard` and is trained on again."""
-        self._completing = self._side.submit(self._in_turn, self._complete_shard, self._member.place.lease_id, shard_id)
+        self._completing = self._side.submit(self._locked, self._complete_shard, self._member.registration.lease_id, shard_id)
 
     def wait_for_commit(self) -> None:
         """Waits for the commit under way, if there is one; `finish_commit` still gives its answer."""
@@ -496,7 +496,8 @@ class Session:
         while True:
             try:
                 response = self._retry.call(
-                    lambda: self._connection.lease_shard(self._member.place.lease_id, samples, holding), self._member.report
+                    lambda: self._connection.lease_shard(self._member.registration.lease_id, samples, holding),
+                    self._member.report,
                 )
                 return LeasedShard(response, self.generation)
             except LeaseEnded as ended:
@@ -546,8 +547,8 @@ class Session:
 
     # -- small parts
 
-    def _in_turn(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        with self._turn:
+    def _locked(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        with self._lock:
             return work(*arguments, **named)
 
     def _packed(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike], kind: UpdateKind, decay: bool) -> Vector:
@@ -556,7 +557,7 @@ class Session:
             raise InvalidRequest(f"a commit is of kind {' or '.join(KINDS)}, not {kind!r}")
         self._member.settle_doubt()  # before a commit that was broken off may see the next gradient in its memory
         packed = self._carrier.pack(gradient)
-        weight_decay = self._member.place.hyperparameters.weight_decay
+        weight_decay = self._member.registration.hyperparameters.weight_decay
         if kind == "delta" or not decay or not weight_decay:
             return packed
         # Into the session's own buffer: the caller's array is not to change.

@@ -22,7 +22,7 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True
 _MAGNITUDE = 0x7FFFFFFF  # all bits but the sign
 _INFINITY = 0x7F800000
 _SMALLEST = float32(2.0**-119)  # a block below this would need a subnormal scale
-_LARGEST = np.finfo(np.float32).max
+_MAX = np.finfo(np.float32).max
 _NAN = float32(np.nan)
 
 
@@ -121,7 +121,7 @@ def encode_blocks(gradient, residual, remainder, elements, out):  # type: ignore
             top = max(top, int32(bits[i] & _MAGNITUDE))
         largest = int32(top).view(float32)
         quanta = out[at + 4 : at + 4 + size].view(int8)
-        if _SMALLEST <= largest <= _LARGEST:
+        if _SMALLEST <= largest <= _MAX:
             scale, inverse = largest / float32(127), float32(127) / largest
             for i in range(size):
                 quantum = np.rint(sums[i] * inverse)

@@ -22,9 +22,9 @@ FIXED = ("rule", "rule_options", "snapshot", "local_steps", "batch_size", "shard
 REFERENCE_DEFAULTS = {"epsilon": 1e-12}  # the authors' code
 # A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
 ADAM_DEFAULTS = {"learning_rate": 0.003, "pi_max": 1e6}
-_LARGEST_OF_TYPE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 63) - 1}
-LARGEST = {
-    field.name: _LARGEST_OF_TYPE[field.type] for field in pb.Hyperparameters.DESCRIPTOR.fields if field.type in _LARGEST_OF_TYPE
+_MAX_OF_TYPE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 63) - 1}
+MAX_VALUES = {
+    field.name: _MAX_OF_TYPE[field.type] for field in pb.Hyperparameters.DESCRIPTOR.fields if field.type in _MAX_OF_TYPE
 }
 SHARD_SIZE = 256  # unless batches do not fit
 
@@ -87,7 +87,7 @@ class Hyperparameters:
 
     def require_carried(self) -> None:
         """Raises ValueError if the contract cannot carry a value: workers could not be told of it."""
-        for name, most in LARGEST.items():
+        for name, most in MAX_VALUES.items():
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"--{name.replace('_', '-')} must lie in [0, {most}], not at {getattr(self, name)}")
         for name in ("rule", "rule_options"):

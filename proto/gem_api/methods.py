@@ -12,7 +12,7 @@ from gem_api.v1 import admin_pb2, training_pb2
 
 TRAINING = training_pb2.DESCRIPTOR.services_by_name["TrainingService"]
 # A layout of 100,000 tensors fits in one message; tensors themselves travel in chunks.
-MOST_MESSAGE_BYTES = 32 << 20
+MAX_MESSAGE_BYTES = 32 << 20
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 

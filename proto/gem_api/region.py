@@ -38,7 +38,7 @@ class Region:
         self.nbytes = region_bytes(parameters)
         self.nonce = memory[:NONCE_BYTES]
         self.gradient: Vector = np.frombuffer(memory, "<f4", parameters, _PAGE)
-        self.answer: Vector = np.frombuffer(memory, "<f4", parameters, _PAGE + _pages(parameters))
+        self.theta: Vector = np.frombuffer(memory, "<f4", parameters, _PAGE + _pages(parameters))
 
 
 def region_bytes(parameters: int) -> int:

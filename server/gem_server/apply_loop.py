@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from gem_api.errors import Draining, GemError, LeaseEnded, RuleFailed
 
-from gem_server.commits import Commit, Step
-from gem_server.core import Core
-from gem_server.facts import Applied
-from gem_server.leases import Lease
+from gem_server.core.commits import Commit, Step
+from gem_server.core.facts import Applied
+from gem_server.core.leases import Lease
+from gem_server.core.state_machine import Core
 from gem_server.rules import PiFacts
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class ApplyLoop:
         return len(self._answers)
 
     def submit(self, commit: Commit) -> None:
-        """Has a commit, which holds the newest ticket, applied in its turn; `answer` gives what becomes of it.
+        """Has a commit, which holds the newest ticket, applied in its turn; `outcome` gives what becomes of it.
 
         A small one whose turn it is already is applied at once, which spares it the way through the queue.
         """
@@ -69,13 +69,13 @@ class ApplyLoop:
         else:
             self._answers[commit.lease.lease_id] = self._enqueue(lambda: self._apply(commit, taken))
 
-    async def answer(self, lease: Lease, sequence: int) -> Applied:
+    async def outcome(self, lease: Lease, sequence: int) -> Applied:
         """The facts of the lease's commit of that sequence, once it is applied. Raises LeaseEnded if the lease ended before."""
         if lease.queued == sequence:
             return await asyncio.shield(self._answers[lease.lease_id])
-        if lease.answer is None or lease.answer.sequence != sequence:
+        if lease.last_applied is None or lease.last_applied.sequence != sequence:
             raise LeaseEnded("the lease ended while the commit waited for its turn: register again")
-        return lease.answer
+        return lease.last_applied
 
     async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
         """Calls `plan` when its turn has come, and runs the work that it returns in the apply thread before the next one."""

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from gem_api import __version__, logs
+from gem_api import __version__
 from gem_api.hyperparameters import SHARD_SIZE, Hyperparameters
-from gem_api.lifetime import end_with_launcher
-from gem_api.memory import tune_allocator
-from gem_api.options import (
+from gem_api.process import logs
+from gem_api.process.allocator import tune_allocator
+from gem_api.process.lifetime import end_with_launcher
+from gem_api.process.options import (
     DERIVED_SHARD_SIZE,
     DURABILITIES,
     SETTINGS,
@@ -30,8 +31,8 @@ from gem_api.options import (
 
 from gem_server.config import ServerConfig, StartError
 from gem_server.host_memory import default_limit
-from gem_server.run import serve
-from gem_server.tls import TlsFiles
+from gem_server.security.tls import TlsFiles
+from gem_server.server import serve
 
 _NAMES = [field.name for field in fields(Hyperparameters)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gem_api.hyperparameters import Hyperparameters
 
-from gem_server.tls import TlsFiles
+from gem_server.security.tls import TlsFiles
 
 
 class StartError(Exception):

@@ -19,7 +19,7 @@ from chaos.log_reader import BrokenLog, Entry, entries
 from chaos.replay import Checkpoint, Contradiction, Floats, Replay, as_bfloat16, decoded
 
 Known = tuple[str, int]  # a commit: lease and sequence
-_MOST_PROBLEMS = 50
+_MAX_PROBLEMS = 50
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Verdict:
         return self.theta_equal and not self.problems
 
     def object_to(self, problem: str) -> None:
-        if len(self.problems) < _MOST_PROBLEMS:
+        if len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(problem)
 
     def as_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from chaos import disk
 from chaos.checker import Verdict, check
 from chaos.cluster import Cluster
 from chaos.worker import Kind
-from gem_api.lifetime import interruptible
+from gem_api.process.lifetime import interruptible
 
 KINDS = [
     Kind(shared_memory=True, proxied=False),

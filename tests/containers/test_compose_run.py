@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from containers.project import ROOT, Project, wait_until
-from gem_client.panels import DASHBOARDS
-from gem_client.report import fill_in
+from gem_client.ctl.panels import DASHBOARDS
+from gem_client.ctl.report import fill_in
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 WORKERS = 8

@@ -15,14 +15,14 @@ from pathlib import Path
 import atheris
 
 # numba can't read what is instrumented.
-COMPILED = ["gem_server.rules.fused", "gem_server.rules.bins", "gem_server.norms", "gem_api.conversions"]
+COMPILED = ["gem_server.rules.fused", "gem_server.rules.bins", "gem_server.core.norm_bound", "gem_api.conversions"]
 with atheris.instrument_imports(include=["gem_api", "gem_server", "json"], exclude=COMPILED):
     from fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 FOUND = Path(tempfile.gettempdir()) / "gem-fuzz"
 LONGEST = 20_000
-LARGEST_CORPUS = 20_000  # bytes of each target
+MAX_CORPUS = 20_000  # bytes of each target
 
 
 def main(name: str, seconds: int) -> None:
@@ -48,7 +48,7 @@ def keep(name: str) -> None:
     paths = sorted((FOUND / name).iterdir(), key=lambda path: path.stat().st_size)
     sizes = accumulate(path.stat().st_size for path in paths)
     for path, size in zip(paths, sizes, strict=True):
-        if size <= LARGEST_CORPUS:
+        if size <= MAX_CORPUS:
             shutil.copy(path, CORPUS / name / path.name)
 
 

@@ -9,12 +9,12 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import gradient_format
-from gem_server.core import Arrived, Core
+from gem_server.core.facts import EndReason, Header
+from gem_server.core.state_machine import Arrived, Core
 from gem_server.durability import recovery, segment
 from gem_server.durability.journal import Journal
 from gem_server.durability.segment import Entry, Segment
 from gem_server.durability.storage import Storage
-from gem_server.facts import EndReason, Header
 
 LAYOUT = Layout.of({"w": (3, 5), "b": (2,)})
 SETTINGS = Hyperparameters(batch_size=4, shard_size=8, epochs=2, shards="replicate")

@@ -29,12 +29,12 @@ from gem_api.errors import GemError
 from gem_api.framing import Frame, chunk_frame, parse_frame
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import GRADIENT_FORMATS
-from gem_server import checkpoint, messages
-from gem_server.checkpoint import BadCheckpoint
-from gem_server.core import Core
-from gem_server.durability import recovery, segment
+from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint, recovery, segment
+from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.segment import DamagedLog, Segment
-from gem_server.progress import Progress
+from gem_server.rpc import messages
+from gem_server.telemetry.progress import Progress
 from google.protobuf.message import DecodeError
 
 NEXT_FRAME, NEXT_RECORD, PAYLOAD = b"\xfe--\xfe", b"\n--\n", b"\n\t"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fuzz.targets import MODEL, NEXT_RECORD, PAYLOAD, TARGETS, checkpoint_name, contents, sealed_segment
-from gem_server.checkpoint import BadCheckpoint
 from gem_server.durability import segment
+from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.segment import DamagedLog
 
 FOLDER = Path(__file__).parent

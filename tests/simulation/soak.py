@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import click
-from gem_api.lifetime import interruptible
+from gem_api.process.lifetime import interruptible
 from gem_server.durability import segment
 from simulation.test_simulation import SEEDS, STEPS
 from simulation.world import World

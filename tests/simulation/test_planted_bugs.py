@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gem_server import apply_loop, checkpoint
-from gem_server.checkpoint import BadCheckpoint
-from gem_server.commits import Commit, Step
-from gem_server.core import Core
-from gem_server.durability import segment
+from gem_server import apply_loop
+from gem_server.core.commits import Commit, Step
+from gem_server.core.facts import Applied
+from gem_server.core.leases import Lease
+from gem_server.core.shards import ShardLedger
+from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint, segment
 from gem_server.durability.capture import Capture
-from gem_server.durability.journal import Journal, Place, Waiting
+from gem_server.durability.checkpoint import BadCheckpoint
+from gem_server.durability.journal import Journal, LogPosition, Waiting
 from gem_server.durability.records import Kind, Record
 from gem_server.durability.segment import DamagedLog, SegmentWriter
 from gem_server.durability.storage import Storage
-from gem_server.facts import Applied
-from gem_server.leases import Lease
-from gem_server.rules import PiFacts, Turn
-from gem_server.shards import ShardLedger
+from gem_server.rules import PiFacts, RuleInput
 from simulation.disk import SimulatedDisk
 from simulation.world import World
 
-MOST_SEEDS, STEPS = 200, 1000
+MAX_SEEDS, STEPS = 200, 1000
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def answers_before_the_flush(patch: pytest.MonkeyPatch) -> None:
+def replies_before_the_flush(patch: pytest.MonkeyPatch) -> None:
     """What is appended counts as safe."""
     patch.setattr(World, "durable", lambda world: world.server.journal.appended if world.server.journal else 0)
 
@@ -68,17 +68,17 @@ def opens_a_segment_before_the_last_is_synced(patch: pytest.MonkeyPatch) -> None
 
 
 def cuts_without_a_new_segment(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Journal, "cut", lambda journal: Place(journal.serial, journal.appended))
+    patch.setattr(Journal, "cut", lambda journal: LogPosition(journal.serial, journal.appended))
 
 
 def cuts_one_record_late(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint says that it holds one record more than it does."""
     cut = Journal.cut
 
-    def late(journal: Journal) -> Place:
+    def late(journal: Journal) -> LogPosition:
         place = cut(journal)
         journal.append(Record(Kind.COMPLETED, {"lease": "", "shard": 0}))
-        return Place(place.serial, journal.appended)
+        return LogPosition(place.serial, journal.appended)
 
     patch.setattr(Journal, "cut", late)
 
@@ -151,7 +151,7 @@ def fails_a_checkpoint_whose_predecessors_stay(patch: pytest.MonkeyPatch) -> Non
     """It is written, and an older one can't be removed."""
 
     def remove_old(directory: Path, newest: Path, keep: int, storage: Storage, log: object) -> None:
-        for old in [other for other in checkpoint.found(directory, storage) if other != newest][keep - 1 :]:
+        for old in [other for other in checkpoint.list_checkpoints(directory, storage) if other != newest][keep - 1 :]:
             storage.remove(old)
 
     patch.setattr(checkpoint, "_remove_old", remove_old)
@@ -197,7 +197,7 @@ def logs_no_discarded_commit(patch: pytest.MonkeyPatch) -> None:
 
     def unlogged(core: Core, commit: Commit) -> Step:
         late = core.central.version - commit.header.base_version
-        if core.rule.accepts(Turn(late)):
+        if core.rule.accepts(RuleInput(late)):
             return begin(core, commit)
         record, core.record = core.record, lambda record: commit.lease.recorded
         try:
@@ -236,7 +236,7 @@ def leaves_out(kind: Kind) -> Plant:
 
 
 BUGS = [
-    answers_before_the_flush,
+    replies_before_the_flush,
     skips_the_sync_of_the_log,
     skips_the_sync_of_names,
     takes_more_for_synced_than_was,
@@ -267,11 +267,11 @@ BUGS = [
 def test_a_planted_bug_is_caught(plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "_ALLOCATION", 4096)
     plant(monkeypatch)
-    for seed in range(MOST_SEEDS):
+    for seed in range(MAX_SEEDS):
         folder = tmp_path / str(seed)
         folder.mkdir()
         try:
             World(seed, folder).run(STEPS)
         except (AssertionError, DamagedLog, BadCheckpoint):
             return
-    pytest.fail(f"{MOST_SEEDS} seeds did not find it")
+    pytest.fail(f"{MAX_SEEDS} seeds did not find it")

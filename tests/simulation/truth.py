@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gem_server.core import Core
-from gem_server.facts import Applied
+from gem_server.core.facts import Applied
+from gem_server.core.state_machine import Core
 
 Known = tuple[str, int]  # a commit: lease and sequence
 

@@ -19,16 +19,16 @@ from gem_api.errors import CheckpointFailed, GemError, LeaseEnded, Overloaded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import gradient_format
-from gem_server import apply_loop, checkpoint
-from gem_server.checkpointer import Checkpointer
-from gem_server.commits import Arrived, Commit, Step
-from gem_server.core import Core
+from gem_server import apply_loop
+from gem_server.core.commits import Arrived, Commit, Step
+from gem_server.core.facts import Admission, Header, PullDecision
+from gem_server.core.leases import Lease
+from gem_server.core.shards import NoShard
+from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint, recovery
 from gem_server.durability import journal as journal_module
-from gem_server.durability import recovery
-from gem_server.facts import Admission, Header, PullDecision
-from gem_server.leases import Lease
-from gem_server.progress import Progress
-from gem_server.shards import NoShard
+from gem_server.durability.checkpointer import Checkpointer
+from gem_server.telemetry.progress import Progress
 from simulation.client import SAMPLES, SHARD, SIZE, Client, Request, Response
 from simulation.disk import PowerFailure, SimulatedDisk
 from simulation.truth import Truth, fingerprint, require
@@ -38,7 +38,7 @@ SILENT = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_boun
 LAYOUT = Layout.of({"w": (SIZE,)})
 LEASE_SECONDS = 30.0
 EPOCHS = 2
-MOST_CALM_STEPS = 20_000
+MAX_CALM_STEPS = 20_000
 PLAIN_RULES = [("gem", ""), ("gem", ""), ("downpour", ""), ("adaptive", "")]
 # Those that keep something for all workers, that take deltas, that leave commits out.
 OTHER_RULES = [
@@ -144,7 +144,7 @@ class World:
         self.disk.capacity = self.disk.fails_in = None
         self.disk.sick = False
         quiet = [*self.peace(), (self.checkpoint, 0.2), (self.save, 0.6), (self.expire, 0.05)]
-        for _ in range(MOST_CALM_STEPS // 100):
+        for _ in range(MAX_CALM_STEPS // 100):
             self._steps(100, quiet)
             if all(client.done for client in self.clients.values()):
                 break
@@ -291,10 +291,10 @@ class World:
 
     def _acknowledge(self, request: Request, lease_id: str) -> None:
         lease = self.server.core.leases.live.get(lease_id)
-        if lease is None or lease.answer is None:
+        if lease is None or lease.last_applied is None:
             self.network.append(Response(request, error=LeaseEnded("ended while it waited")))
             return
-        applied = lease.answer
+        applied = lease.last_applied
         due = lease.recorded
         self._answer(request, applied, lambda: self.truth.acknowledges(lease_id, applied), due)
 
@@ -397,7 +397,7 @@ class World:
 
     def save(self) -> None:
         """The next step of a checkpoint: its memory is made ready, the state is taken, the files are written."""
-        server, before = self.server, checkpoint.found(self.disk.root)
+        server, before = self.server, checkpoint.list_checkpoints(self.disk.root)
         if server.checkpoint is None:
             return
         try:
@@ -406,7 +406,9 @@ class World:
             server.checkpoint, server.journal = None, server.unbased
         except CheckpointFailed:  # the one before it stands
             server.checkpoint = None
-            require(checkpoint.found(self.disk.root) == before, "a checkpoint that is written is said to have failed")
+            require(
+                checkpoint.list_checkpoints(self.disk.root) == before, "a checkpoint that is written is said to have failed"
+            )
         if server.checkpoint is None:
             kept = [lease.worker for lease in server.core.leases.live.values() if lease.before_change is not None]
             require(not kept, f"a checkpoint is over, and still keeps buffers of {kept}")
@@ -460,7 +462,7 @@ class World:
         )
         if recovered is None:
             return self._new_server()
-        if recovery.place_of(recovered.checkpoint) is None:
+        if recovery.log_position_of(recovered.checkpoint) is None:
             self.truth.prints.clear()  # no record says what it holds
         self.truth.recovered(recovered.core, recovered.number)
         self.truth.unlogged = not logged
@@ -478,8 +480,10 @@ class World:
 
     def _damage_a_checkpoint(self) -> None:
         """The newest, where an older one and the log since stand in."""
-        found = checkpoint.found(self.disk.root)
-        stands_in = len(found) > 1 and (recovery.place_of(found[0]) is None or recovery.place_of(found[1]) is not None)
+        found = checkpoint.list_checkpoints(self.disk.root)
+        stands_in = len(found) > 1 and (
+            recovery.log_position_of(found[0]) is None or recovery.log_position_of(found[1]) is not None
+        )
         if stands_in and found[0] not in self._damaged and self.random.random() < 0.4:
             self._damaged.add(found[0])
             self.disk.damage(found[0] / "workers.safetensors")

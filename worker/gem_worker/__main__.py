@@ -1,3 +1,3 @@
-from gem_worker.cli import main
+from gem_worker.process.cli import main
 
 main(prog_name="gem-worker")

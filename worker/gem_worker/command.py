@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import structlog
-from gem_api.options import Number, ServerAddress, credential_options, option
+from gem_api.process.options import Number, ServerAddress, credential_options, option
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
 from gem_worker.tasks import BUILT_IN

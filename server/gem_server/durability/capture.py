@@ -12,10 +12,10 @@ from typing import Any
 
 from gem_api.layout import Vector
 
-from gem_server.core import Core
+from gem_server.core.leases import SPARE, Lease
+from gem_server.core.memory_budget import FLOAT_BYTES
+from gem_server.core.state_machine import Core
 from gem_server.durability.scratch import Scratch
-from gem_server.leases import SPARE, Lease
-from gem_server.memory import FLOAT_BYTES
 from gem_server.rules.base import Buffers
 
 _SHARED = ""  # stands for a lease id where a buffer is all workers'
@@ -42,7 +42,7 @@ class Capture:
         self._scratch = scratch
         self._changed = threading.Condition()
         self._leases = list(core.leases.live.values())
-        self._unsaved = {lease.lease_id: kept(core, lease) for lease in self._leases}
+        self._unsaved = {lease.lease_id: state_buffers(core, lease) for lease in self._leases}
         self._copies: dict[str, Buffers] = {_SHARED: core.shared.buffers}
         self._lent: list[Vector] = []
         self.shapes = {
@@ -101,12 +101,12 @@ class Capture:
 def copies_at_most(core: Core) -> int:
     """How many copies, of P float32 values each, a checkpoint of the present state may need that the memory limit has room for:
     θ's at least."""
-    wanted = 1 + len(core.shared.buffers) + sum(len(kept(core, lease)) for lease in core.leases.live.values())
+    wanted = 1 + len(core.shared.buffers) + sum(len(state_buffers(core, lease)) for lease in core.leases.live.values())
     while wanted > 1 and not core.memory.fits(wanted * core.central.size * FLOAT_BYTES):
         wanted -= 1
     return wanted
 
 
-def kept(core: Core, lease: Lease) -> Buffers:
+def state_buffers(core: Core, lease: Lease) -> Buffers:
     """Those of a lease's buffers that are its state."""
     return {name: buffer for name, buffer in lease.buffers.items() if name in (*core.rule.buffers, SPARE)}

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Protocol
 
 from gem_api.errors import CheckpointFailed, Overloaded
-from gem_api.logs import Logger
+from gem_api.process.logs import Logger
 
 from gem_server.durability.journal import Journal
 
 RETRY_SECONDS = 1.0
-MOST_SYNCS = 2  # at once: a sync takes long however little it has to do
+MAX_SYNCS = 2  # at once: a sync takes long however little it has to do
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -82,9 +82,9 @@ class GroupCommit:
         self._based = asyncio.Event()
         self._work = asyncio.Event()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._threads = ThreadPoolExecutor(1 + MOST_SYNCS, "log")
+        self._threads = ThreadPoolExecutor(1 + MAX_SYNCS, "log")
         # The groups that are written, with what says that they are synced; one more is being waited for.
-        self._syncs: asyncio.Queue[tuple[int, asyncio.Future[None], float]] = asyncio.Queue(MOST_SYNCS - 1)
+        self._syncs: asyncio.Queue[tuple[int, asyncio.Future[None], float]] = asyncio.Queue(MAX_SYNCS - 1)
 
     def based(self) -> None:
         """There is a whole checkpoint: from now on the log says what happened since."""

@@ -30,7 +30,7 @@ class Waiting(NamedTuple):
     record: Record
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """Where a checkpoint's log begins: a segment, and the number of the last record before it."""
 
     serial: int
@@ -82,11 +82,11 @@ class Journal:
         self._waiting.append(Waiting(self.serial, self.appended, record))
         return self.appended
 
-    def cut(self) -> Place:
+    def cut(self) -> LogPosition:
         """What is appended from now on goes to a new segment: a checkpoint holds all before."""
         self.serial += self.appended > self._cut_at
         self._cut_at, self.size = self.appended, 0
-        return Place(self.serial, self.appended)
+        return LogPosition(self.serial, self.appended)
 
     def take(self) -> list[Waiting]:
         """What waits to be written, of one segment."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from gem_server.durability.schema import BIG, COUNT, REAL, Form, Maybe, require
+from gem_server.durability.state_form import SETTINGS
 from gem_server.durability.storage import Bytes
-from gem_server.forms import BIG, COUNT, REAL, Form, Maybe, require
-from gem_server.state_form import SETTINGS
 
 
 class Kind(StrEnum):

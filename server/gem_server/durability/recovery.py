@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.logs import Logger
+from gem_api.process.logs import Logger
 
-from gem_server import checkpoint
-from gem_server.core import Core
+from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint
 from gem_server.durability.capture import Capture
-from gem_server.durability.journal import Journal, Place
+from gem_server.durability.journal import Journal, LogPosition
 from gem_server.durability.records import Kind, Record
 from gem_server.durability.replay import Log, apply
 from gem_server.durability.scratch import Scratch
@@ -90,7 +90,7 @@ def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters], Core], v
         ValueError: The checkpoints that are kept, and the log, do not reach back or on to that version.
         BadCheckpoint, DamagedLog, OSError: As for `recover`.
     """
-    for path in checkpoint.found(directory):
+    for path in checkpoint.list_checkpoints(directory):
         state = checkpoint.read_state(path)
         if version is None or state["version"] <= version:
             core = _restored(path, state, new_core, 0.0)
@@ -117,9 +117,9 @@ def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None)
     """Between two commits: what a checkpoint of the present state is to hold, which the log follows from now on."""
     if journal is None:
         return checkpoint.capture(core, scratch=scratch)
-    place = journal.cut()
+    position = journal.cut()
     core.record = journal.append
-    return checkpoint.capture(core, place, scratch)
+    return checkpoint.capture(core, position, scratch)
 
 
 def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, log: Logger | None = None) -> Path:
@@ -156,8 +156,8 @@ def replay(
     """
     if "log" not in state:
         return 0, None
-    place = Place(*state["log"])
-    number, log = place.number, Log(log_directory(checkpoints), place, core.run_id)
+    position = LogPosition(*state["log"])
+    number, log = position.number, Log(log_directory(checkpoints), position, core.run_id)
     for entry in log.entries():
         if until is not None and core.central.version >= until:
             break
@@ -169,7 +169,7 @@ def replay(
 def next_serial(checkpoints: Path) -> int:
     """The segment that a new start writes first: after those that there are, and after those that a checkpoint names as the
     next. Of these none may have been written yet, and an older checkpoint that had to stand in would not look before it."""
-    named = [place.serial for place in map(place_of, checkpoint.found(checkpoints)) if place]
+    named = [position.serial for position in map(log_position_of, checkpoint.list_checkpoints(checkpoints)) if position]
     return max([*serials(log_directory(checkpoints)), *named], default=0) + 1
 
 
@@ -177,7 +177,14 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
     """Puts aside the segments that no checkpoint in the folder needs any more."""
     storage, directory = storage or Storage(), log_directory(checkpoints)
     with suppress(OSError):  # it is tried again with the next checkpoint
-        needed = min((place.serial for place in map(place_of, checkpoint.found(checkpoints, storage)) if place), default=None)
+        needed = min(
+            (
+                position.serial
+                for position in map(log_position_of, checkpoint.list_checkpoints(checkpoints, storage))
+                if position
+            ),
+            default=None,
+        )
         forgotten = [serial for serial in serials(directory) if needed is None or serial < needed]
         if forgotten:
             storage.sync_directory(checkpoints)  # a checkpoint that was removed must not come back and miss them
@@ -185,10 +192,10 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
             put_aside(storage, directory, serial)
 
 
-def place_of(path: Path) -> Place | None:
+def log_position_of(path: Path) -> LogPosition | None:
     """Where the log goes on after a checkpoint; None where it kept none."""
     try:
         log = json.loads((path / "state.json").read_text(encoding="utf-8")).get("log")
-        return Place(*log) if log else None
+        return LogPosition(*log) if log else None
     except (OSError, ValueError, TypeError):
-        return Place(0, 0)  # it can't be read now: whatever it needs stays
+        return LogPosition(0, 0)  # it can't be read now: whatever it needs stays

@@ -10,11 +10,11 @@ from gem_api.errors import GemError, RuleFailed
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.wire import gradient_format
 
-from gem_server.core import Core
-from gem_server.durability.journal import Place
+from gem_server.core.facts import EndReason, Header
+from gem_server.core.state_machine import Core
+from gem_server.durability.journal import LogPosition
 from gem_server.durability.records import Kind, Record
 from gem_server.durability.segment import DamagedLog, Entry, Segment, name, serials
-from gem_server.facts import EndReason, Header
 
 
 class Log:
@@ -29,7 +29,7 @@ class Log:
         torn: The segment that ended within a record, if any: what was being written when the server died.
     """
 
-    def __init__(self, directory: Path, since: Place, run_id: str) -> None:
+    def __init__(self, directory: Path, since: LogPosition, run_id: str) -> None:
         self._directory = directory
         self._since = since
         self._run_id = run_id

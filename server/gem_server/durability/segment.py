@@ -36,7 +36,7 @@ _RECORD_BYTES = _PREFIX + _RECORD.size
 _ALIGNMENT = 8
 _ALLOCATION = 64 << 20
 _NAME = re.compile(r"segment-(\d{8,})")
-MOST_SPARES = 2
+MAX_SPARES = 2
 
 
 class DamagedLog(Exception):
@@ -64,7 +64,7 @@ def spares(directory: Path) -> list[Path]:
 def put_aside(storage: Storage, directory: Path, serial: int) -> None:
     """A segment is needed no more: keeps its file, if there are few. Raises OSError."""
     path = directory / name(serial)
-    if len(spares(directory)) < MOST_SPARES:
+    if len(spares(directory)) < MAX_SPARES:
         storage.rename(path, directory / path.name.replace("segment", "spare"))
     else:
         storage.remove(path)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 Bytes = bytes | memoryview
-_MOST_PIECES = 1000  # of one system call; the least limit in use is 1,024
+_MAX_PIECES = 1000  # of one system call; the least limit in use is 1,024
 
 
 class NewFile(Protocol):
@@ -83,8 +83,8 @@ class _File:
         self._descriptor = descriptor
 
     def write(self, offset: int, pieces: Sequence[Bytes]) -> None:
-        for begin in range(0, len(pieces), _MOST_PIECES):
-            offset = self._write_some(offset, list(pieces[begin : begin + _MOST_PIECES]))
+        for begin in range(0, len(pieces), _MAX_PIECES):
+            offset = self._write_some(offset, list(pieces[begin : begin + _MAX_PIECES]))
 
     def _write_some(self, offset: int, pieces: list[Bytes]) -> int:
         while pieces:

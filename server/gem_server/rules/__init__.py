@@ -6,7 +6,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import require_schedule
 
 from gem_server.rules.aeasgd import Aeasgd
-from gem_server.rules.base import ArrayRule, PiFacts, Shared, Turn, UpdateRule
+from gem_server.rules.base import ArrayRule, PiFacts, RuleInput, Shared, UpdateRule
 from gem_server.rules.dcasgd import DcAsgd
 from gem_server.rules.diloco import DiLoCo
 from gem_server.rules.fedasync import FedAsync
@@ -25,8 +25,8 @@ __all__ = [
     "RULES",
     "ArrayRule",
     "PiFacts",
+    "RuleInput",
     "Shared",
-    "Turn",
     "UpdateRule",
     "is_users",
     "make_rule",

@@ -9,7 +9,7 @@ import numpy as np
 from gem_api.layout import Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import ArrayRule, Buffers, Turn, require, require_rate
+from gem_server.rules.base import ArrayRule, Buffers, RuleInput, require, require_rate
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Aeasgd(ArrayRule):
     def kind(self) -> UpdateKind:
         return "delta"
 
-    def apply(self, layout: object, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> None:
-        self.move(theta, update, buffers, turn)
+    def apply(self, layout: object, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
+        self.move(theta, update, buffers, rule_input)
         if "answer" in buffers:
             np.copyto(buffers["answer"], buffers["snapshot"])
 
-    def move(self, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> None:
+    def move(self, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         x = buffers["snapshot"]
         x += update
         pull = np.float32(self.alpha) * (x - theta)
         theta += pull
         x -= pull
 
-    def scale(self, turn: Turn, pi: object) -> float:
+    def scale(self, rule_input: RuleInput, pi: object) -> float:
         return self.alpha

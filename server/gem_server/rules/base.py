@@ -19,11 +19,11 @@ from gem_server.rules.bins import bin_middles
 Buffers = dict[str, Vector]
 
 # The largest |value| taken in: 1e30 leaves float32 (3.4e38) room for every sum and product that a rule forms of it.
-LARGEST = 1e30
+MAX_MAGNITUDE = 1e30
 # The most that one commit moves an element of θ: less than half the gap between float32's largest numbers (2¹⁰³ ≈ 1.01e31), so
 # that no sum of such moves is ever rounded up to an infinity.
-MOST_MOVE = 8e30
-NO_ANSWER: Vector = np.empty(0, np.float32)
+MAX_MOVE = 8e30
+NO_REPLY: Vector = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RuleInput:
     """When a commit is applied.
 
     Attributes:
@@ -139,8 +139,8 @@ class UpdateRule(ABC):
         buffers: Names of the float32 buffers of shape (P,) that it keeps for each worker; they start at zero.
         shared: Names of those that it keeps once for the whole run.
         numbers: Numbers that it keeps for the whole run, and where they start.
-        answer: Which of `buffers` is sent back to the worker: the θ that its next gradient is computed on.
-        answers_before: Whether that is the θ before the worker's own commit (else after it).
+        reply_buffer: Which of `buffers` is sent back to the worker: the θ that its next gradient is computed on.
+        replies_before: Whether that is the θ before the worker's own commit (else after it).
         kind: What it takes: a gradient, or the change that a worker's local steps made to its parameters.
         reads_once: Whether `apply` copes with a gradient that its worker still writes to; else it gets a copy.
         temporaries: How many more arrays of shape (P,) `apply` makes at most, for itself.
@@ -150,8 +150,8 @@ class UpdateRule(ABC):
     buffers: tuple[str, ...] = ("snapshot",)
     shared: tuple[str, ...] = ()
     numbers: Mapping[str, float] = MappingProxyType({})
-    answer: str = "snapshot"
-    answers_before: bool = False
+    reply_buffer: str = "snapshot"
+    replies_before: bool = False
     reads_once: bool = False
     temporaries: int = 0
 
@@ -178,7 +178,7 @@ class UpdateRule(ABC):
         """The largest |g|, or element of a delta, taken in."""
         return largest(self.learning_rate if self.kind == "gradient" else 1.0)
 
-    def accepts(self, turn: Turn) -> bool:
+    def accepts(self, rule_input: RuleInput) -> bool:
         """Whether a commit is applied at all; else its worker gets the present θ, and the version stays."""
         return True
 
@@ -192,7 +192,7 @@ class UpdateRule(ABC):
         self.pull(theta, buffers)
 
     @abstractmethod
-    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> PiFacts | None:
+    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts | None:
         """Applies one commit in place.
 
         Args:
@@ -207,7 +207,7 @@ class UpdateRule(ABC):
             Facts about π, or None for a rule without one.
         """
 
-    def scale(self, turn: Turn, pi: PiFacts | None) -> float:
+    def scale(self, rule_input: RuleInput, pi: PiFacts | None) -> float:
         """The mean factor that a commit's Δ was multiplied by, from what `apply` was given and answered."""
         return 1.0 if pi is None else pi.mean
 
@@ -218,17 +218,17 @@ class ArrayRule(UpdateRule):
     temporaries: int = 4
 
     @abstractmethod
-    def move(self, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> None:
+    def move(self, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         """Moves θ, in place, by a commit; arguments as for `apply`."""
 
-    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> None:
-        self.move(theta, update, buffers, turn)
+    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
+        self.move(theta, update, buffers, rule_input)
         self.pull(theta, buffers)
 
 
 def largest(scale: float) -> np.float32:
     """The largest |v| taken in of values that a rule multiplies by `scale`."""
-    return np.float32(min(LARGEST / scale, LARGEST))
+    return np.float32(min(MAX_MAGNITUDE / scale, MAX_MAGNITUDE))
 
 
 def require(condition: bool, message: str) -> None:

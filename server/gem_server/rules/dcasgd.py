@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from gem_api.layout import Vector
 
-from gem_server.rules.base import ArrayRule, Buffers, Turn, largest, require, require_rate
+from gem_server.rules.base import ArrayRule, Buffers, RuleInput, largest, require, require_rate
 
 _EPSILON = np.float32(1e-7)
 
@@ -48,11 +48,11 @@ class DcAsgd(ArrayRule):
     def _bound(self) -> np.float32:
         return largest(self.learning_rate)
 
-    def move(self, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> None:
+    def move(self, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         square = update * update
         correction = np.float32(self.compensation) * square
         if self.mean_square:
-            v, m = turn.shared.buffers["mean_square"], np.float32(self.mean_square)
+            v, m = rule_input.shared.buffers["mean_square"], np.float32(self.mean_square)
             v *= m
             v += (1 - m) * square
             correction /= np.sqrt(v + _EPSILON)
@@ -60,5 +60,5 @@ class DcAsgd(ArrayRule):
             correction *= theta - buffers["snapshot"]
         correction += update
         np.clip(correction, -self._bound, self._bound, out=correction)
-        correction *= np.float32(self.learning_rate * turn.factor)
+        correction *= np.float32(self.learning_rate * rule_input.factor)
         theta -= correction

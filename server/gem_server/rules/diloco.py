@@ -10,7 +10,7 @@ import numpy as np
 from gem_api.layout import Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import MOST_MOVE, ArrayRule, Buffers, Turn, require, require_rate
+from gem_server.rules.base import MAX_MOVE, ArrayRule, Buffers, RuleInput, require, require_rate
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class DiLoCo(ArrayRule):
     def kind(self) -> UpdateKind:
         return "delta"
 
-    def move(self, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> None:
-        momentum, gathered = turn.shared.buffers["momentum"], turn.shared.buffers["gathered"]
+    def move(self, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
+        momentum, gathered = rule_input.shared.buffers["momentum"], rule_input.shared.buffers["gathered"]
         gathered -= update
         share = self.eager
-        if (turn.version + 1) % self.delay == 0:
+        if (rule_input.version + 1) % self.delay == 0:
             momentum *= np.float32(self.outer_momentum)
             momentum += gathered / np.float32(self.delay)
             gathered[:] = 0
@@ -58,5 +58,5 @@ class DiLoCo(ArrayRule):
         step -= update / np.float32(self.delay)
         with np.errstate(over="ignore"):  # an infinity is clipped
             step *= np.float32(self.outer_rate)
-        np.clip(step, -MOST_MOVE, MOST_MOVE, out=step)
+        np.clip(step, -MAX_MOVE, MAX_MOVE, out=step)
         theta -= step

@@ -9,7 +9,7 @@ import numpy as np
 from gem_api.layout import Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import ArrayRule, Buffers, Turn, require, require_rate
+from gem_server.rules.base import ArrayRule, Buffers, RuleInput, require, require_rate
 
 _FUNCTIONS = ("constant", "polynomial", "hinge")
 
@@ -45,17 +45,17 @@ class FedAsync(ArrayRule):
     def kind(self) -> UpdateKind:
         return "delta"
 
-    def scale(self, turn: Turn, pi: object = None) -> float:
+    def scale(self, rule_input: RuleInput, pi: object = None) -> float:
         """α_τ."""
-        late = turn.staleness - self.b
+        late = rule_input.staleness - self.b
         if self.staleness == "polynomial":
-            return float(self.mixing * (turn.staleness + 1.0) ** -self.a)
+            return float(self.mixing * (rule_input.staleness + 1.0) ** -self.a)
         if self.staleness == "hinge" and late > 0:
             return self.mixing / (self.a * late + 1)
         return self.mixing
 
-    def move(self, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> None:
+    def move(self, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         way = buffers["snapshot"] + update
         way -= theta
-        way *= np.float32(self.scale(turn))
+        way *= np.float32(self.scale(rule_input))
         theta += way

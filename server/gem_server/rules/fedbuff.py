@@ -10,7 +10,7 @@ import numpy as np
 from gem_api.layout import Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import MOST_MOVE, ArrayRule, Buffers, Turn, require, require_rate
+from gem_server.rules.base import MAX_MOVE, ArrayRule, Buffers, RuleInput, require, require_rate
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class FedBuff(ArrayRule):
     def kind(self) -> UpdateKind:
         return "delta"
 
-    def scale(self, turn: Turn, pi: object = None) -> float:
+    def scale(self, rule_input: RuleInput, pi: object = None) -> float:
         """1/√(1 + τ')."""
-        moves = turn.version // self.buffer_size - (turn.version - turn.staleness) // self.buffer_size
+        moves = rule_input.version // self.buffer_size - (rule_input.version - rule_input.staleness) // self.buffer_size
         return 1 / sqrt(1 + moves)
 
-    def move(self, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> None:
-        gathered = turn.shared.buffers["gathered"]
-        gathered += np.float32(self.scale(turn)) * update
-        if (turn.version + 1) % self.buffer_size == 0:
+    def move(self, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
+        gathered = rule_input.shared.buffers["gathered"]
+        gathered += np.float32(self.scale(rule_input)) * update
+        if (rule_input.version + 1) % self.buffer_size == 0:
             gathered *= np.float32(self.outer_rate / self.buffer_size)
-            np.clip(gathered, -MOST_MOVE, MOST_MOVE, out=gathered)
+            np.clip(gathered, -MAX_MOVE, MAX_MOVE, out=gathered)
             theta += gathered
             gathered[:] = 0

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import MOST_MOVE, NO_ANSWER, Buffers, PiFacts, Turn, UpdateRule, require, require_rate
+from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, UpdateRule, require, require_rate
 from gem_server.rules.bins import bin_edges
 from gem_server.rules.fused import BINS, gem_part, join_parts
 from gem_server.rules.proxies import PROXIES, Displacement, Momentum, Proxy
@@ -77,11 +77,11 @@ class Gem(UpdateRule):
         return isinstance(self._proxy, Momentum)
 
     @property
-    def answer(self) -> str:  # type: ignore[override]
+    def reply_buffer(self) -> str:  # type: ignore[override]
         return "answer" if self._by_reference else "snapshot"
 
     @property
-    def answers_before(self) -> bool:  # type: ignore[override]
+    def replies_before(self) -> bool:  # type: ignore[override]
         return self.snapshot == "paper"
 
     @property
@@ -90,7 +90,7 @@ class Gem(UpdateRule):
 
     @cached_property
     def largest(self) -> np.float32:
-        bounded = MOST_MOVE / (self.learning_rate * self.pi_max)  # π_max·|Δ| must not exceed MOST_MOVE
+        bounded = MAX_MOVE / (self.learning_rate * self.pi_max)  # π_max·|Δ| must not exceed MAX_MOVE
         plain = np.float32(min(float(super().largest), bounded))
         return plain if self.reads_once else min(plain, np.float32(1e12))  # other proxies square it
 
@@ -114,11 +114,11 @@ class Gem(UpdateRule):
     def first_pull(self, theta: Vector, buffers: Buffers) -> None:
         super().pull(theta, buffers)
 
-    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> PiFacts:
-        eta = self.learning_rate * turn.factor
-        displacement = self._proxy.displacement(update, eta, buffers, turn)
+    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
+        eta = self.learning_rate * rule_input.factor
+        displacement = self._proxy.displacement(update, eta, buffers, rule_input)
         facts = self._match(layout, theta, update, buffers, displacement.moment, self._settings(eta, displacement))
-        self._proxy.matched(displacement, turn)
+        self._proxy.matched(displacement, rule_input)
         return facts
 
     def _match(
@@ -132,7 +132,7 @@ class Gem(UpdateRule):
         medians = np.zeros(offsets.size - 1, np.float32)
         energies = np.empty((parts, 2))
         arguments = (
-            parts, theta, update, moment, buffers["snapshot"], buffers.get("answer", NO_ANSWER), offsets, edges,
+            parts, theta, update, moment, buffers["snapshot"], buffers.get("answer", NO_REPLY), offsets, edges,
             settings, self.snapshot == "after", self.snapshot != "paper", counts, shared, medians, energies,
         )  # fmt: skip
         self.threads.run(lambda part: gem_part(part, *arguments), parts)

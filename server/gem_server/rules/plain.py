@@ -9,7 +9,7 @@ import numpy as np
 from gem_api.layout import Layout, Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import NO_ANSWER, Buffers, PiFacts, Turn, UpdateRule, require_rate
+from gem_server.rules.base import NO_REPLY, Buffers, PiFacts, RuleInput, UpdateRule, require_rate
 from gem_server.rules.fused import descend_part
 
 
@@ -36,15 +36,15 @@ class Downpour(UpdateRule):
         """What Δ is divided by for a commit of this staleness."""
         return 1
 
-    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, turn: Turn) -> None:
+    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         parts = self.threads.parts(theta.size)
-        eta = self.learning_rate * turn.factor if self.kind == "gradient" else -1.0  # the kernel's Δ is −η·update
-        scalars = (np.float32(eta), self.largest, np.float32(self.divisor(turn.staleness)))
-        arguments = (parts, theta, update, buffers["snapshot"], buffers.get("answer", NO_ANSWER), *scalars)
+        eta = self.learning_rate * rule_input.factor if self.kind == "gradient" else -1.0  # the kernel's Δ is −η·update
+        scalars = (np.float32(eta), self.largest, np.float32(self.divisor(rule_input.staleness)))
+        arguments = (parts, theta, update, buffers["snapshot"], buffers.get("answer", NO_REPLY), *scalars)
         self.threads.run(lambda part: descend_part(part, *arguments), parts)
 
-    def scale(self, turn: Turn, pi: PiFacts | None) -> float:
-        return 1.0 / self.divisor(turn.staleness)
+    def scale(self, rule_input: RuleInput, pi: PiFacts | None) -> float:
+        return 1.0 / self.divisor(rule_input.staleness)
 
 
 @dataclass(frozen=True)

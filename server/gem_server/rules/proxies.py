@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from gem_api.layout import Vector
 
-from gem_server.rules.base import Buffers, Turn
+from gem_server.rules.base import Buffers, RuleInput
 from gem_server.rules.yellowfin import NUMBERS, tuned_momentum
 
 MOMENTS = 8  # of the global proxy
@@ -47,17 +47,17 @@ class Proxy(ABC):
         self.rate = rate
 
     @abstractmethod
-    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, turn: Turn) -> Displacement:
+    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
         """Takes in a worker's gradient (float32, shape (P,)), with Δ = −η·g; `buffers` are the worker's."""
 
-    def matched(self, displacement: Displacement, turn: Turn) -> None:  # noqa: B027  most proxies need nothing of it
+    def matched(self, displacement: Displacement, rule_input: RuleInput) -> None:  # noqa: B027  most proxies need nothing of it
         """The pass is done: `displacement.moment` holds the displacement."""
 
 
 class Momentum(Proxy):
     """m ← μ·m + Δ (Eq. 24), for each worker: the step of sequential momentum SGD. The default."""
 
-    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, turn: Turn) -> Displacement:
+    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
         return Displacement(buffers["moment"], self.momentum)
 
 
@@ -66,7 +66,7 @@ class Nesterov(Proxy):
 
     temporaries = 1
 
-    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, turn: Turn) -> Displacement:
+    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
         moment = buffers["moment"]
         moment *= np.float32(self.momentum)
         moment += np.float32(-eta) * gradient
@@ -86,8 +86,8 @@ class Adam(Proxy):
     buffers = ("moment", "square")
     temporaries = 3
 
-    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, turn: Turn) -> Displacement:
-        moment, square, mu, beta, count = buffers["moment"], buffers["square"], self.momentum, 0.999, turn.commits + 1
+    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
+        moment, square, mu, beta, count = buffers["moment"], buffers["square"], self.momentum, 0.999, rule_input.commits + 1
         moment *= np.float32(mu)
         moment += np.float32(1 - mu) * gradient
         square *= np.float32(beta)
@@ -114,15 +114,15 @@ class Global(Proxy):
     numbers = MappingProxyType({f"since_{number}": 0.0 for number in range(MOMENTS)})
     temporaries = 1
 
-    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, turn: Turn) -> Displacement:
-        return Displacement(turn.shared.buffers[f"moment_{_drawn(turn.version)}"].copy(), self.momentum)
+    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
+        return Displacement(rule_input.shared.buffers[f"moment_{_drawn(rule_input.version)}"].copy(), self.momentum)
 
-    def matched(self, displacement: Displacement, turn: Turn) -> None:
-        numbers, drawn = turn.shared.numbers, _drawn(turn.version)
+    def matched(self, displacement: Displacement, rule_input: RuleInput) -> None:
+        numbers, drawn = rule_input.shared.numbers, _drawn(rule_input.version)
         for number in range(MOMENTS):
             numbers[f"since_{number}"] += 1
-        if numbers[f"since_{drawn}"] > turn.staleness:
-            np.copyto(turn.shared.buffers[f"moment_{drawn}"], displacement.moment)
+        if numbers[f"since_{drawn}"] > rule_input.staleness:
+            np.copyto(rule_input.shared.buffers[f"moment_{drawn}"], displacement.moment)
             numbers[f"since_{drawn}"] = 0.0
 
 
@@ -139,8 +139,8 @@ class TunedMomentum(Proxy):
     numbers = NUMBERS
     temporaries = 3
 
-    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, turn: Turn) -> Displacement:
-        return Displacement(buffers["moment"], tuned_momentum(gradient, turn.shared, self.momentum))
+    def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
+        return Displacement(buffers["moment"], tuned_momentum(gradient, rule_input.shared, self.momentum))
 
 
 PROXIES: dict[str, Callable[[float, float], Proxy]] = {

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import Turn, require
+from gem_server.rules.base import RuleInput, require
 from gem_server.rules.plain import Downpour
 
 
@@ -30,5 +30,5 @@ class Ringmaster(Downpour):
     def kind(self) -> UpdateKind:
         return "gradient"
 
-    def accepts(self, turn: Turn) -> bool:
-        return turn.staleness < self.threshold
+    def accepts(self, rule_input: RuleInput) -> bool:
+        return rule_input.staleness < self.threshold

@@ -13,7 +13,7 @@ from gem_server.rules.base import Shared
 
 BETA = 0.999  # of all running means
 WINDOW = 20  # gradients that the range of curvatures is taken over
-LARGEST = 0.999  # μ
+MAX_MOMENTUM = 0.999  # μ
 _SUMS = ("count", "least", "most", "norm", "square", "distance", "momentum")
 NUMBERS: Mapping[str, float] = MappingProxyType(
     {**dict.fromkeys(_SUMS, 0.0), **{f"curvature_{place}": 0.0 for place in range(WINDOW)}}
@@ -41,7 +41,7 @@ def tuned_momentum(gradient: Vector, shared: Shared, first: float) -> float:
     if numbers["count"] <= WINDOW or min(least, variance, distance) <= 0:
         wanted = first
     else:
-        wanted = min(LARGEST, max(_from_range(least, most), _from_noise(distance, least, variance)))
+        wanted = min(MAX_MOMENTUM, max(_from_range(least, most), _from_noise(distance, least, variance)))
     return float(_mean(numbers, "momentum", wanted) / unbiased)
 
 

@@ -1,0 +1,62 @@
+"""Finds the runs of gem-train on this machine: a run's folder holds its server's address for as long as gem-train runs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from gem_api.process.addresses import is_loopback
+
+_FILE = "server.address"
+
+
+class Announcement:
+    """Writes the address of a run's server into the run's folder, until `close`.
+
+    The file is locked meanwhile: the lock of a process that was killed is gone, so that its file counts for nothing. Where
+    files can't be locked nothing is announced.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self._path = folder / _FILE
+        self._file: IO[str] | None = None
+        with suppress(OSError, ImportError):
+            file = self._path.open("a", encoding="utf-8")
+            if not _lock(file):
+                file.close()
+                return
+            file.truncate(0)
+            file.write(f"{address}\n")
+            file.flush()
+            self._file = file
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+
+def find_runs(runs: Path) -> dict[Path, str]:
+    """The runs in this folder that are going on: each one's folder, and its server's address."""
+    found = {}
+    with suppress(OSError, ImportError):
+        for path in sorted(runs.glob(f"*/{_FILE}")):
+            with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+                address = file.read().strip()
+                # gem-train serves this machine alone: a file that leads elsewhere must not get hold of a token.
+                if not _lock(file, shared=True) and is_loopback(address):
+                    found[path.parent] = address
+    return found
+
+
+def _lock(file: IO[str], *, shared: bool = False) -> bool:
+    """Whether the file could be locked, until it is closed; False if another has it."""
+    import fcntl  # not on Windows
+
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,203 @@
+"""The picture that gem-ctl top shows: a watched run, drawn for a terminal of a given size."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from typing import Any
+
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.printable import printable
+from gem_api.v1 import training_pb2 as pb
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, Group, RenderableType
+from rich.styled import Styled
+from rich.text import Text
+
+from gem_client.ctl import text
+from gem_client.ctl.watch import Watch, known
+
+SORTS = ("name", "commits", "rate", "staleness", "loss")
+_STATES = {"waiting": "bold yellow", "training": "bold green", "complete": "bold cyan", "draining": "bold yellow"}
+_COLUMNS = {"commits": 8, "commits/s": 10, "staleness": 10, "median π": 9, "loss": 10, "shards": 7, "lease": 8}
+_NAME = 12  # what a name is given before all columns are
+_OFF = "bold red"
+
+
+class Picture:
+    """Draws a watched run.
+
+    Args:
+        watch: The run.
+        server: Its server's address, to be shown.
+        sort: What the workers are sorted by, one of SORTS: names ascending, figures descending.
+    """
+
+    def __init__(self, watch: Watch, server: str, sort: str) -> None:
+        self._watch, self._server, self._sort = watch, server, sort
+
+    def draw(self, width: int, height: int | None, now: float) -> RenderableType:
+        """The picture, `width` wide and at most `height` high, None for as high as it takes."""
+        watch, status = self._watch, self._watch.status
+        if watch.error is None:
+            return Group(*(self._run(status, width, height) if status else []))
+        why = printable(" ".join(text.error(watch.error).split()))
+        notice = _line((f"! no answer since {now - watch.answered:.0f} s: {why}".ljust(width), "bold white on red"))
+        last = self._run(status, width, height and max(1, height - 1)) if status else []
+        return Group(notice, Styled(Group(*last), "dim"))
+
+    def _run(self, status: pb.GetStatusResponse, width: int, height: int | None) -> list[Text]:
+        title, progress = [self._title(status, width), _settings(status)], [_progress(status, width)]
+        figures = self._figures(status, width)
+        least = len(title + progress + figures) + 1
+        gap = [_line()] if height and height >= least + 3 + len(status.workers) else []
+        table = self._table(status, width, height and max(1, height - least))
+        return title + gap + progress + gap + figures + gap + table
+
+    def _title(self, status: pb.GetStatusResponse, width: int) -> Text:
+        state = text.state(status)
+        title = _line("run ", (status.run_id, "bold"), "  ", (state.upper(), _STATES.get(state, "bold")))
+        title.append(f"  up {text.duration(status.uptime_seconds)}  ")
+        server = f"{self._server}, version {printable(status.server_version)}"
+        return title.append(server.rjust(width - title.cell_len), "dim")
+
+    def _figures(self, status: pb.GetStatusResponse, width: int) -> list[Text]:
+        """Two figures to a line where there is room for two; then those that want a line of their own."""
+        columns = 2 if width >= 76 else 1
+        room = width // columns
+        watch, workers, loss = self._watch, len(status.workers), known(status, "training_loss")
+        full = bool(status.memory_limit_bytes) and status.memory_bytes > 0.9 * status.memory_limit_bytes
+        pairs = [
+            self._figure("version", str(status.version), room),
+            self._figure("samples/s", text.rate(watch.samples.value), room),
+            self._figure("commits/s", text.rate(watch.commits.value), room),
+            self._figure("loss", text.figure(loss), room, off=_is_off(loss)),
+            self._figure("staleness", f"{status.staleness:.1f} ({max(0, workers - 1)} expected)", room),
+            self._figure("median π", text.optional(status, "pi_median", ".3f"), room),
+            self._figure("queue", str(status.queue_length), room),
+            self._figure("commits", f"{status.commits['rejected']} rejected, {status.commits['repeated']} repeated", room),
+            self._figure("memory", text.memory(status), room, off=full),
+            self._figure("checkpoint", text.checkpoint(status), room),
+        ]
+        return [
+            *(_line().join(pairs[begin : begin + columns]) for begin in range(0, len(pairs), columns)),
+            self._figure("evaluation", text.evaluation(status), width, off=_is_off(status.evaluation.loss)),
+            self._figure("leases", f"{workers} live; ended: {text.counts(status.leases_ended) or 'none'}", width),
+        ]
+
+    def _figure(self, name: str, value: str, room: int, *, off: bool = False) -> Text:
+        figure = _line((f"{name:<12}", "dim"), (_marked(value, off), _OFF if off else "bold"))
+        if name in self._watch.histories:
+            figure.pad_right(max(1, 22 - figure.cell_len))
+            points = list(self._watch.histories[name])[-max(1, room - figure.cell_len - 2) :]
+            figure.append(text.sparkline(points), "cyan")
+        figure.truncate(room, overflow="ellipsis", pad=True)
+        return figure
+
+    def _table(self, status: pb.GetStatusResponse, width: int, room: int | None) -> list[Text]:
+        """The workers, as many of them as there is room for."""
+        workers = sorted(status.workers, key=self._order)
+        if not workers:
+            return [_line(("no live workers", "bold yellow"))]
+        fit = len(workers) if room is None or len(workers) <= room else room - 1
+        rows = [(printable(worker.name), self._cells(worker, len(workers))) for worker in workers]
+        columns = _columns(width)
+        names = max(6, min(max(cell_len(name) for name, _ in rows), width - sum(columns.values())))
+        title = "worker".ljust(names) + "".join(f"{column:>{size}}" for column, size in columns.items())
+        lines = [
+            _line((title.ljust(width), "bold underline")),
+            *(_row(name, names, cells, columns) for name, cells in rows[:fit]),
+        ]
+        if fit < len(rows):
+            off = sum(any(off for _, off in cells.values()) for _, cells in rows[fit:])
+            lines.append(_line((f"… and {len(rows) - fit} more", "dim"), (f"  ! {off} of them off" if off else "", _OFF)))
+        return lines
+
+    def _cells(self, worker: pb.WorkerStatus, workers: int) -> dict[str, tuple[str, bool]]:
+        """A worker's figures by column, each with whether it is off."""
+        loss, lease = known(worker, "loss"), worker.lease_remaining_seconds
+        return {
+            "commits": (str(worker.commits), False),
+            "commits/s": (text.rate(self._watch.workers[worker.name].value), False),
+            "staleness": (str(worker.staleness), worker.staleness > 3 * max(1, workers - 1)),
+            "median π": (text.optional(worker, "pi_median", ".3f"), False),
+            "loss": (text.figure(loss), _is_off(loss)),
+            "shards": (str(worker.shards), False),
+            "lease": (f"{lease:.0f} s", lease < self._watch.lease / 3),  # a live worker renews with two thirds left
+        }
+
+    def _order(self, worker: pb.WorkerStatus) -> Any:
+        """Names as people count, worker-2 before worker-10; figures downwards, what is no number first."""
+        name = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", worker.name)]
+        figure = {
+            "name": 0,
+            "commits": worker.commits,
+            "rate": self._watch.workers[worker.name].value,
+            "staleness": worker.staleness,
+            "loss": known(worker, "loss"),
+        }[self._sort]
+        return figure is None, -(math.inf if _is_off(figure) else figure or 0), name
+
+
+def plain(picture: RenderableType, width: int) -> str:
+    """A picture without escape codes, and without blanks at the ends of lines."""
+    page = io.StringIO()
+    Console(file=page, width=width, force_terminal=False, color_system=None).print(picture)
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+
+
+def _line(*parts: str | tuple[str, str]) -> Text:
+    safe = [printable(part) if isinstance(part, str) else (printable(part[0]), part[1]) for part in parts]
+    return Text.assemble(*safe, no_wrap=True, overflow="ellipsis")
+
+
+def _marked(value: str, off: bool) -> str:
+    """What is off says so not by colour alone."""
+    return f"! {value}" if off else value
+
+
+def _is_off(figure: float | None) -> bool:
+    return figure is not None and not math.isfinite(figure)
+
+
+def _columns(width: int) -> dict[str, int]:
+    """The table's columns and their widths, fewer where names would have no room."""
+    columns = dict(_COLUMNS)
+    for least in ("shards", "median π", "commits"):
+        if width - sum(columns.values()) < _NAME:
+            del columns[least]
+    return columns
+
+
+def _row(name: str, names: int, cells: dict[str, tuple[str, bool]], columns: dict[str, int]) -> Text:
+    row = _line(name if cell_len(name) <= names else set_cell_size(name, names - 1) + "…")
+    row.pad_right(names - row.cell_len)
+    for column, size in columns.items():
+        value, off = cells[column]
+        row.append(f"{_marked(value, off):>{size}}", _OFF if off else "")
+    return row
+
+
+def _settings(status: pb.GetStatusResponse) -> Text:
+    own = Hyperparameters.from_message(status.hyperparameters)
+    gem = f", μ {own.momentum:g}, κ {own.kappa:g}, π ≤ {own.pi_max:g}, snapshot {own.snapshot}" if own.rule == "gem" else ""
+    steps = f", {own.steps} steps" if own.steps else ""
+    special = "".join(f", {name} {value}" for name, value in text.special(own).items())
+    return _line((f"{own.rule}, η {own.learning_rate:g}{gem}, batch {own.batch_size}, {own.shards}{steps}{special}", "dim"))
+
+
+def _progress(status: pb.GetStatusResponse, width: int) -> Text:
+    """The epoch, and how far the run is where it has a last one."""
+    shards = status.shards
+    epoch, samples = f"{text.epoch(shards)}  ", f"  {shards.samples_completed} samples"
+    if not shards.epochs:
+        return _line(epoch, samples.lstrip())
+    # The samples of an epoch are not in the status, but its shards are: those of the epochs up to this one are done, held or
+    # pending. (Where each worker goes through all of the data, one that is an epoch behind makes this a little less.)
+    each = (shards.completed + shards.leased + shards.pending) / (shards.epoch + 1)
+    share = min(1.0, shards.completed / (each * shards.epochs)) if each else 0.0
+    percent = f"  {math.floor(100 * share)} %"
+    room = max(0, width - len(epoch + percent + samples))
+    done = int(room * share)
+    return _line(epoch, ("━" * done, "green"), ("─" * (room - done), "dim"), percent, samples)

@@ -1,0 +1,277 @@
+"""The report of a run: one HTML page with its plots and parameters, from what Prometheus has recorded."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from gem_api import __version__
+
+from gem_client.ctl.panels import DASHBOARDS, Dashboard, Kind, Panel
+from gem_client.ctl.plots import Answer, draw
+from gem_client.ctl.prometheus import Prometheus, PrometheusError, Series
+from gem_client.ctl.text import duration
+
+_POINTS = 400  # of a curve
+_MAX_POINTS = 10_000  # that Prometheus gives for one query, with a margin
+_MAX_ROWS = 100  # of the table of workers
+_TARGET = ("job", "instance")  # labels that Prometheus itself gives
+_TAIL = 30.0  # seconds shown after the last commit
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1240px; margin: 0 auto; padding: 24px; }
+h1 { margin: 0 0 4px; } h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f4e79; padding-bottom: 4px; }
+h3 { margin: 0; font-size: 15px; } .quiet { color: #666; } p { margin: 4px 0 12px; }
+.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0; }
+.tile { border: 1px solid #ddd; border-radius: 8px; padding: 10px 16px; min-width: 120px; }
+.tile b { display: block; font-size: 24px; color: #1f4e79; font-weight: 600; }
+.panels { display: grid; gap: 28px 24px; margin-top: 16px; }
+.panels { grid-template-columns: repeat(auto-fit, minmax(min(520px, 100%), 1fr)); }
+.panel svg { width: 100%; height: auto; } .panel p { font-size: 13px; color: #666; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(260px, 100%), 1fr)); gap: 2px 24px; }
+dl div { display: flex; gap: 8px; } dt { color: #666; flex: none; } dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; } th { color: #666; font-weight: normal; text-align: right; }
+td, th { padding: 2px 16px 2px 0; } td { text-align: right; font-variant-numeric: tabular-nums; }
+td:first-child, th:first-child { text-align: left; } h1, p, h3 { overflow-wrap: anywhere; }
+.alert { color: #c0392b; }
+@media print { body { max-width: none; } .panel { break-inside: avoid; } }
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that Prometheus knows.
+
+    Attributes:
+        run_id: Its name.
+        instance: The server's `instance` label.
+        settings: The run's hyper-parameters, as text.
+        begin: First sight of it, Unix seconds.
+        end: Shortly after its last commit.
+    """
+
+    run_id: str
+    instance: str
+    settings: dict[str, str]
+    begin: float
+    end: float
+
+
+def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float) -> Run:
+    """The run of that id, or the newest one, of the last `last` seconds. Raises PrometheusError where there is none."""
+    step = max(1.0, last / _MAX_POINTS)
+    seen = _seen(prometheus, "gem_run_info", now - last, now, step)
+    wanted = [one for one in seen if run_id in (None, one.labels["run_id"])]
+    if not wanted:
+        raise PrometheusError(_not_found(run_id, {one.labels["run_id"] for one in seen}, last))
+    newest = max(wanted, key=lambda one: (one.times[-1], one.times[0]))
+    labels = dict(newest.labels)
+    run, instance = labels.pop("run_id"), labels.pop("instance", "")
+    settings = {name: value for name, value in labels.items() if name not in (*_TARGET, "__name__")}
+    same = [one for one in wanted if one.labels["run_id"] == run and one.labels.get("instance", "") == instance]
+    first, final = _first_and_last(prometheus, run, instance, min(one.times[0] for one in same) - step, newest.times[-1])
+    ended = _last_commit(prometheus, instance, first, final)
+    return Run(run, instance, settings, first, min(final, ended + _TAIL))
+
+
+def _seen(prometheus: Prometheus, metric: str, begin: float, end: float, step: float) -> list[Series]:
+    """The metric at each step, as it was last seen since the step before: a short run may begin and end between two."""
+    return prometheus.range(f"last_over_time({metric}[{math.ceil(step)}s])", begin, end, step)
+
+
+def _first_and_last(prometheus: Prometheus, run: str, instance: str, begin: float, end: float) -> tuple[float, float]:
+    """When the run was first and last seen, to a second where that can be."""
+    query = _of("gem_run_info", instance, run_id=run)
+    step = max(1.0, (end - begin) / _MAX_POINTS)
+    times = [one.times for one in _seen(prometheus, query, begin, end + step, step)]  # the last step may reach beyond the end
+    found = np.minimum(np.concatenate(times), end) if times else np.array([begin, end])
+    return float(found.min()), float(found.max())
+
+
+def _not_found(run_id: str | None, known: set[str], last: float) -> str:
+    if known:
+        return f"Prometheus knows no run {run_id!r}, only {', '.join(sorted(known))}"
+    return (
+        f"Prometheus has seen no server's metrics in the last {duration(last)}: does it scrape gem-server? "
+        "--last looks further back"
+    )
+
+
+def _last_commit(prometheus: Prometheus, instance: str, begin: float, end: float) -> float:
+    """When the version last changed: a server that idles after its run adds nothing to look at."""
+    step = max(1.0, (end - begin) / _MAX_POINTS)
+    versions = prometheus.range(_of("gem_central_version", instance), begin, end, step)
+    times = [one.times[1:][np.diff(one.values) != 0] for one in versions]
+    return max((float(changed[-1]) for changed in times if changed.size), default=end)
+
+
+def _of(metric: str, instance: str, **labels: str) -> str:
+    """The metric of one server, with these labels."""
+    wanted = ", ".join(f'{name}="{_quoted(value)}"' for name, value in {"instance": instance, **labels}.items())
+    return f"{metric}{{{wanted}}}"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def page(prometheus: Prometheus, run: Run, now: float) -> str:
+    """The report as HTML that needs no other file. Raises PrometheusError."""
+    scrape = prometheus.scrape_interval(run.instance)
+    step = max(scrape, (run.end - run.begin) / _POINTS)
+    window = max(4 * scrape, step)
+    sections = "\n".join(_section(prometheus, board, run, step, window) for board in DASHBOARDS)
+    when = f"{_clock(run.begin)} to {_clock(run.end)} UTC, {duration(run.end - run.begin)}"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>GEM run {html.escape(run.run_id)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>Run {html.escape(run.run_id)}</h1>
+<p class="quiet">{when}, server {html.escape(run.instance)}</p>
+<div class="tiles">{_tiles(prometheus, run, step, window)}</div>
+{_alerts(prometheus, run, step)}
+<h2>Settings</h2>
+<dl>{_listed(run.settings)}</dl>
+{_versions(prometheus, run)}
+{_workers(prometheus, run)}
+{sections}
+<p class="quiet">{_footer(now, window, step)}</p>
+</body>
+</html>
+"""
+
+
+def _listed(texts: dict[str, str]) -> str:
+    """Names and values, sorted by name."""
+    return "".join(
+        f"<div><dt>{html.escape(name.replace('_', ' '))}</dt><dd>{html.escape(value) or '–'}</dd></div>"
+        for name, value in sorted(texts.items())
+    )
+
+
+def _over(metric: str, run: Run) -> str:
+    """A metric of the run's server, all its samples while the run went on."""
+    return f"{_of(metric, run.instance)}[{max(1, round(run.end - run.begin))}s]"
+
+
+def _versions(prometheus: Prometheus, run: Run) -> str:
+    """What software the server ran on; nothing for a server that does not tell."""
+    found = prometheus.values(f"last_over_time({_over('gem_build_info', run)})", run.end)
+    labels = {name: value for one in found for name, value in one.labels.items() if name not in (*_TARGET, "__name__")}
+    if "version" in labels:
+        labels["gem-ps"] = labels.pop("version")
+    return f"<h2>Versions</h2><dl>{_listed(labels)}</dl>" if labels else ""
+
+
+def _workers(prometheus: Prometheus, run: Run) -> str:
+    """A line for each worker: commits and mean staleness under the lease with most of them, and refused commits."""
+    columns = ("gem_worker_commits_total", "gem_worker_staleness_total", "gem_worker_rejected_total")
+    commits, staleness, rejected = (_by_worker(prometheus, run, metric) for metric in columns)
+    rows = [
+        f"<tr><td>{html.escape(name)}</td><td>{count:,.0f}</td>"
+        f"<td>{f'{staleness[name] / count:.1f}' if count and name in staleness else '–'}</td>"
+        f"<td>{rejected.get(name, 0):,.0f}</td></tr>"
+        for name, count in sorted(commits.items(), key=lambda each: _natural(each[0]))
+    ]
+    if not rows:
+        return ""
+    more = f'<p class="quiet">and {len(rows) - _MAX_ROWS} more</p>' if len(rows) > _MAX_ROWS else ""
+    head = "<tr><th>worker</th><th>commits</th><th>mean staleness</th><th>rejected</th></tr>"
+    return f'<h2>Workers</h2><div class="wide"><table>{head}{"".join(rows[:_MAX_ROWS])}</table></div>{more}'
+
+
+def _by_worker(prometheus: Prometheus, run: Run, metric: str) -> dict[str, float]:
+    """Where a worker's counter got to while the run went on; it starts anew with each lease."""
+    found = prometheus.values(f"max by (worker) (max_over_time({_over(metric, run)}))", run.end)
+    return {one.labels.get("worker", ""): float(one.values[0]) for one in found if np.isfinite(one.values[0])}
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts worker-2 before worker-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _footer(now: float, window: float, step: float) -> str:
+    return f"Written {_clock(now)} UTC by gem-ctl {__version__}. A point every {step:.3g} s, rates over {window:.3g} s."
+
+
+def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> str:
+    """The run in a few numbers."""
+    whole = f"{max(1, round(run.end - run.begin))}s"
+
+    def over(metric: str) -> str:
+        return _over(metric, run)
+
+    def mean(metric: str) -> str:
+        return f"sum(increase({over(metric + '_sum')})) / sum(increase({over(metric + '_count')}))"
+
+    applied = _of("gem_commits_total", run.instance, outcome="applied")
+    rates = f"sum(rate({applied}[{max(1, round(window))}s]))[{whole}:{max(1, round(step))}s]"
+    figures = (
+        ("parameters", f"max(last_over_time({over('gem_parameters')}))", "{:,.0f}"),
+        ("accuracy", f"max(last_over_time({over('gem_evaluation_accuracy')}))", "{:.2%}"),
+        ("training loss", f"max(last_over_time({over('gem_training_loss')}))", "{:.4f}"),
+        ("commits", f"max(max_over_time({over('gem_central_version')}))", "{:,.0f}"),
+        ("commits/s, at most", f"max_over_time({rates})", "{:,.1f}"),
+        ("workers, at most", f"max(max_over_time({over('gem_active_workers')}))", "{:,.0f}"),
+        ("mean staleness", mean("gem_commit_staleness"), "{:.1f}"),
+        ("mean π", mean("gem_pi"), "{:.3f}"),
+    )
+    found = [(name, prometheus.value(query, run.end), form) for name, query, form in figures]
+    shown = [(name, form.format(value)) for name, value, form in found if value is not None and np.isfinite(value)]
+    return "".join(f'<div class="tile"><b>{value}</b>{html.escape(name)}</div>' for name, value in shown)
+
+
+def _alerts(prometheus: Prometheus, run: Run, step: float) -> str:
+    """The alerts that fired meanwhile, of this server or of none in particular."""
+    fired = prometheus.range('ALERTS{alertstate="firing", alertname=~"Gem.*"}', run.begin, run.end, step)
+    mine = [one for one in fired if one.labels.get("instance", run.instance) == run.instance]
+    rows = [
+        f'<li class="alert">{html.escape(one.labels["alertname"])}, from minute {(one.times[0] - run.begin) / 60:.1f} '
+        f"to {(one.times[-1] - run.begin) / 60:.1f}</li>"
+        for one in mine
+    ]
+    return f"<h2>Alerts</h2><ul>{''.join(rows)}</ul>" if rows else ""
+
+
+def _section(prometheus: Prometheus, board: Dashboard, run: Run, step: float, window: float) -> str:
+    drawn = [(panel, _picture(prometheus, panel, run, step, window)) for panel in board.panels if panel.kind is not Kind.NUMBER]
+    blocks = [
+        f'<div class="panel"><h3>{html.escape(panel.title)}</h3><p>{html.escape(panel.description)}</p>{picture}</div>'
+        for panel, picture in drawn
+        if picture
+    ]
+    if not blocks:
+        return ""
+    title = board.title.rpartition("/ ")[2]
+    return (
+        f'<h2>{html.escape(title)}</h2><p class="quiet">{html.escape(board.description)}</p>'
+        f'<div class="panels">{"".join(blocks)}</div>'
+    )
+
+
+def _picture(prometheus: Prometheus, panel: Panel, run: Run, step: float, window: float) -> str:
+    answers: list[Answer] = []
+    for query in panel.queries:
+        expr = fill_in(query.expr, run.instance, window)
+        answers.append((query, prometheus.range(expr, run.begin, run.end, step)))
+    return draw(panel, answers, run.begin, run.end)
+
+
+def fill_in(expr: str, instance: str, window: float) -> str:
+    """A panel's query for one server, with rates over `window` seconds."""
+    return expr.replace("$server", _quoted(re.escape(instance))).replace("$__rate_interval", f"{max(1, round(window))}s")
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))

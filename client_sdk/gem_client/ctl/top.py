@@ -1,0 +1,88 @@
+"""gem-ctl top: asks a server for its status again and again, and shows the run in the terminal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from itertools import count as naturals
+from typing import TypeVar
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from gem_client import Admin, GemError
+from gem_client.ctl.picture import Picture, plain
+from gem_client.ctl.watch import Watch
+
+T = TypeVar("T")
+
+
+def show(admin: Admin, server: str, every: float, count: int, sort: str) -> None:
+    """Shows the run of the server that `admin` asks until SIGINT or SIGTERM, or until `count` pictures were shown (0: no end).
+
+    Raises:
+        GemError: There was no answer for the last of `count` pictures.
+    """
+    watch, interrupts = Watch(time.monotonic()), Interrupts()
+    picture = Picture(watch, server, sort)
+    with ExitStack() as stack:
+        stack.enter_context(interrupts)
+        stack.enter_context(admin)
+        draw = _canvas(stack)
+        stack.enter_context(suppress(KeyboardInterrupt))
+        for shown in naturals(1):
+            try:
+                watch.saw(interrupts.wait(admin.status), time.monotonic())
+            except GemError as error:
+                watch.missed(error)
+            draw(picture)
+            if shown == count:
+                break
+            interrupts.wait(lambda: time.sleep(every))
+        if watch.error is not None:
+            raise watch.error
+
+
+def _canvas(stack: ExitStack) -> Callable[[Picture], None]:
+    """What shows a picture: the terminal's alternate screen, left when the stack ends; or plain lines where there is none."""
+    console = Console(force_terminal=sys.stdout.isatty())
+    if not console.is_terminal or console.is_dumb_terminal:
+        return lambda picture: click.echo(plain(picture.draw(console.width, None, time.monotonic()), console.width) + "\n")
+    screen = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+    return lambda picture: screen.update(picture.draw(*console.size, time.monotonic()), refresh=True)
+
+
+class Interrupts:
+    """SIGINT and SIGTERM for the length of a `with` block: they end a wait at once, but break into nothing else.
+
+    An exception in the midst of drawing, or of leaving the alternate screen, would leave the terminal as it is then.
+    """
+
+    def __init__(self) -> None:
+        self._told = self._waiting = False
+
+    def wait(self, call: Callable[[], T]) -> T:
+        """Calls `call`. Raises KeyboardInterrupt once there was a signal, and as soon as there is one."""
+        self._waiting = True
+        try:
+            if self._told:
+                raise KeyboardInterrupt
+            return call()
+        finally:
+            self._waiting = False
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, *_: object) -> None:
+        self._told = True
+        if self._waiting:
+            raise KeyboardInterrupt

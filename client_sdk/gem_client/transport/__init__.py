@@ -1,0 +1,1 @@
+"""A session's calls: one attempt each, on one gRPC channel."""

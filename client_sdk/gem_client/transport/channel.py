@@ -1,0 +1,123 @@
+"""The connection to a server: its RPCs as plain callables, every failure as a typed error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from gem_api.errors import DeadlineExceeded, GemError, InvalidRequest, ServerUnavailable, from_status
+from gem_api.methods import ADMIN, MAX_MESSAGE_BYTES, TRAINING, methods
+from gem_api.process.addresses import server_address
+from google.protobuf.descriptor import ServiceDescriptor
+
+from gem_client.transport.security import NONE, Security
+
+Metadata = tuple[tuple[str, str], ...]
+_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: sessions in one process do not wait for each other
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 60_000),  # some networks drop connections idle for four minutes
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+class Stub:
+    """The server's RPCs by name: `stub.GetStatus(request, timeout=...)`. Streamed sides carry bare frames (bytes),
+    and streaming calls raise grpc.RpcError, which `typed_error` and `next_frame` turn into GemErrors. Every call carries
+    `metadata`. `address`, the server's, is for the texts of errors."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Metadata = (), address: str = "") -> None:
+        self._metadata = metadata
+        self.address = address
+        for service in (TRAINING, ADMIN):
+            self._add(channel, service)
+
+    def _add(self, channel: grpc.Channel, service: ServiceDescriptor) -> None:
+        for method in methods(service):
+            make = getattr(channel, method.kind)
+            call = make(method.path, request_serializer=method.serialize_request, response_deserializer=method.parse_response)
+            call = _Carrying(call, self._metadata) if self._metadata else call
+            setattr(self, method.name, typed(call, self.address) if method.kind == "unary_unary" else call)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the server has no RPC {name!r}")
+
+
+class _Carrying:
+    """An RPC, each call of which carries the metadata."""
+
+    def __init__(self, rpc: Any, metadata: Metadata) -> None:
+        self._rpc = rpc
+        self._metadata = metadata
+
+    def __call__(self, request: Any, **settings: Any) -> Any:
+        return self._rpc(request, metadata=self._metadata, **settings)
+
+    def future(self, request: Any, **settings: Any) -> Any:
+        return self._rpc.future(request, metadata=self._metadata, **settings)
+
+
+def checked_address(address: str) -> str:
+    """The address as it is dialled, with its port. Raises InvalidRequest if it is not an address."""
+    try:
+        return server_address(address)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def open_channel(address: str, security: Security = NONE) -> grpc.Channel:
+    """Raises InvalidRequest if a file that `security` names can't be read."""
+    return security.channel(address, _OPTIONS)
+
+
+def typed_error(error: grpc.RpcError, address: str = "") -> GemError:
+    """The typed error for a failed call to `address`.
+
+    Takes the other's traceback away: it would hold all that the frames hold until the garbage collector runs, such as a model's
+    gradient.
+    """
+    error.__traceback__ = None
+    if address and error.code() == grpc.StatusCode.UNAVAILABLE and (why := _nobody_there(error.details() or "", address)):
+        return ServerUnavailable(why)
+    metadata = error.trailing_metadata() or ()
+    return from_status(error.code(), error.details() or "", [(entry.key, entry.value) for entry in metadata])
+
+
+def _nobody_there(details: str, address: str) -> str:
+    """That no server is at `address`, in plain words, if that is what gRPC's details say; else empty."""
+    if re.search(r"[Cc]onnect.*(Connection refused|No such file or directory)", details):
+        return f"no server at {address} (is gem-server running?)"
+    if unreachable := re.search(r"Failed to connect to remote host: (?:getsockopt\(SO_ERROR\): )?([^;]+)", details):
+        return f"no connection to {address}: {unreachable[1].strip()}"
+    if re.search(r"hostname lookup error|DNS resolution failed", details):
+        return f"the host of {address} is not known (is the name right?)"
+    return ""
+
+
+def next_frame(frames: Iterator[bytes], address: str = "") -> bytes | None:
+    """The stream's next frame, None at its end. Raises the typed error if it failed."""
+    try:
+        return next(frames, None)
+    except grpc.RpcError as error:
+        raise typed_error(error, address) from None
+
+
+def typed(call: Callable[..., Any], address: str = "") -> Callable[..., Any]:
+    """A unary call that fails with typed errors."""
+
+    def answered(*arguments: Any, **settings: Any) -> Any:
+        try:
+            return call(*arguments, **settings)
+        except grpc.FutureTimeoutError:
+            raise DeadlineExceeded("the server did not answer in time") from None
+        except grpc.RpcError as error:
+            raise typed_error(error, address) from None
+        except ValueError as error:  # gRPC's way to say that the channel was closed
+            raise ServerUnavailable(f"the connection was closed: {error}") from None
+
+    return answered

@@ -1,0 +1,132 @@
+"""One attempt at each call of a worker. Nothing is tried again here: session.py decides that."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Collection, Iterable
+
+import grpc
+from gem_api.errors import GemError, ServerUnavailable
+from gem_api.framing import Assembly, chunk_frames, parse_frame
+from gem_api.layout import Layout, Vector
+from gem_api.region import Region
+from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import FLOAT32, ThetaFormat
+
+from gem_client.transport.background import Background
+from gem_client.transport.channel import Stub, checked_address, next_frame, open_channel, typed_error
+from gem_client.transport.commit_stream import CommitStream, noting, receive_chunks
+from gem_client.transport.memory_socket import fetch_region
+from gem_client.transport.security import Security
+
+log = logging.getLogger("gem_client")
+
+
+class Connection:
+    """A worker's calls, each raising a GemError where it fails.
+
+    Args:
+        address: The server's "host:port".
+        timeout: Seconds that a unary call may take.
+        renew: Renews the lease, called in the background from `keep_alive` on; held weakly.
+        security: The token and TLS.
+    """
+
+    def __init__(self, address: str, timeout: float, renew: weakref.WeakMethod[Callable[[], None]], security: Security) -> None:
+        address = checked_address(address)
+        self._channel = open_channel(address, security)
+        self._stub = Stub(self._channel, security.metadata, address)
+        self._timeout = timeout
+        self._background = Background(renew, timeout)
+        self._renew_timeout = timeout
+        self._stream: CommitStream | None = None
+
+    def register(self, worker: str, layout: Layout, overlap: bool) -> pb.RegisterWorkerResponse:
+        request = pb.RegisterWorkerRequest(worker_name=worker, layout=layout.to_message(), overlap=overlap)
+        response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
+        return response
+
+    def keep_alive(self, seconds: float) -> None:
+        """Has the lease renewed every so many seconds from now on."""
+        self._renew_timeout = min(self._timeout, max(1.0, seconds))  # one that is stuck leaves time for another
+        self._background.start(seconds)
+
+    def renew(self, lease_id: str) -> None:
+        self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._renew_timeout)
+
+    def leave(self, lease_id: str, timeout: float) -> None:
+        self._stub.LeaveCluster(pb.LeaveClusterRequest(lease_id=lease_id), timeout=timeout)
+
+    def lease_shard(self, lease_id: str, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse:
+        request = pb.LeaseShardRequest(lease_id=lease_id, sample_count=samples, holding=sorted(holding))
+        response: pb.LeaseShardResponse = self._stub.LeaseShard(request, timeout=self._timeout)
+        return response
+
+    def status(self) -> pb.GetStatusResponse:
+        response: pb.GetStatusResponse = self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout)
+        return response
+
+    def complete_shard(self, lease_id: str, shard_id: int) -> bool:
+        request = pb.CompleteShardRequest(lease_id=lease_id, shard_id=shard_id)
+        response: pb.CompleteShardResponse = self._stub.CompleteShard(request, timeout=self._timeout)
+        return response.accepted
+
+    def initialize(self, lease_id: str, theta: Vector) -> None:
+        """Sends θ's first value (float32, shape (P,))."""
+        opening = pb.InitializeCentralRequest(header=pb.InitializeCentralHeader(lease_id=lease_id)).SerializeToString()
+        frames = chunk_frames(theta, opening)
+        with self._background.watching(lambda: call.cancel()) as progress:
+            call = self._stub.InitializeCentral.future(noting(progress, frames))
+            try:
+                call.result()
+            except grpc.RpcError as error:
+                raise typed_error(error, self._stub.address) from None
+            except grpc.FutureCancelledError:
+                raise ServerUnavailable("the server took nothing in for too long") from None
+
+    def share_memory(self, lease_id: str, parameters: int) -> Region | None:
+        """Memory shared with the server; None where it is on another machine, or shares none."""
+        try:
+            offer = self._stub.ShareMemory(pb.ShareMemoryRequest(lease_id=lease_id), timeout=self._timeout)
+            return fetch_region(offer, parameters, self._timeout)
+        except (GemError, OSError) as error:
+            log.info("no shared memory with the server; tensors go over the network: %s", error)
+            return None
+
+    def pull(self, lease_id: str, make_room: Callable[[pb.PullHeader], Vector], form: ThetaFormat = FLOAT32) -> pb.PullHeader:
+        """Reads θ into what `make_room` returns (float32, shape (P,)), unless the header asks this worker for a first value."""
+        call = self._stub.Pull(pb.PullRequest(lease_id=lease_id, theta_dtype=form.dtype))
+        with self._background.watching(call.cancel) as progress:
+            frame = next_frame(call, self._stub.address)
+            header, chunk = parse_frame(frame, pb.PullResponse) if frame is not None else (None, None)
+            if header is None:
+                raise ServerUnavailable("the server sent no header")
+            if not header.must_initialize:
+                receive_chunks(chunk, call, pb.PullResponse, form.assembly(make_room(header)), progress)
+        pulled: pb.PullHeader = header
+        return pulled
+
+    def commit(self, frames: Iterable[bytes], theta: Assembly | None) -> pb.CommitResult:
+        """Sends a commit on the open stream, or on a new one, and receives θ, as `CommitStream.exchange` says."""
+        self._stream = self._stream or CommitStream(self._stub)
+        try:
+            with self._background.watching(self._stream.cancel) as progress:
+                return self._stream.exchange(frames, theta, progress)
+        except BaseException:
+            self.drop_stream()
+            raise
+
+    def drop_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    def stop(self) -> None:
+        """Ends the renewals and the stream; what is left to do is to say good-bye."""
+        self._background.close()
+        self.drop_stream()
+
+    def close(self) -> None:
+        self.stop()
+        self._channel.close()

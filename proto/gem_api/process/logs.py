@@ -1,0 +1,42 @@
+"""Structured logs on standard error: readable on a terminal, JSON when asked."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+from gem_api.process.printable import printable
+
+Logger = structlog.typing.FilteringBoundLogger
+FORMATS = ("text", "json")
+
+
+def configure(log_format: str) -> Logger:
+    """Sets up the process's logging and returns its logger. `log_format` is one of FORMATS."""
+    processors: list[structlog.typing.Processor] = []
+    if log_format == "json":
+        renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    else:
+        # What a client chose may be in any field: it must not move the cursor, or begin a line of its own.
+        processors.append(_escape)
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=32)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *processors,
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    return structlog.get_logger()  # type: ignore[no-any-return]
+
+
+def _escape(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}

@@ -1,0 +1,215 @@
+"""Leases: who is in the run, what the server holds for them, and until when."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from gem_api.errors import LeaseEnded
+from gem_api.layout import Vector
+from gem_api.region import Region
+
+from gem_server.core.facts import Applied, EndReason
+from gem_server.rules.base import Buffers
+
+REPLY = "answer"  # the buffer that a rule also writes the answer to, where it exists
+SPARE = "spare_snapshot"  # of a worker that overlaps: the snapshot that its last answer is not
+FIRST_TERM = 3  # durations that a lease may last until its worker's first sign of life
+_REMEMBERED_ENDS = 10_000
+
+
+@dataclass
+class Lease:
+    """One worker's place in the run.
+
+    Attributes:
+        lease_id: Its name, a secret between server and worker.
+        worker: The worker's name.
+        expires_at: When it ends without a sign of life, in seconds of the caller's clock.
+        starting: Whether its worker has only registered so far: it may be starting up, on a machine that is busy.
+        buffers: What the rule keeps for the worker, each float32, shape (P,).
+        upload: Where the gradient of its next commit is put together, float32, shape (P,).
+        sequence: Its last applied commit.
+        last_applied: The facts of that commit, given again to a repeat.
+        base_version: Version of the θ that the worker was last given.
+        spare_version: Version of the θ that it was given before that, where it overlaps: see `swap_snapshots`.
+        offered: Memory shared with the worker, which no commit has named yet.
+        region: Memory shared with the worker, which `upload` lies in, or is copied from; None where tensors are sent.
+        queued: The sequence that holds a ticket now, if any.
+        before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are. It
+            may wait until the checkpoint is written: never call it on the event loop's thread.
+        recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
+        owner: Names the credentials that it was opened with, and can be used with; empty where the server asks for none.
+        counted: Bytes that its table has counted for it.
+        restored: Whether the server has started again since the worker's last commit: the worker may have been acknowledged
+            commits that the server lacks now.
+    """
+
+    lease_id: str
+    worker: str
+    expires_at: float
+    buffers: Buffers
+    upload: Vector
+    sequence: int = 0
+    last_applied: Applied | None = None
+    base_version: int = 0
+    spare_version: int = 0
+    offered: Region | None = None
+    region: Region | None = None
+    queued: int | None = None
+    before_change: Callable[[Lease], None] | None = None
+    recorded: int = 0
+    owner: str = ""
+    counted: int = 0
+    restored: bool = False
+    starting: bool = False
+
+    def about_to_change(self) -> None:
+        """To be called before the buffers are written to."""
+        if self.before_change is not None:
+            self.before_change(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for the worker, with its shared memory."""
+        shared = self.region or self.offered  # a lease has one region: offered first, then named by a commit
+        return self.own_nbytes + (shared.nbytes if shared is not None else 0)
+
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes that are freed with the lease: its shared memory lives on for as long as the worker maps it."""
+        in_region = self.region is not None and self.upload is self.region.gradient
+        return sum(array.nbytes for array in self.buffers.values()) + (0 if in_region else self.upload.nbytes)
+
+    @property
+    def shared_reply(self) -> Vector | None:
+        """Where the worker reads its answer, float32, shape (P,); None where it is sent."""
+        return self.region.theta if self.region is not None else None
+
+    def adopt(self, region: Region, copied: bool = False) -> None:
+        """Moves gradients and answers to shared memory. The worker may write anything there at any time: what the rule
+        keeps of it stays elsewhere, and a gradient is checked once more when it is read, or `copied` to `upload` before."""
+        self.offered, self.region = None, region
+        if not copied:
+            self.upload = region.gradient
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the worker computes a gradient while a commit is under way, and so has two snapshots."""
+        return SPARE in self.buffers
+
+    def swap_snapshots(self, base_version: int) -> None:
+        """Before a commit's arithmetic: has the snapshot that its gradient was computed on in its place.
+
+        A worker that overlaps computes the next gradient on its last answer or on the one before that, so the last answer
+        must outlive a commit: the snapshot that a commit reads and then overwrites is always the older of the two.
+        """
+        if not self.overlaps:
+            return
+        self.buffers["snapshot"], self.buffers[SPARE] = self.buffers[SPARE], self.buffers["snapshot"]
+        if base_version == self.base_version:
+            np.copyto(self.buffers["snapshot"], self.buffers[SPARE])
+        self.spare_version = self.base_version
+
+
+@dataclass
+class LeaseTable:
+    """The live leases, oldest first, and the reasons why recent ones ended.
+
+    Attributes:
+        duration: Seconds that a lease lives without a sign of life.
+        new_id: Makes lease ids that cannot be guessed.
+        live: By lease id. Only the table adds to it and takes from it.
+        nbytes: Bytes held for all of them, without shared memory: a running total, for thousands may register one after the
+            other.
+    """
+
+    duration: float
+    new_id: Callable[[], str]
+    live: dict[str, Lease] = field(default_factory=dict)
+    nbytes: int = 0
+    _by_worker: dict[str, Lease] = field(default_factory=dict)
+    ended: dict[EndReason, int] = field(default_factory=dict)
+    _looked_at: float | None = None
+    _reasons: OrderedDict[str, EndReason] = field(default_factory=OrderedDict)
+
+    def open(self, lease_id: str, worker: str, buffers: Buffers, upload: Vector, now: float, owner: str = "") -> Lease:
+        lease = Lease(lease_id, worker, now + self.duration, buffers, upload, owner=owner)
+        self.add(lease)
+        return lease
+
+    def add(self, lease: Lease) -> None:
+        """Takes in a lease that was restored."""
+        self.live[lease.lease_id] = self._by_worker[lease.worker] = lease
+        self.recount(lease)
+
+    def recount(self, lease: Lease) -> None:
+        """To be called once a live lease holds more or less than before."""
+        size = lease.own_nbytes
+        self.nbytes += size - lease.counted
+        lease.counted = size
+
+    def owner(self, lease_id: str) -> str | None:
+        """Whose a live lease is; None where there is no such lease."""
+        lease = self.live.get(lease_id)
+        return lease.owner if lease is not None else None
+
+    def get(self, lease_id: str) -> Lease:
+        """The live lease of that id. Raises LeaseEnded, with the reason where it is remembered."""
+        lease = self.live.get(lease_id)
+        if lease is not None:
+            return lease
+        reason = self._reasons.get(lease_id)
+        if reason is None:
+            raise LeaseEnded("no such lease: register again")
+        raise LeaseEnded(f"the lease has ended ({reason}): register again", reason)
+
+    def renew(self, lease_id: str, now: float) -> Lease:
+        lease = self.get(lease_id)
+        lease.expires_at, lease.starting = now + self.duration, False
+        return lease
+
+    def looked(self, now: float) -> float:
+        """Notes that the server looks at its leases now; to be called often, and before `expired`.
+
+        Time in which the server did not look is not charged to the leases: it was stopped, or its machine was, and could not
+        have heard a sign of life.
+
+        Returns:
+            Seconds that are not charged; 0 as a rule.
+        """
+        gap = now - self._looked_at if self._looked_at is not None else 0.0
+        self._looked_at = now
+        if gap <= self.duration / 2:
+            return 0.0
+        for lease in self.live.values():
+            lease.expires_at = min(lease.expires_at + gap, now + self.duration)
+        return gap
+
+    def end(self, lease: Lease, reason: EndReason) -> None:
+        del self.live[lease.lease_id]
+        if self._by_worker.get(lease.worker) is lease:
+            del self._by_worker[lease.worker]
+        self.nbytes -= lease.counted
+        lease.counted = 0
+        self.ended[reason] = self.ended.get(reason, 0) + 1
+        self._reasons[lease.lease_id] = reason
+        if len(self._reasons) > _REMEMBERED_ENDS:
+            self._reasons.popitem(last=False)
+
+    def expired(self, now: float, urgent: str | None = None) -> list[Lease]:
+        """The leases whose time is up. One whose commit waits for its turn has given a sign of life.
+
+        A worker that starts up has longer, but the one with the lease `urgent`, which the others wait for.
+        """
+        return [lease for lease in self.live.values() if self._overdue(lease, now, urgent) and lease.queued is None]
+
+    def _overdue(self, lease: Lease, now: float, urgent: str | None) -> bool:
+        longer = lease.starting and lease.lease_id != urgent
+        return lease.expires_at + longer * (FIRST_TERM - 1) * self.duration <= now
+
+    def named(self, worker: str) -> Lease | None:
+        """The live lease of the worker of that name."""
+        return self._by_worker.get(worker)

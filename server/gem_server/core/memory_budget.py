@@ -1,0 +1,117 @@
+"""What a run holds in memory, and whether there is room for more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from gem_api.errors import Overloaded
+from gem_api.framing import empty
+from gem_api.layout import Layout, Vector
+from gem_api.region import region_bytes
+
+from gem_server.core.central_variable import CentralVariable
+from gem_server.core.leases import SPARE, Lease, LeaseTable
+from gem_server.rules import UpdateRule, is_users
+from gem_server.rules.base import Buffers
+
+FLOAT_BYTES = 4
+MAX_COPIES = 4  # of θ, at different versions, for readers without a lease
+
+
+@dataclass
+class Memory:
+    """Counts θ, its copies, what the rule shares and what it makes while it works, and what is held for each worker.
+
+    Attributes:
+        limit: Bytes that may be held; 0 for no limit.
+        rule: Says which buffers there are.
+        central: θ.
+        leases: The workers.
+        regions: Bytes of the shared memory that exists: being made, belonging to a lease, or still mapped by a worker whose
+            lease has ended.
+    """
+
+    limit: int
+    rule: UpdateRule
+    central: CentralVariable
+    leases: LeaseTable
+    regions: int = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes."""
+        return self._central_bytes(self.central.size) + self.leases.nbytes + self.regions
+
+    @property
+    def most_for_worker(self) -> int:
+        """Most bytes held for one worker; where there is none, what one would take that neither shares memory nor overlaps."""
+        plain = self._worker_bytes(self.central.size, overlap=False)
+        return max((lease.nbytes for lease in tuple(self.leases.live.values())), default=plain)
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether so many bytes more may be held."""
+        return not self.limit or self.held + nbytes <= self.limit
+
+    def require_room_for_worker(self, layout: Layout, overlap: bool, freed: Lease | None) -> None:
+        """Raises Overloaded where a worker does not fit, once what `freed` holds is gone (but its shared memory, which its
+        process may go on mapping)."""
+        each = self._worker_bytes(layout.size, overlap)
+        others = len(self.leases.live) - (freed is not None)
+        kept = self.leases.nbytes - (freed.counted if freed else 0) + self.regions
+        needed = self._central_bytes(layout.size) + kept + each
+        if self.limit and needed > self.limit:
+            raise Overloaded(
+                f"no memory for worker number {others + 1}: {needed} bytes needed, {each} of them for it, "
+                f"{self.limit} allowed; raise --memory-limit or use fewer workers"
+            )
+
+    def reserve_region(self) -> int:
+        """Counts a region of shared memory that is about to be made, and returns its size, to be taken from `regions` once the
+        memory is free again. Raises Overloaded where there is no room for it."""
+        size = region_bytes(self.central.size)
+        if not self.fits(size):
+            raise Overloaded(f"no memory to share: {self.held + size} of {self.limit} bytes; raise --memory-limit")
+        self.regions += size
+        return size
+
+    def require_room_for_copy(self) -> None:
+        """Raises Overloaded where θ can't be copied for one more reader."""
+        if self.central.copies >= MAX_COPIES:
+            raise Overloaded(f"{MAX_COPIES} versions are being read already: try again later")
+        size = self.central.size * FLOAT_BYTES
+        if not self.fits(size):
+            raise Overloaded(
+                f"no memory for another copy of the model: {self.held + size} of {self.limit} bytes; try again later"
+            )
+
+    def take(self, layout: Layout, overlap: bool) -> tuple[Vector, Buffers, Vector]:
+        """A first worker's θ (else the present one), a worker's buffers, and where its gradients arrive: each float32, of shape
+        (P,). Raises Overloaded where the machine has no memory left."""
+        try:
+            theta = self.central.theta if self.central.initialized else empty(layout.size)
+            buffers = {name: np.zeros(layout.size, np.float32) for name in self._buffers(overlap)}
+            return theta, buffers, empty(layout.size)
+        except MemoryError:
+            raise Overloaded(
+                f"this machine has no memory for a model of {layout.size} parameters and one more worker"
+            ) from None
+
+    def take_shared(self) -> Buffers:
+        """What the rule keeps for all workers: zeros. Raises Overloaded where the machine has no memory left."""
+        try:
+            return {name: np.zeros(self.central.size, np.float32) for name in self.rule.shared}
+        except MemoryError:
+            raise Overloaded(f"this machine has no memory for what rule {self.rule.name} keeps for all workers") from None
+
+    def _central_bytes(self, size: int) -> int:
+        working = self.rule.temporaries
+        if is_users(self.rule):  # what the core copies, to put it back if the rule raises
+            working += 1 + len(self._buffers(overlap=True)) + len(self.rule.shared) + 1
+        return size * FLOAT_BYTES * (1 + len(self.rule.shared) + working + self.central.copies)
+
+    def _worker_bytes(self, size: int, overlap: bool) -> int:
+        return size * FLOAT_BYTES * (len(self._buffers(overlap)) + 1)
+
+    def _buffers(self, overlap: bool) -> tuple[str, ...]:
+        return (*self.rule.buffers, SPARE) if overlap else self.rule.buffers

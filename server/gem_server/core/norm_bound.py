@@ -1,0 +1,94 @@
+"""The norm of a gradient, and an optional bound on it relative to the run's own history.
+
+The reference is the median of the newest norms that were accepted: it follows the run down and up over orders of magnitude, has
+no unit, and does not move for a few poisoned commits among them. As Δ = −η·g, a bound on ‖g‖ is one on ‖Δ‖.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+
+import numpy as np
+from gem_api.errors import NormOutOfBounds
+from gem_api.layout import Vector
+from numba import njit
+
+WINDOW = 100  # norms that the reference is the median of
+MIN_NORMS = 20  # norms before anything is judged: the first of a run vary most
+
+
+class GradientNorm:
+    """‖g‖₂ of a gradient that arrives in pieces, each finite, summed in float64: float32 would overflow from 1.8e19 on."""
+
+    def __init__(self) -> None:
+        self._squares = 0.0
+
+    def add(self, piece: Vector) -> None:
+        """Takes in one piece (float32, shape (n,))."""
+        self._squares += sum_of_squares(piece)
+
+    @property
+    def value(self) -> float:
+        """The norm of all pieces so far."""
+        return math.sqrt(self._squares)
+
+
+class NormHistory:
+    """The newest accepted norms of a run, and the judgement on the next one.
+
+    Args:
+        ratio: How many times the median of the history a norm may be; 0 for no bound.
+
+    Raises:
+        ValueError: A ratio below 1, which would refuse every other commit.
+    """
+
+    def __init__(self, ratio: float = 0.0) -> None:
+        if ratio and not ratio >= 1:
+            raise ValueError(f"--max-norm-ratio {ratio:g} would refuse ordinary commits: give 1 or more, or 0 for no bound")
+        self._ratio = ratio
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a bound, so that norms have to be known."""
+        return self._ratio > 0
+
+    @property
+    def norms(self) -> list[float]:
+        """The history, oldest first."""
+        return list(self._norms)
+
+    def resume(self, norms: Iterable[float]) -> None:
+        """Goes on with the history of a checkpoint, oldest first."""
+        self._norms.extend(float(norm) for norm in norms)
+
+    def judge(self, norm: float) -> None:
+        """Raises NormOutOfBounds for a norm beyond the bound; the history stays as it is."""
+        if not self.bounded or len(self._norms) < MIN_NORMS:
+            return
+        reference = median(self._norms)
+        if norm > self._ratio * reference:
+            raise NormOutOfBounds(
+                f"the gradient's norm {norm:.3g} is {norm / reference:.3g} times the median of the run's last "
+                f"{len(self._norms)} commits; the bound is {self._ratio:g} (--max-norm-ratio): the central variable is "
+                "untouched; look at this worker's data, and at how it scales its loss"
+            )
+
+    def accepted(self, norm: float) -> None:
+        """A commit of that norm was accepted. A norm of 0 says nothing of the run's scale, and is not remembered."""
+        if norm > 0:
+            self._norms.append(norm)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def sum_of_squares(values):  # type: ignore[no-untyped-def]
+    """Σv² of float32 values, in float64; the order of the sum is free, so that the loop vectorises."""
+    total = 0.0
+    for i in range(values.size):
+        value = np.float64(values[i])
+        total += value * value
+    return total

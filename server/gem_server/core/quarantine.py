@@ -1,0 +1,76 @@
+"""Quarantine: a worker whose gradients are refused again and again is kept out until an operator lets it in."""
+
+from __future__ import annotations
+
+import shlex
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from gem_api.errors import GemError, InvalidRequest, NonFiniteGradient, NormOutOfBounds, Quarantined
+
+COUNTED = (NonFiniteGradient, NormOutOfBounds)  # refusals that say that the gradient itself is bad
+MAX_NAMES = 10_000  # remembered; whoever makes up names must not fill the memory
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """A worker's refused commits since its last accepted one: how many, and why the last."""
+
+    count: int
+    why: str
+
+
+def lift_command(worker: str) -> str:
+    """What an operator types to let a worker in again; its name, which it chose itself, is quoted for the shell."""
+    return f"gem-ctl quarantine lift {'-- ' if worker.startswith('-') else ''}{shlex.quote(worker)}"
+
+
+class Quarantine:
+    """Counts each worker's refusals in a row, by its name: a new lease does not start the count anew.
+
+    Args:
+        after: How many of them put a worker into quarantine; 0 for none ever.
+    """
+
+    def __init__(self, after: int = 0) -> None:
+        self._after = after
+        self._refusals: OrderedDict[str, Refusals] = OrderedDict()
+        self._held: OrderedDict[str, Refusals] = OrderedDict()
+
+    @property
+    def held(self) -> dict[str, Refusals]:
+        """Who is in quarantine, and why; the longest there first."""
+        return dict(self._held)
+
+    def accepted(self, worker: str) -> None:
+        """A commit of the worker was accepted."""
+        self._refusals.pop(worker, None)
+
+    def refused(self, worker: str, error: GemError) -> bool:
+        """A commit of the worker was refused; returns whether that puts it into quarantine."""
+        if not self._after or not isinstance(error, COUNTED):
+            return False
+        before = self._refusals.pop(worker, None)
+        refusals = Refusals(before.count + 1 if before else 1, f"{type(error).__name__}: {error}")
+        _remember(self._held if refusals.count >= self._after else self._refusals, worker, refusals)
+        return worker in self._held
+
+    def require_free(self, worker: str) -> None:
+        """Raises Quarantined for a worker in quarantine."""
+        refusals = self._held.get(worker)
+        if refusals is not None:
+            raise Quarantined(
+                f"worker {worker!r} is in quarantine after {refusals.count} refused commits in a row, the last for "
+                f"{refusals.why}; once that is mended, `{lift_command(worker)}` lets it in again"
+            )
+
+    def lift(self, worker: str) -> None:
+        """Lets a worker in again, its count at zero. Raises InvalidRequest where it is not in quarantine."""
+        if self._held.pop(worker, None) is None:
+            raise InvalidRequest(f"no worker {worker!r} is in quarantine; `gem-ctl quarantine list` shows who is")
+
+
+def _remember(where: OrderedDict[str, Refusals], worker: str, refusals: Refusals) -> None:
+    where[worker] = refusals
+    if len(where) > MAX_NAMES:
+        where.popitem(last=False)

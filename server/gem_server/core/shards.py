@@ -1,0 +1,205 @@
+"""The shard ledger: which samples of which epoch are still to be trained on, and who holds them."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from gem_api.errors import InvalidRequest
+from gem_api.hyperparameters import Hyperparameters
+
+from gem_server.core.shuffle import Indices, shuffled
+
+_IDS = 1 << 32  # shard ids that one start of the server may give out
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Positions [begin, end) of one epoch's order, for the workers that share `group`."""
+
+    shard_id: int
+    group: str
+    epoch: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class NoShard:
+    """No shard now: `complete` if never again, else ask again later."""
+
+    complete: bool
+
+
+@dataclass
+class Deck:
+    """The shards of all epochs for workers that share them, dealt in order; returned ones go first.
+
+    `epochs` 0 means no end.
+    """
+
+    samples: int
+    shard_size: int
+    epochs: int
+    epoch: int = 0
+    next: int = 0
+    returned: deque[tuple[int, int, int]] = field(default_factory=deque)
+    held: int = 0
+
+    def deal(self) -> tuple[int, int, int] | None:
+        """The next (epoch, begin, end), or None while there is none to give."""
+        if self.returned:
+            self.held += 1
+            return self.returned.popleft()
+        if self.next >= self.samples:
+            self.epoch, self.next = self.epoch + 1, 0
+        if self.epochs and self.epoch >= self.epochs:
+            self.epoch, self.next = self.epochs - 1, self.samples
+            return None
+        begin, self.next = self.next, min(self.next + self.shard_size, self.samples)
+        self.held += 1
+        return self.epoch, begin, self.next
+
+    def give_back(self, shard: Shard) -> None:
+        self.held -= 1
+        self.returned.append((shard.epoch, shard.begin, shard.end))
+
+    @property
+    def pending(self) -> int:
+        """Shards of the current epoch that nobody holds."""
+        return len(self.returned) + -(-(self.samples - self.next) // self.shard_size)
+
+    @property
+    def complete(self) -> bool:
+        dealt_out = bool(self.epochs) and self.epoch == self.epochs - 1 and self.next >= self.samples
+        return dealt_out and not self.returned and not self.held
+
+
+class ShardLedger:
+    """Deals shards to leases and takes them back.
+
+    In `partition` mode all workers share one deck, so that each sample is trained on once per epoch; in `replicate`
+    mode each worker name has a deck of its own. A shard that comes back unfinished is dealt again, whole: every sample
+    of every epoch is trained on at least once.
+    """
+
+    def __init__(self, settings: Hyperparameters) -> None:
+        self._settings = settings
+        self.samples = 0  # in the training set; 0 until a worker says
+        self.decks: dict[str, Deck] = {}
+        self.held: dict[int, tuple[str, Shard]] = {}
+        self.completed = 0
+        self.samples_completed = 0
+        self._next_id = 1
+
+    def lease(self, lease_id: str, worker: str, samples: int) -> Shard | NoShard:
+        """Deals the next shard to a lease.
+
+        Raises:
+            InvalidRequest: `samples`, the size of the worker's training set, is not the run's.
+        """
+        self.require_samples(samples)
+        self.samples = samples
+        group = worker if self._settings.shards == "replicate" else ""
+        deck = self.decks.setdefault(group, self._new_deck())
+        dealt = deck.deal()
+        if dealt is None:
+            return NoShard(deck.complete)
+        shard = Shard(self._next_id, group, *dealt)
+        self._next_id += 1
+        self.held[shard.shard_id] = lease_id, shard
+        return shard
+
+    def require_samples(self, samples: int) -> None:
+        """Raises InvalidRequest where a worker's training set has no samples, or another number than the run's."""
+        if samples < 1:
+            raise InvalidRequest("the training set has no samples: give a data set with at least one")
+        if samples != (self.samples or samples):
+            raise InvalidRequest(
+                f"the training set has {samples} samples, this run's has {self.samples}: use the same data set"
+            )
+
+    def indices(self, shard: Shard) -> Indices:
+        """The samples of a shard: uint64, shape (end - begin,)."""
+        return shuffled(shard.begin, shard.end, self.samples, self._settings.seed, shard.epoch, shard.group)
+
+    def complete(self, lease_id: str, shard_id: int) -> bool:
+        """Notes a shard as done; False where this lease does not hold it (any more)."""
+        holder, shard = self.held.get(shard_id, (None, None))
+        if shard is None or holder != lease_id:
+            return False
+        del self.held[shard_id]
+        self.decks[shard.group].held -= 1
+        self.completed += 1
+        self.samples_completed += shard.end - shard.begin
+        return True
+
+    def release(self, lease_id: str, but: Collection[int] = ()) -> int:
+        """Takes back the shards of a lease, all but those named; returns how many."""
+        mine = [shard for holder, shard in self.held.values() if holder == lease_id and shard.shard_id not in but]
+        for shard in mine:
+            del self.held[shard.shard_id]
+            self.decks[shard.group].give_back(shard)
+        return len(mine)
+
+    def held_of(self, lease_id: str, shards: Collection[int]) -> set[int]:
+        """Those of the shards that the lease holds."""
+        return {shard for shard in shards if self.held.get(shard, ("", None))[0] == lease_id}
+
+    def held_by_lease(self) -> Counter[str]:
+        """How many shards each lease holds."""
+        return Counter(holder for holder, _ in self.held.values())
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that a shard was dealt of, from 0."""
+        return max((deck.epoch for deck in tuple(self.decks.values())), default=0)
+
+    @property
+    def pending(self) -> int:
+        return sum(deck.pending for deck in tuple(self.decks.values()))
+
+    @property
+    def all_complete(self) -> bool:
+        return bool(self.decks) and all(deck.complete for deck in self.decks.values())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON values."""
+        return {
+            "samples": self.samples,
+            "completed": self.completed,
+            "samples_completed": self.samples_completed,
+            "next_id": self._next_id,
+            "decks": [[group, deck.epoch, deck.next, list(deck.returned)] for group, deck in self.decks.items()],
+            "held": [[lease_id, s.shard_id, s.group, s.epoch, s.begin, s.end] for lease_id, s in self.held.values()],
+        }
+
+    def number_anew(self, number: int) -> None:
+        """Shards that are dealt from now on get ids of another range, the one of that number."""
+        self._next_id = number * _IDS + self._next_id % _IDS
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes over what `state` returned."""
+        self.samples = state["samples"]
+        self.completed = state["completed"]
+        self.samples_completed = state["samples_completed"]
+        self._next_id = state["next_id"]
+        for group, epoch, next_, returned in state["decks"]:
+            deck = self.decks[group] = self._new_deck()
+            deck.epoch, deck.next = epoch, next_
+            deck.returned.extend(tuple(entry) for entry in returned)
+        for lease_id, *fields in state["held"]:
+            shard = Shard(*fields)
+            self.held[shard.shard_id] = lease_id, shard
+            self.decks[shard.group].held += 1
+
+    def change(self, settings: Hyperparameters) -> None:
+        """Goes on with another number of epochs."""
+        self._settings = settings
+        for deck in self.decks.values():
+            deck.epochs = settings.epochs
+
+    def _new_deck(self) -> Deck:
+        return Deck(self.samples, self._settings.shard_size, self._settings.epochs)

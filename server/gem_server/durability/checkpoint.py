@@ -1,0 +1,333 @@
+"""Checkpoints: everything the core knows, in a folder that appears whole or not at all.
+
+checkpoint-<version>-<serial>/
+    model.safetensors    θ, by tensor name: what other tools load
+    workers.safetensors  each lease's buffers, "<lease id>/<buffer>"; those that the rule keeps for all workers, "/<buffer>"
+    state.json           the rest, size and SHA-256 of the two files, and its own SHA-256; "log": the first segment of the log
+                         that tells what happened afterwards, where one is kept
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gem_api import __version__
+from gem_api.errors import GemError
+from gem_api.framing import empty
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_api.process.logs import Logger
+from safetensors import SafetensorError, safe_open
+
+from gem_server.core.facts import Applied, EndReason, Outcome
+from gem_server.core.leases import SPARE, Lease
+from gem_server.core.memory_budget import FLOAT_BYTES
+from gem_server.core.state_machine import Core
+from gem_server.durability.capture import Capture
+from gem_server.durability.journal import LogPosition
+from gem_server.durability.scratch import Scratch
+from gem_server.durability.state_form import require_state
+from gem_server.durability.storage import Storage
+from gem_server.durability.tensor_file import write_tensors
+from gem_server.rules import PiFacts
+from gem_server.rules.base import Buffers
+
+FORMAT = "gem-checkpoint/1"
+_NAME = re.compile(r"checkpoint-(\d{12})-(\d{4,})")
+_BAD = (
+    FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    SafetensorError, GemError,
+)  # fmt: skip
+
+
+class BadCheckpoint(Exception):
+    """A folder that is no whole checkpoint of ours, or one that can't be gone on with; the message says why."""
+
+
+def list_checkpoints(directory: Path, storage: Storage | None = None) -> list[Path]:
+    """The checkpoints in a directory, newest first."""
+    entries = (storage or Storage()).glob(directory, "checkpoint-*")
+    return sorted((entry for entry in entries if _NAME.fullmatch(entry.name)), key=_version_and_serial, reverse=True)
+
+
+def _version_and_serial(path: Path) -> tuple[int, int]:
+    """A checkpoint's version and serial."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2])
+
+
+# -- writing
+
+
+def capture(core: Core, log: LogPosition | None = None, scratch: Scratch | None = None) -> Capture:
+    """The core's state between two commits, and where the log goes on. θ is to be copied before the next commit; `scratch` is
+    memory for the copies, as a rule made ready before. Whoever calls this closes what it returns, whatever happens: commits may
+    wait for that."""
+    layout = core.central.layout
+    assert layout is not None
+    assert core.central.initialized
+    leases = list(core.leases.live.values())
+    state = {
+        "format": FORMAT,
+        "server_version": __version__,
+        "run_id": core.run_id,
+        "hyperparameters": asdict(core.settings),
+        "layout": [[tensor.name, list(tensor.shape)] for tensor in layout.tensors],
+        "version": core.central.version,
+        "next_ticket": core.next_ticket,
+        "outcomes": core.outcomes,
+        "ended": core.leases.ended,
+        "steps_done": core.steps_done,
+        "samples_committed": core.samples_committed,
+        "norms": core.norms.norms,
+        "shared": {name: float(value) for name, value in core.shared.numbers.items()},
+        "leases": [_lease_state(lease) for lease in leases],
+        "ledger": core.ledger.state(),
+    }
+    if log is not None:
+        state["log"] = log
+    state = json.loads(json.dumps(state))  # a deep copy: the core goes on while this is written
+    return Capture(core, state, scratch or Scratch(layout.size))
+
+
+def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, log: Logger | None = None) -> Path:
+    """Writes a checkpoint atomically, then removes all but the newest `keep`; `log` is told if that fails.
+
+    Raises:
+        OSError: It could not be written; nothing of it is left, and the older ones stand.
+    """
+    storage, state = storage or Storage(), captured.state
+    storage.make_directories(directory)
+    there = map(_version_and_serial, list_checkpoints(directory, storage))
+    serial = 1 + max((serial for version, serial in there if version == state["version"]), default=0)
+    path, scratch = directory / f"checkpoint-{state['version']:012d}-{serial:04d}", directory / f".writing-{os.getpid()}"
+    for left_by_a_kill in storage.glob(directory, ".writing-*"):
+        with suppress(OSError):
+            storage.remove(left_by_a_kill)
+    try:
+        storage.make_directory(scratch)
+        metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
+        files = {
+            "model.safetensors": write_tensors(
+                storage.create(scratch / "model.safetensors"),
+                {name: tensor.shape for name, tensor in captured.model.items()},
+                captured.model.__getitem__,
+                metadata,
+            ),
+            "workers.safetensors": write_tensors(
+                storage.create(scratch / "workers.safetensors"), captured.shapes, captured.tensor, {}
+            ),
+        }
+        state = {**state, "files": files}
+        with closing(storage.create(scratch / "state.json")) as file:
+            file.write(0, [json.dumps({**state, "sha256": _digest(state)}, indent=1).encode()])
+            file.sync()
+        storage.sync_directory(scratch)
+        storage.rename(scratch, path)
+        storage.sync_directory(directory)
+    except BaseException:
+        with suppress(OSError):
+            storage.remove(scratch)
+        raise
+    _remove_old(directory, path, keep, storage, log)
+    return path
+
+
+def _remove_old(directory: Path, newest: Path, keep: int, storage: Storage, log: Logger | None) -> None:
+    """Removes all but the newest `keep` checkpoints. The newest stands even if that fails; the next one tries again."""
+    failed: list[OSError] = []
+    try:
+        old = [other for other in list_checkpoints(directory, storage) if other != newest][keep - 1 :]
+    except OSError as error:
+        old, failed = [], [error]
+    for path in old:
+        try:
+            storage.remove(path)
+        except OSError as error:
+            failed.append(error)
+    if failed and log is not None:
+        log.warning(
+            "an old checkpoint can't be removed; the new one is written. Check the disk, and remove it by hand",
+            folder=str(directory), why="; ".join(map(str, failed)),
+        )  # fmt: skip
+
+
+def _lease_state(lease: Lease) -> dict[str, Any]:
+    return {
+        "lease_id": lease.lease_id,
+        "worker": lease.worker,
+        "owner": lease.owner,
+        "sequence": lease.sequence,
+        "base_version": lease.base_version,
+        "spare_version": lease.spare_version if lease.overlaps else None,
+        "answer": _applied_state(lease.last_applied) if lease.last_applied else None,
+    }
+
+
+def _applied_state(applied: Applied) -> dict[str, Any]:
+    pi = applied.pi
+    fields = {name: value for name, value in vars(applied).items() if name != "pi"}
+    return {**fields, "pi": {name: np.asarray(value).tolist() for name, value in vars(pi).items()} if pi else None}
+
+
+# -- reading
+
+
+def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its state, or None where the directory holds none.
+
+    One that is damaged or foreign is reported to `refuse`, set aside under the name "<name>.refused", and the one
+    before it is tried.
+
+    Raises:
+        BadCheckpoint: There are checkpoints, or were before they were refused, but none is whole: a server that is
+            started again and again must not end up in a new run.
+        OSError: One can't be read now, which says nothing of its content: it is left where it is.
+    """
+    candidates = list_checkpoints(directory)
+    for path in candidates:
+        try:
+            return path, read_state(path)
+        except BadCheckpoint as error:
+            _set_aside(path)
+            refuse(path, str(error))
+    refused = list(directory.glob("checkpoint-*.refused*"))
+    if refused:
+        raise BadCheckpoint(
+            f"none of the {len(refused)} checkpoints in {directory} is whole; they are kept as *.refused: put a backup "
+            "there, or start a new run in another folder"
+        )
+    return None
+
+
+def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
+    """Puts a checkpoint's content into a new core made with its settings. Raises BadCheckpoint where it makes no sense."""
+    try:
+        layout = Layout.of(state["layout"])
+        _require_written(path / "model.safetensors", layout.size)
+        core.central.adopt(layout, empty(layout.size))
+        _read_model(path / "model.safetensors", core)
+        core.central.version = state["version"]
+        core.central.start()
+        core.next_ticket = state["next_ticket"]
+        core.outcomes.update({Outcome(name): count for name, count in state["outcomes"].items()})
+        core.leases.ended.update({EndReason(name): count for name, count in state["ended"].items()})
+        core.steps_done.update(state["steps_done"])
+        core.samples_committed = state["samples_committed"]
+        core.norms.resume(state.get("norms", []))
+        core.ledger.restore(state["ledger"])
+        with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
+            core.shared.numbers.update(_numbers(core.rule.numbers, state["shared"]))
+            core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
+            for lease in state["leases"]:
+                _restore_lease(lease, tensors, core, now)
+    except _BAD as error:
+        raise BadCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """A checkpoint's state, once its files are what the state says. Raises BadCheckpoint. No rule is made of its settings, and
+    no module imported: a rule that can't be had now says nothing against the checkpoint."""
+    try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if state["format"] != FORMAT:
+            raise BadCheckpoint(f"{path / 'state.json'}: its format is {state['format']!r}, this server reads {FORMAT!r}")
+        for name in ("model.safetensors", "workers.safetensors"):
+            _check_file(path / name, state["files"][name])
+        if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
+            raise BadCheckpoint(f"{path / 'state.json'}: its content was changed after it was written")
+        require_state(state)
+        Hyperparameters(**state["hyperparameters"]).to_message()  # refuses a name that means nothing
+    except _BAD as error:
+        raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
+    return state
+
+
+def _set_aside(path: Path) -> None:
+    names = (path.with_name(f"{path.name}.refused{suffix}") for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    path.rename(next(name for name in names if not name.exists()))
+
+
+def _digest(state: dict[str, Any]) -> str:
+    """SHA-256 of a state's JSON, keys sorted."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _check_file(path: Path, expected: dict[str, Any]) -> None:
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        raise BadCheckpoint(f"{path}: {size} bytes where {expected['bytes']} were written: it is truncated or was changed")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
+            raise BadCheckpoint(f"{path}: its content was changed after it was written")
+
+
+def _require_written(path: Path, parameters: int) -> None:
+    """Raises ValueError where a file can't hold so many: memory is taken for what is there, not for what is claimed."""
+    if path.stat().st_size < FLOAT_BYTES * parameters:
+        raise ValueError(f"{path} is too small for the {parameters} parameters of the layout")
+
+
+def _read_model(path: Path, core: Core) -> None:
+    layout = core.central.layout
+    assert layout is not None
+    views = layout.split(core.central.theta)
+    with safe_open(path, framework="numpy") as tensors:
+        for name, view in views.items():
+            tensor = tensors.get_tensor(name)
+            if tensor.shape != view.shape:  # NumPy would repeat a smaller one
+                raise ValueError(f"tensor {name!r} has shape {tensor.shape}, the layout says {view.shape}")
+            np.copyto(view, tensor, casting="no")
+
+
+def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) -> None:
+    size = core.central.size
+    spare_version = state.get("spare_version")
+    names = core.rule.buffers if spare_version is None else (*core.rule.buffers, SPARE)
+    buffers = _buffers(state["lease_id"], names, tensors, size)
+    lease = Lease(state["lease_id"], state["worker"], now + core.leases.duration, buffers, empty(size))
+    lease.sequence, lease.base_version = state["sequence"], state["base_version"]
+    lease.spare_version = spare_version or 0
+    lease.last_applied = _applied(state["answer"]) if state["answer"] else None
+    lease.owner = state.get("owner", "")
+    core.leases.add(lease)
+
+
+def _numbers(names: Iterable[str], kept: dict[str, float]) -> dict[str, float]:
+    """What the rule keeps for all workers. Raises KeyError where one is missing, ValueError where one is not finite."""
+    numbers = {name: float(kept[name]) for name in names}
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError(f"the rule's numbers must be finite: {numbers}")
+    return numbers
+
+
+def _buffers(owner: str, names: tuple[str, ...], tensors: Any, size: int) -> Buffers:
+    """A lease's buffers, or those of all workers: float32, shape (size,). Raises ValueError where one is missing or another."""
+    buffers = {name: tensors.get_tensor(f"{owner}/{name}") for name in names}
+    if any(buffer.shape != (size,) or buffer.dtype != np.float32 for buffer in buffers.values()):
+        raise ValueError(f"the buffers of {owner or 'all workers'} have another shape than the model")
+    return buffers
+
+
+def _applied(state: dict[str, Any]) -> Applied:
+    pi = state["pi"]
+    if pi is None:
+        return Applied(**state)
+    with np.errstate(over="ignore"):  # of figures that are no float32: they are shown, and nothing rests on them
+        arrays = {
+            "counts": np.array(pi["counts"], np.int64),
+            "edges": np.array(pi["edges"], np.float32),
+            "tensor_medians": np.array(pi["tensor_medians"], np.float32),
+        }
+    return Applied(**{**state, "pi": PiFacts(**{**pi, **arrays})})

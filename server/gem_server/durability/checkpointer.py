@@ -1,0 +1,184 @@
+"""When checkpoints are written: on an interval, on request, and at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from gem_api.errors import CheckpointFailed
+from gem_api.process.logs import Logger
+
+from gem_server.apply_loop import ApplyLoop
+from gem_server.core.state_machine import Core
+from gem_server.durability.capture import Capture, copies_at_most
+from gem_server.durability.journal import Journal
+from gem_server.durability.recovery import capture, save
+from gem_server.durability.scratch import Scratch
+from gem_server.durability.storage import Storage
+from gem_server.telemetry.progress import Progress
+
+_TICK_SECONDS = 0.2
+_RETRY_SECONDS = 1.0
+_NO_MEMORY = "this machine has no memory for a copy of the model"
+T = TypeVar("T")
+
+
+class InThread(Protocol):
+    """Runs work in a thread."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+class Checkpointer:
+    """Writes checkpoints of the state between two commits.
+
+    Args:
+        directory: Where to, or None for nowhere.
+        keep: How many to keep.
+        core: What to write.
+        apply_loop: Gives the turn between two commits.
+        progress: Told of each checkpoint.
+        clock: Monotonic seconds.
+        log: The server's log.
+        before: Called before each one is written, in the thread that writes it.
+        journal: The log that goes on where a checkpoint ends, if one is kept.
+        log_limit: Bytes of log after which a checkpoint is written, so that the log before it can go.
+        storage: The disk.
+        in_thread: Runs what takes long, or waits for the disk, off the event loop.
+
+    Attributes:
+        told: Called after each one is written.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        keep: int,
+        core: Core,
+        apply_loop: ApplyLoop,
+        progress: Progress,
+        clock: Callable[[], float],
+        log: Logger,
+        before: Callable[[], None] = lambda: None,
+        journal: Journal | None = None,
+        log_limit: int = 0,
+        storage: Storage | None = None,
+        in_thread: InThread = asyncio.to_thread,
+    ) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._core = core
+        self._apply_loop = apply_loop
+        self._progress = progress
+        self._clock = clock
+        self._log = log
+        self._before = before
+        self._journal = journal
+        self._log_limit = log_limit
+        self._storage = storage
+        self._in_thread = in_thread
+        self._one_at_a_time = asyncio.Lock()
+        self.told: Callable[[], None] = lambda: None
+
+    async def write(self) -> tuple[int, Path]:
+        """Writes one of the state at its turn, while commits go on; returns version and folder. Raises CheckpointFailed."""
+        self._require_possible()
+        writing = asyncio.ensure_future(self._write())
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the asker may be gone
+        return await asyncio.shield(writing)  # what is captured must be let go, whoever asked
+
+    async def _write(self) -> tuple[int, Path]:
+        async with self._one_at_a_time:
+            scratch = await self._prepared()
+            with ExitStack() as captures:
+                captured = await self._apply_loop.between_commits(partial(self._plan, captures, scratch))
+                path = await self._in_thread(partial(self._save, captured))
+            return self._written(captured, path)
+
+    async def write_last(self) -> None:
+        """Writes one after the last commit, if there is anything to write and anywhere to write it. Raises CheckpointFailed."""
+        if self._directory is not None and self._core.central.initialized:
+            async with self._one_at_a_time:
+                with ExitStack() as captures:
+                    captured = await self._in_thread(self._plan(captures))
+                    path = await self._in_thread(partial(self._save, captured))
+                self._written(captured, path)
+
+    def write_now(self) -> None:
+        """Writes one while nothing else happens. Raises CheckpointFailed."""
+        with ExitStack() as captures:
+            captured = self._plan(captures)()
+            path = self._save(captured)
+        self._written(captured, path)
+
+    async def every(self, seconds: float) -> None:
+        """Writes one as soon as θ has a value, so that a run never begins anew (with a log, who gives θ its value does), then
+        every so often while there are new commits, or where the log has become long without any. A failure is logged and
+        tried again next time; the first one's soon."""
+        tick = min(seconds, _TICK_SECONDS)
+        passed = seconds if self._journal is None else 0.0
+        while True:
+            await asyncio.sleep(tick)
+            passed += tick
+            pause = seconds if self._progress.checkpoint_version is not None else min(seconds, _RETRY_SECONDS)
+            if not self._core.central.initialized or (passed < pause and not self._log_is_long):
+                continue
+            passed = 0.0
+            if self._core.central.version != self._progress.checkpoint_version or self._log_is_long:
+                try:
+                    await self.write()
+                except CheckpointFailed as error:
+                    self._log.error("checkpoint failed; the previous one stands", why=str(error))
+
+    @property
+    def _log_is_long(self) -> bool:
+        return self._journal is not None and self._journal.size > self._log_limit
+
+    async def _prepared(self) -> Scratch:
+        """Memory for what is to be copied while commits wait. Raises CheckpointFailed."""
+        scratch = Scratch(self._core.central.size)
+        try:
+            return await self._in_thread(partial(scratch.prepare, copies_at_most(self._core)))
+        except MemoryError:
+            raise CheckpointFailed(_NO_MEMORY) from None
+
+    def _plan(self, captures: ExitStack, scratch: Scratch | None = None) -> Callable[[], Capture]:
+        """Between two commits: captures the state, to be closed with `captures`, and returns what copies θ."""
+        captured = captures.enter_context(closing(capture(self._core, self._journal, scratch)))
+
+        def work() -> Capture:
+            try:
+                captured.copy_theta()
+            except MemoryError:
+                raise CheckpointFailed(_NO_MEMORY) from None
+            return captured
+
+        return work
+
+    def _save(self, captured: Capture) -> Path:
+        directory = self._directory
+        assert directory is not None
+        self._before()
+        try:
+            return save(directory, captured, self._keep, self._storage, self._log)
+        except OSError as error:
+            raise CheckpointFailed(f"could not write to {directory}: {error}") from error
+        except MemoryError:
+            raise CheckpointFailed(_NO_MEMORY) from None
+
+    def _written(self, captured: Capture, path: Path) -> tuple[int, Path]:
+        version = captured.state["version"]
+        self._progress.checkpointed(version, self._clock())
+        self.told()
+        self._log.info("checkpoint written", version=version, path=str(path))
+        return version, path
+
+    def _require_possible(self) -> None:
+        if self._directory is None:
+            raise CheckpointFailed("the server was started without --checkpoint-dir")
+        if not self._core.central.initialized:
+            raise CheckpointFailed("the central variable has no value yet: there is nothing to write")

@@ -1,0 +1,99 @@
+"""gem-ctl log: looks at a run's log on this machine's disk, and rebuilds any version that it reaches back to."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.options import SETTINGS
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint, recovery
+from gem_server.durability.records import Kind
+from gem_server.durability.segment import DamagedLog, Segment, name, serials
+from gem_server.rules import require_named
+
+_FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+
+
+@click.group(context_settings=SETTINGS, short_help="Checks a run's log on disk, or rebuilds a past version.")
+def main() -> None:
+    """Looks at a run's log, in the folder of its checkpoints. The server may go on meanwhile."""
+
+
+@main.command(short_help="Reads every record, and says what is there.")
+@_FOLDER
+def verify(folder: Path) -> None:
+    """Reads every record in FOLDER/log, and says what is there. Exit status 1 if anything acknowledged is missing."""
+    segments = serials(recovery.log_directory(folder))
+    if not segments:
+        raise click.ClickException(f"there is no log in {folder}: name the folder given as --checkpoint-dir")
+    for path in checkpoint.list_checkpoints(folder):
+        position = recovery.log_position_of(path)
+        click.echo(
+            f"{path.name}  " + (f"log from {name(position.serial)}, record {position.number + 1}" if position else "no log")
+        )
+    damaged, due = False, None
+    for serial in segments:
+        path = recovery.log_directory(folder) / name(serial)
+        try:
+            line, due = _contents(Segment(path), due)
+            click.echo(line)
+        except (FileNotFoundError, DamagedLog) as error:
+            gone = not path.exists()  # put aside while it was read, and perhaps written over already
+            click.echo(
+                f"{path.name}  " + ("gone: since a checkpoint of just now it is not needed" if gone else f"DAMAGED: {error}")
+            )
+            damaged, due = damaged or not gone, None
+    if damaged:
+        raise SystemExit(1)
+    click.echo("whole")
+
+
+def _contents(segment: Segment, due: int | None) -> tuple[str, int]:
+    """What a segment holds, in a line, and the number of the record that is due after it. Raises DamagedLog."""
+    if due is not None and segment.first != due:
+        raise DamagedLog(f"{segment.path} begins with record {segment.first} where record {due} is due")
+    last, commits, versions = segment.first - 1, 0, []
+    for entry in segment.entries():
+        last = entry.number
+        if entry.record.kind is Kind.COMMITTED:
+            commits += 1
+            versions.append(entry.record.fields["version"])
+    reach = f", versions {versions[0]} to {versions[-1]}" if versions else ""
+    tail = "; ends within a record that nobody was promised" if segment.torn else ""
+    return f"{segment.path.name}  records {segment.first} to {last}, {commits} commits{reach}{tail}", last + 1
+
+
+@main.command(short_help="Rebuilds the model as it was at a version.")
+@_FOLDER
+@click.option("--to", "version", type=click.IntRange(0), help="The version to rebuild; the newest if not given.")
+@click.option("--rule", help="The run's rule, where it is a class of your own: its code is loaded.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The safetensors file to write the model to."
+)
+def replay(folder: Path, version: int | None, rule: str | None, out: Path) -> None:
+    """Rebuilds the central variable as it was at a version, from the checkpoint before it and the log since."""
+    if out.exists():
+        raise click.ClickException(f"{out} exists: name a new file")
+    try:
+        core = recovery.rebuild(folder, partial(_new_core, rule), version)
+    except (ValueError, OSError, DamagedLog, checkpoint.BadCheckpoint) as error:
+        raise click.ClickException(str(error)) from None
+    layout = core.central.layout
+    assert layout is not None
+    metadata = {"format": "pt", "gem_version": str(core.central.version), "gem_run_id": core.run_id}
+    try:
+        save_file(layout.split(core.central.theta), out, metadata)
+    except (OSError, SafetensorError) as error:
+        raise click.ClickException(f"can't write {out}: {error}") from None
+    click.echo(f"version {core.central.version} of run {core.run_id}: {out}")
+
+
+def _new_core(rule: str | None, run_id: str, settings: Hyperparameters) -> Core:
+    require_named(settings.rule, rule)
+    return Core(run_id, settings, lease_seconds=1.0, memory_limit=0, new_id=str)

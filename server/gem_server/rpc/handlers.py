@@ -1,0 +1,83 @@
+"""The seam between gRPC and the servicers: bytes to messages, errors to statuses, callers to identities, one place for all."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+from gem_api.errors import GemError, InvalidRequest, PermissionDenied, Unauthenticated
+from gem_api.methods import Method, methods
+from gem_api.process.logs import Logger
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError
+
+from gem_server.rpc.calls import Call, Calls
+from gem_server.security.access import Access
+
+Handler = Callable[..., Awaitable[Any]]
+MAX_DETAILS = 1000  # characters: the statuses of grpc travel in headers of limited size
+Context = Any  # grpc.aio.ServicerContext: grpcio has no type hints
+
+
+def rpc_handlers(
+    service: ServiceDescriptor, servicer: object, calls: Calls, access: Access, log: Logger
+) -> grpc.GenericRpcHandler:
+    """gRPC's handlers for a servicer that has a coroutine `snake_case(call, [request,] context)` for each RPC."""
+    table = {}
+    for method in methods(service):
+        serve = _guard(method, getattr(servicer, _snake_case(method.name)), calls, access, log)
+        table[method.name] = getattr(grpc, f"{method.kind}_rpc_method_handler")(serve)
+    return grpc.method_handlers_generic_handler(service.full_name, table)
+
+
+def _guard(method: Method, serve: Handler, calls: Calls, access: Access, log: Logger) -> Handler:
+    async def guarded(request: Any, context: Context) -> bytes | None:
+        with calls.serve() as call:
+            try:
+                if method.kind.endswith("_stream"):
+                    # First of all: grpc can't end a call that it cancels while it sends them together with a first frame.
+                    await context.send_initial_metadata(())
+                call.identify = partial(access.identify, method.name, context)
+                call.identify()
+                arguments = (_parse(method, request, call), context) if method.parse_request else (context,)
+                response = await serve(call, *arguments)
+                return method.serialize_response(response) if method.serialize_response else None
+            except GemError as error:
+                if isinstance(error, Unauthenticated | PermissionDenied):
+                    log.warning("call refused", rpc=method.name, peer=context.peer(), why=str(error))
+                await _abort(context, error)
+            except asyncio.CancelledError:
+                if call.error is None:
+                    raise
+                await _abort(context, call.error)
+            except Exception:
+                if context.cancelled():
+                    raise asyncio.CancelledError from None  # the client has gone; grpc has many ways to say so
+                log.exception("a call failed in the server; please report this", rpc=method.name)
+                await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says how")
+        raise AssertionError("abort does not return")
+
+    return guarded
+
+
+def _parse(method: Method, request: bytes, call: Call) -> Any:
+    """The message, once the lease that it names, if any, is the caller's. A stream names it in its headers: see `Transfer`."""
+    assert method.parse_request is not None
+    try:
+        message = method.parse_request(request)
+    except DecodeError as error:
+        raise InvalidRequest(f"{len(request)} bytes that are no {method.name}Request: {error}") from None
+    call.require_own(getattr(message, "lease_id", ""))
+    return message
+
+
+async def _abort(context: Context, error: GemError) -> None:
+    await context.abort(error.status, str(error)[:MAX_DETAILS], error.metadata())
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

@@ -1,0 +1,230 @@
+"""Hands regions of shared memory to workers on this machine, over a Unix socket: the one way to pass a file descriptor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from gem_api.errors import GemError, InvalidRequest, Overloaded
+from gem_api.process.logs import Logger
+from gem_api.region import Region, create_region, held_elsewhere, open_again, socket_address
+from gem_api.v1 import training_pb2 as pb
+
+from gem_server.core.state_machine import Core
+
+TOKEN_BYTES = 16
+PATIENCE_SECONDS = 10.0
+MAX_VISITORS = 64  # served at a time
+MAX_WAITING = 4096
+RETRY_SECONDS = 1.0
+MAX_LEFT_OVER = 256  # regions that workers still map after their lease: each keeps a descriptor open here
+
+
+@dataclass
+class _Handed:
+    """A lease's region: its bytes, and its descriptor once it is made."""
+
+    nbytes: int
+    descriptor: int | None = None
+
+
+class MemorySocket:
+    """The server's Unix socket. What a visitor must know is a token that the worker got under its lease, over gRPC.
+
+    Args:
+        address: Path, or "@NAME" in Linux's abstract namespace; empty to share no memory.
+        core: Keeps the regions with the leases.
+        log: The server's log.
+
+    Raises:
+        OSError: The address can't be used.
+    """
+
+    def __init__(self, address: str, core: Core, log: Logger) -> None:
+        self._address = address = address if address.startswith("@") else address and os.path.abspath(address)
+        self._core = core
+        self._log = log
+        self._leases: dict[bytes, str] = {}
+        self._handed: dict[str, _Handed] = {}  # by lease, live or ended
+        self._visitors: set[asyncio.Task[None]] = set()
+        self._socket = _listen(address) if address else None
+        self._inode = _inode(address)
+
+    def offer(self, lease_id: str) -> pb.ShareMemoryResponse:
+        """Where the worker of a live lease gets its region. Raises InvalidRequest if the server shares no memory."""
+        if self._socket is None:
+            raise InvalidRequest("this server shares no memory (--memory-socket off): send chunks")
+        self._leases = {token: other for token, other in self._leases.items() if other in self._core.leases.live}
+        for token in [token for token, other in self._leases.items() if other == lease_id]:
+            del self._leases[token]
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._leases[token] = lease_id
+        return pb.ShareMemoryResponse(socket=self._address, token=token)
+
+    async def run(self) -> None:
+        """Serves visitors, a bounded number at a time; never ends by itself."""
+        if self._socket is None:
+            await asyncio.Event().wait()
+            return
+        free = asyncio.Semaphore(MAX_VISITORS)
+        while True:
+            await free.acquire()
+            connection = await self._accept(self._socket)
+            visit = asyncio.create_task(self._visit(connection))
+            self._visitors.add(visit)
+            visit.add_done_callback(self._visitors.discard)
+            visit.add_done_callback(lambda _: free.release())
+
+    async def _accept(self, listening: socket.socket) -> socket.socket:
+        """The next visitor; one that can't be let in now, for want of descriptors, waits."""
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+                return connection
+            except OSError as error:
+                self._log.warning("can't take a worker that wants shared memory; trying again", why=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def close(self) -> None:
+        """Ends the listening; the socket's file goes too, unless another server has put its own there meanwhile."""
+        for handed in self._handed.values():
+            if handed.descriptor is not None:
+                os.close(handed.descriptor)
+        self._handed.clear()
+        if self._socket is not None:
+            self._socket.close()
+            if self._inode and _inode(self._address) == self._inode:
+                Path(self._address).unlink()
+
+    async def _visit(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.setblocking(False)
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await self._hand_over(connection)
+        except (GemError, OSError, MemoryError, TimeoutError) as error:
+            self._log.info("no shared memory for a worker; it sends chunks", why=f"{type(error).__name__}: {error}")
+
+    async def _hand_over(self, connection: socket.socket) -> None:
+        token = await _read(connection, TOKEN_BYTES)
+        lease_id = self._leases.pop(token, None)
+        if lease_id is None:
+            raise InvalidRequest("a visitor without a token")
+        self._core.leases.get(lease_id)
+        if lease_id not in self._handed:
+            await self._make(lease_id)
+        handed = self._handed[lease_id]
+        if handed.descriptor is None:
+            raise Overloaded("this lease's shared memory is being made for another visitor: try again")
+        theirs = open_again(handed.descriptor)
+        try:
+            socket.send_fds(connection, [b"\1"], [theirs])
+        finally:
+            os.close(theirs)
+
+    async def _make(self, lease_id: str) -> None:
+        """Makes the lease's one region. It is counted from before it is made until nobody maps it any more.
+
+        Raises:
+            Overloaded: There is no room for it, or too many of ended leases are still mapped.
+            LeaseEnded: The lease has ended meanwhile.
+            OSError: The system has no such memory, or can't tell who maps it.
+        """
+        self.take_back()
+        if sum(other not in self._core.leases.live for other in self._handed) >= MAX_LEFT_OVER:
+            raise Overloaded(f"{MAX_LEFT_OVER} regions are still mapped by workers whose lease has ended: end those processes")
+        self._handed[lease_id] = _Handed(self._core.memory.reserve_region())
+        making = asyncio.ensure_future(asyncio.to_thread(create_region, self._core.central.size))
+        try:
+            region, self._handed[lease_id].descriptor = await asyncio.shield(making)
+            _require_traceable(making.result()[1])
+            self._core.offer_region(lease_id, region)
+        except asyncio.CancelledError:
+            making.add_done_callback(lambda made: self._discard(lease_id, made))
+            raise
+        except BaseException:
+            self._forget(lease_id)
+            raise
+
+    def take_back(self) -> None:
+        """Frees what is counted for regions that nobody maps any more and no lease has."""
+        for lease_id, handed in list(self._handed.items()):
+            if handed.descriptor is None or lease_id in self._core.leases.live:
+                continue
+            with contextlib.suppress(OSError):  # no descriptor is free to find out with: asked again later
+                if not held_elsewhere(handed.descriptor):
+                    self._forget(lease_id)
+
+    def _discard(self, lease_id: str, made: asyncio.Future[tuple[Region, int]]) -> None:
+        """A region was made too late: nobody waits for it any more."""
+        if made.exception() is None:
+            os.close(made.result()[1])
+        self._forget(lease_id)
+
+    def _forget(self, lease_id: str) -> None:
+        handed = self._handed.pop(lease_id, None)
+        if handed is None:
+            return  # the server has stopped meanwhile
+        self._core.memory.regions -= handed.nbytes
+        if handed.descriptor is not None:
+            os.close(handed.descriptor)
+
+
+def _require_traceable(descriptor: int) -> None:
+    """Raises OSError where the system can't tell whether others still map a region: what it takes could not be counted."""
+    theirs = open_again(descriptor)
+    try:
+        if not held_elsewhere(descriptor):
+            raise OSError("this system does not tell who maps shared memory")
+    finally:
+        os.close(theirs)
+
+
+def _inode(address: str) -> int:
+    """Of the socket's file; 0 where there is none."""
+    try:
+        return 0 if not address or address.startswith("@") else os.stat(address).st_ino
+    except OSError:
+        return 0
+
+
+async def _read(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = await asyncio.get_running_loop().sock_recv(connection, size - len(data))
+        if not more:
+            raise ConnectionError("the visitor hung up")
+        data += more
+    return data
+
+
+def _listen(address: str) -> socket.socket:
+    """The listening socket. A path left behind by a killed server is taken over; one that a server answers at is not."""
+    if not address.startswith("@"):
+        path = Path(address)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_socket():
+            _require_abandoned(path)
+            path.unlink()
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(socket_address(address))
+        if not address.startswith("@"):
+            os.chmod(address, 0o666)  # the token is the key; workers may run as another user
+        listening.listen(MAX_WAITING)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _require_abandoned(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(ConnectionRefusedError):
+        probe.connect(str(path))
+        raise OSError(f"another server answers at {path}: stop it, or name another socket")

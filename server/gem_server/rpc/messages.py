@@ -1,0 +1,142 @@
+"""Between the contract's messages and the core's facts, one function each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from gem_api import __version__
+from gem_api.layout import Layout
+from gem_api.update_kind import KINDS, kind_of
+from gem_api.v1 import training_pb2 as pb
+
+from gem_server.core.facts import Applied, Header, Registration
+from gem_server.core.leases import Lease
+from gem_server.core.shards import Shard
+from gem_server.core.shuffle import Indices
+from gem_server.core.state_machine import Core
+from gem_server.rules import PiFacts
+from gem_server.telemetry.progress import Evaluation, Progress
+
+
+def header(message: pb.CommitHeader) -> Header:
+    return Header(
+        lease_id=message.lease_id,
+        sequence=message.sequence,
+        base_version=message.base_version,
+        fingerprint=message.layout_fingerprint,
+        loss=message.loss if message.HasField("loss") else None,
+        samples=message.sample_count,
+        kind=kind_of(message.update_kind),
+    )
+
+
+def commit_result(applied: Applied, base_version: int) -> pb.CommitResult:
+    """A commit's facts, with the version of the θ that is sent along (a later pull may have renewed it)."""
+    return pb.CommitResult(
+        sequence=applied.sequence,
+        ticket=applied.ticket,
+        version=applied.version,
+        base_version=base_version,
+        staleness=applied.staleness,
+        pi=_pi_summary(applied.pi) if applied.pi else None,
+        discarded=applied.discarded,
+    )
+
+
+def _pi_summary(pi: PiFacts) -> pb.PiSummary:
+    return pb.PiSummary(
+        median=pi.median,
+        zero_ratio=pi.zero_ratio,
+        max_ratio=pi.max_ratio,
+        proxy_energy=pi.proxy_energy,
+        central_energy=pi.central_energy,
+    )
+
+
+def registration(registration: Registration, core: Core) -> pb.RegisterWorkerResponse:
+    layout: Layout = registration.layout
+    return pb.RegisterWorkerResponse(
+        lease_id=registration.lease_id,
+        lease_seconds=core.leases.duration,
+        hyperparameters=core.settings.to_message(),
+        layout=layout.to_message(),
+        layout_fingerprint=layout.fingerprint,
+        must_initialize=registration.must_initialize,
+        run_id=core.run_id,
+        steps_done=registration.steps_done,
+        update_kind=KINDS[core.rule.kind],
+    )
+
+
+def shard(shard: Shard, indices: Indices) -> pb.Shard:
+    return pb.Shard(
+        shard_id=shard.shard_id, epoch=shard.epoch, begin=shard.begin, end=shard.end, indices=indices.tolist()
+    )  # fmt: skip
+
+
+def evaluation(message: pb.ReportEvaluationRequest) -> Evaluation:
+    return Evaluation(message.version, message.loss, message.accuracy if message.HasField("accuracy") else None)
+
+
+def run_state(core: Core, draining: bool) -> pb.RunState:
+    if draining:
+        return pb.RUN_STATE_DRAINING
+    if not core.central.initialized or core.workers_awaited:
+        return pb.RUN_STATE_WAITING
+    return pb.RUN_STATE_COMPLETE if core.ledger.all_complete else pb.RUN_STATE_TRAINING
+
+
+def status(core: Core, progress: Progress, queue_length: int, draining: bool, now: float) -> pb.GetStatusResponse:
+    evaluation, held = progress.evaluation, core.ledger.held_by_lease()
+    return pb.GetStatusResponse(
+        run_id=core.run_id,
+        state=run_state(core, draining),
+        version=core.central.version,
+        hyperparameters=core.settings.to_message(),
+        parameter_count=core.central.size,
+        workers=[_worker(core, progress, lease, held[lease.lease_id], now) for lease in core.leases.live.values()],
+        commits={str(outcome): count for outcome, count in core.outcomes.items()},
+        leases_ended={str(reason): count for reason, count in core.leases.ended.items()},
+        shards=_shards(core),
+        training_loss=progress.loss.value,
+        pi_median=progress.pi_median.value,
+        staleness=progress.staleness.value or 0.0,
+        evaluation=pb.ReportEvaluationRequest(**asdict(evaluation)) if evaluation else None,
+        queue_length=queue_length,
+        memory_bytes=core.memory.held,
+        memory_limit_bytes=core.memory.limit,
+        checkpoint_version=progress.checkpoint_version,
+        checkpoint_age_seconds=now - progress.checkpoint_at if progress.checkpoint_version is not None else 0.0,
+        uptime_seconds=now - progress.started,
+        server_version=__version__,
+    )
+
+
+def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: float) -> pb.WorkerStatus:
+    mine = progress.workers.get(lease.worker)
+    last = mine.last if mine else None
+    return pb.WorkerStatus(
+        name=lease.worker,
+        commits=mine.commits if mine else 0,
+        staleness=last.staleness if last else 0,
+        pi_median=last.pi.median if last and last.pi else None,
+        loss=last.loss if last else None,
+        lease_remaining_seconds=max(0.0, lease.expires_at - now),
+        memory_bytes=lease.nbytes,
+        shards=shards,
+        shared_memory=lease.region is not None,
+        rejected=mine.rejected if mine else 0,
+    )
+
+
+def _shards(core: Core) -> pb.ShardStatus:
+    ledger = core.ledger
+    return pb.ShardStatus(
+        epoch=ledger.epoch,
+        epochs=core.settings.epochs,
+        pending=ledger.pending,
+        leased=len(ledger.held),
+        completed=ledger.completed,
+        samples_completed=ledger.samples_completed,
+        samples_committed=core.samples_committed,
+    )

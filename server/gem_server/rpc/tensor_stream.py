@@ -1,0 +1,133 @@
+"""Tensor frames of one streamed call: reading and writing them, and counting their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+from gem_api.errors import DeadlineExceeded, IncompleteTransfer
+from gem_api.framing import ChunkView, Frame, parse_frame
+from gem_api.layout import Vector
+from gem_api.wire import FLOAT32, Format, ThetaFormat
+
+from gem_server.core.central_variable import require_finite
+from gem_server.core.norm_bound import GradientNorm
+from gem_server.rpc.calls import Call
+from gem_server.rpc.handlers import Context
+
+
+@dataclass
+class Traffic:
+    """Bytes of tensor frames so far."""
+
+    received: int = 0
+    sent: int = 0
+
+
+class Transfer:
+    """One call's frames.
+
+    Args:
+        call: The call, whose own the leases must be that its headers name.
+        context: gRPC's side of it.
+        message_type: The generated class of the frames that come in.
+        traffic: Where bytes are counted.
+    """
+
+    def __init__(self, call: Call, context: Context, message_type: Any, traffic: Traffic) -> None:
+        self._call = call
+        self._context = context
+        self._message_type = message_type
+        self._traffic = traffic
+        self._ahead: ChunkView | None = None  # came with the last header
+
+    async def read_header(self) -> Any | None:
+        """The next header; None at the end of the stream.
+
+        Raises:
+            IncompleteTransfer: A chunk comes instead.
+            PermissionDenied: It names another's lease.
+        """
+        frame = Frame(None, self._ahead) if self._ahead is not None else await self._read()
+        if frame is None:
+            return None
+        if frame.header is None:
+            raise IncompleteTransfer("a chunk where a header was due: send the header first")
+        self._call.require_own(frame.header.lease_id)
+        self._ahead = frame.chunk
+        return frame.header
+
+    async def _read_chunk(self) -> ChunkView | None:
+        """The next chunk; None at the end of the stream."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            return ahead
+        frame = await self._read()
+        if frame is not None and frame.header is not None:
+            raise IncompleteTransfer("a header where a chunk was due: finish one transfer before the next")
+        return frame.chunk if frame is not None else None
+
+    async def _read(self) -> Frame | None:
+        frame = await self._context.read()
+        if frame is grpc.aio.EOF:
+            return None
+        self._traffic.received += len(frame)
+        return parse_frame(frame, self._message_type)
+
+    async def require_end(self) -> None:
+        """Raises IncompleteTransfer unless the stream ends here."""
+        if self._ahead is not None or await self._read() is not None:
+            raise IncompleteTransfer("a frame after the whole of the buffer had arrived: end the stream there")
+
+    async def receive(
+        self,
+        into: Vector,
+        limit: np.float32,
+        what: str,
+        form: Format = FLOAT32,
+        norm: GradientNorm | None = None,
+        kept: list[memoryview] | None = None,
+    ) -> None:
+        """Fills `into` (float32, shape (P,)) from chunks, each checked by `require_finite`, and added to `norm` where that is
+        asked for, while it is in the cache; puts their bytes into `kept`."""
+        assembly = form.assembly(into)
+        while not assembly.complete:
+            chunk = await self._read_chunk()
+            if chunk is None:
+                assembly.require_complete()
+                return
+            piece = assembly.add(chunk)
+            require_finite(piece, limit, what)
+            if norm is not None:
+                norm.add(piece)
+            if kept is not None:
+                kept.append(chunk.data)
+
+    async def skip(self, size: int) -> None:
+        """Reads and drops the chunks of a gradient of `size` bytes that is here already."""
+        received = 0
+        while received < size:
+            chunk = await self._read_chunk()
+            if chunk is None or chunk.offset != received or not 0 < len(chunk.data) <= size - received:
+                raise IncompleteTransfer("the repeated commit's chunks do not cover its gradient: a repeat is sent whole")
+            received += len(chunk.data)
+
+    async def write(self, frame: bytes) -> None:
+        self._traffic.sent += len(frame)
+        await self._context.write(frame)
+
+    async def send(self, opening: bytes, packed: Vector, form: ThetaFormat = FLOAT32, patience: float | None = None) -> None:
+        """Streams a header and θ from where it lies (float32, shape (P,)); no one changes it before this exchange is over.
+
+        A client that takes longer than `patience` seconds for one frame is sent away: without a lease it could keep its
+        copy of θ for ever.
+        """
+        for frame in form.frames(packed, opening):
+            try:
+                async with asyncio.timeout(patience):
+                    await self.write(frame)
+            except TimeoutError:
+                raise DeadlineExceeded(f"one frame was not read within {patience} s") from None

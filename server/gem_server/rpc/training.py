@@ -1,0 +1,282 @@
+"""TrainingService: what a worker says, turned into questions to the core, and the core's facts turned into answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded, UnknownRegion
+from gem_api.layout import Layout
+from gem_api.process.logs import Logger
+from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import ThetaFormat
+
+from gem_server.apply_loop import ApplyLoop
+from gem_server.core.facts import Admission, Ended, Header, Outcome, PullDecision
+from gem_server.core.norm_bound import GradientNorm
+from gem_server.core.quarantine import lift_command
+from gem_server.core.shards import NoShard
+from gem_server.core.state_machine import Core
+from gem_server.durability.group_commit import Durability
+from gem_server.rpc import messages
+from gem_server.rpc.calls import Call, Calls
+from gem_server.rpc.handlers import Context
+from gem_server.rpc.memory_socket import MemorySocket
+from gem_server.rpc.tensor_stream import Traffic, Transfer
+from gem_server.rpc.transports import Carrier, Network, SharedMemory, stated_theta_format
+from gem_server.rules.base import largest
+from gem_server.security.access import require_name
+from gem_server.telemetry.progress import Progress
+
+SHARD_WAIT_SECONDS = 0.5
+READER_SECONDS = 60.0
+_DRAINING = "the server is shutting down: resend once a server answers again"
+
+
+class TrainingServicer:
+    """Serves `gem_api.v1.TrainingService`.
+
+    Args:
+        core: Decides.
+        apply_loop: Applies commits in order.
+        progress: Remembers what the status shows.
+        calls: The calls in progress.
+        memory_socket: Where workers of this machine get shared memory.
+        durability: Says when what happened may be told.
+        clock: Monotonic seconds.
+        log: The server's log.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        apply_loop: ApplyLoop,
+        progress: Progress,
+        calls: Calls,
+        memory_socket: MemorySocket,
+        durability: Durability,
+        clock: Callable[[], float],
+        log: Logger,
+    ) -> None:
+        self._core = core
+        self._apply_loop = apply_loop
+        self._progress = progress
+        self._calls = calls
+        self._memory_socket = memory_socket
+        self._durability = durability
+        self._clock = clock
+        self._log = log
+        self._changed = asyncio.Event()
+        self.traffic = Traffic()
+
+    # -- commits
+
+    async def commit(self, call: Call, context: Context) -> None:
+        transfer = Transfer(call, context, pb.CommitRequest, self.traffic)
+        while (message := await transfer.read_header()) is not None:
+            header = messages.header(message)
+            try:
+                with self._calls.exchange(call, header.lease_id):
+                    await self._one_commit(call, message, header, transfer)
+            except GemError as error:
+                self._count_rejected(header, error)
+                self._put_into_quarantine(header, error, call)
+                for ended in self._core.take_rolled_back():
+                    self.lease_ended(ended, told=call)
+                raise
+            self._require_open()
+
+    async def _one_commit(self, call: Call, message: pb.CommitHeader, header: Header, transfer: Transfer) -> None:
+        self._require_open()
+        admission, lease = self._core.admit(header, self._clock())
+        if message.region:
+            self._core.adopt_region(lease, message.region)
+        carrier: Carrier = SharedMemory(transfer) if message.region else Network(message, transfer, self._core.logged)
+        if admission is Admission.FRESH:
+            await self._durability.reached(lease.recorded)  # the log may still need the last gradient, where this one goes
+            self._durability.require_writable()
+            norm = GradientNorm() if self._core.norms.bounded else None
+            arrived = await carrier.fetch(lease, self._core.rule.largest, norm)
+            self._require_open()
+            measured = norm.value if norm is not None else None
+            self._apply_loop.submit(self._core.ticket(lease, header, self._clock(), arrived, measured))
+        else:
+            await carrier.skip(lease)
+        call.answering = True
+        applied = await self._apply_loop.outcome(lease, header.sequence)
+        if admission is not Admission.FRESH:
+            # A pull that this repeat overtook may still have its turn to come, and would change the answer under way.
+            await self._apply_loop.between_commits(lambda: partial(self._core.resend_reply, lease))
+        await self._durability.reached(lease.recorded)
+        result = messages.commit_result(applied, lease.base_version)
+        await carrier.deliver(pb.CommitResponse(result=result).SerializeToString(), self._core.reply(lease))
+
+    def _count_rejected(self, header: Header, error: GemError) -> None:
+        if isinstance(error, Draining | UnknownRegion):
+            return  # nothing is wrong with the commit: it comes again
+        self._core.outcomes[Outcome.REJECTED] += 1
+        lease = self._core.leases.live.get(header.lease_id)
+        worker = lease.worker if lease else None
+        self._progress.refused(worker, type(error).__name__)
+        self._log.warning(
+            "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
+        )
+
+    def _put_into_quarantine(self, header: Header, error: GemError, call: Call) -> None:
+        """Raises Quarantined where this refusal was one too many, in place of it."""
+        ended = self._core.refused(header.lease_id, error)
+        if ended is not None:
+            self._log.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
+            self.lease_ended(ended, told=call)
+            self._core.quarantine.require_free(ended.worker)
+
+    # -- reading and initialising θ
+
+    async def pull(self, call: Call, request: pb.PullRequest, context: Context) -> None:
+        transfer, form = Transfer(call, context, pb.PullRequest, self.traffic), stated_theta_format(request.theta_dtype)
+        if not request.lease_id:
+            await self._pull_without_lease(transfer, form)
+            return
+        while (decision := self._core.pull_decision(request.lease_id, self._clock())) is PullDecision.WAIT:
+            self._require_open()
+            with self._calls.exchange(call, request.lease_id):
+                await self._changed.wait()
+        if decision is PullDecision.INITIALIZE:
+            await transfer.write(self._pull_opening(must_initialize=True))
+            return
+        lease = self._core.renew(request.lease_id, self._clock())
+        with self._calls.exchange(call, request.lease_id):
+            version = await self._apply_loop.between_commits(lambda: self._core.plan_pull(lease))
+            await self._durability.settled()
+            await transfer.send(self._pull_opening(version=version), self._core.reply(lease), form)
+
+    async def _pull_without_lease(self, transfer: Transfer, form: ThetaFormat) -> None:
+        self._core.central.require_initialized()
+        copy = await self._apply_loop.between_commits(self._core.plan_copy)
+        await self._durability.settled()
+        layout = self._core.central.layout
+        assert layout is not None
+        opening = self._pull_opening(version=copy.version, layout=layout.to_message())
+        await transfer.send(opening, copy.theta, form, patience=READER_SECONDS)
+
+    def _pull_opening(self, **fields: Any) -> bytes:
+        layout = self._core.central.layout
+        header = pb.PullHeader(layout_fingerprint=layout.fingerprint if layout is not None else b"", **fields)
+        return pb.PullResponse(header=header).SerializeToString()
+
+    async def initialize_central(self, call: Call, context: Context) -> pb.InitializeCentralResponse:
+        transfer = Transfer(call, context, pb.InitializeCentralRequest, self.traffic)
+        header = await transfer.read_header()
+        if header is None:
+            raise IncompleteTransfer("the stream was empty: send the header, then the chunks")
+        self._require_open()
+        lease = self._core.require_initializer(header.lease_id, self._clock())
+        with self._calls.exchange(call, header.lease_id):
+            await transfer.receive(self._core.central.theta, largest(1.0), "first value")
+            await transfer.require_end()
+            self._core.require_initializer(header.lease_id, self._clock())
+            self._core.initialized()
+            await self._durability.begin()
+        self._log.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)
+        self.notify()
+        return pb.InitializeCentralResponse(version=self._core.central.version)
+
+    # -- leases
+
+    async def register_worker(
+        self, call: Call, request: pb.RegisterWorkerRequest, context: Context
+    ) -> pb.RegisterWorkerResponse:
+        self._require_open()
+        caller = call.identify()
+        require_name(caller, request.worker_name)
+        layout = Layout.from_message(request.layout)
+        registration = self._core.register(request.worker_name, layout, self._clock(), request.overlap, caller.owner)
+        if registration.ended:
+            self.lease_ended(registration.ended)
+        awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}
+        self._log.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
+        await self._durability.settled()
+        return messages.registration(registration, self._core)
+
+    async def renew_lease(self, call: Call, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseResponse:
+        self._core.renew(request.lease_id, self._clock())
+        return pb.RenewLeaseResponse(lease_seconds=self._core.leases.duration)
+
+    async def leave_cluster(self, call: Call, request: pb.LeaveClusterRequest, context: Context) -> pb.LeaveClusterResponse:
+        self.lease_ended(self._core.leave(request.lease_id))
+        await self._durability.settled()
+        return pb.LeaveClusterResponse()
+
+    async def share_memory(self, call: Call, request: pb.ShareMemoryRequest, context: Context) -> pb.ShareMemoryResponse:
+        self._require_open()
+        self._core.renew(request.lease_id, self._clock())
+        return self._memory_socket.offer(request.lease_id)
+
+    def expire_leases(self) -> None:
+        """Ends the leases whose time is up. Time in which this server did not run is not charged to them."""
+        now = self._clock()
+        if stood_still := self._core.leases.looked(now):
+            self._log.warning(
+                "this server stood still; the leases are extended", seconds=round(stood_still, 1),
+                workers=len(self._core.leases.live),
+            )  # fmt: skip
+        for ended in self._core.expire(now):
+            self.lease_ended(ended)
+
+    def lease_ended(self, ended: Ended, told: Call | None = None) -> None:
+        """Tells everyone concerned that a lease has ended; the call `told` hears of it in another way."""
+        self._progress.forget(ended.worker)
+        self._log.info(
+            "lease ended", worker=ended.worker, reason=str(ended.reason), shards_returned=ended.shards_returned,
+            workers=len(self._core.leases.live),
+        )  # fmt: skip
+        error = LeaseEnded(f"the lease has ended ({ended.reason}): register again", ended.reason)
+        self._calls.end_lease(ended.lease_id, error, told)
+        self.notify()
+
+    # -- shards, evaluation, status
+
+    async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse:
+        self._require_open()
+        shard = self._core.lease_shard(request.lease_id, request.sample_count, self._clock(), set(request.holding))
+        await self._durability.settled()
+        if not isinstance(shard, NoShard):
+            return pb.LeaseShardResponse(shard=messages.shard(shard, self._core.ledger.indices(shard)))
+        if shard.complete:
+            return pb.LeaseShardResponse(complete=True)
+        return pb.LeaseShardResponse(wait_seconds=SHARD_WAIT_SECONDS)
+
+    async def complete_shard(self, call: Call, request: pb.CompleteShardRequest, context: Context) -> pb.CompleteShardResponse:
+        accepted = self._core.complete_shard(request.lease_id, request.shard_id, self._clock())
+        await self._durability.settled()
+        return pb.CompleteShardResponse(accepted=accepted)
+
+    async def report_evaluation(
+        self, call: Call, request: pb.ReportEvaluationRequest, context: Context
+    ) -> pb.ReportEvaluationResponse:
+        if request.HasField("accuracy") and not 0 <= request.accuracy <= 1:
+            raise InvalidRequest(f"an accuracy lies between 0 and 1, not at {request.accuracy}")
+        self._progress.evaluated(messages.evaluation(request))
+        return pb.ReportEvaluationResponse()
+
+    async def get_status(self, call: Call, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        return messages.status(
+            self._core, self._progress, self._apply_loop.queue_length, self._progress.draining, self._clock()
+        )
+
+    def _require_open(self) -> None:
+        if self._progress.draining:
+            raise Draining(_DRAINING)
+
+    def notify(self) -> None:
+        """Wakes those who wait for something to change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def drain(self) -> None:
+        """Takes no more commits; what holds a ticket is still applied and answered."""
+        self._progress.draining = True
+        self._calls.end_unanswered(Draining(_DRAINING))
+        self.notify()

@@ -1,0 +1,93 @@
+"""The two ways that a commit's tensors travel: over the network, or by reference to memory that both sides map."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from gem_api.layout import Vector
+from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import FLOAT32, ThetaFormat, gradient_format, theta_format
+
+from gem_server.apply_loop import run_blocking
+from gem_server.core.central_variable import require_finite
+from gem_server.core.commits import Arrived, as_floats
+from gem_server.core.leases import Lease
+from gem_server.core.norm_bound import GradientNorm
+from gem_server.rpc.tensor_stream import Transfer
+
+PIECE = 1 << 18  # elements that are copied and looked at while they are in the cache, as many as a chunk holds
+
+
+class Carrier(Protocol):
+    """How one commit's gradient arrives and its answer leaves."""
+
+    async def fetch(self, lease: Lease, limit: np.float32, norm: GradientNorm | None) -> Arrived:
+        """Has the whole gradient in `lease.upload`, and in `norm` where that is asked for; what is applied then is what was
+        measured. Raises NonFiniteGradient, IncompleteTransfer."""
+
+    async def skip(self, lease: Lease) -> None:
+        """Lets a gradient pass that is here already."""
+
+    async def deliver(self, result: bytes, theta: Vector) -> None:
+        """Sends the commit's result, and has the worker get θ (float32, shape (P,))."""
+
+
+class Network:
+    """Chunks in the call's stream, in the formats that the commit's header names; `logged`, their bytes are kept for the log.
+    Raises InvalidRequest for unknown formats."""
+
+    def __init__(self, header: pb.CommitHeader, transfer: Transfer, logged: bool) -> None:
+        self._transfer = transfer
+        self._logged = logged
+        self._gradient = gradient_format(header.wire_dtype)
+        self._theta = stated_theta_format(header.theta_dtype)
+
+    async def fetch(self, lease: Lease, limit: np.float32, norm: GradientNorm | None) -> Arrived:
+        kept: list[memoryview] | None = [] if self._logged and self._gradient is not FLOAT32 else None
+        await self._transfer.receive(lease.upload, limit, "gradient", self._gradient, norm, kept)
+        return as_floats(lease.upload) if kept is None else Arrived(self._gradient.dtype, kept)
+
+    async def skip(self, lease: Lease) -> None:
+        await self._transfer.skip(self._gradient.nbytes(lease.upload.size))
+
+    async def deliver(self, result: bytes, theta: Vector) -> None:
+        await self._transfer.send(result, theta, self._theta)
+
+
+class SharedMemory:
+    """A region: the gradient lies there before its header arrives, and the rule writes the answer where the worker reads it."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+
+    async def fetch(self, lease: Lease, limit: np.float32, norm: GradientNorm | None) -> Arrived:
+        assert lease.region is not None
+        if lease.upload is not lease.region.gradient:
+            await self._copy(lease, lease.region.gradient, limit, norm)
+        else:  # the worker may still change what is checked here; the rule therefore checks again what it reads
+            await run_blocking(partial(require_finite, lease.upload, limit, "gradient"), lease.upload.size)
+        return as_floats(lease.upload)
+
+    async def _copy(self, lease: Lease, shared: Vector, limit: np.float32, norm: GradientNorm | None) -> None:
+        """Takes the gradient out of the worker's reach. On this thread, as chunks are taken in: a thread of its own could still
+        write to the buffer when a newer call has taken over."""
+        for begin in range(0, shared.size, PIECE):
+            piece = lease.upload[begin : begin + PIECE]
+            np.copyto(piece, shared[begin : begin + PIECE])
+            require_finite(piece, limit, "gradient")
+            if norm is not None:
+                norm.add(piece)
+            await asyncio.sleep(0)  # others' turn
+
+    async def skip(self, lease: Lease) -> None: ...
+
+    async def deliver(self, result: bytes, theta: Vector) -> None:
+        await self._transfer.write(result)
+
+
+def stated_theta_format(dtype: int) -> ThetaFormat:
+    """The format for θ that a message names; float32 where it names none."""
+    return theta_format(dtype) if dtype else FLOAT32

@@ -1,0 +1,50 @@
+"""The threads that one pass over the central variable is split over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cached_property
+
+MAX_THREADS = 8  # memory, which every thread waits for, gives no more
+MIN_PART_ELEMENTS = 1 << 20  # elements for a thread: handing over costs tens of microseconds, and more while Python is busy
+
+
+class Threads:
+    """Runs the parts of a pass side by side: the caller works on one, threads that stay around on the others.
+
+    Args:
+        count: How many parts there are at most; 0 for the number of cores that this process may run on, up to MAX_THREADS.
+        least: Elements in a part at least.
+    """
+
+    def __init__(self, count: int = 0, least: int = MIN_PART_ELEMENTS) -> None:
+        self.count = count or min(MAX_THREADS, _cores())
+        self._least = least
+
+    def parts(self, size: int) -> int:
+        """How many parts a pass over so many elements should have."""
+        return max(1, min(self.count, size // self._least))
+
+    def run(self, work: Callable[[int], None], parts: int) -> None:
+        """Calls work(0) … work(parts - 1), which let go of the GIL. Returns when all of them have; raises what one raised."""
+        if parts == 1:
+            work(0)  # no more than the call: small models commit thousands of times a second
+            return
+        others = [self._pool.submit(work, part) for part in range(1, parts)]
+        try:
+            work(0)
+        finally:
+            wait(others)
+        for other in others:
+            other.result()
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.count - 1, "apply-part")
+
+
+def _cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,1 @@
+"""Who may call: tokens, certificates, roles, and warnings about what is open."""

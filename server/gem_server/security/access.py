@@ -1,0 +1,130 @@
+"""Who makes a call, and what they may call. A server that asks for no credentials takes everyone for its admin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from gem_api.errors import PermissionDenied, Unauthenticated
+
+from gem_server.security.tokens import TokenFile
+
+AUTHORIZATION = "authorization"
+ANY_NAME = "*"
+
+
+class Role(StrEnum):
+    """What a credential is for."""
+
+    WORKER = "worker"
+    EVALUATOR = "evaluator"
+    ADMIN = "admin"
+
+
+_TRAINS = frozenset({Role.WORKER})
+_EVALUATES = frozenset({Role.EVALUATOR})
+# An admin may make every call, and is the only one who may make one that is not listed here.
+MAY_CALL = {
+    "RegisterWorker": _TRAINS,
+    "InitializeCentral": _TRAINS,
+    "ShareMemory": _TRAINS,
+    "Commit": _TRAINS,
+    "RenewLease": _TRAINS,
+    "LeaveCluster": _TRAINS,
+    "LeaseShard": _TRAINS,
+    "CompleteShard": _TRAINS,
+    "ReportEvaluation": _EVALUATES,
+    "Pull": _TRAINS | _EVALUATES,
+    "GetStatus": _TRAINS | _EVALUATES,
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who is behind a call.
+
+    Attributes:
+        role: What they may call.
+        owner: What a lease is bound to; names the credential without telling it.
+        worker: The one name that they may register under, or "*" for any.
+    """
+
+    role: Role
+    owner: str
+    worker: str = ANY_NAME
+
+
+ANYONE = Identity(Role.ADMIN, owner="")
+
+
+class Access:
+    """Tells who makes a call, by its token, its client certificate, or both.
+
+    Args:
+        tokens: The tokens that are known; None to ask for none.
+        client_certificates: Whether clients must have shown a certificate, which gRPC has checked.
+    """
+
+    def __init__(self, tokens: TokenFile | None = None, client_certificates: bool = False) -> None:
+        self._tokens = tokens
+        self._client_certificates = client_certificates
+
+    @property
+    def asks(self) -> bool:
+        """Whether callers must say who they are."""
+        return self._tokens is not None or self._client_certificates
+
+    def identify(self, rpc: str, context: Any) -> Identity:
+        """Who makes this call.
+
+        Raises:
+            Unauthenticated: It carries no token that is known.
+            PermissionDenied: The caller's role is not one for this RPC, or the certificate names none.
+        """
+        if not self.asks:
+            return ANYONE
+        name = _common_name(context) if self._client_certificates else ""
+        if self._tokens is None:
+            identity = _certified(name)
+        else:
+            entry = self._tokens.find(_bearer_token(context))
+            identity = Identity(Role(entry.role), entry.owner, entry.worker or ANY_NAME)
+            if name:
+                identity = replace(identity, owner=f"{identity.owner}, certificate {name}")
+        if identity.role is not Role.ADMIN and identity.role not in MAY_CALL.get(rpc, ()):
+            needed = " or ".join(sorted(MAY_CALL.get(rpc, frozenset()) | {Role.ADMIN}))
+            raise PermissionDenied(f"{rpc} needs the role {needed}; this credential's is {identity.role}")
+        return identity
+
+
+def require_name(identity: Identity, worker: str) -> None:
+    """Raises PermissionDenied where a caller may not register under this name."""
+    if identity.worker not in (ANY_NAME, worker):
+        raise PermissionDenied(f"this credential is for the worker {identity.worker!r}: take that name, or another credential")
+
+
+def _bearer_token(context: Any) -> str:
+    """Raises Unauthenticated where the call carries none."""
+    for key, value in context.invocation_metadata() or ():
+        scheme, _, token = value.partition(" ") if key == AUTHORIZATION and isinstance(value, str) else ("", "", "")
+        if scheme.lower() == "bearer":
+            return str(token.strip())
+    raise Unauthenticated("this server asks for a token: give --token-file, or token= in the SDK")
+
+
+def _common_name(context: Any) -> str:
+    """The client certificate's; empty where it has none, or several."""
+    names = context.auth_context().get("x509_common_name", [])
+    return names[0].decode("utf-8", "replace") if len(names) == 1 else ""
+
+
+def _certified(name: str) -> Identity:
+    """Whom a client certificate stands for where there are no tokens. Raises PermissionDenied."""
+    role, _, who = name.partition(":")
+    if role not in set(Role) or not who:
+        raise PermissionDenied(
+            f"the client certificate's common name is {name!r}; it must be ROLE:NAME, for example worker:alice, with one of "
+            f"the roles {', '.join(Role)}"
+        )
+    return Identity(Role(role), f"certificate {name}", who if role == Role.WORKER else ANY_NAME)

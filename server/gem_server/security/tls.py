@@ -1,0 +1,100 @@
+"""TLS: the server's certificate, and the authority whose client certificates it accepts; read again when a file changes."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from gem_api.process.logs import Logger
+from gem_api.process.secret_file import require_private
+
+from gem_server.security.tokens import stamp
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files.
+
+    Attributes:
+        cert: The server's certificate, then those between it and its authority.
+        key: Its private key, without a passphrase.
+        client_ca: The authorities of client certificates, which are then asked for; None to ask for none.
+    """
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def stamps(self) -> list[tuple[int, ...]]:
+        return [stamp(path) for path in (self.cert, self.key, self.client_ca) if path is not None]
+
+
+class Certificates:
+    """What gRPC asks for a certificate, at every handshake. Connections that are open already keep theirs.
+
+    Args:
+        files: Where everything is.
+        log: Told where changed files can't be used, as between the change of one and of the other; what was read before is
+            used still, then.
+
+    Raises:
+        ValueError: A file can't be read or holds something else; key and certificate don't match.
+    """
+
+    def __init__(self, files: TlsFiles, log: Logger) -> None:
+        self._files = files
+        self._log = log
+        self._seen = files.stamps()
+        self._first = load(files)
+
+    def credentials(self) -> Any:
+        """For `add_secure_port`."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._first, self._changed, require_client_authentication=self._files.client_ca is not None
+        )
+
+    def _changed(self) -> Any:
+        """What the files hold now; None where that is no news. gRPC calls it, on its own thread."""
+        seen = self._files.stamps()
+        if seen == self._seen:
+            return None
+        self._seen = seen
+        try:
+            fresh = load(self._files)
+        except ValueError as error:
+            self._log.warning("the changed certificate can't be used; the one from before stays", why=str(error))
+            return None
+        self._log.info("certificate read again", tls_cert=str(self._files.cert))
+        return fresh
+
+
+def load(files: TlsFiles) -> Any:
+    """gRPC's configuration from the files, once OpenSSL has taken them. Raises ValueError."""
+    require_private(files.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _check(
+        "certificate and key", files.key, lambda: context.load_cert_chain(files.cert, files.key, password=_refuse_passphrase)
+    )
+    if files.client_ca is not None:
+        _check("client authority", files.client_ca, lambda: context.load_verify_locations(files.client_ca))
+    try:
+        key, cert = files.key.read_bytes(), files.cert.read_bytes()
+        authorities = files.client_ca.read_bytes() if files.client_ca is not None else None
+    except OSError as error:
+        raise ValueError(f"can't read {error.filename}: {error.strerror}") from None
+    return grpc.ssl_server_certificate_configuration([(key, cert)], authorities)
+
+
+def _check(what: str, path: Path, try_it: Callable[[], None]) -> None:
+    try:
+        try_it()
+    except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
+        raise ValueError(f"TLS: {what} ({path}): {error}") from None
+
+
+def _refuse_passphrase() -> str:
+    raise ValueError("the key has a passphrase: give one without, which only the server's user can read")

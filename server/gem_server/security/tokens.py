@@ -1,0 +1,108 @@
+"""The file of bearer tokens: read at the start, and again when it changes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+
+from gem_api.errors import Unauthenticated
+from gem_api.process.logs import Logger
+from gem_api.process.secret_file import read_secret, require_token
+
+ROLES = ("worker", "evaluator", "admin")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the file.
+
+    Attributes:
+        digest: SHA-256 of the token. Digests have one length, so that comparing them tells nothing of the token's.
+        role: What the token is for.
+        worker: The one name that a worker may take with it; empty for any.
+    """
+
+    digest: bytes
+    role: str
+    worker: str
+
+    @property
+    def owner(self) -> str:
+        """What leases are bound to. A name that is pinned outlasts a change of its token; no token can be told from this."""
+        if self.worker:
+            return f"worker {self.worker}"
+        return f"token {hashlib.sha256(b'gem owner' + self.digest).hexdigest()[:16]}"
+
+
+class TokenFile:
+    """Tokens and what they are for: a line "TOKEN ROLE [WORKER]" for each; empty lines and those that begin with # are none.
+
+    Args:
+        path: The file.
+        log: Told where a changed file can't be used; the tokens read before are valid still, then.
+
+    Raises:
+        ValueError: The file can't be read, others can read it too, or it makes no sense.
+    """
+
+    def __init__(self, path: Path, log: Logger) -> None:
+        self._path = path
+        self._log = log
+        self._seen = stamp(path)
+        self._entries = parse(read_secret(path), str(path))
+
+    def find(self, token: str) -> Entry:
+        """The token's entry. Takes the same time whichever it is. Raises Unauthenticated where there is none."""
+        self._read_again()
+        digest, found = hashlib.sha256(token.encode()).digest(), None
+        for entry in self._entries:
+            if hmac.compare_digest(digest, entry.digest):
+                found = entry
+        if found is None:
+            raise Unauthenticated("the server does not know this token")
+        return found
+
+    def _read_again(self) -> None:
+        seen = stamp(self._path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._entries = parse(read_secret(self._path), str(self._path))
+        except ValueError as error:
+            self._log.warning("the changed tokens can't be used; those from before stay valid", why=str(error))
+        else:
+            self._log.info("tokens read again", tokens=len(self._entries))
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """What changes when a file does; empty where it can't be looked at."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+def parse(text: str, where: str) -> tuple[Entry, ...]:
+    """The entries of a file's text. Raises ValueError, which names the line and never quotes it."""
+    lines = ((f"{where}:{number}", line.split(None, 2)) for number, line in enumerate(text.splitlines(), 1))
+    entries = tuple(_entry(place, words) for place, words in lines if words and not words[0].startswith("#"))
+    if not entries:
+        raise ValueError(f"{where} holds no token: write a line TOKEN ROLE [WORKER] for each")
+    if len({entry.digest for entry in entries}) < len(entries):
+        raise ValueError(f"{where} holds a token twice")
+    return entries
+
+
+def _entry(place: str, words: list[str]) -> Entry:
+    token, role, worker = (*words, "", "")[:3]
+    if role not in ROLES:
+        raise ValueError(f"{place}: the second word is the role, one of {', '.join(ROLES)}")
+    worker = worker.strip()
+    if worker and role != "worker":
+        raise ValueError(f"{place}: only a worker's token has a name")
+    require_token(token, place)
+    return Entry(hashlib.sha256(token.encode()).digest(), role, "" if worker == "*" else worker)

@@ -1,0 +1,125 @@
+"""The run's history: a line of CSV for each commit, applied or left out by the rule, for plots and for auditing tickets."""
+
+from __future__ import annotations
+
+import csv
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from gem_api.process.logs import Logger
+
+from gem_server.apply_loop import Timing
+from gem_server.core.facts import Applied
+
+COLUMNS = (
+    "version", "ticket", "unix_seconds", "worker", "sequence", "discarded", "staleness", "loss", "samples",
+    "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy",
+)  # fmt: skip
+MAX_WAITING = 1 << 20  # lines in memory while the disk does not take them; the oldest go then
+_TICKET = COLUMNS.index("ticket")
+_LONGEST_LINE = 1 << 16  # characters; a worker's name has at most 128
+
+
+class History:
+    """Appends to a CSV file. Lines wait in memory, and reach the file at `flush` and `close`, which may wait for the disk: call
+    them in a thread. A commit that the rule left out has 1 under `discarded`, and the version of the one before it.
+
+    Args:
+        path: The file. Lines from `next_ticket` on, which a crash left behind, are taken out first.
+        next_ticket: Ticket of the run's next commit.
+        wall: Unix seconds.
+        log: Told when a line could not be written. Training goes on: the history is an aid, not a promise.
+
+    Raises:
+        OSError: The file can't be written, or what is there is not a file.
+    """
+
+    def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], log: Logger) -> None:
+        self._wall = wall
+        self._log = log
+        self._path = path
+        self._failing = False
+        self._lines: deque[tuple[object, ...]] = deque(maxlen=MAX_WAITING)
+        self._lock = threading.Lock()
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = self._lines_before(next_ticket) if next_ticket > 1 and path.exists() else []
+        if not kept and path.exists():
+            path.replace(path.with_name(path.name + ".old"))
+        rewritten = path.with_name(path.name + ".new")
+        self._file = rewritten.open("w", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(COLUMNS)
+        self._writer.writerows(kept)
+        self._file.flush()
+        rewritten.replace(path)
+
+    def _lines_before(self, next_ticket: int) -> list[list[str]]:
+        """The file's whole lines of commits before a ticket; none if it is damaged."""
+        try:
+            return _lines_before(self._path, next_ticket)
+        except (ValueError, csv.Error) as error:
+            self._log.warning(
+                "the history is damaged: it is kept as *.old, and a new one begins", path=str(self._path), why=str(error)
+            )
+            return []
+
+    def applied(self, applied: Applied, timing: Timing) -> None:
+        pi = applied.pi
+        facts = (pi.median, pi.zero_ratio, pi.max_ratio, pi.proxy_energy, pi.central_energy) if pi else ("",) * 5
+        loss = "" if applied.loss is None else applied.loss
+        start = (applied.version, applied.ticket, f"{self._wall():.6f}", applied.worker, applied.sequence)
+        self._lines.append((*start, int(applied.discarded), applied.staleness, loss, applied.samples, *facts))
+
+    def flush(self) -> None:
+        with self._lock:
+            self._try(self._write)
+
+    def close(self) -> None:
+        self.flush()
+        with self._lock:
+            self._try(self._file.close)
+
+    def _write(self) -> None:
+        while self._lines:
+            self._writer.writerow(self._lines.popleft())
+        self._file.flush()
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                self._log.error(
+                    "the history can't be written; lines are missing from here", path=str(self._path), why=str(error)
+                )
+            self._failing = True
+
+
+def open_history(path: Path, next_ticket: int, wall: Callable[[], float], log: Logger) -> History | None:
+    """The run's history; None, and a warning, if it can't be written. Arguments as for `History`."""
+    try:
+        return History(path, next_ticket, wall, log)
+    except OSError as error:
+        log.warning("no history is kept: it can't be written; check --history", path=str(path), why=str(error))
+        return None
+
+
+def _lines_before(path: Path, next_ticket: int) -> list[list[str]]:
+    """The file's whole lines of commits before a ticket. Raises ValueError or csv.Error if it is not a history."""
+    with path.open(newline="", encoding="utf-8") as file:
+        whole = [line for line in iter(lambda: file.readline(_LONGEST_LINE), "") if _is_whole(line)]
+    rows = [row for row in csv.reader(whole) if len(row) == len(COLUMNS) and row != list(COLUMNS)]
+    return [row for row in rows if int(row[_TICKET]) < next_ticket]
+
+
+def _is_whole(line: str) -> bool:
+    """Whether a line has its end; a crash leaves the last one without. Raises ValueError for one that no history has."""
+    whole = line.endswith("\n")
+    if len(line) >= _LONGEST_LINE or (whole and "\0" in line):
+        raise ValueError("a line is too long, or has NUL bytes")
+    return whole

@@ -1,0 +1,117 @@
+"""A server's address is checked before anything is dialled, and a server that is not there is named in plain words."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+import pytest
+from click.testing import CliRunner
+from gem_api.process.addresses import server_address
+from gem_client import Admin, InvalidRequest, Retry, ServerUnavailable, connect
+from gem_client.ctl.cli import main as ctl
+from gem_worker.evaluation.evaluator import main as evaluator
+from gem_worker.process.cli import main as worker
+
+COMMANDS = {"gem-ctl": ctl, "gem-worker": worker, "gem-evaluator": evaluator}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "127.0.0.1:50051", "localhost:1", "gem_server-1.example.com:65535", "[::1]:50051",
+        "unix:/run/gem.sock", "unix-abstract:gem", "dns:///server:50051", "ipv4:10.0.0.1:50051",
+    ],
+)  # fmt: skip
+def test_an_address_that_can_be_dialled_stays_as_it_is(text: str) -> None:
+    assert server_address(text) == text
+
+
+@pytest.mark.parametrize(("text", "dialled"), [("localhost", "localhost:50051"), ("[::1]", "[::1]:50051")])
+def test_without_a_port_it_is_the_port_that_servers_listen_on_by_default(text: str, dialled: str) -> None:
+    assert server_address(text) == dialled
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("", "write HOST:PORT"),
+        (":50051", "the host is missing: write localhost:50051"),
+        ("localhost:abc", "the port 'abc' is not a number from 1 to 65535"),
+        ("localhost:", "the port '' is not"),
+        ("localhost:0", "the port '0' is not"),
+        ("localhost:65536", "the port '65536' is not"),
+        ("localhost:50051/", "the port '50051/' is not"),
+        ("http://localhost:50051", "leave out 'http://': write localhost:50051"),
+        ("grpcs://host:1", "leave out 'grpcs://': write host:1"),
+        ("::1", r"in brackets, as in \[::1\]:50051"),
+        ("fe80::1:50051", r"in brackets, as in \[::1\]:50051"),
+        ("[::x]:50051", r"'\[::x\]' is not an IPv6 address"),
+        ("[::1]50051", r"'\[::1\]50051' is not an IPv6 address in brackets"),
+        ("my host:50051", "'my host' is not a host name"),
+    ],
+)
+def test_an_address_that_cannot_be_dialled_is_refused_with_what_to_write(text: str, advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        server_address(text)
+
+
+def test_the_sdk_refuses_a_wrong_address_before_it_dials() -> None:
+    for attempt in (connect, Admin):
+        with pytest.raises(InvalidRequest, match="leave out 'http://'"):
+            attempt("http://localhost:50051")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_refuses_a_wrong_address_as_wrong_use(name: str) -> None:
+    with pytest.raises(click.UsageError, match="the port 'abc' is not"):
+        COMMANDS[name].make_context(name, ["--server", "localhost:abc", "status"][: 3 if name == "gem-ctl" else 2])
+
+
+class Patience:
+    """A retry whose clock moves only in its pauses."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def retry(self) -> Retry:
+        return Retry(give_up_after=2.0, clock=lambda: self.now, sleep=self.wait, uniform=lambda low, high: high)
+
+
+def test_without_a_server_that_is_said_once_and_then_briefly(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "gem_client"),
+        connect("127.0.0.1:1", name="ann", retry=Patience().retry()) as session,
+        pytest.raises(ServerUnavailable) as raised,
+    ):
+        session.pull()
+    nobody = "no server at 127.0.0.1:1 (is gem-server running?)"
+    assert str(raised.value) == nobody
+    first, *others = caplog.messages
+    assert first == f"ann: {nobody}; trying again in 0.1 s"
+    assert others[:2] == ["ann: still the same; trying again in 0.2 s", "ann: still the same; trying again in 0.4 s"]
+
+
+def test_gem_ctl_says_in_one_line_that_there_is_no_server() -> None:
+    done = CliRunner().invoke(ctl, ["--server", "127.0.0.1:1", "status"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "gem-ctl: no server at 127.0.0.1:1 (is gem-server running?)\n"
+
+
+def test_a_name_that_nobody_has_is_said_so() -> None:
+    with (
+        Admin("no.such.host.invalid:1") as admin,
+        pytest.raises(ServerUnavailable, match=r"^the host of no\.such.* is not known"),
+    ):
+        admin.status()
+
+
+def test_a_worker_says_that_it_waits_for_a_server(caplog: pytest.LogCaptureFixture) -> None:
+    from gem_worker.process.trainer import settings_of
+
+    with caplog.at_level(logging.WARNING), pytest.raises(ServerUnavailable):
+        settings_of("127.0.0.1:1", Patience().retry())
+    assert "no server at 127.0.0.1:1 (is gem-server running?); trying again" in caplog.messages[0]

@@ -1,0 +1,108 @@
+"""What the commands say of themselves: headings, variables, exit statuses, on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from gem_api.process.options import heading_of
+from gem_client.ctl.cli import main as ctl
+from gem_server.cli import main as server
+from gem_worker import command as worker_statuses
+from gem_worker.evaluation.evaluator import main as evaluator
+from gem_worker.launcher.cli import main as train
+from gem_worker.process.cli import main as worker
+
+COMMANDS = {"gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl}
+OPERATING = Path(__file__).parents[2] / "docs/operating.md"
+
+
+def options(command: click.Command) -> Iterator[click.Option]:
+    yield from (option for option in command.params if isinstance(option, click.Option) and option.name != "version")
+
+
+def help_of(command: click.Command, name: str) -> str:
+    return CliRunner().invoke(command, ["--help"], prog_name=name, terminal_width=80).output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_heading_and_the_help_fits_80_columns(name: str) -> None:
+    assert [option.name for option in options(COMMANDS[name]) if heading_of(option) == "Options"] == []
+    text = help_of(COMMANDS[name], name)
+    wide = [line for line in text.splitlines() if len(line) > 80 and "|" not in line]  # choices can't be broken
+    assert wide == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["log"], ["quarantine"]], ids=" ".join)
+def test_a_list_of_commands_has_one_whole_line_for_each(arguments: list[str]) -> None:
+    text = CliRunner().invoke(ctl, [*arguments, "--help"], prog_name="gem-ctl", terminal_width=80).output
+    lines = text.partition("\nCommands:\n")[2].splitlines()
+    assert lines
+    assert all(re.fullmatch(r"  [a-z]+ +[A-Z].*\.", line) and "..." not in line for line in lines), text
+
+
+def variable(option: click.Option) -> str:
+    """The one that is this option's own; others may be taken for want of it."""
+    own = option.envvar or f"GEM_{str(option.name).upper()}"
+    return own if isinstance(own, str) else own[0]
+
+
+def test_a_variable_means_the_same_to_every_command() -> None:
+    meanings: dict[str, set[tuple[str, str | bool]]] = defaultdict(set)
+    listens: dict[str, list[str]] = defaultdict(list)
+    for name, command in COMMANDS.items():
+        for option in options(command):
+            meanings[variable(option)].add((option.type.name, option.is_flag))
+            if str(option.name).endswith("listen"):
+                listens[variable(option)].append(name)
+    assert {name: kinds for name, kinds in meanings.items() if len(kinds) > 1} == {}
+    assert all(len(names) == 1 for names in listens.values()), listens  # two processes can't have one address
+
+
+def test_a_servers_switch_in_the_environment_names_no_run_to_resume(tmp_path: Path) -> None:
+    for given, resumed in [("true", None), (str(tmp_path), tmp_path)]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GEM_RESUME", given)
+            context = train.make_context("gem-train", [])
+        assert context.params["resume"] == resumed
+    with pytest.raises(click.UsageError, match="does not exist"):
+        train.make_context("gem-train", ["--resume", "true"])
+
+
+def test_a_workers_own_metrics_address_wins_over_the_one_it_may_share_with_a_server() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEM_METRICS_LISTEN", "127.0.0.1:1")
+        assert worker.make_context("gem-worker", []).params["metrics_listen"] == "127.0.0.1:1"
+        patch.setenv("GEM_WORKER_METRICS_LISTEN", "127.0.0.1:2")
+        assert worker.make_context("gem-worker", []).params["metrics_listen"] == "127.0.0.1:2"
+        assert server.make_context("gem-server", []).params["metrics_listen"] == "127.0.0.1:1"
+
+
+def documented() -> dict[str, set[int]]:
+    """The exit statuses of each command, as the table in docs/operating.md has them."""
+    header, _, *rows = re.findall(
+        r"^\|.*\|$", OPERATING.read_text().partition("## Exit statuses")[2].partition("\n## ")[0], re.M
+    )
+    names = re.findall(r"`(gem-\w+)`", header)
+    table: dict[str, set[int]] = {name: set() for name in names}
+    for row in rows:
+        status, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        for name, cell in zip(names, cells, strict=True):
+            table[name] |= {int(status)} if cell else set()
+    return table
+
+
+def test_the_exit_statuses_are_those_of_the_help_and_of_the_code() -> None:
+    table = documented()
+    assert table.keys() == COMMANDS.keys()
+    for name, command in COMMANDS.items():
+        (paragraph,) = re.findall(r"Exit status[^:]*: (.*?)\n *\n", help_of(command, name), re.DOTALL)
+        told = re.findall(r"(?:^|; )(\d+) ", " ".join(paragraph.split()))
+        assert {int(status) for status in told} == table[name], name
+    own = {status for constant, status in vars(worker_statuses).items() if constant.startswith("EXIT_")}
+    assert table["gem-worker"] == {0} | own

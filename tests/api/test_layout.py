@@ -1,0 +1,151 @@
+"""The tensor layout: what lies where, and that both sides mean the same by it."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+from core_helpers import bits
+from gem_api.errors import InvalidRequest, LayoutMismatch
+from gem_api.layout import MAX_PARAMETERS, MAX_TENSORS, Layout, Tensor
+from gem_api.v1 import tensors_pb2 as pb
+from hypothesis import given
+from hypothesis import strategies as st
+
+NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name.isprintable() and name != "__metadata__")
+SHAPES = st.lists(st.integers(0, 4), max_size=3)
+LAYOUTS = (
+    st.dictionaries(NAMES, SHAPES, min_size=1, max_size=5)
+    .filter(lambda shapes: any(0 not in shape for shape in shapes.values()))
+    .map(Layout.of)
+)
+TWO = Layout.of({"weight": (2, 3), "bias": (3,)})
+
+
+@given(LAYOUTS)
+def test_a_layout_crosses_the_wire_unchanged(layout: Layout) -> None:
+    received = Layout.from_message(pb.TensorLayout.FromString(layout.to_message().SerializeToString()))
+    assert received == layout
+    assert received.fingerprint == layout.fingerprint
+
+
+@given(LAYOUTS)
+def test_the_fingerprint_is_that_of_the_documented_text(layout: Layout) -> None:
+    digest = hashlib.sha256()
+    total = 0
+    for tensor in layout.tensors:
+        digest.update(tensor.name.encode() + b"\x00" + b",".join(b"%d" % extent for extent in tensor.shape) + b"\n")
+        total += int(np.prod(tensor.shape, dtype=np.int64))
+    digest.update(b"0:%d\n" % total)
+    assert layout.fingerprint == digest.digest()
+
+
+def test_the_fingerprint_of_a_known_layout_never_changes() -> None:
+    """Other languages compute it too, and checkpoints outlive versions."""
+    assert TWO.fingerprint.hex() == "79581e12aca2edcf15073c2d3b0e0a4fa2cb9c4f50c11cbf40a2d7040017f948"
+
+
+@given(LAYOUTS, LAYOUTS)
+def test_different_layouts_have_different_fingerprints(one: Layout, other: Layout) -> None:
+    assert (one.fingerprint == other.fingerprint) == (one == other)
+
+
+def test_order_and_shape_are_part_of_the_fingerprint() -> None:
+    same_size = [{"a": (2, 3), "b": (6,)}, {"b": (6,), "a": (2, 3)}, {"a": (3, 2), "b": (6,)}, {"a": (6,), "b": (6,)}]
+    assert len({Layout.of(shapes).fingerprint for shapes in same_size}) == 4
+
+
+@given(LAYOUTS)
+def test_packing_and_splitting_are_inverse(layout: Layout) -> None:
+    packed = np.arange(layout.size, dtype=np.float32)
+    tensors = layout.split(packed)
+    assert [tensor.shape for tensor in tensors.values()] == [tensor.shape for tensor in layout.tensors]
+    assert bits(layout.pack(tensors, np.empty(layout.size, np.float32))) == bits(packed)
+    assert int(layout.offsets[-1]) == layout.size == sum(tensor.size for tensor in tensors.values())
+
+
+def test_split_gives_views() -> None:
+    packed = np.zeros(9, np.float32)
+    TWO.split(packed)["bias"][:] = 1
+    assert packed.tolist() == [0] * 6 + [1] * 3
+
+
+def test_the_packed_bytes_are_little_endian_float32_in_c_order() -> None:
+    packed = TWO.pack({"bias": [7.0, 8.0, 9.0], "weight": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]}, np.empty(9, "<f4"))
+    assert bits(packed) == struct.pack("<9f", 1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ({"weight": np.zeros((2, 3))}, r"missing tensors: \['bias'\]"),
+        ({"weight": np.zeros((2, 3)), "bias": np.zeros(3), "extra": 0}, r"not in the layout: \['extra'\]"),
+        ({"weight": np.zeros((3, 2)), "bias": np.zeros(3)}, r"'weight' has shape \(3, 2\)"),
+        ({"weight": np.zeros((2, 3)), "bias": np.zeros(())}, r"'bias' has shape \(\)"),
+        ({"weight": np.zeros((2, 3), np.int64), "bias": np.zeros(3)}, r"'weight' has dtype int64: give floats"),
+        ({"weight": np.zeros((2, 3)), "bias": np.zeros(3, complex)}, r"'bias' has dtype complex128"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(tensors: dict[str, np.ndarray], why: str) -> None:
+    with pytest.raises(LayoutMismatch, match=why):
+        TWO.pack(tensors, np.empty(9, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (Layout.of({"weight": (2, 3), "bias": (4,)}), r"'bias' of shape \(4,\)"),
+        (Layout.of({"weight": (2, 3), "b": (3,)}), "'b' of shape"),
+        (Layout.of({"bias": (3,), "weight": (2, 3)}), "'bias' of shape"),
+        (Layout.of({"weight": (2, 3)}), "has 1 tensors, this run's has 2"),
+        (Layout.of({"weight": (2, 3), "bias": (3,), "more": (1,)}), "has 3 tensors"),
+    ],
+)
+def test_another_layout_is_refused_with_the_first_difference(other: Layout, why: str) -> None:
+    with pytest.raises(LayoutMismatch, match=why):
+        TWO.require_same(other)
+    TWO.require_same(Layout.of({"weight": [2, 3], "bias": [3]}))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([], "no tensors"),
+        ([("", (1,))], "printable characters"),
+        ([("a\nb", (1,))], "printable characters"),
+        ([("a\0b", (1,))], "printable characters"),
+        ([("x" * 513, (1,))], "1 to 512 printable"),
+        ([("__metadata__", (1,))], "safetensors"),
+        ([("a", (1,)), ("b", (1,)), ("a", (2,))], "given twice: a"),
+        ([("a", (0,)), ("b", (3, 0))], "0 parameters"),
+        ([("a", (MAX_PARAMETERS + 1,))], "parameters"),
+        ([("a", (2**40, 2**40))], "parameters"),
+    ],
+)
+def test_a_layout_that_makes_no_sense_is_refused(pairs: list[tuple[str, tuple[int, ...]]], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        Layout.of(pairs)
+
+
+def test_too_many_tensors_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=str(MAX_TENSORS)):
+        Layout(tuple(Tensor(f"t{number}", ()) for number in range(MAX_TENSORS + 1)))
+
+
+@pytest.mark.parametrize("bounds", [(0, 8), (0, 10), (1, 9), (9, 18), (0, 0)])
+def test_a_part_of_a_model_is_refused_by_its_range(bounds: tuple[int, int]) -> None:
+    message = TWO.to_message()
+    message.range_begin, message.range_end = bounds
+    with pytest.raises(InvalidRequest, match="whole models only"):
+        Layout.from_message(message)
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 2**63), (0, 2**40, 2**40), (1,) * 65, (-2, -3)], ids=["huge extent", "huge product", "65 axes", "negative"]
+)
+def test_a_shape_that_no_array_can_have_is_refused_at_the_door(shape: tuple[int, ...]) -> None:
+    """It would come to light in the next checkpoint only, and take the server down."""
+    with pytest.raises(InvalidRequest):
+        Layout.of({"odd": shape, "weight": (4,)})

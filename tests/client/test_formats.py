@@ -1,0 +1,81 @@
+"""Sessions whose tensors travel in other formats than float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gem_client import InvalidRequest, NonFiniteGradient, connect
+from live import config, serving
+from session_helpers import PLAIN, SIZE, Array, model, outcomes, theta
+
+RATE = PLAIN.learning_rate
+GRADIENT: Array = np.random.default_rng(5).normal(size=SIZE).astype(np.float32)
+TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def rounded(values: Array, dtype: str) -> Array:
+    """The values as they are after a journey in that format, according to PyTorch."""
+    return torch.from_numpy(values).to(TORCH[dtype]).float().numpy()
+
+
+@pytest.mark.parametrize("dtype", TORCH)
+def test_a_gradient_is_applied_as_its_format_has_it(dtype: str) -> None:
+    with serving(config(PLAIN)) as live, connect(live.address, gradient_dtype=dtype) as session:
+        first = session.join(model()).copy()
+        session.commit(GRADIENT)
+        np.testing.assert_array_equal(theta(live), first - np.float32(RATE) * rounded(GRADIENT, dtype))
+
+
+@pytest.mark.parametrize("dtype", TORCH)
+def test_parameters_come_as_their_format_has_them_and_stay_exact_on_the_server(dtype: str) -> None:
+    with serving(config(PLAIN)) as live, connect(live.address, theta_dtype=dtype) as session:
+        session.join(model())
+        answer = session.commit(GRADIENT)
+        exact = theta(live)
+        assert not np.array_equal(exact, rounded(exact, dtype))
+        np.testing.assert_array_equal(answer.theta, rounded(exact, dtype))
+        np.testing.assert_array_equal(session.pull(), rounded(exact, dtype))
+
+
+def test_what_int8_rounds_away_comes_with_later_commits() -> None:
+    """Error feedback: an element far smaller than its block's largest would never be heard of without it."""
+    gradient = np.full(SIZE, 1e-3, np.float32)
+    gradient[0] = 1.0
+    with serving(config(PLAIN)) as live, connect(live.address, gradient_dtype="int8") as session:
+        first = session.join(model()).copy()
+        for _ in range(100):
+            session.commit(gradient)
+        moved = (first - theta(live)) / RATE
+        np.testing.assert_allclose(moved, 100 * gradient, atol=1 / 127)
+
+
+def test_a_gradient_that_was_refused_leaves_no_trace_in_the_next() -> None:
+    with serving(config(PLAIN)) as live, connect(live.address, gradient_dtype="int8") as session:
+        first = session.join(model()).copy()
+        with pytest.raises(NonFiniteGradient):
+            session.commit(np.full(SIZE, np.nan, np.float32))
+        session.commit(np.ones(SIZE, np.float32))
+        np.testing.assert_array_equal(theta(live), first - np.float32(RATE))
+        assert outcomes(live) == {"applied": 1, "rejected": 1}
+
+
+def test_workers_of_different_formats_share_a_run() -> None:
+    with serving(config(PLAIN)) as live:
+        with (
+            connect(live.address) as plain,
+            connect(live.address, gradient_dtype="bfloat16", theta_dtype="bfloat16") as halves,
+            connect(live.address, gradient_dtype="int8", theta_dtype="float16") as bytes_,
+        ):
+            for session in (plain, halves, bytes_):
+                session.join(model())
+            for session in (plain, halves, bytes_):
+                session.commit(np.ones(SIZE, np.float32))
+        expected = np.concatenate([np.asarray(part).reshape(-1) for part in model().values()]) - 3 * RATE
+        np.testing.assert_allclose(theta(live), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [{"gradient_dtype": "float8"}, {"theta_dtype": "int8"}, {"theta_dtype": ""}])
+def test_a_format_that_does_not_exist_is_refused_with_those_that_do(wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match=r"float32.*bfloat16.*float16"):
+        connect("127.0.0.1:1", **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,206 @@
+"""Where memory can't be shared, tensors go over the network, and nobody is bothered with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gem_client import connect
+from live import DEADLINE, Live, config, serving
+from region_client import abstract, linux_only, mapped
+from session_helpers import (
+    GRADIENT,
+    PLAIN,
+    SIZE,
+    assert_goes_over_the_network,
+    in_background,
+    model,
+)
+
+pytestmark = [linux_only, pytest.mark.shared_memory]
+
+
+@contextmanager
+def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing that the user would be shown by default is logged."""
+    with caplog.at_level(logging.INFO, "gem_client"):
+        yield
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_server_that_shares_none_gets_chunks(caplog: pytest.LogCaptureFixture) -> None:
+    with quietly(caplog), serving(config()) as live, connect(live.address) as session:
+        session.join(model())
+        assert_goes_over_the_network(live, session)
+
+
+def test_a_session_that_wants_none_gets_none(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    before = set(mapped())
+    with quietly(caplog), connect(live.address, shared_memory=False) as session:
+        session.join(model())
+        assert_goes_over_the_network(live, session)
+        assert set(mapped()) <= before
+
+
+def test_a_socket_that_is_not_there_leads_to_chunks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As for a worker in a container that lacks the volume."""
+    with quietly(caplog), serving(config(memory_socket=str(tmp_path / "s"))) as live, connect(live.address) as session:
+        (tmp_path / "s").unlink()
+        session.join(model())
+        assert_goes_over_the_network(live, session)
+
+
+def test_another_servers_socket_leads_to_chunks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        quietly(caplog),
+        serving(config(memory_socket=str(tmp_path / "s"))) as live,
+        serving(config(memory_socket=str(tmp_path / "other"))) as other,
+        connect(other.address) as stranger,
+        connect(live.address) as session,
+    ):
+        stranger.join(model())
+        os.replace(tmp_path / "other", tmp_path / "s")
+        session.join(model())
+        assert_goes_over_the_network(live, session)
+        assert stranger.commit(GRADIENT).version == 1
+
+
+def test_a_socket_named_by_a_relative_path_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's folder is not the server's."""
+    monkeypatch.chdir(tmp_path)
+    with serving(config(memory_socket="s")) as live:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        with connect(live.address) as session:
+            session.join(model())
+            assert session.shares_memory
+            session.commit(GRADIENT)
+    assert not (tmp_path / "s").exists()
+
+
+def hangs_up(visitor: socket.socket) -> None:
+    visitor.recv(16)
+
+
+def hands_over(make: Callable[[], int]) -> Callable[[socket.socket], None]:
+    """Answers with a descriptor."""
+
+    def answer(visitor: socket.socket) -> None:
+        visitor.recv(16)
+        descriptor = make()
+        socket.send_fds(visitor, [b"\1"], [descriptor])
+        os.close(descriptor)
+
+    return answer
+
+
+def memory_of(size: int) -> int:
+    descriptor = os.memfd_create("not-the-servers")
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+IMPOSTORS: dict[str, Callable[[socket.socket], None]] = {
+    "hangs up at once": lambda visitor: None,
+    "hangs up after the token": hangs_up,
+    "sends a byte and no memory": lambda visitor: visitor.sendall(b"\1"),
+    "sends a file of another size": hands_over(lambda: memory_of(4096)),
+    "sends an empty file": hands_over(lambda: memory_of(0)),
+    "sends a device": hands_over(lambda: os.open("/dev/zero", os.O_RDWR)),
+    "sends a file that can only be read": hands_over(lambda: os.open("/dev/null", os.O_RDONLY)),
+    "sends memory that is not the server's": hands_over(lambda: memory_of(3 * 4096)),
+}
+
+
+@contextmanager
+def impostor(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Something that is not the server answers at its socket's path."""
+    path.unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                visitor, _ = listener.accept()
+                with visitor, suppress(OSError):
+                    answer(visitor)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", IMPOSTORS)
+def test_what_an_impostor_hands_over_is_not_trusted_and_chunks_are_sent(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last of them is found out by its nonce, when the first commit names it: the gradient in hand is not lost."""
+    with quietly(caplog), serving(config(PLAIN, memory_socket=str(tmp_path / "s"))) as live, connect(live.address) as session:
+        with impostor(tmp_path / "s", IMPOSTORS[kind]):
+            session.join(model())
+            answer = session.commit(GRADIENT)
+            assert (answer.version, answer.dropped) == (1, False)
+            np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
+        assert_goes_over_the_network(live, session)
+        assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
+
+
+def test_a_server_with_no_room_for_a_region_gets_chunks_and_is_trained_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limit = 4 * SIZE * (1 + 3 + 2) - 1
+    with (
+        quietly(caplog),
+        serving(config(memory_socket=abstract(), memory_limit=limit)) as live,
+        connect(live.address) as session,
+    ):
+        session.join(model())
+        assert_goes_over_the_network(live, session)
+        assert live.on_loop(lambda: live.core.memory.held) == 4 * SIZE * (1 + 3)
+
+
+def test_a_server_that_hands_over_nothing_in_time_gets_chunks(tmp_path: Path) -> None:
+    release = threading.Event()
+    with serving(config(memory_socket=str(tmp_path / "s"))) as live, connect(live.address, timeout=1.0) as session:
+        with impostor(tmp_path / "s", lambda visitor: release.wait(DEADLINE) and None):
+            in_background(lambda: session.join(model())).result(DEADLINE)
+            release.set()
+        assert_goes_over_the_network(live, session)
+
+
+# -- a system that has none of this
+
+ELSEWHERE = """
+import socket, sys
+sys.modules["fcntl"] = None
+for name in ("AF_UNIX", "recv_fds", "send_fds"):
+    delattr(socket, name)
+import numpy
+from gem_client import connect
+
+with connect(sys.argv[1]) as session:
+    session.join({"w": numpy.zeros(3)})
+    print(session.shares_memory, session.commit(numpy.ones(3)).version)
+"""
+
+
+def test_a_worker_on_a_system_without_unix_sockets_goes_over_the_network(live: Live) -> None:
+    """On Windows, say, with the server elsewhere."""
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE, live.address], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "False 1\n"), done.stderr

@@ -1,0 +1,269 @@
+"""Shared memory when answers are lost, leases end and servers come and go: nothing is lost, applied twice or left behind."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gem_client
+import numpy as np
+import pytest
+from gem_client import InvalidRequest, Session, connect
+from live import DEADLINE, Live, config, serving, wait_until
+from region_client import RULES, abstract, linux_only, mapped, region_at, until_held
+from safetensors.numpy import load_file
+from session_helpers import (
+    GRADIENT,
+    PLAIN,
+    SIZE,
+    Array,
+    Patience,
+    Wire,
+    assert_goes_over_the_network,
+    ended,
+    expire_all,
+    in_background,
+    model,
+    outcomes,
+    theta,
+    traffic,
+    version,
+)
+
+pytestmark = [linux_only, pytest.mark.shared_memory]
+
+
+@pytest.fixture
+def session(live: Live) -> Iterator[Session]:
+    """A session that has joined the run of `live`."""
+    with connect(live.address) as joined:
+        joined.join(model())
+        assert joined.shares_memory
+        yield joined
+
+
+# -- what goes wrong on the way
+
+
+def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once() -> None:
+    with (
+        serving(config(PLAIN, memory_socket=abstract())) as live,
+        Wire(live.address) as wire,
+        connect(wire.address, retry=Patience().retry()) as session,
+    ):
+        session.join(model())
+        session.commit(GRADIENT)
+        wire.lose_answers()
+        waiting = in_background(lambda: session.commit(GRADIENT))
+        wait_until(lambda: version(live) == 2, "the commit to be applied")
+        wire.cut()
+        answer = waiting.result(DEADLINE)
+        assert (answer.version, answer.dropped, session.shares_memory) == (2, False, True)
+        np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
+        assert outcomes(live) == {"applied": 2, "repeated": 1}
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.25] * 6 + [-0.75] * 3)
+
+
+def test_a_session_that_has_lost_the_wire_goes_on_by_reference(live: Live) -> None:
+    with Wire(live.address) as wire, connect(wire.address, retry=Patience().retry()) as session:
+        session.join(model())
+        for done in range(1, 4):
+            assert session.commit(GRADIENT).version == done
+            wire.cut()
+        assert (session.generation, outcomes(live), session.shares_memory) == (1, {"applied": 3}, True)
+
+
+def test_after_the_lease_has_ended_there_is_a_new_region_and_the_old_one_goes(live: Live, session: Session) -> None:
+    session.commit(GRADIENT)
+    old = region_at(session.theta)
+    buffers = session.theta, session.gradient
+    expire_all(live)
+    answer = session.commit(GRADIENT)
+    assert (answer.dropped, session.generation, session.shares_memory) == (True, 2, True)
+    assert session.theta is answer.theta
+    assert session.theta is not buffers[0]
+    assert session.gradient is not buffers[1]
+    np.testing.assert_array_equal(answer.theta, theta(live))
+    after = session.commit(GRADIENT)
+    assert (after.dropped, after.version) == (False, 2)
+    np.testing.assert_array_equal(after.theta, theta(live))
+    until_held(old, 1)  # the buffers that this test still looks at
+    del buffers
+    until_held(old, 0)
+
+
+def test_closing_a_session_leaves_nothing_of_its_region_behind(live: Live) -> None:
+    session = connect(live.address)
+    session.join(model())
+    session.commit(GRADIENT)
+    region = region_at(session.theta)
+    session.close()
+    del session
+    until_held(region, 0)
+    assert ended(live) == {"left": 1}
+
+
+def test_theta_may_be_read_after_the_session_is_closed(live: Live) -> None:
+    """The memory stays as long as someone looks at it."""
+    with connect(live.address) as session:
+        session.join(model())
+        last = session.commit(GRADIENT).theta
+    np.testing.assert_array_equal(last, theta(live))
+    with pytest.raises(InvalidRequest):
+        session.commit(GRADIENT)
+
+
+# -- a server that goes and comes back
+
+
+@contextmanager
+def cut_off(live: Live, gradient: Array) -> Iterator[tuple[Session, Any]]:
+    """A session with one commit whose server has stopped while its second gradient, in the session's buffer, is in hand."""
+    patience = Patience()
+    session = connect(live.address, retry=patience.retry())
+    session.join(model())
+    assert session.shares_memory
+    session.commit(GRADIENT)
+    session.gradient[:] = gradient
+    live.stop()
+    waiting = in_background(lambda: session.commit(session.gradient))
+    wait_until(lambda: patience.pauses, "the session to try again")
+    try:
+        yield session, waiting
+    finally:
+        session.close()
+
+
+def test_a_server_that_comes_back_shares_memory_anew_and_applies_the_gradient_in_hand_once(tmp_path: Path) -> None:
+    gradient = np.arange(SIZE, dtype=np.float32)
+    expected = np.array([0.75] * 6 + [-0.25] * 3, np.float32) - np.float32(0.5) * gradient
+    with serving(config(PLAIN, checkpoint_dir=tmp_path, memory_socket=abstract())) as live, cut_off(live, gradient) as cut:
+        session, waiting = cut
+        back_config = replace(live.config, listen=live.address, resume=True, memory_socket=abstract())
+        with serving(back_config) as back:
+            answer = waiting.result(DEADLINE)
+            assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
+            assert session.shares_memory
+            np.testing.assert_array_equal(answer.theta, expected)
+            np.testing.assert_array_equal(theta(back), expected)
+            assert answer.theta is session.theta
+            before = traffic(back)
+            np.testing.assert_array_equal(session.commit(GRADIENT).theta, expected - 0.25)
+            assert traffic(back)[0] - before[0] < 200
+            assert outcomes(back)["applied"] == 3
+            assert region_at(session.theta) == region_at(session.gradient)
+
+
+@pytest.mark.parametrize(
+    "change", [{"memory_socket": ""}, {"memory_socket": "x", "memory_limit": 4 * SIZE * (1 + 2 + 2) - 1}], ids=str
+)
+def test_a_server_that_comes_back_and_shares_none_gets_the_gradient_in_hand_in_chunks(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    gradient = np.arange(SIZE, dtype=np.float32)
+    expected = np.array([0.75] * 6 + [-0.25] * 3, np.float32) - np.float32(0.5) * gradient
+    if change["memory_socket"]:
+        change = {**change, "memory_socket": abstract()}
+    with serving(config(PLAIN, checkpoint_dir=tmp_path, memory_socket=abstract())) as live, cut_off(live, gradient) as cut:
+        session, waiting = cut
+        back_config = replace(live.config, listen=live.address, resume=True, **change)
+        with serving(back_config) as back:
+            answer = waiting.result(DEADLINE)
+            assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
+            np.testing.assert_array_equal(answer.theta, expected)
+            assert_goes_over_the_network(back, session)
+            assert outcomes(back)["applied"] == 5
+
+
+def test_a_server_that_comes_back_at_the_same_path_shares_memory_anew(tmp_path: Path) -> None:
+    settings = config(PLAIN, checkpoint_dir=tmp_path / "checkpoints", memory_socket=str(tmp_path / "s"))
+    with (
+        serving(settings) as live,
+        cut_off(live, GRADIENT) as cut,
+        serving(replace(settings, listen=live.address, resume=True)),
+    ):
+        session, waiting = cut
+        assert not waiting.result(DEADLINE).dropped
+        assert session.shares_memory
+
+
+def test_the_region_of_a_server_that_is_gone_does_not_wait_for_the_garbage_collector(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be hundreds of megabytes, and a loop that makes no garbage may never call for the collector."""
+    caplog.set_level(logging.CRITICAL, "gem_client")  # a captured record would keep the error, and that its frames
+    with serving(config(PLAIN, checkpoint_dir=tmp_path, memory_socket=abstract())) as live:
+        session = connect(live.address, retry=Patience().retry())
+        session.join(model())
+        session.commit(GRADIENT)
+        old, again = region_at(session.theta), replace(live.config, listen=live.address, resume=True)
+    del live
+    until_held(old, 1)  # the session's own
+    gc.disable()
+    try:
+        with serving(again), session:
+            assert not session.commit(GRADIENT).dropped
+            assert region_at(session.theta) != old
+            assert old not in mapped(os.getpid())
+    finally:
+        gc.enable()
+
+
+def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease_and_shares_anew(tmp_path: Path) -> None:
+    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", memory_socket=abstract())) as live:
+        session = connect(live.address, retry=Patience().retry())
+        session.join(model())
+        session.commit(GRADIENT)
+        with gem_client.Admin(live.address) as admin:
+            admin.checkpoint()
+        shutil.copytree(tmp_path / "kept", tmp_path / "older")
+        session.commit(GRADIENT)
+        live.stop()
+        older = replace(live.config, listen=live.address, checkpoint_dir=tmp_path / "older", resume=True)
+        with serving(older) as back, session:
+            answer = session.commit(GRADIENT)
+            assert (answer.dropped, answer.version, session.generation) == (True, 1, 2)
+            np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
+            assert ended(back) == {"rolled_back": 1}
+            assert session.commit(GRADIENT).version == 2
+            assert session.shares_memory
+
+
+def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_theta() -> None:
+    with serving(config(PLAIN, memory_socket=abstract())) as live:
+        session = connect(live.address, retry=Patience().retry())
+        session.join(model())
+        known = session.commit(GRADIENT).theta.copy()
+        live.stop()
+        with serving(replace(live.config, listen=live.address)) as back, session:
+            answer = session.commit(GRADIENT)
+            assert (answer.dropped, answer.version, session.shares_memory) == (True, 0, True)
+            np.testing.assert_array_equal(answer.theta, known)
+            np.testing.assert_array_equal(theta(back), known)
+            assert session.commit(GRADIENT).version == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_checkpoint_of_workers_with_shared_memory_is_what_it_is_without(rule: str, tmp_path: Path) -> None:
+    """Nothing that a worker has written into its region is part of it."""
+
+    def checkpointed(folder: Path, memory_socket: str) -> dict[str, list[float]]:
+        served = serving(config(RULES[rule], checkpoint_dir=folder, memory_socket=memory_socket))
+        with served as live, connect(live.address) as session:
+            session.join(model())
+            session.commit(GRADIENT)
+            session.theta[:] = -1.0
+            session.gradient[:] = -1.0
+            with gem_client.Admin(live.address) as admin:
+                written = Path(admin.checkpoint().path)
+        tensors = load_file(written / "model.safetensors") | load_file(written / "workers.safetensors")
+        return {name.rpartition("/")[2]: values.tolist() for name, values in tensors.items()}
+
+    assert checkpointed(tmp_path / "shared", abstract()) == checkpointed(tmp_path / "not", "")

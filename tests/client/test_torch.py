@@ -1,0 +1,430 @@
+"""The PyTorch optimizer against a real server."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from client.torch_helpers import flat, loss_of, network, training
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import InvalidRequest, LayoutMismatch, NonFiniteGradient, Session, connect
+from gem_client.torch import Optimizer
+from live import Live, config, serving
+from session_helpers import expire_all, outcomes, theta, version
+from torch import Tensor, nn
+
+RATE = 0.1
+PLAIN = Hyperparameters(rule="downpour", learning_rate=RATE)
+
+
+@pytest.fixture
+def plain() -> Iterator[Live]:
+    """A server whose rule is plain SGD."""
+    with serving(config(PLAIN)) as live:
+        yield live
+
+
+def names(session: Session) -> list[str]:
+    return [tensor.name for tensor in session.layout.tensors]
+
+
+# -- parameters and θ
+
+
+def test_the_parameters_equal_theta_after_construction_and_each_step(live: Live) -> None:
+    model = network()
+    with training(live, model) as (optimizer, _):
+        np.testing.assert_array_equal(flat(model), theta(live))
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            np.testing.assert_array_equal(flat(model), theta(live))
+            assert optimizer.answer is not None
+            assert optimizer.answer.version == step + 1
+
+
+def test_a_later_worker_starts_from_the_runs_theta_not_from_its_own_values(live: Live) -> None:
+    first, second = network(seed=1), network(seed=2)
+    with training(live, first), training(live, second):
+        np.testing.assert_array_equal(flat(second), flat(first))
+
+
+def test_two_workers_take_turns_on_one_theta(live: Live) -> None:
+    first, second = network(seed=1), network(seed=2)
+    with training(live, first) as (one, _), training(live, second) as (two, _):
+        for step, (model, optimizer) in enumerate([(first, one), (second, two)] * 3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            np.testing.assert_array_equal(flat(model), theta(live))
+        assert one.answer is not None
+        assert one.answer.staleness == 1
+
+
+def test_one_worker_with_downpour_does_what_sgd_does(plain: Live) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    sgd = torch.optim.SGD(twin.parameters(), lr=RATE)
+    with training(plain, model) as (optimizer, _):
+        for step in range(20):
+            for trained, stepper in ((model, optimizer), (twin, sgd)):
+                stepper.zero_grad()
+                loss_of(trained, step).backward()
+                stepper.step()
+            np.testing.assert_allclose(flat(model), flat(twin), rtol=1e-5, atol=1e-6)
+    assert not np.allclose(flat(model), flat(network()))
+
+
+def test_the_layout_has_the_models_own_names_and_shapes(live: Live) -> None:
+    with training(live, network()) as (_, session):
+        assert {tensor.name: tensor.shape for tensor in session.layout.tensors} == {
+            "0.weight": (8, 4),
+            "0.bias": (8,),
+            "2.weight": (1, 8),
+            "2.bias": (1,),
+        }
+
+
+def test_without_names_tensors_are_named_by_their_position(live: Live) -> None:
+    with connect(live.address) as session:
+        Optimizer(network().parameters(), session)
+        assert names(session) == ["0", "1", "2", "3"]
+
+
+def test_a_name_given_twice_is_refused_for_one_of_the_two_would_never_be_trained(live: Live) -> None:
+    encoder, decoder = nn.Linear(2, 2), nn.Linear(2, 2)
+    with connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match=r"'weight'.*prefix"):
+            Optimizer(chain(encoder.named_parameters(), decoder.named_parameters()), session)
+        Optimizer(chain(encoder.named_parameters("encoder"), decoder.named_parameters("decoder")), session)
+        assert names(session) == ["encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"]
+
+
+def test_another_model_is_refused(live: Live) -> None:
+    with training(live, network()), pytest.raises(LayoutMismatch), training(live, nn.Linear(2, 2)):
+        pass
+
+
+# -- kinds of parameters
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_any_float_type_is_trained_on_a_float32_theta(plain: Live, dtype: torch.dtype) -> None:
+    model = nn.Linear(3, 2, bias=False).to(dtype)
+    first = model.weight.detach().float().clone()
+    with training(plain, model) as (optimizer, _):
+        model.weight.grad = torch.full((2, 3), 0.125, dtype=dtype)
+        optimizer.step()
+        held = theta(plain)
+        assert held.dtype == np.float32
+        np.testing.assert_allclose(held, first.reshape(-1).numpy() - RATE * 0.125, rtol=1e-6)
+        assert model.weight.dtype == dtype
+        expected = torch.from_numpy(held).view(2, 3).to(dtype)
+        assert torch.equal(model.weight.detach(), expected)
+
+
+def test_steps_too_small_for_bfloat16_add_up_on_the_server(plain: Live) -> None:
+    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    nn.init.ones_(model.weight)
+    with training(plain, model) as (optimizer, _):
+        for _ in range(20):
+            model.weight.grad = torch.full((1, 1), 0.01, dtype=torch.bfloat16)
+            optimizer.step()
+        assert theta(plain)[0] == pytest.approx(1 - 20 * RATE * 0.01, rel=1e-4)
+        assert model.weight.item() < 1
+
+
+def test_frozen_parameters_are_left_alone_and_out_of_the_layout(live: Live) -> None:
+    model = network()
+    frozen: Tensor = model[0].weight  # type: ignore[index, assignment]
+    frozen.requires_grad_(False)
+    before = frozen.clone()
+    with training(live, model) as (optimizer, session):
+        assert names(session) == ["0.bias", "2.weight", "2.bias"]
+        loss_of(model, 0).backward()
+        optimizer.step()
+        assert torch.equal(frozen, before)
+        np.testing.assert_array_equal(flat(model), theta(live))
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.two.weight = self.one.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.two(self.one(inputs)).sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("remove_duplicate", [True, False])
+def test_a_tied_weight_counts_once_and_stays_tied(plain: Live, remove_duplicate: bool) -> None:
+    model = Tied()
+    first = model.one.weight.detach().clone()
+    with connect(plain.address) as session:
+        optimizer = Optimizer(model.named_parameters(remove_duplicate=remove_duplicate), session)
+        assert names(session) == ["one.weight"]
+        loss_of(model, 0).backward()
+        gradient = model.one.weight.grad
+        assert gradient is not None
+        optimizer.step()
+        assert model.two.weight is model.one.weight
+        torch.testing.assert_close(model.one.weight.detach(), first - RATE * gradient)
+
+
+def test_a_parameter_without_a_gradient_stays_where_it_is(plain: Live) -> None:
+    model = network()
+    before = copy.deepcopy(model)
+    with training(plain, model) as (optimizer, _):
+        loss_of(model, 0).backward()
+        optimizer.step()
+        after_one = copy.deepcopy(model)
+        optimizer.zero_grad(set_to_none=True)
+        model[2].bias.grad = torch.ones(1)  # type: ignore[index, union-attr]
+        optimizer.step()
+    assert not torch.equal(after_one[0].weight, before[0].weight)  # type: ignore[index]
+    assert torch.equal(model[0].weight, after_one[0].weight)  # type: ignore[index]
+    assert torch.equal(model[2].weight, after_one[2].weight)  # type: ignore[index]
+    assert not torch.equal(model[2].bias, after_one[2].bias)  # type: ignore[index]
+
+
+def test_sparse_gradients_move_only_the_rows_that_were_used(plain: Live) -> None:
+    model = nn.Embedding(6, 3, sparse=True)
+    first = model.weight.detach().clone()
+    with training(plain, model) as (optimizer, _):
+        model(torch.tensor([1, 4, 4])).sum().backward()
+        assert model.weight.grad is not None
+        assert model.weight.grad.is_sparse
+        optimizer.step()
+        expected = first - RATE * torch.tensor([0, 1, 0, 0, 2, 0])[:, None]
+        torch.testing.assert_close(model.weight.detach(), expected)
+
+
+def test_parameters_that_are_not_contiguous_keep_their_elements_in_place(plain: Live) -> None:
+    parameter = nn.Parameter(torch.arange(6.0).view(2, 3).t())
+    assert not parameter.is_contiguous()
+    with connect(plain.address) as session:
+        optimizer = Optimizer([("weight", parameter)], session)
+        np.testing.assert_array_equal(theta(plain), [0, 3, 1, 4, 2, 5])
+        parameter.grad = torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+        optimizer.step()
+        torch.testing.assert_close(parameter.detach(), torch.tensor([[0.0, 2.9], [0.8, 3.7], [1.6, 4.5]]))
+
+
+def test_a_parameter_that_is_one_number_is_trained(plain: Live) -> None:
+    parameter = nn.Parameter(torch.tensor(2.0))
+    with connect(plain.address) as session:
+        optimizer = Optimizer([("scale", parameter)], session)
+        parameter.grad = torch.tensor(1.0)
+        optimizer.step()
+        assert parameter.item() == pytest.approx(1.9)
+
+
+def test_batch_norms_statistics_stay_with_the_worker(live: Live) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    with training(live, model) as (optimizer, session):
+        assert [name for name in names(session) if name.startswith("1.")] == ["1.weight", "1.bias"]
+        loss_of(model, 0).backward()
+        norm: Any = model[1]
+        kept = norm.running_mean.clone()
+        assert kept.abs().sum() > 0
+        optimizer.step()
+        assert torch.equal(norm.running_mean, kept)
+        assert int(norm.num_batches_tracked) == 1
+
+
+# -- steps
+
+
+def test_a_closure_is_evaluated_and_its_loss_returned_and_reported(live: Live) -> None:
+    model = network()
+    with training(live, model) as (optimizer, _):
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, 0)
+            loss.backward()
+            return loss
+
+        expected = loss_of(model, 0).item()
+        assert optimizer.step(closure).item() == expected
+        assert reported_loss(live) == pytest.approx(expected)
+        assert version(live) == 1
+
+
+@pytest.mark.parametrize("make", [float, torch.tensor, lambda value: torch.tensor([value])], ids=["float", "0-d", "1-d"])
+def test_a_loss_that_is_given_is_reported(live: Live, make: Callable[[float], Any]) -> None:
+    model = network()
+    with training(live, model) as (optimizer, _):
+        loss_of(model, 0).backward()
+        optimizer.step(loss=make(1.5))
+        assert reported_loss(live) == 1.5
+
+
+def reported_loss(live: Live) -> Any:
+    """What the server knows of its only worker's loss."""
+    return live.on_loop(lambda: next(iter(live.core.leases.live.values())).answer.loss)
+
+
+def test_clipped_gradients_are_what_is_committed(plain: Live) -> None:
+    model = network()
+    before = flat(model)
+    with training(plain, model) as (optimizer, _):
+        (1000 * loss_of(model, 0)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert np.linalg.norm(flat(model) - before) == pytest.approx(RATE, rel=1e-3)
+
+
+def test_accumulated_gradients_are_one_commit_that_completes_several_batches(plain: Live) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    with training(plain, model, batches_per_step=2) as (optimizer, session):
+        shards = iter(session.shards(12, batch_size=4))
+        for step in range(2):
+            next(shards)
+            (loss_of(model, step) / 2).backward()
+        optimizer.step()
+        status = plain.on_loop(lambda: plain.core.samples_committed)
+        assert status == 8
+        assert version(plain) == 1
+    sgd = torch.optim.SGD(twin.parameters(), lr=RATE)
+    for step in range(2):
+        (loss_of(twin, step) / 2).backward()
+    sgd.step()
+    np.testing.assert_allclose(flat(model), flat(twin), rtol=1e-5, atol=1e-6)
+
+
+def test_after_a_dropped_gradient_the_parameters_hold_fresh_theta(live: Live) -> None:
+    model, other = network(), network()
+    with training(live, model) as (optimizer, _):
+        loss_of(model, 0).backward()
+        optimizer.step()
+        expire_all(live)
+        with training(live, other) as (second, _):
+            loss_of(other, 1).backward()
+            second.step()
+        optimizer.step()
+        assert optimizer.answer is not None
+        assert optimizer.answer.dropped
+        assert version(live) == 2
+        np.testing.assert_array_equal(flat(model), theta(live))
+
+
+def test_a_gradient_that_is_no_number_is_refused_and_the_next_step_goes_through(live: Live) -> None:
+    model = network()
+    with training(live, model) as (optimizer, _):
+        loss_of(model, 0).backward()
+        before = flat(model)
+        model[0].weight.grad[0, 0] = float("nan")  # type: ignore[index, union-attr]
+        with pytest.raises(NonFiniteGradient):
+            optimizer.step()
+        np.testing.assert_array_equal(flat(model), before)
+        optimizer.zero_grad()
+        loss_of(model, 1).backward()
+        optimizer.step()
+        assert outcomes(live) == {"applied": 1, "rejected": 1}
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+@pytest.mark.parametrize("read", [Session.read, Session.pull], ids=["read", "pull"])
+def test_reading_theta_before_a_step_changes_neither_its_staleness_nor_its_pi(
+    read: Callable[[Session], Any], overlap: bool
+) -> None:
+    def answered(look: Callable[[Session], Any]) -> tuple[Any, ...]:
+        """What became of a gradient while others committed five, and the session looked at θ."""
+        with serving(config(Hyperparameters(rule="gem"))) as live, connect(live.address) as session:
+            parameter = nn.Parameter(torch.ones(9))
+            optimizer = Optimizer([("w", parameter)], session, overlap=overlap)
+            with connect(live.address) as other:
+                other.join({"w": np.ones(9)})
+                for _ in range(2):
+                    parameter.grad = torch.ones(9)
+                    optimizer.step()
+                optimizer.finish()
+                for _ in range(5):
+                    other.commit(np.full(9, 0.1))
+                look(session)
+                optimizer.step()
+                optimizer.finish()
+            assert optimizer.answer is not None
+            return optimizer.answer.staleness, optimizer.answer.pi_median, theta(live).tobytes()
+
+    expected = answered(lambda session: None)
+    assert expected[0] == 5
+    assert answered(read) == expected
+
+
+# -- what would silently not work
+
+
+def test_the_learning_rate_shown_is_the_servers(live: Live) -> None:
+    with training(live, network()) as (optimizer, _):
+        assert [group["lr"] for group in optimizer.param_groups] == [0.05]
+
+
+def test_a_scheduler_is_refused_at_the_first_step_that_it_would_change(live: Live) -> None:
+    model = network()
+    with training(live, model) as (optimizer, _):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        scheduler.step()
+        with pytest.raises(InvalidRequest, match="scheduler"):
+            optimizer.step()
+        assert version(live) == 1
+
+
+def test_parameter_groups_are_refused(live: Live) -> None:
+    with connect(live.address) as session, pytest.raises(InvalidRequest, match="groups"):
+        Optimizer([{"params": list(network().parameters()), "lr": 0.1}], session)  # type: ignore[list-item]
+
+
+def test_a_parameter_group_added_later_is_refused(live: Live) -> None:
+    with training(live, network()) as (optimizer, _), pytest.raises(InvalidRequest):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def test_complex_parameters_are_refused_by_name(live: Live) -> None:
+    with connect(live.address) as session, pytest.raises(InvalidRequest, match="phase"):
+        Optimizer([("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))], session)
+
+
+def test_integer_parameters_are_nothing_to_train(live: Live) -> None:
+    with connect(live.address) as session, pytest.raises(InvalidRequest):
+        Optimizer([("steps", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))], session)
+
+
+def test_a_model_with_nothing_to_train_is_refused(live: Live) -> None:
+    with connect(live.address) as session, pytest.raises(InvalidRequest):
+        Optimizer(network().requires_grad_(False).named_parameters(), session)
+
+
+STEP = """
+import sys, torch
+from gem_client import connect
+from gem_client.torch import Optimizer
+model = torch.nn.Linear(2, 1)
+with connect(sys.argv[1]) as session:
+    optimizer = Optimizer(model.named_parameters(), session)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+print(session.version, sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
+"""
+
+
+def test_training_does_not_load_pytorchs_compiler_which_would_take_each_worker_75_mb(live: Live) -> None:
+    done = subprocess.run([sys.executable, "-c", STEP, live.address], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "2 []\n"), done.stderr

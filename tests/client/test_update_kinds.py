@@ -1,0 +1,153 @@
+"""What a NumPy loop says that it commits, what is added to it on the way, and what the run's rule makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import InvalidRequest, Session, connect
+from live import Live, config, serving
+from region_client import abstract, linux_only
+from session_helpers import GRADIENT, PLAIN, SIZE, Array, model, outcomes, theta, version
+
+DELTAS = replace(PLAIN, local_steps=4)
+DECAYING = replace(PLAIN, weight_decay=0.1)
+FIRST: Array = np.array([1.0] * 6 + [0.0] * 3, np.float32)
+
+
+@contextmanager
+def joined(settings: Hyperparameters, shares: bool = False, **overlap: bool) -> Iterator[tuple[Live, Session]]:
+    """A server, and a worker in its run."""
+    with serving(config(settings, memory_socket=abstract() if shares else "")) as live, connect(live.address) as session:
+        session.join(model(), **overlap)
+        assert session.shares_memory == shares
+        yield live, session
+
+
+# -- the kind
+
+
+@pytest.mark.parametrize(
+    ("rule", "local_steps", "kind"),
+    [
+        ("gem", 1, "gradient"), ("gem", 4, "gradient"), ("downpour", 1, "gradient"), ("downpour", 4, "delta"),
+        ("agn", 4, "gradient"), ("aeasgd", 1, "delta"), ("ringmaster", 4, "gradient"), ("diloco", 4, "delta"),
+    ],
+)  # fmt: skip
+def test_a_session_says_what_the_runs_rule_takes(rule: str, local_steps: int, kind: str) -> None:
+    with joined(Hyperparameters(rule=rule, local_steps=local_steps)) as (_, session):
+        assert session.update_kind == kind
+
+
+def test_the_kind_is_not_known_before_joining(live: Live) -> None:
+    with connect(live.address) as session:
+        for asked in (lambda: session.update_kind, lambda: session.learning_rate):
+            with pytest.raises(InvalidRequest, match="join"):
+                asked()
+
+
+@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=linux_only)], ids=["network", "shared memory"])
+@pytest.mark.parametrize(("settings", "wrong"), [(DELTAS, "gradient"), (PLAIN, "delta")], ids=["deltas", "gradients"])
+def test_a_commit_of_the_other_kind_is_refused_and_changes_nothing(settings: Hyperparameters, wrong: Any, shares: bool) -> None:
+    with joined(settings, shares) as (live, session):
+        with pytest.raises(InvalidRequest, match=f"takes a {session.update_kind}.*holds a {wrong}"):
+            session.commit(GRADIENT, kind=wrong)
+        np.testing.assert_array_equal(theta(live), FIRST)
+        assert version(live) == 0
+
+
+@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=linux_only)], ids=["network", "shared memory"])
+def test_a_delta_is_added_as_it_is(shares: bool) -> None:
+    with joined(DELTAS, shares) as (live, session):
+        session.commit(GRADIENT, kind="delta")
+        np.testing.assert_array_equal(theta(live), FIRST + 0.5)
+
+
+def test_a_delta_can_be_under_way_too() -> None:
+    with joined(DELTAS, overlap=True) as (live, session):
+        session.begin_commit(GRADIENT, kind="delta")
+        answer = session.finish_commit()
+        assert answer is not None
+        np.testing.assert_array_equal(answer.theta, FIRST + 0.5)
+        assert version(live) == 1
+
+
+def test_a_kind_that_there_is_not_is_refused_before_anything_is_sent() -> None:
+    with joined(PLAIN) as (live, session):
+        with pytest.raises(InvalidRequest, match="gradient or delta"):
+            session.commit(GRADIENT, kind="gradients")  # type: ignore[arg-type]
+        assert outcomes(live) == {}
+        session.commit(GRADIENT)
+        assert version(live) == 1
+
+
+# -- weight decay and the rate
+
+
+@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=linux_only)], ids=["network", "shared memory"])
+def test_weight_decay_is_added_to_a_gradient_at_the_theta_handed_out_last(shares: bool) -> None:
+    with joined(DECAYING, shares) as (live, session):
+        expected = FIRST.copy()
+        given = GRADIENT.copy()
+        for _ in range(3):
+            session.commit(given)
+            expected -= PLAIN.learning_rate * (GRADIENT + 0.1 * expected)
+            np.testing.assert_allclose(theta(live), expected, rtol=1e-6, atol=1e-7)
+        np.testing.assert_array_equal(given, GRADIENT)  # the caller's own array is left alone
+
+
+def test_weight_decay_is_added_to_named_tensors_and_to_the_sessions_own_buffer() -> None:
+    with joined(DECAYING) as (live, session):
+        session.commit({"w": np.zeros((2, 3)), "b": np.zeros(3)})
+        np.testing.assert_allclose(theta(live), FIRST * (1 - 0.05), rtol=1e-6)
+        session.gradient[:] = 0
+        session.commit(session.gradient)
+        np.testing.assert_allclose(theta(live), FIRST * (1 - 0.05) ** 2, rtol=1e-6)
+
+
+def test_weight_decay_is_not_added_where_the_caller_has_done_so() -> None:
+    with joined(DECAYING) as (live, session):
+        session.commit(np.zeros(SIZE, np.float32), decay=False)
+        np.testing.assert_array_equal(theta(live), FIRST)
+
+
+def test_nothing_is_added_to_a_delta() -> None:
+    with joined(replace(DELTAS, weight_decay=0.1)) as (live, session):
+        session.commit(np.zeros(SIZE, np.float32), kind="delta")
+        np.testing.assert_array_equal(theta(live), FIRST)
+
+
+def test_the_learning_rate_is_that_of_the_version_handed_out_last() -> None:
+    settings = replace(PLAIN, warmup_versions=4)
+    with joined(settings) as (live, session), connect(live.address) as other:
+        other.join(model())
+        assert session.learning_rate == PLAIN.learning_rate / 4
+        other.commit(GRADIENT)
+        assert session.learning_rate == PLAIN.learning_rate / 4
+        session.commit(GRADIENT)
+        assert session.learning_rate == PLAIN.learning_rate * 3 / 4
+        assert other.learning_rate == PLAIN.learning_rate / 2
+        other.pull()
+        assert other.learning_rate == PLAIN.learning_rate * 3 / 4
+
+
+# -- what becomes of it
+
+
+@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=linux_only)], ids=["network", "shared memory"])
+def test_a_commit_that_the_rule_discards_is_told_and_brings_fresh_theta(shares: bool) -> None:
+    settings = replace(PLAIN, rule="ringmaster", rule_options="threshold=1")
+    with joined(settings, shares) as (live, session), connect(live.address) as other:
+        other.join(model())
+        assert not other.commit(GRADIENT).discarded
+        answer = session.commit(GRADIENT)
+        assert (answer.discarded, answer.dropped, answer.staleness, answer.version) == (True, False, 1, 1)
+        np.testing.assert_array_equal(answer.theta, theta(live))
+        np.testing.assert_array_equal(theta(live), FIRST - 0.25)
+        assert not session.commit(GRADIENT).discarded
+        assert outcomes(live) == {"applied": 2, "discarded": 1}

@@ -1,0 +1,143 @@
+"""Leases: opened, kept alive, ended once, each end with its reason."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+from gem_api.errors import LeaseEnded
+from gem_api.v1 import training_pb2 as pb
+from gem_server.core.facts import EndReason
+from gem_server.core.leases import _REMEMBERED_ENDS, Lease, LeaseTable
+
+
+def table(duration: float = 10.0) -> LeaseTable:
+    numbers = count(1)
+    return LeaseTable(duration, lambda: f"lease-{next(numbers)}")
+
+
+def opened(leases: LeaseTable, worker: str = "ann", now: float = 0.0) -> Lease:
+    return leases.open(leases.new_id(), worker, {}, np.zeros(1, np.float32), now)
+
+
+def test_a_new_lease_lives_for_its_duration() -> None:
+    leases = table()
+    lease = opened(leases, now=5.0)
+    assert (lease.lease_id, lease.worker, lease.expires_at) == ("lease-1", "ann", 15.0)
+    assert (lease.sequence, lease.last_applied, lease.queued, lease.restored) == (0, None, None, False)
+    assert leases.get("lease-1") is lease
+    assert leases.expired(14.999) == []
+    assert leases.expired(15.0) == [lease]
+
+
+def test_renewing_gives_another_full_duration_from_now() -> None:
+    leases = table()
+    lease = opened(leases)
+    assert leases.renew("lease-1", 7.0) is lease
+    assert leases.expired(16.9) == []
+    assert leases.expired(17.0) == [lease]
+
+
+def test_time_in_which_the_server_did_not_look_is_not_charged_to_the_leases() -> None:
+    leases = table(10.0)
+    lease = opened(leases)
+    for now in (0.0, 4.0, 8.0):
+        assert leases.looked(now) == 0.0
+    assert leases.looked(1008.0) == 1000.0
+    assert leases.expired(1009.9) == []
+    assert leases.expired(1010.0) == [lease]
+
+
+def test_a_lease_that_was_renewed_before_the_server_looked_again_gets_no_more_than_its_duration() -> None:
+    leases = table(10.0)
+    lease = opened(leases)
+    leases.looked(0.0)
+    leases.renew("lease-1", 1000.0)
+    assert leases.looked(1000.0) == 1000.0
+    assert lease.expires_at == 1010.0
+
+
+def test_a_worker_that_starts_up_has_longer_until_its_first_sign_of_life_unless_others_wait_for_it() -> None:
+    leases = table(10.0)
+    lease = opened(leases)
+    lease.starting = True
+    assert leases.expired(29.9) == []
+    assert leases.expired(30.0) == leases.expired(10.0, urgent="lease-1") == [lease]
+    leases.renew("lease-1", 5.0)
+    assert leases.expired(15.0) == [lease]
+
+
+def test_a_lease_whose_commit_waits_for_its_turn_does_not_expire() -> None:
+    leases = table()
+    lease = opened(leases)
+    lease.queued = 1
+    assert leases.expired(1e9) == []
+    lease.queued = None
+    assert leases.expired(1e9) == [lease]
+
+
+def test_leases_are_kept_oldest_first_and_found_by_the_workers_name() -> None:
+    leases = table()
+    ann, bob = opened(leases, "ann"), opened(leases, "bob")
+    assert list(leases.live.values()) == [ann, bob]
+    assert leases.named("bob") is bob
+    assert leases.named("cy") is None
+
+
+@pytest.mark.parametrize("reason", EndReason)
+def test_an_ended_lease_says_why_it_ended(reason: EndReason) -> None:
+    leases = table()
+    leases.end(opened(leases), reason)
+    for ask in (leases.get, lambda lease_id: leases.renew(lease_id, 0.0)):
+        with pytest.raises(LeaseEnded, match=str(reason)) as raised:
+            ask("lease-1")
+        assert raised.value.reason == reason
+    assert leases.named("ann") is None
+    assert leases.ended == {reason: 1}
+
+
+def test_an_unknown_lease_is_refused_without_a_reason() -> None:
+    with pytest.raises(LeaseEnded, match="no such lease") as raised:
+        table().get("guessed")
+    assert raised.value.reason == "unknown"
+
+
+def test_ends_are_counted_by_reason() -> None:
+    leases = table()
+    for reason in (EndReason.LEFT, EndReason.EXPIRED, EndReason.LEFT):
+        leases.end(opened(leases), reason)
+    assert leases.ended == {EndReason.LEFT: 2, EndReason.EXPIRED: 1}
+
+
+def test_reasons_are_remembered_for_the_newest_ends_only() -> None:
+    """What is remembered is bounded; a lease long gone is refused all the same."""
+    leases = table()
+    for _ in range(_REMEMBERED_ENDS + 1):
+        leases.end(opened(leases), EndReason.LEFT)
+    with pytest.raises(LeaseEnded) as raised:
+        leases.get("lease-1")
+    assert raised.value.reason == "unknown"
+    with pytest.raises(LeaseEnded) as raised:
+        leases.get("lease-2")
+    assert raised.value.reason == EndReason.LEFT
+
+
+def test_the_reasons_are_those_of_the_contract() -> None:
+    stated = [value.name.removeprefix("LEASE_END_REASON_").lower() for value in pb.LeaseEndReason.DESCRIPTOR.values]
+    assert ["unspecified", *map(str, EndReason)] == stated
+
+
+def test_the_bytes_held_are_those_of_all_live_leases_whatever_happened() -> None:
+    leases = table()
+    ann, bob = opened(leases, "ann"), opened(leases, "bob")
+    bob.buffers["moment"] = np.zeros(5, np.float32)
+    leases.recount(bob)
+    assert leases.nbytes == ann.nbytes + bob.nbytes == 4 + 24
+    leases.end(ann, EndReason.LEFT)
+    assert leases.nbytes == 24
+    leases.add(ann)
+    assert leases.nbytes == 28
+    for lease in (ann, bob):
+        leases.end(lease, EndReason.LEFT)
+    assert leases.nbytes == 0

@@ -1,0 +1,250 @@
+"""The shard ledger: every sample of every epoch, at least once, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from gem_api.errors import InvalidRequest
+from gem_api.hyperparameters import SHARD_MODES, Hyperparameters
+from gem_server.core.shards import NoShard, Shard, ShardLedger
+from hypothesis import given
+from hypothesis import strategies as st
+
+WORKERS = ["ann", "bob", "cy"]
+
+
+def ledger(mode: str = "partition", epochs: int = 2, shard_size: int = 4) -> ShardLedger:
+    return ShardLedger(Hyperparameters(shards=mode, epochs=epochs, shard_size=shard_size))
+
+
+def take(book: ShardLedger, worker: str, samples: int = 10) -> Shard:
+    shard = book.lease(f"lease-{worker}", worker, samples)
+    assert isinstance(shard, Shard)
+    return shard
+
+
+def ranges(shards: list[Shard]) -> list[tuple[int, int, int]]:
+    return [(shard.epoch, shard.begin, shard.end) for shard in shards]
+
+
+class Trained:
+    """Plays workers against a ledger, and notes which samples of which epoch were trained on."""
+
+    def __init__(self, book: ShardLedger, samples: int) -> None:
+        self.book = book
+        self.samples = samples
+        self.hands: dict[str, list[Shard]] = {worker: [] for worker in WORKERS}
+        self.times: Counter[tuple[str, int, int]] = Counter()  # (group, epoch, sample)
+        self.completed = 0
+
+    def lease(self, worker: str) -> Shard | NoShard:
+        shard = self.book.lease(f"lease-{worker}", worker, self.samples)
+        if isinstance(shard, Shard):
+            assert all(shard.shard_id != other.shard_id for hand in self.hands.values() for other in hand)
+            self.hands[worker].append(shard)
+        return shard
+
+    def complete(self, worker: str) -> None:
+        if self.hands[worker]:
+            shard = self.hands[worker].pop(0)
+            self.completed += 1
+            assert self.book.complete(f"lease-{worker}", shard.shard_id)
+            assert not self.book.complete(f"lease-{worker}", shard.shard_id), "a shard is completed once"
+            for sample in self.book.indices(shard).tolist():
+                self.times[shard.group, shard.epoch, sample] += 1
+
+    def leave(self, worker: str) -> None:
+        lost, self.hands[worker] = self.hands[worker], []
+        assert self.book.release(f"lease-{worker}") == len(lost)
+        for shard in lost:
+            assert not self.book.complete(f"lease-{worker}", shard.shard_id), "a returned shard is not its old holder's"
+
+    def restart(self) -> None:
+        """The server comes back from a checkpoint taken just now."""
+        settings = self.book._settings
+        state = json.loads(json.dumps(self.book.state()))
+        self.book = ShardLedger(settings)
+        self.book.restore(state)
+        again = json.loads(json.dumps(self.book.state()))
+        assert again.pop("next_id") >= state.pop("next_id")
+        assert again == state
+
+    def finish(self, workers: list[str]) -> None:
+        """Trains whatever is left, worker by worker in turn."""
+        for _ in range(1000):
+            if all(self.finished(worker) for worker in workers):
+                return
+            for worker in WORKERS:
+                self.complete(worker)
+        raise AssertionError("the run never completes")
+
+    def finished(self, worker: str) -> bool:
+        answer = self.lease(worker)
+        return isinstance(answer, NoShard) and answer.complete
+
+
+@pytest.mark.parametrize("mode", SHARD_MODES)
+@given(
+    samples=st.integers(1, 23),
+    shard_size=st.integers(1, 9),
+    epochs=st.integers(1, 3),
+    actions=st.lists(
+        st.tuples(st.sampled_from(["lease", "lease", "complete", "leave", "restart"]), st.sampled_from(WORKERS)), max_size=40
+    ),
+)
+def test_every_sample_of_every_epoch_is_trained_on_whatever_workers_do(
+    mode: str, samples: int, shard_size: int, epochs: int, actions: list[tuple[str, str]]
+) -> None:
+    run = Trained(ledger(mode, epochs, shard_size), samples)
+    for action, worker in actions:
+        if action == "restart":
+            run.restart()
+        else:
+            getattr(run, action)(worker)
+        assert len(run.book.held) == sum(map(len, run.hands.values()))
+        assert run.book.completed == run.completed
+    run.finish(WORKERS)
+    groups = WORKERS if mode == "replicate" else [""]
+    expected = {(group, epoch, sample) for group in groups for epoch in range(epochs) for sample in range(samples)}
+    assert set(run.times) == expected
+    assert set(run.times.values()) == {1}, "a shard that was never completed does not count, one that was counts once"
+    assert run.book.all_complete
+    assert (run.book.pending, len(run.book.held)) == (0, 0)
+    assert run.book.samples_completed == len(expected)
+
+
+# -- one behaviour each
+
+
+def test_ids_given_out_after_a_checkpoint_do_not_come_again() -> None:
+    """A worker that completes such a shard after the restart must not complete another one by accident."""
+    book = ledger(epochs=0)
+    state = json.loads(json.dumps(book.state()))
+    lost = {take(book, "ann").shard_id for _ in range(100)}
+    restored = ledger(epochs=0)
+    restored.restore(state)
+    restored.number_anew(1)
+    assert not lost & {take(restored, "ann").shard_id for _ in range(100)}
+    assert not any(restored.complete("lease-ann", shard_id) for shard_id in lost)
+
+
+def test_an_epoch_is_dealt_in_order_and_ends_with_a_short_shard() -> None:
+    book = ledger()
+    dealt = [take(book, "ann") for _ in range(6)]
+    assert ranges(dealt) == [(0, 0, 4), (0, 4, 8), (0, 8, 10), (1, 0, 4), (1, 4, 8), (1, 8, 10)]
+    assert [shard.shard_id for shard in dealt] == [1, 2, 3, 4, 5, 6]
+
+
+def test_partition_shares_an_epoch_out() -> None:
+    book = ledger(epochs=1)
+    assert ranges([take(book, "ann"), take(book, "bob"), take(book, "ann")]) == [(0, 0, 4), (0, 4, 8), (0, 8, 10)]
+
+
+def test_replicate_gives_every_worker_the_whole_epoch_in_an_order_of_its_own() -> None:
+    book = ledger("replicate", epochs=1, shard_size=10)
+    ann, bob = take(book, "ann"), take(book, "bob")
+    assert ranges([ann]) == ranges([bob]) == [(0, 0, 10)]
+    assert book.indices(ann).tolist() != book.indices(bob).tolist()
+    assert sorted(book.indices(ann).tolist()) == sorted(book.indices(bob).tolist()) == list(range(10))
+
+
+def test_a_worker_that_comes_back_goes_on_in_its_own_deck() -> None:
+    book = ledger("replicate", epochs=1)
+    first = book.lease("lease-1", "ann", 10)
+    assert isinstance(first, Shard)
+    book.complete("lease-1", first.shard_id)
+    book.release("lease-1")
+    again = book.lease("lease-2", "ann", 10)
+    assert isinstance(again, Shard)
+    assert again.begin == 4
+
+
+def test_a_returned_shard_is_dealt_again_whole_before_new_ones_under_a_new_id() -> None:
+    book = ledger()
+    lost = take(book, "ann")
+    take(book, "bob")
+    assert book.release("lease-ann") == 1
+    again = take(book, "bob")
+    assert ranges([again]) == ranges([lost])
+    assert again.shard_id not in (lost.shard_id, 2)
+
+
+def test_while_others_hold_the_last_shards_a_worker_waits() -> None:
+    book = ledger(epochs=1, shard_size=10)
+    held = take(book, "ann")
+    assert book.lease("lease-bob", "bob", 10) == NoShard(complete=False)
+    assert not book.all_complete
+    book.complete("lease-ann", held.shard_id)
+    assert book.lease("lease-bob", "bob", 10) == NoShard(complete=True)
+    assert book.all_complete
+
+
+def test_the_next_epoch_does_not_wait_for_the_last_shards_of_this_one() -> None:
+    book = ledger(epochs=2, shard_size=10)
+    assert [take(book, "ann").epoch, take(book, "bob").epoch] == [0, 1]
+
+
+def test_without_a_number_of_epochs_there_is_no_end() -> None:
+    book = ledger(epochs=0, shard_size=10)
+    assert [take(book, "ann").epoch for _ in range(50)] == list(range(50))
+    assert not book.all_complete
+
+
+def test_a_shard_is_completed_by_its_holder_only() -> None:
+    book = ledger()
+    shard = take(book, "ann")
+    assert not book.complete("lease-bob", shard.shard_id)
+    assert not book.complete("lease-ann", 99)
+    assert book.complete("lease-ann", shard.shard_id)
+    assert book.completed == 1
+    assert book.samples_completed == 4
+
+
+def test_epochs_are_shuffled_differently() -> None:
+    book = ledger(shard_size=10)
+    assert book.indices(take(book, "ann")).tolist() != book.indices(take(book, "ann")).tolist()
+
+
+def test_another_data_set_is_refused_with_both_sizes() -> None:
+    book = ledger()
+    take(book, "ann", samples=10)
+    with pytest.raises(InvalidRequest, match=r"has 11 samples, this run's has 10"):
+        book.lease("lease-bob", "bob", 11)
+
+
+@pytest.mark.parametrize("samples", [0, -1])
+def test_an_empty_data_set_is_refused(samples: int) -> None:
+    with pytest.raises(InvalidRequest, match="no samples"):
+        ledger().lease("lease-ann", "ann", samples)
+
+
+def test_counts_say_what_is_pending_held_and_done() -> None:
+    book = ledger()
+    assert (book.pending, book.epoch, book.all_complete) == (0, 0, False)
+    first = take(book, "ann")
+    take(book, "bob")
+    assert (book.pending, book.held_by_lease()) == (1, {"lease-ann": 1, "lease-bob": 1})
+    book.complete("lease-ann", first.shard_id)
+    book.release("lease-bob")
+    assert (book.pending, book.held_by_lease(), book.completed) == (2, {}, 1)
+
+
+def test_a_resumed_run_may_go_on_for_more_epochs() -> None:
+    book = ledger(epochs=1, shard_size=10)
+    book.complete("lease-ann", take(book, "ann").shard_id)
+    assert book.all_complete
+    longer = ledger(epochs=2, shard_size=10)
+    longer.restore(json.loads(json.dumps(book.state())))
+    assert not longer.all_complete
+    assert ranges([take(longer, "ann")]) == [(1, 0, 10)]
+
+
+def test_a_resumed_run_may_end_earlier() -> None:
+    book = ledger(epochs=3, shard_size=10)
+    for _ in range(2):
+        book.complete("lease-ann", take(book, "ann").shard_id)
+    shorter = ledger(epochs=1, shard_size=10)
+    shorter.restore(json.loads(json.dumps(book.state())))
+    assert shorter.lease("lease-ann", "ann", 10) == NoShard(complete=True)

@@ -1,0 +1,101 @@
+"""A core to test: deterministic lease ids, and each verb of a worker in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_server.core.commits import Commit
+from gem_server.core.facts import Admission, Applied, Header
+from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint
+from gem_server.durability.storage import Storage
+from gem_server.durability.tensor_file import write_tensors
+
+SMALL = Layout.of({"weight": (2, 3), "bias": (3,)})
+
+
+def make_core(
+    settings: Hyperparameters | None = None,
+    *,
+    lease_seconds: float = 60.0,
+    memory_limit: int = 0,
+    first_id: int = 1,
+    min_workers: int = 1,
+) -> Core:
+    """A core whose leases are called lease-1, lease-2 …"""
+    numbers = count(first_id)
+    return Core(
+        "run",
+        settings or Hyperparameters(),
+        lease_seconds=lease_seconds,
+        memory_limit=memory_limit,
+        min_workers=min_workers,
+        new_id=lambda: f"lease-{next(numbers)}",
+    )
+
+
+def start(
+    core: Core, workers: Sequence[str] = ("ann",), layout: Layout = SMALL, theta: Any = 0.0, now: float = 0.0
+) -> list[str]:
+    """Registers workers and gives θ its first value; everyone pulls. Returns their lease ids."""
+    ids = [core.register(worker, layout, now).lease_id for worker in workers]
+    core.require_initializer(ids[0], now)
+    core.central.theta[:] = theta
+    core.initialized()
+    for lease_id in ids:
+        core.pull(core.leases.get(lease_id))
+    return ids
+
+
+def header(core: Core, lease_id: str, sequence: int, base_version: int | None = None, **changes: Any) -> Header:
+    """A commit's header; by default computed on the θ that the worker was last given."""
+    lease = core.leases.live.get(lease_id)
+    known = lease.base_version if lease else 0
+    assert core.central.layout is not None
+    fields: dict[str, Any] = {
+        "fingerprint": core.central.layout.fingerprint, "loss": None, "samples": 1, "kind": core.rule.kind, **changes,
+    }  # fmt: skip
+    return Header(lease_id, sequence, known if base_version is None else base_version, **fields)
+
+
+def send(core: Core, head: Header, gradient: Any, now: float = 0.0) -> Commit:
+    """Sends a fresh commit's header and gradient; returns its ticket."""
+    admission, lease = core.admit(head, now)
+    assert admission is Admission.FRESH, admission
+    lease.upload[:] = gradient
+    return core.ticket(lease, head, now)
+
+
+def apply(core: Core, ticketed: Commit, now: float = 0.0) -> Applied:
+    """The commit's turn: begins, runs and finishes it."""
+    step = core.begin(ticketed)
+    return core.finish(step, step.run(), now)
+
+
+def commit(core: Core, lease_id: str, sequence: int, gradient: Any, now: float = 0.0, **changes: Any) -> Applied:
+    """One commit from header to answer."""
+    return apply(core, send(core, header(core, lease_id, sequence, **changes), gradient, now), now)
+
+
+def bits(values: Any) -> bytes:
+    """The bytes of an array, for comparing bit by bit: −0 is not 0 here, and a NaN equals itself."""
+    return np.ascontiguousarray(values).tobytes()
+
+
+def save_core(core: Core, directory: Path, keep: int = 3) -> Path:
+    """Writes a checkpoint between two commits; returns its folder."""
+    captured = checkpoint.capture(core)
+    captured.copy_theta()
+    return checkpoint.write(directory, captured, keep)
+
+
+def write_file(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> dict[str, Any]:
+    """Writes a file of tensors as a checkpoint has them."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return write_tensors(Storage().create(path), shapes, tensors.__getitem__, metadata or {})

@@ -1,0 +1,356 @@
+"""gem-ctl against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+from click.testing import CliRunner, Result
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import training_pb2 as pb
+from gem_client import Admin, Session, connect
+from gem_client.ctl.cli import Target, main
+from gem_client.ctl.local_runs import Announcement, find_runs
+from gem_client.torch import Optimizer
+from live import DEADLINE, Live, config, serving
+from session_helpers import GRADIENT, in_background, model, theta, version
+from torch import nn
+
+NOBODY = "127.0.0.1:1"
+
+
+def ctl(*arguments: str, **environment: str) -> Result:
+    """Runs gem-ctl in this process."""
+    return CliRunner().invoke(main, arguments, env={"GEM_SERVER": None, "GEM_TIMEOUT": None, **environment})
+
+
+def on(live: Live, *arguments: str) -> Result:
+    return ctl("--server", live.address, *arguments)
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """The one JSON object on standard output, by the letter of the standard."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert result.exit_code == 0, result.output
+    parsed: dict[str, Any] = json.loads(result.stdout, parse_constant=refuse)
+    return parsed
+
+
+# -- status
+
+
+def test_status_shows_the_run_at_a_glance(live: Live, session: Session) -> None:
+    result = on(live, "status")
+    assert result.exit_code == 0
+    lines = dict(re.split(r"\s+", line, maxsplit=1) for line in result.stdout.splitlines() if line)
+    assert lines["run"].startswith(f"{live.core.run_id}, training")
+    assert lines["rule"] == "gem, learning rate 0.05, momentum 0.9, batch 64"
+    assert lines["version"].startswith("1 (1 applied")
+    assert lines["model"].startswith("9 parameters")
+    assert lines["loss"] == "1.2500"
+    assert lines["leases"] == "1 live; ended: none"
+    assert lines["alice"].split()[:2] == ["1", "0"]
+
+
+def test_status_tells_what_a_run_has_set_beside_its_rule() -> None:
+    settings = Hyperparameters(
+        rule="diloco", rule_options="delay=2 eager=0.1", local_steps=4, local_momentum=0.9, weight_decay=1e-4,
+        schedule="cosine", warmup_versions=10, decay_versions=200,
+    )  # fmt: skip
+    with serving(config(settings)) as live:
+        lines = on(live, "status").stdout.splitlines()
+    assert lines[1:7] == [
+        "rule        diloco, learning rate 0.05, momentum 0.9, batch 64",
+        "options     delay=2 eager=0.1",
+        "local       λ 4 steps",
+        "nesterov    0.9",
+        "decay       0.0001·θ",
+        "schedule    warm-up over 10 versions, then cosine to ×0.1 over 200 versions",
+    ]
+
+
+def test_status_of_a_server_that_nobody_has_joined(live: Live) -> None:
+    result = on(live, "status")
+    assert result.exit_code == 0
+    assert "waiting" in result.stdout
+    assert "0 live" in result.stdout
+
+
+def names_of(message: Any) -> set[str]:
+    return {field.name for field in message.DESCRIPTOR.fields}
+
+
+def test_json_status_has_every_field_of_the_contract(live: Live, session: Session) -> None:
+    status = as_json(on(live, "status", "--json"))
+    assert status.keys() == names_of(pb.GetStatusResponse)
+    assert status["hyperparameters"].keys() == names_of(pb.Hyperparameters)
+    assert status["shards"].keys() == names_of(pb.ShardStatus)
+    assert status["workers"][0].keys() == names_of(pb.WorkerStatus)
+    assert (status["version"], status["state"], status["parameter_count"]) == (1, "RUN_STATE_TRAINING", 9)
+    assert (status["commits"]["applied"], status["workers"][0]["loss"]) == (1, 1.25)
+
+
+def test_json_status_has_every_field_before_anything_has_happened(live: Live) -> None:
+    status = as_json(on(live, "status", "--json"))
+    assert status.keys() == names_of(pb.GetStatusResponse)
+    assert status["state"] == "RUN_STATE_WAITING"
+    assert status["workers"] == []
+    for absent in ("training_loss", "pi_median", "evaluation", "checkpoint_version"):
+        assert status[absent] is None
+
+
+def test_json_status_keeps_the_evaluation_whole(live: Live, session: Session) -> None:
+    with Admin(live.address) as admin:
+        admin.report_evaluation(1, 0.5)
+        assert as_json(on(live, "status", "--json"))["evaluation"] == {"version": 1, "loss": 0.5, "accuracy": None}
+        admin.report_evaluation(1, 0.5, 0.75)
+        assert as_json(on(live, "status", "--json"))["evaluation"]["accuracy"] == 0.75
+    assert "accuracy 75.00 %" in on(live, "status").stdout
+
+
+def test_numbers_are_numbers_and_names_stay_text_even_when_they_are_all_digits(live: Live) -> None:
+    live.on_loop(lambda: setattr(live.core, "run_id", "12345678"))
+    with connect(live.address, name="007") as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        status = as_json(on(live, "status", "--json"))
+    assert status["run_id"] == "12345678"
+    assert status["workers"][0]["name"] == "007"
+    for field in ("version", "parameter_count", "memory_bytes", "queue_length"):
+        assert type(status[field]) is int
+    for field in ("staleness", "uptime_seconds", "checkpoint_age_seconds", "pi_median"):
+        assert type(status[field]) is float
+    assert type(status["hyperparameters"]["learning_rate"]) is float
+    assert type(status["workers"][0]["commits"]) is int
+
+
+def test_json_status_is_json_even_when_a_loss_is_no_number(live: Live, session: Session) -> None:
+    session.commit(GRADIENT, loss=float("nan"))
+    assert as_json(on(live, "status", "--json"))["version"] == 2
+    session.commit(GRADIENT, loss=float("inf"))
+    assert as_json(on(live, "status", "--json"))["version"] == 3
+
+
+# -- pull
+
+
+def test_pull_writes_the_model_by_its_own_names(live: Live, session: Session, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    result = on(live, "pull", str(out))
+    assert result.exit_code == 0, result.output
+    assert "version 1" in result.stdout
+    tensors = safetensors.numpy.load_file(out)
+    assert {name: (value.shape, value.dtype) for name, value in tensors.items()} == {
+        "w": ((2, 3), np.float32),
+        "b": ((3,), np.float32),
+    }
+    np.testing.assert_array_equal(np.concatenate([tensors["w"].reshape(-1), tensors["b"]]), theta(live))
+    with safetensors.safe_open(out, framework="numpy") as file:
+        assert file.metadata() == {"format": "pt", "gem_version": "1"}
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_pulled_model_loads_into_pytorch(live: Live, tmp_path: Path) -> None:
+    trained = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    with connect(live.address) as session:
+        Optimizer(trained.named_parameters(), session)
+        assert on(live, "pull", str(tmp_path / "model.safetensors")).exit_code == 0
+    fresh = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    fresh.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    for ours, theirs in zip(trained.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_pull_replaces_an_older_file(live: Live, session: Session, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    out.write_text("old")
+    assert on(live, "pull", str(out)).exit_code == 0
+    assert set(safetensors.numpy.load_file(out)) == {"w", "b"}
+
+
+def test_pull_changes_nothing_in_the_run(live: Live, session: Session, tmp_path: Path) -> None:
+    assert on(live, "pull", str(tmp_path / "m")).exit_code == 0
+    assert version(live) == 1
+    assert session.commit(GRADIENT).staleness == 0
+
+
+def test_pull_before_there_is_a_model_fails_with_one_line(live: Live, tmp_path: Path) -> None:
+    assert_one_line(on(live, "pull", str(tmp_path / "m")), "NotInitialized")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pull_into_a_folder_that_is_not_there_fails_with_one_line(live: Live, session: Session, tmp_path: Path) -> None:
+    assert_one_line(on(live, "pull", str(tmp_path / "nowhere" / "m")), "nowhere")
+
+
+def test_pull_into_what_is_no_folder_fails_with_one_line(live: Live, session: Session, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_one_line(on(live, "pull", str(tmp_path / "file" / "m")), "can't write")
+
+
+def test_pull_writes_to_standard_output_where_no_file_can_be_written(live: Live, session: Session) -> None:
+    result = on(live, "pull", "-")
+    assert result.exit_code == 0
+    assert set(safetensors.numpy.load(result.stdout_bytes)) == {"w", "b"}
+    assert "version 1" in result.stderr
+
+
+# -- checkpoint, drain
+
+
+def test_checkpoint_says_where_it_is(tmp_path: Path) -> None:
+    with serving(config(checkpoint_dir=tmp_path)) as live, connect(live.address) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        result = on(live, "checkpoint")
+        assert result.exit_code == 0
+        (written,) = tmp_path.glob("checkpoint-*")
+        assert "version 1" in result.stdout
+        assert str(written) in result.stdout
+        assert (written / "model.safetensors").is_file()
+        assert as_json(on(live, "status", "--json"))["checkpoint_version"] == 1
+
+
+def test_checkpoint_on_a_server_without_a_folder_fails_with_one_line(live: Live, session: Session) -> None:
+    assert_one_line(on(live, "checkpoint"), "CheckpointFailed")
+
+
+def test_the_history_holds_every_commit_that_a_checkpoint_holds(tmp_path: Path) -> None:
+    history = tmp_path / "commits.csv"
+    with serving(config(checkpoint_dir=tmp_path / "checkpoints", history=history)) as live, connect(live.address) as session:
+        session.join(model())
+        for _ in range(3):
+            session.commit(GRADIENT)
+        assert on(live, "checkpoint").exit_code == 0
+        versions = [line.split(",")[0] for line in history.read_text().splitlines()]
+        assert versions == ["version", "1", "2", "3"]
+
+
+def test_drain_ends_the_server_with_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    with serving(config(checkpoint_dir=tmp_path)) as live:
+        session = connect(live.address)
+        session.join(model())
+        session.commit(GRADIENT)
+        result = on(live, "drain")
+        assert result.exit_code == 0
+        assert "finishing" in result.stdout
+        live.stop()
+        with serving(replace(live.config, listen=live.address, resume=True)) as back, session:
+            assert version(back) == 1
+            assert session.commit(GRADIENT).version == 2
+
+
+# -- what goes wrong
+
+
+def assert_one_line(result: Result, text: str) -> None:
+    """Exit status 1, and one line on standard error that holds `text`."""
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert text in line
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["status", "--json"], ["checkpoint"], ["drain"]], ids=" ".join)
+def test_an_unreachable_server_is_one_line(arguments: list[str]) -> None:
+    assert_one_line(ctl("--server", NOBODY, *arguments), f"gem-ctl: no server at {NOBODY} (is gem-server running?)")
+
+
+def test_pull_from_an_unreachable_server_is_one_line_on_a_real_terminal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gem_client", "--server", NOBODY, "--timeout", "0.3", "pull", str(tmp_path / "m")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=DEADLINE)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line == f"gem-ctl: no server at {NOBODY} (is gem-server running?)"
+
+
+def test_pull_gives_up_after_the_timeout_given() -> None:
+    result = in_background(lambda: ctl("--server", NOBODY, "--timeout", "0.2", "pull", "m")).result(DEADLINE)
+    assert_one_line(result, f"gem-ctl: no server at {NOBODY} (is gem-server running?)")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["status", "--jsn"], ["--sever", "a:1", "status"], ["pull"], ["stop"], ["--timeout", "0", "status"], ["status", "extra"]],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_exit_status_2(arguments: list[str]) -> None:
+    result = ctl(*arguments)
+    assert result.exit_code == 2
+    assert "Error" in result.stderr
+
+
+# -- runs of gem-train on this machine
+
+
+def test_the_one_local_run_is_found_and_named(live: Live, session: Session, tmp_path: Path) -> None:
+    for name in ("run", "killed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "killed" / "server.address").write_text(f"{NOBODY}\n")  # what a gem-train that was killed leaves
+    announcement = Announcement(tmp_path / "run", live.address)
+    found = ctl("--runs", str(tmp_path), "status", "--json")
+    assert as_json(found)["version"] == 1
+    assert found.stderr == f"gem-ctl: {tmp_path / 'run'}, server {live.address}\n"
+    announcement.close()
+    assert find_runs(tmp_path) == {}
+
+
+def test_of_several_local_runs_none_is_asked_and_all_are_listed(tmp_path: Path) -> None:
+    folders = {tmp_path / name: f"127.0.0.1:{port}" for port, name in enumerate("ab", start=1)}
+    for folder in folders:
+        folder.mkdir()
+    announcements = [Announcement(folder, address) for folder, address in folders.items()]
+    done = ctl("--runs", str(tmp_path), "drain")
+    assert done.exit_code == 2
+    assert all(f"--server {address}   {folder}" in done.stderr for folder, address in folders.items())
+    for announcement in announcements:
+        announcement.close()
+
+
+def test_a_file_that_leads_to_another_machine_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    here, there = Announcement(tmp_path / "here", "127.0.0.1:50052"), Announcement(tmp_path / "there", "elsewhere:50051")
+    assert find_runs(tmp_path) == {tmp_path / "here": "127.0.0.1:50052"}
+    here.close()
+    there.close()
+
+
+def test_without_a_local_run_the_default_port_is_asked(tmp_path: Path) -> None:
+    assert Target(None, tmp_path, 1.0, {}).server == "127.0.0.1:50051"
+
+
+# -- environment
+
+
+def test_the_server_may_be_named_by_the_environment(live: Live, session: Session) -> None:
+    assert as_json(ctl("status", "--json", GEM_SERVER=live.address))["version"] == 1
+
+
+def test_a_flag_wins_over_the_environment(live: Live, session: Session) -> None:
+    assert as_json(ctl("--server", live.address, "status", "--json", GEM_SERVER=NOBODY))["version"] == 1
+    assert_one_line(
+        ctl("--server", NOBODY, "status", GEM_SERVER=live.address), f"gem-ctl: no server at {NOBODY} (is gem-server running?)"
+    )
+
+
+def test_help_shows_the_variables_and_defaults() -> None:
+    text = ctl("--help").stdout
+    assert "GEM_SERVER" in text
+    assert "127.0.0.1:50051" in text

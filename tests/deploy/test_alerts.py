@@ -1,0 +1,199 @@
+"""The alerts: made of metrics that are really exported, each explained in the runbook, each tested by promtool."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gem_api import errors
+from telemetry.exported import TARGET, exported, grouped_by, metrics_of
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "prometheus"
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+
+
+RULES = [rule for group in read("alerts.yml")["groups"] for rule in group["rules"]]
+ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
+SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", RUNBOOK, re.MULTILINE))
+TESTS = read("alerts_test.yml")["tests"]
+
+
+def expressions() -> dict[str, str]:
+    """Every PromQL expression, by where it stands: those of the rules, and the indented ones of the runbook."""
+    found = {rule.get("alert") or rule["record"]: rule["expr"] for rule in RULES}
+    for alert, text in SECTIONS.items():
+        for number, line in enumerate(re.findall(r"^    (.*gem[_:].*)$", text, re.MULTILINE)):
+            found[f"{alert}, runbook {number}"] = line
+    return found
+
+
+EXPRESSIONS = expressions()
+
+
+def can_have(metric: str, label: str) -> set[str]:
+    """The values that a label of a metric can have."""
+    if label == "error":
+        return {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.GemError)}
+    return exported()[metric].get(label, set())
+
+
+def recorded_or_exported() -> set[str]:
+    return exported().keys() | RECORDED.keys()
+
+
+# -- the rules
+
+
+def test_every_rule_has_a_name_of_its_own() -> None:
+    assert len(ALERTS) + len(RECORDED) == len(RULES)
+
+
+@pytest.mark.parametrize("where", EXPRESSIONS)
+def test_every_metric_in_an_expression_is_exported_or_recorded(where: str) -> None:
+    named = metrics_of(EXPRESSIONS[where])
+    assert named
+    assert named - recorded_or_exported() == set()
+
+
+@pytest.mark.parametrize("where", EXPRESSIONS)
+def test_every_selector_asks_for_labels_and_values_that_exist(where: str) -> None:
+    for metric, matchers in re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", EXPRESSIONS[where]):
+        for label, value in re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers):
+            if label == "job":
+                assert value in {job["job_name"] for job in read("prometheus.yml")["scrape_configs"]}
+            else:
+                assert set(value.split("|")) <= can_have(metric, label), f"{metric} never has {label}={value!r}"
+
+
+@pytest.mark.parametrize("where", EXPRESSIONS)
+def test_every_label_that_is_grouped_or_matched_by_exists(where: str) -> None:
+    expression = EXPRESSIONS[where]
+    for name in metrics_of(expression) & RECORDED.keys():
+        expression += f" + {RECORDED[name]}"
+    there = {label for metric in metrics_of(expression) - RECORDED.keys() for label in exported()[metric]}
+    assert grouped_by(expression) <= there | TARGET
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_no_expression_loses_the_instance(name: str) -> None:
+    """So that one Prometheus can watch several servers."""
+    for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", ALERTS[name]["expr"]):
+        assert {label.strip() for label in labels.split(",")} >= TARGET
+    assert not re.search(r"\b(without|ignoring)\b", ALERTS[name]["expr"])
+    assert "instance" in ALERTS[name]["annotations"]["summary"] or "absent" in ALERTS[name]["expr"]
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_says_how_bad_it_is_what_is_so_and_what_to_do_first(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"].keys() == {"severity"}
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert re.search(r"\bFirst ", rule["annotations"]["description"])
+
+
+def test_prometheus_loads_the_rules() -> None:
+    assert "alerts.yml" in read("prometheus.yml")["rule_files"]
+
+
+# -- the runbook
+
+
+def test_every_alert_has_a_section_in_the_runbook_and_every_section_an_alert() -> None:
+    assert sorted(SECTIONS) == sorted(ALERTS)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_links_to_its_panel_of_the_runbook_in_grafana(name: str) -> None:
+    board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "runbook.json").read_text(encoding="utf-8"))
+    (panel,) = [panel for panel in board["panels"] if panel["title"] == name]
+    url = f"{{{{ $externalLabels.grafana }}}}/d/{board['uid']}?viewPanel={panel['id']}"
+    assert ALERTS[name]["annotations"]["runbook_url"] == url
+
+
+def test_the_address_that_runbook_links_begin_with_is_where_compose_publishes_grafana() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    (port,) = compose["services"]["grafana"]["ports"]
+    assert port == "${GEM_PUBLISH:-127.0.0.1}:${GEM_GRAFANA_PORT-3000}:3000"
+    assert read("prometheus.yml")["global"]["external_labels"] == {"grafana": "http://localhost:3000"}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_section_says_what_it_means_where_to_look_and_what_to_do(name: str) -> None:
+    assert re.findall(r"^\*\*(.+?)\.\*\*", SECTIONS[name], re.MULTILINE) == ["What it means", "Look at", "What to do"]
+
+
+def test_the_runbooks_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", RUNBOOK):
+        path, _, anchor = target.partition("#")
+        assert not path or (ROOT / "docs" / path).exists(), target
+        assert not anchor or anchor in {name.lower() for name in SECTIONS}, target
+
+
+# -- promtool's tests of the rules
+
+
+def cases_of(name: str, firing: bool) -> list[Any]:
+    """The cases that expect an alert to fire, or to be silent."""
+    cases = [case for test in TESTS for case in test.get("alert_rule_test", []) if case["alertname"] == name]
+    return [case for case in cases if bool(case["exp_alerts"]) == firing]
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_is_tested_to_fire_and_to_be_silent(name: str) -> None:
+    assert cases_of(name, firing=True)
+    assert cases_of(name, firing=False)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_firing_alert_is_tested_with_its_labels_and_its_words(name: str) -> None:
+    rule = ALERTS[name]
+    for case in cases_of(name, firing=True):
+        for alert in case["exp_alerts"]:
+            assert alert["exp_labels"]["severity"] == rule["labels"]["severity"]
+            assert alert["exp_annotations"].keys() == rule["annotations"].keys()
+            assert "{{" not in str(alert)
+
+
+def test_no_test_is_for_an_alert_that_is_gone() -> None:
+    assert {case["alertname"] for test in TESTS for case in test.get("alert_rule_test", [])} == ALERTS.keys()
+
+
+def test_every_series_in_the_tests_is_one_that_is_exported() -> None:
+    for test in TESTS:
+        for series in test["input_series"]:
+            metric, _, labels = series["series"].partition("{")
+            assert metric in exported(), metric
+            for label, value in re.findall(r'(\w+)="([^"]*)"', labels):
+                assert label in exported()[metric].keys() | TARGET, f"{metric} has no label {label}"
+                if label in {"error", "outcome", "reason"}:
+                    assert value in can_have(metric, label), f"{metric} never has {label}={value!r}"
+
+
+def promtool(*arguments: str) -> None:
+    done = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_promtool_has_nothing_to_say_about_the_rules() -> None:
+    promtool("check", "rules", "alerts.yml")
+
+
+@needs_promtool
+def test_the_alerts_fire_when_they_should_and_only_then() -> None:
+    promtool("test", "rules", "alerts_test.yml")

@@ -1,0 +1,150 @@
+"""The compose file, .env.example and the commands' options agree: read, not run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from gem_server.cli import main as server
+from gem_worker.evaluation.evaluator import main as evaluator
+from gem_worker.process.cli import main as worker
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+COMMANDS = {"server": server, "worker": worker, "evaluator": evaluator}
+# Not a user's to choose here: where the container listens, what it is called, where its volumes are, and its secrets.
+SECRETS = {"GEM_TOKENS", "GEM_TLS_CLIENT_CA", "GEM_TOKEN_FILE", "GEM_TLS_CA", "GEM_TLS_CERT", "GEM_TLS_KEY"}
+OURS = SECRETS | {"GEM_LISTEN", "GEM_METRICS_LISTEN", "GEM_CHECKPOINT_DIR", "GEM_RESUME", "GEM_SERVER", "GEM_NAME", "GEM_DATA"}
+OURS |= {"GEM_FIRST_WORKER"}  # names are the host's
+
+
+def variables(command: click.Command) -> set[str]:
+    """The environment variables that a command reads."""
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return {f"GEM_{str(option.name).upper()}" for option in options if option.show_envvar}
+
+
+def passed_on(service: str) -> dict[str, Any]:
+    environment = COMPOSE["services"][service]["environment"]
+    return {name: value for name, value in environment.items() if name.startswith("GEM_")}
+
+
+def interpolated() -> set[str]:
+    return set(re.findall(r"\$\{(GEM_\w+)", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
+
+
+def documented() -> dict[str, str]:
+    """Variable to default, as .env.example has them."""
+    return dict(re.findall(r"^#(GEM_\w+)=(.*)$", EXAMPLE, re.MULTILINE))
+
+
+@pytest.mark.parametrize("service", COMMANDS)
+def test_every_setting_of_a_command_can_be_set_from_outside(service: str) -> None:
+    assert variables(COMMANDS[service]) - OURS == passed_on(service).keys() - OURS
+
+
+def test_every_variable_is_documented_and_every_documented_variable_is_read() -> None:
+    read = {name for service in COMMANDS for name in passed_on(service)} | interpolated()
+    assert read - OURS == documented().keys()
+
+
+def test_every_variable_is_explained_or_speaks_for_itself() -> None:
+    lines = EXAMPLE.splitlines()
+    bare = {"GEM_THETA_DTYPE", "GEM_LEARNING_RATE", "GEM_EPSILON", "GEM_SEED", "GEM_PROMETHEUS_PORT", "GEM_GRAFANA_PORT"}
+    for number, line in enumerate(lines):
+        if match := re.match(r"#(GEM_\w+)=", line):
+            assert lines[number - 1].startswith("# ") or match[1] in bare, line
+
+
+def test_the_documented_defaults_are_the_real_ones() -> None:
+    own = dict(re.findall(r"\$\{(GEM_\w+):?-([^}]*)\}", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
+    defaults = {
+        f"GEM_{str(option.name).upper()}": option.default
+        for command in COMMANDS.values()
+        for option in command.params
+        if isinstance(option, click.Option)
+    }
+    for name, text in documented().items():
+        if not text or name == "GEM_DATA_FOLDER":  # chosen by the machine, or by the user alone
+            continue
+        real = own.get(name, defaults.get(name))
+        assert real is not None, name
+        assert text.lower() == str(real).lower() or float(text) == float(real), f"{name}: documented {text}, really {real}"
+
+
+def test_the_image_sets_what_is_not_a_users_to_choose() -> None:
+    assert {"GEM_LISTEN=0.0.0.0:50051", "GEM_RESUME=true", "GEM_SERVER=server:50051"} <= set(DOCKERFILE.split())
+    assert all(passed_on(service)["GEM_DATA"] == "/data" for service in ("worker", "evaluator"))
+
+
+@pytest.mark.parametrize("service", COMPOSE["services"])
+def test_containers_have_no_more_rights_than_they_need(service: str) -> None:
+    settings = COMPOSE["services"][service]
+    assert settings["read_only"] is True
+    assert settings["cap_drop"] == ["ALL"]
+    assert settings["security_opt"] == ["no-new-privileges:true"]
+
+
+@pytest.mark.parametrize("service", COMPOSE["services"])
+def test_every_image_is_pinned_and_every_port_is_published_on_loopback(service: str) -> None:
+    settings = COMPOSE["services"][service]
+    assert re.search(r":v?\d+\.\d+\.\d+\}?$", settings["image"]), settings["image"]
+    assert all(port.startswith("${GEM_PUBLISH:-127.0.0.1}:") for port in settings.get("ports", []))
+
+
+def test_the_images_run_as_a_user_without_rights() -> None:
+    """The last USER of each image that is shipped."""
+    for target in ("server", "worker"):
+        stage = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)
+        (text,) = [part for part in stage if re.match(rf"\S+ AS {target}\n", part)]
+        assert re.findall(r"^USER (\w+)$", text, re.MULTILINE) == ["gem"]
+
+
+def test_the_images_are_named_after_the_version() -> None:
+    from gem_api import __version__
+
+    assert COMPOSE["services"]["server"]["image"] == f"gem-server:{__version__}"
+    assert f"gem-worker:{__version__}" in COMPOSE["services"]["worker"]["image"]
+    custom = (ROOT / "deploy/custom-worker/Dockerfile").read_text(encoding="utf-8")
+    assert f"FROM gem-worker:{__version__}\n" in custom
+
+
+# -- the files that close what is open
+
+
+def override(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / name).read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.mark.parametrize("name", ["compose.tokens.yml", "compose.tls.yml"])
+def test_a_secret_reaches_only_a_container_that_reads_it_and_only_as_a_file(name: str) -> None:
+    content = override(name)
+    assert content["services"].keys() == COMMANDS.keys()
+    for service, settings in content["services"].items():
+        read = {value.removeprefix("/run/secrets/") for value in settings["environment"].values()}
+        assert read == set(settings["secrets"])
+        known = variables(COMMANDS[service]) | ({"GEM_TOKEN_FILE", "GEM_TLS_CA"} if service == "server" else set())  # gem-ctl's
+        assert settings["environment"].keys() <= known & SECRETS
+    mounted = {secret for settings in content["services"].values() for secret in settings["secrets"]}
+    assert content["secrets"] == {secret: {"file": f"./secrets/{secret}"} for secret in mounted}
+
+
+def test_only_the_server_gets_what_others_could_be_impersonated_with() -> None:
+    for name in ("compose.tokens.yml", "compose.tls.yml"):
+        for service in ("worker", "evaluator"):
+            secrets = set(override(name)["services"][service]["secrets"])
+            assert secrets <= {f"{service}-token", "ca.pem"}
+
+
+def test_secrets_are_kept_out_of_git_and_of_the_images() -> None:
+    assert "secrets/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert allowed[0] == "*"
+    assert "!secrets" not in allowed

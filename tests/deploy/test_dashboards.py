@@ -1,0 +1,346 @@
+"""The dashboards: generated as committed, explained, and made of metrics that the server and the workers really export."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from gem_client.ctl import panels
+from telemetry.exported import TARGET, exported, grouped_by, metrics_of, worker_registry
+from telemetry.test_metrics import after_everything
+
+ROOT = Path(__file__).parents[2]
+GRAFANA = ROOT / "deploy" / "grafana"
+BOARDS: dict[str, Any] = {
+    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((GRAFANA / "dashboards").glob("*.json"))
+}
+QUESTIONS = {name: board for name, board in BOARDS.items() if name != "runbook"}  # those that ask Prometheus
+PANELS = {f"{name}: {panel['title']}": panel for name, board in QUESTIONS.items() for panel in board["panels"]}
+ASKING = {where: panel for where, panel in PANELS.items() if panel["type"] != "alertlist"}
+COLUMNS = 24  # of Grafana's grid
+
+# The server's metrics that no dashboard shows, and why.
+NOT_SHOWN = {
+    "gem_run": "the run's settings as labels: the report's list of settings",
+    "gem_build": "the server's versions as labels: the report's list of versions",
+    "gem_parameters": "a run has one size of model: a figure at the top of the report",
+    "gem_pi_median": "of the last commit alone; the quantiles of gem_pi are over all commits of an interval",
+}
+
+
+def generator() -> ModuleType:
+    """deploy/grafana/generate.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("generate_dashboards", GRAFANA / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- the files
+
+
+def test_the_committed_dashboards_are_what_generate_would_write() -> None:
+    wanted = generator().files()
+    there = {path: path.read_text(encoding="utf-8") for path in (GRAFANA / "dashboards").iterdir()}
+    assert {path.name for path in there} == {path.name for path in wanted}
+    stale = [path.name for path, text in wanted.items() if there[path] != text]
+    assert not stale, f"run `make dashboards`: {stale}"
+
+
+def test_check_tells_files_that_are_stale_missing_or_left_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = generator()
+    monkeypatch.setattr(module, "FOLDER", tmp_path / "dashboards")
+    assert module.main(["--check"]) == 1
+    assert "make dashboards" in capsys.readouterr().err
+    assert module.main([]) == module.main(["--check"]) == 0
+    (tmp_path / "dashboards" / "old.json").write_text("{}")
+    assert module.main(["--check"]) == 1
+    assert module.main([]) == module.main(["--check"]) == 0
+    assert sorted(path.stem for path in (tmp_path / "dashboards").iterdir()) == sorted(BOARDS)
+
+
+def test_a_dashboard_is_found_by_its_uid_and_by_its_name() -> None:
+    assert {board["uid"] for board in BOARDS.values()} == {f"gem-{name}" for name in BOARDS}
+    assert {board["uid"]: board["title"] for board in BOARDS.values()} == {
+        "gem-runbook": "GEM / Runbook",
+        **{page.uid: page.title for page in panels.DASHBOARDS},
+    }
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_dashboard_says_what_it_is_for_and_links_to_the_others(name: str) -> None:
+    board = BOARDS[name]
+    assert board["description"].endswith((".", "?"))
+    (link,) = board["links"]
+    assert (link["type"], link["tags"], link["keepTime"], link["includeVars"]) == ("dashboards", board["tags"], True, True)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_dashboard_can_be_narrowed_to_a_server_of_any_prometheus(name: str) -> None:
+    variables = {variable["name"]: variable for variable in BOARDS[name]["templating"]["list"]}
+    assert variables.keys() == {"source", "server"}
+    assert (variables["source"]["type"], variables["source"]["query"]) == ("datasource", "prometheus")
+    asked = re.fullmatch(r"label_values\((\w+), instance\)", variables["server"]["query"])
+    assert asked is not None
+    assert asked[1] in exported()
+
+
+# -- the panels
+
+
+def test_every_panel_says_what_good_looks_like() -> None:
+    for panel in PANELS.values():
+        assert panel["title"]
+        assert re.search(r"\bGood\b", panel["description"]), panel["description"]
+        assert panel["description"].endswith(".")
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_titles_and_ids_are_unique_within_a_dashboard(name: str) -> None:
+    for key in ("title", "id"):
+        values = [panel[key] for panel in BOARDS[name]["panels"]]
+        assert len(set(values)) == len(values), key
+    for panel in BOARDS[name]["panels"]:
+        references = [target["refId"] for target in panel.get("targets", [])]
+        assert references or panel["type"] in ("text", "alertlist")
+        assert len(set(references)) == len(references)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_panels_lie_within_the_grid_and_on_nobody_else(name: str) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in BOARDS[name]["panels"]:
+        at = panel["gridPos"]
+        assert at["w"] > 0
+        assert at["h"] > 0
+        assert at["y"] >= 0
+        assert 0 <= at["x"] <= at["x"] + at["w"] <= COLUMNS
+        for cell in product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])):
+            assert cell not in taken, f"{panel['title']} lies on {taken[cell]}"
+            taken[cell] = panel["title"]
+
+
+def test_every_panel_asks_the_source_that_the_user_chose() -> None:
+    for where, panel in ASKING.items():
+        chosen = {"type": "prometheus", "uid": "${source}"}
+        assert [panel["datasource"], *(target["datasource"] for target in panel["targets"])] == [chosen] * (
+            1 + len(panel["targets"])
+        ), where
+
+
+# -- the queries
+
+
+def queries() -> Iterator[tuple[str, str, str]]:
+    """(where, expression, legend) of every query of every dashboard."""
+    for where, panel in ASKING.items():
+        for target in panel["targets"]:
+            yield f"{where}, {target['refId']}", target["expr"], target["legendFormat"]
+    for event in panels.EVENTS:
+        yield f"event: {event.name}", event.expr, ""
+
+
+QUERIES = {where: (expression, legend) for where, expression, legend in queries()}
+
+
+def test_metrics_and_labels_are_read_off_an_expression() -> None:
+    expression = (
+        'sum by (le, a) (rate(x_bucket{b=~"not_one()", c="d"}[5m])) / on (e) group_left (f) max(y:z) * 2 > time() - w unless up'
+    )
+    assert metrics_of(expression) == {"x_bucket", "y:z", "w", "up"}
+    assert grouped_by(expression) == {"le", "a", "e", "f"}
+
+
+def test_every_metric_in_a_query_is_one_that_is_exported() -> None:
+    for where in QUERIES:
+        named = metrics_of(QUERIES[where][0])
+        assert named, where
+        assert named - exported().keys() == set(), where
+
+
+def test_every_label_in_a_query_is_one_that_its_metrics_have() -> None:
+    for where in QUERIES:
+        expression, legend = QUERIES[where]
+        for metric in metrics_of(expression):
+            assert grouped_by(expression) <= exported()[metric].keys() | TARGET, f"{where}: {metric}"
+        shown = set(re.findall(r"{{\s*(\w+)\s*}}", legend))
+        assert shown <= grouped_by(expression), f"{where}: a legend can only show what the query keeps"
+
+
+def test_every_selector_asks_for_labels_and_values_that_exist() -> None:
+    for where in QUERIES:
+        jobs = {job["job_name"] for job in scraped()["scrape_configs"]}
+        for metric, matchers in re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", QUERIES[where][0]):
+            labels = exported()[metric]
+            for label, operator, value in re.findall(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"', matchers):
+                assert label in labels.keys() | TARGET, f"{metric} has no label {label}"
+                if label == "job":
+                    assert value in jobs
+                elif operator == "=":
+                    assert value in labels[label], f"{metric} never has {label}={value!r}"
+
+
+def test_what_is_asked_of_a_server_is_asked_of_the_chosen_ones_alone() -> None:
+    """Workers have other addresses than their server: what they export is not narrowed down."""
+    for where in QUERIES:
+        expression = QUERIES[where][0]
+        for metric in metrics_of(expression):
+            for matchers in re.findall(rf"(?<![\w:]){metric}(?![\w:])(\{{[^}}]*\}})?", expression):
+                of_workers = metric.startswith(("gem_worker_step", "gem_worker_loss")) or 'job="gem-worker"' in matchers
+                assert of_workers or 'instance=~"$server' in matchers, (
+                    f"{where}: {metric}"
+                )  # "$server|": that of no instance too
+
+
+def test_every_metric_is_shown_on_some_dashboard() -> None:
+    shown = {metric for expression, _ in QUERIES.values() for metric in metrics_of(expression)}
+    families = [*after_everything().registry.collect(), *worker_registry().collect()]
+    suffixes = ("", "_total", "_info", "_bucket", "_sum", "_count")
+    missing = {family.name for family in families if not shown & {family.name + suffix for suffix in suffixes}}
+    assert missing == NOT_SHOWN.keys()
+
+
+def test_what_is_drawn_against_a_bound_has_a_unit_that_fits() -> None:
+    """A share is a percentage, a time is in seconds, bytes are bytes."""
+    for where, panel in ASKING.items():
+        unit = panel.get("fieldConfig", {}).get("defaults", {}).get("unit")
+        names = {metric for target in panel["targets"] for metric in metrics_of(target["expr"])}
+        if any(name.endswith(("_accuracy", "_ratio")) for name in names):
+            assert unit == "percentunit", where
+        if all("_bytes" in name for name in names) and unit != "percentunit":  # one divided by another
+            assert unit in ("bytes", "Bps"), where
+        if all("_seconds_bucket" in name for name in names):
+            assert unit == "s", where
+
+
+# -- what is red
+
+
+def steps(panel: Any) -> list[tuple[float | None, str]]:
+    return [(step["value"], step["color"]) for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+
+
+def test_a_value_that_is_bad_is_orange_and_then_red() -> None:
+    assert steps(PANELS["server: Memory in use"]) == [(None, "green"), (0.8, "orange"), (0.9, "red")]
+    assert steps(PANELS["server: Server answers"]) == [(None, "red"), (1, "orange"), (1, "green")]
+    assert PANELS["server: Memory in use"]["options"]["colorMode"] == "background"
+    assert PANELS["training: Commits"]["options"]["colorMode"] == "none", "a number that is never bad has no colour"
+    drawn = PANELS["server: Share of time spent applying"]["fieldConfig"]["defaults"]
+    assert (drawn["custom"]["thresholdsStyle"]["mode"], len(drawn["thresholds"]["steps"])) == ("dashed", 3)
+
+
+def test_the_colours_of_memory_are_red_when_the_alert_fires() -> None:
+    rules = load("deploy", "prometheus", "alerts.yml")["groups"][0]["rules"]
+    (expression,) = [rule["expr"] for rule in rules if rule.get("alert") == "GemMemoryNearLimit"]
+    assert expression.endswith(f"> {steps(PANELS['server: Memory in use'])[-1][0]}")
+
+
+@pytest.mark.parametrize("name", ["training", "server"])
+def test_the_alerts_that_fire_come_first(name: str) -> None:
+    count, listed = QUESTIONS[name]["panels"][:2]
+    assert count["targets"][0]["expr"].startswith("count(ALERTS{")
+    assert steps(count)[-1] == (1, "red")
+    assert (listed["type"], listed["options"]["stateFilter"]["firing"]) == ("alertlist", True)
+    (source,) = load("deploy", "grafana", "provisioning", "datasources", "prometheus.yml")["datasources"]
+    assert source["jsonData"]["manageAlerts"] is True, "else the list has Grafana's own alerts alone"
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_restarts_drains_and_evaluations_are_marked_on_every_dashboard(name: str) -> None:
+    marks = {mark["name"]: mark for mark in QUESTIONS[name]["annotations"]["list"]}
+    assert marks.keys() == {"Server restarted", "Server drains", "Evaluation"}
+    assert [marks[name]["enable"] for name in marks] == [True, True, False]
+
+
+def test_the_runbook_is_there_whole() -> None:
+    """Each section of docs/runbook.md is a panel, without links that Grafana could not follow."""
+    written = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^## (.+)$", written, re.MULTILINE)
+    shown = {panel["title"]: panel["options"]["content"] for panel in BOARDS["runbook"]["panels"]}
+    assert list(shown) == ["How to read this", *titles]
+    assert not [title for title, text in shown.items() if "](" in text]
+    assert "docker compose ps -a server" in shown["GemServerDown"]
+
+
+# -- how Grafana and Prometheus find them
+
+
+@cache
+def load(*path: str) -> Any:
+    return yaml.safe_load(ROOT.joinpath(*path).read_text(encoding="utf-8"))
+
+
+def scraped() -> Any:
+    return load("deploy", "prometheus", "prometheus.yml")
+
+
+def service(name: str) -> Any:
+    return load("docker-compose.yml")["services"][name]
+
+
+def mounts(name: str) -> dict[str, str]:
+    """A service's mounted folders of this repository: by the path within the container."""
+    pairs = [volume.split(":")[:2] for volume in service(name)["volumes"]]
+    return {inside: outside for outside, inside in pairs if outside.startswith("./")}
+
+
+def outside_of(name: str, inside: str) -> Path:
+    """The file of this repository that a service finds at a path."""
+    for folder, outside in mounts(name).items():
+        if PurePosixPath(inside).is_relative_to(folder):
+            return ROOT / outside / PurePosixPath(inside).relative_to(folder)
+    raise AssertionError(f"{name} mounts nothing at {inside}")
+
+
+def test_grafana_is_given_the_provisioning_and_the_dashboards() -> None:
+    assert outside_of("grafana", "/etc/grafana/provisioning") == GRAFANA / "provisioning"
+    (provider,) = load("deploy", "grafana", "provisioning", "dashboards", "gem.yml")["providers"]
+    assert provider["type"] == "file"
+    assert outside_of("grafana", provider["options"]["path"]) == GRAFANA / "dashboards"
+
+
+def test_grafanas_home_is_one_of_the_dashboards() -> None:
+    home = service("grafana")["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert outside_of("grafana", home).is_file()
+
+
+def test_grafanas_data_source_is_the_prometheus_of_the_cluster() -> None:
+    (source,) = load("deploy", "grafana", "provisioning", "datasources", "prometheus.yml")["datasources"]
+    assert (source["type"], source["access"], source["isDefault"]) == ("prometheus", "proxy", True)
+    host = re.fullmatch(r"http://([\w-]+):(\d+)", source["url"])
+    assert host is not None
+    assert host[1] in load("docker-compose.yml")["services"]
+    assert any(port.endswith(f":{host[2]}") for port in service(host[1])["ports"])
+    assert source["jsonData"]["timeInterval"] == scraped()["global"]["scrape_interval"]
+
+
+def test_prometheus_is_given_its_configuration_and_rules() -> None:
+    (flag,) = [word for word in service("prometheus")["command"] if word.startswith("--config.file=")]
+    given = outside_of("prometheus", flag.partition("=")[2])
+    assert given == ROOT / "deploy" / "prometheus" / "prometheus.yml"
+    for rules in scraped()["rule_files"]:
+        assert (given.parent / rules).is_file()
+
+
+def test_prometheus_asks_the_ports_that_the_images_serve_metrics_on() -> None:
+    images = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    served = dict(zip(("gem-server", "gem-worker"), re.findall(r"GEM_METRICS_LISTEN=\S+:(\d+)", images), strict=True))
+    jobs = {job["job_name"]: job for job in scraped()["scrape_configs"]}
+    assert jobs.keys() == served.keys()
+    assert jobs["gem-server"]["static_configs"] == [{"targets": [f"server:{served['gem-server']}"]}]
+    (workers,) = jobs["gem-worker"]["dns_sd_configs"]
+    assert (workers["names"], str(workers["port"])) == (["worker"], served["gem-worker"])
+    assert {"server", "worker"} <= load("docker-compose.yml")["services"].keys()

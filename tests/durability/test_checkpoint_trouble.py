@@ -1,0 +1,154 @@
+"""Checkpoints that meet too little memory or a broken disk: the server answers, and training goes on."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+from gem_client import Admin, CheckpointFailed, Session, connect
+from gem_server.durability.capture import Capture
+from gem_server.durability.storage import Storage
+from gem_server.telemetry.history import History
+from live import DEADLINE, Live, config, serving, wait_until
+from session_helpers import GRADIENT, in_background, model, version
+
+
+def leave_no_memory(live: Live) -> None:
+    """From now on a checkpoint has no room for copies of the workers' buffers."""
+
+    def limit() -> None:
+        live.core.memory.limit = live.core.memory.held
+
+    live.on_loop(limit)
+
+
+def joined(live: Live) -> Session:
+    session = connect(live.address, shared_memory=False)
+    session.join(model())
+    session.commit(GRADIENT)
+    return session
+
+
+def test_a_commit_that_waits_for_a_checkpoint_leaves_the_event_loop_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turn comes right after θ was copied, before the thread has started that writes the checkpoint."""
+    captured, queued, waiting, go_on = (threading.Event() for _ in range(4))
+    copy_theta, has_room, tensor = Capture.copy_theta, Capture._has_room, Capture.tensor
+
+    def copy(capture: Capture) -> None:
+        captured.set()
+        assert queued.wait(DEADLINE)
+        copy_theta(capture)
+
+    def write(capture: Capture, name: str) -> object:
+        assert go_on.wait(DEADLINE)
+        return tensor(capture, name)
+
+    with serving(config(checkpoint_dir=tmp_path)) as live, joined(live) as session, Admin(live.address) as admin:
+        leave_no_memory(live)
+        monkeypatch.setattr(Capture, "copy_theta", copy)
+        monkeypatch.setattr(Capture, "tensor", write)
+        monkeypatch.setattr(Capture, "_has_room", lambda capture, lease: waiting.set() or has_room(capture, lease))
+        checkpoint = in_background(admin.checkpoint)
+        try:
+            assert captured.wait(DEADLINE)
+            committing = in_background(lambda: session.commit(GRADIENT))
+            wait_until(lambda: live.server._apply_loop.queue_length, "the commit to be queued")
+            queued.set()
+            assert waiting.wait(DEADLINE)
+            assert version(live) == 1  # the loop answers
+        finally:
+            queued.set()
+            go_on.set()
+        assert checkpoint.result(DEADLINE).version == 1
+        assert committing.result(DEADLINE).version == 2
+
+
+def test_a_checkpoint_that_fails_at_once_keeps_no_commit_waiting(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with serving(config(checkpoint_dir=folder)) as live, joined(live) as session, Admin(live.address) as admin:
+        leave_no_memory(live)
+        folder.rename(tmp_path / "away")
+        folder.touch()
+        with pytest.raises(CheckpointFailed, match="File exists"):
+            admin.checkpoint()
+        assert in_background(lambda: session.commit(GRADIENT)).result(DEADLINE).version == 2
+        folder.unlink()
+        (tmp_path / "away").rename(folder)
+        assert admin.checkpoint().version == 2
+
+
+def test_a_copy_that_finds_no_memory_fails_the_checkpoint_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(capture: Capture) -> None:
+        raise MemoryError
+
+    with serving(config(checkpoint_dir=tmp_path)) as live, joined(live) as session, Admin(live.address) as admin:
+        leave_no_memory(live)
+        with monkeypatch.context() as patch:
+            patch.setattr(Capture, "copy_theta", exhausted)
+            with pytest.raises(CheckpointFailed, match="no memory"):
+                admin.checkpoint()
+        assert in_background(lambda: session.commit(GRADIENT)).result(DEADLINE).version == 2
+        assert admin.checkpoint().version == 2
+
+
+def test_a_checkpoint_stands_though_an_older_one_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(config(checkpoint_dir=tmp_path, keep=1)) as live, joined(live) as session, Admin(live.address) as admin:
+        admin.checkpoint()
+        session.commit(GRADIENT)
+        with monkeypatch.context() as patch:
+            patch.setattr(Storage, "remove", broken)
+            assert admin.checkpoint().version == 2
+        assert len(list(tmp_path.glob("checkpoint-*"))) == 2
+        session.commit(GRADIENT)
+        assert admin.checkpoint().version == 3
+        assert len(list(tmp_path.glob("checkpoint-*"))) == 1
+
+
+def broken(storage: Storage, path: Path) -> None:
+    raise OSError(errno.EIO, "Input/output error", str(path))
+
+
+def test_a_history_on_a_stalled_disk_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes lines for a commit long after it was answered."""
+    stalled, go_on, flush = threading.Event(), threading.Event(), History.flush
+
+    def stall(history: History) -> None:
+        stalled.set()
+        assert go_on.wait(DEADLINE)
+        flush(history)
+
+    monkeypatch.setattr(History, "flush", stall)
+    with serving(config(history=tmp_path / "history.csv")) as live, joined(live) as session:
+        try:
+            assert stalled.wait(DEADLINE)
+            assert in_background(lambda: session.commit(GRADIENT)).result(DEADLINE).version == 2
+        finally:
+            go_on.set()
+
+
+def test_the_names_of_new_folders_are_on_the_disk_before_anything_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of those above them, which a launcher has just made."""
+    synced: dict[Path, set[str]] = {}
+    sync_directory = Storage.sync_directory
+
+    def sync(storage: Storage, path: Path) -> None:
+        sync_directory(storage, path)
+        synced[path.absolute()] = {entry.name for entry in path.iterdir()}
+
+    monkeypatch.setattr(Storage, "sync_directory", sync)
+    (tmp_path / "runs").mkdir()
+    folder = tmp_path / "runs" / "one" / "checkpoints"
+    with serving(config(checkpoint_dir=folder, durability="log")):
+        for name in (folder / "log", folder, *folder.parents):
+            if name != tmp_path:
+                assert name.name in synced[name.parent]
+            else:
+                break

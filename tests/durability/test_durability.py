@@ -1,0 +1,300 @@
+"""What --durability promises, against real servers. A copy of the folder is what a kill -9 leaves at that moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import Admin, GemError, Overloaded, Session, connect
+from gem_server.config import ServerConfig, StartError
+from gem_server.durability import segment, storage
+from gem_server.durability.capture import Capture
+from live import DEADLINE, Live, config, serving, wait_until
+from region_client import abstract, linux_only
+from session_helpers import GRADIENT, Patience, in_background, model, theta, version
+from simulation.truth import fingerprint
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that copies are quick."""
+    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> ServerConfig:
+    """A server that keeps a log, and shares memory."""
+    settings = Hyperparameters(batch_size=4, shard_size=8)
+    return config(settings, checkpoint_dir=tmp_path / "run", durability="log", memory_socket=abstract())
+
+
+def crashed(live: Live, where: Path) -> ServerConfig:
+    """What to start a server with that goes on where a kill -9 would leave this one now, on another port."""
+    assert live.config.checkpoint_dir is not None
+    shutil.copytree(live.config.checkpoint_dir, where)
+    return replace(live.config, checkpoint_dir=where, resume=True, memory_socket=abstract())
+
+
+def state(live: Live) -> bytes:
+    return live.on_loop(lambda: fingerprint(live.core))
+
+
+def leased_shard(live: Live, session: Session) -> int:
+    """The id of a shard that the session's worker gets now."""
+    lease_id = session._member.place.lease_id
+    return int(live.on_loop(lambda: live.core.lease_shard(lease_id, 400, live.clock()).shard_id))
+
+
+ALL_KINDS = [
+    {"shared_memory": False},
+    {"shared_memory": False, "gradient_dtype": "int8", "theta_dtype": "bfloat16"},
+    {"shared_memory": False, "gradient_dtype": "bfloat16"},
+    pytest.param({"shared_memory": True}, marks=linux_only),
+]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("rule", ["gem", "adaptive"])
+def test_after_a_crash_the_run_is_what_it_was_to_the_bit(
+    kind: dict[str, Any], overlap: bool, rule: str, logged: ServerConfig, tmp_path: Path
+) -> None:
+    logged = replace(logged, settings=replace(logged.settings, rule=rule))
+    random = np.random.default_rng(1)
+    with serving(logged) as live, ExitStack() as sessions:
+        joined = [sessions.enter_context(connect(live.address, name=f"w{number}", **kind)) for number in range(3)]
+        batches = []
+        for session in joined:
+            session.join(model(), overlap=overlap)
+            batches.append(iter(session.shards(400)))
+        for turn in range(12):
+            session, mine = joined[turn % 3], batches[turn % 3]
+            next(mine)
+            session.commit(random.normal(size=9).astype(np.float32), loss=float(turn), samples=4)
+            if turn == 7:
+                joined[0].pull()
+        joined[2].close()
+        before = state(live)
+        with serving(crashed(live, tmp_path / "crashed")) as back:
+            assert state(back) == before
+            assert version(back) == 12
+        assert state(live) == before
+
+
+def test_workers_carry_on_under_the_same_lease(logged: ServerConfig, tmp_path: Path) -> None:
+    with serving(logged) as live, connect(live.address, name="ann", shared_memory=False) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        generation = session.generation
+        resumed = crashed(live, tmp_path / "crashed")
+        live.stop()
+        with serving(replace(resumed, listen=live.address)) as back, session:
+            answer = session.commit(GRADIENT)
+            assert (answer.version, answer.dropped, session.generation) == (2, False, generation)
+            np.testing.assert_array_equal(answer.theta, theta(back))
+
+
+@pytest.mark.parametrize("then", ["snapshot", "memory"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_workers_of_a_start_without_a_log_are_told_that_their_commits_are_gone(
+    overlap: bool, then: str, logged: ServerConfig, tmp_path: Path
+) -> None:
+    """The start after that finds the log's end as it was, and knows nothing of what was acknowledged meanwhile."""
+    with ExitStack() as open_:
+        live = open_.enter_context(serving(logged))
+        session = open_.enter_context(connect(live.address, name="ann", shared_memory=False))
+        session.join(model(), overlap=overlap)
+        session.commit(GRADIENT)
+        resumed = crashed(live, tmp_path / "crashed")
+        live.stop()
+        dealt: set[int] = set()
+        for life, durability in enumerate((then, then, "log")):
+            assert resumed.checkpoint_dir is not None
+            kept = shutil.copytree(resumed.checkpoint_dir, tmp_path / f"kept-{life}")
+            live = open_.enter_context(serving(replace(resumed, listen=live.address, durability=durability)))
+            assert session.commit(GRADIENT).dropped is (life > 0), "what the start before acknowledged is gone"
+            assert not session.commit(GRADIENT).dropped
+            shard_id = leased_shard(live, session)
+            assert shard_id not in dealt, "a worker of before may still complete that shard"
+            dealt.add(shard_id)
+            live.stop()
+            resumed = replace(resumed, checkpoint_dir=kept)  # it was killed before its first checkpoint
+
+
+def test_a_commit_whose_answer_was_lost_in_the_crash_is_not_applied_again(logged: ServerConfig, tmp_path: Path) -> None:
+    with serving(logged) as live, connect(live.address, name="ann", shared_memory=False) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        session.commit(GRADIENT)
+        resumed, expected = crashed(live, tmp_path / "crashed"), theta(live)
+        live.stop()
+        with serving(replace(resumed, listen=live.address)) as back, session:
+            session._member.sequence -= 1  # as if the last answer had not arrived
+            answer = session.commit(GRADIENT)
+            assert answer.version == 2
+            np.testing.assert_array_equal(theta(back), expected)
+
+
+def test_a_checkpoint_cuts_the_log_and_the_log_goes_on(logged: ServerConfig, tmp_path: Path) -> None:
+    """Also for the checkpoint before the newest: the segments between are kept as long as it is."""
+    with serving(replace(logged, keep=2)) as live, connect(live.address, name="ann") as session, Admin(live.address) as admin:
+        session.join(model())
+        for _ in range(4):
+            session.commit(GRADIENT)
+            admin.checkpoint()
+        session.commit(GRADIENT)
+        before, folder = state(live), crashed(live, tmp_path / "crashed")
+        assert folder.checkpoint_dir is not None
+        assert len(list((folder.checkpoint_dir / "log").iterdir())) == 2
+        newest = max(folder.checkpoint_dir.glob("checkpoint-*"))
+        (newest / "model.safetensors").write_bytes(b"")
+        with serving(folder) as back:
+            assert state(back) == before
+
+
+def test_a_long_log_brings_about_a_checkpoint(logged: ServerConfig) -> None:
+    with serving(replace(logged, log_limit=100)) as live, connect(live.address) as session:
+        session.join(model())
+        for _ in range(4):
+            session.commit(GRADIENT)
+        wait_until(lambda: live.server._servicer._progress.checkpoint_version == 4, "a checkpoint of version 4")
+
+
+def test_a_checkpoint_is_written_though_its_asker_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or workers' buffers would be kept for it for ever."""
+    asked, go_on, copy_theta = threading.Event(), threading.Event(), Capture.copy_theta
+
+    def slow(captured: Capture) -> None:
+        asked.set()
+        assert go_on.wait(DEADLINE)
+        copy_theta(captured)
+
+    monkeypatch.setattr(Capture, "copy_theta", slow)
+    with serving(config(checkpoint_dir=tmp_path)) as live, connect(live.address) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        with Admin(live.address) as admin:
+            answer = in_background(admin.checkpoint)
+            assert asked.wait(DEADLINE)
+        with pytest.raises(GemError):
+            answer.result(DEADLINE)
+        go_on.set()
+        wait_until(lambda: list(tmp_path.glob("checkpoint-*-0001")), "the checkpoint")
+        wait_until(lambda: not any(lease.before_change for lease in live.core.leases.live.values()), "its buffers to be let go")
+
+
+# -- a full disk
+
+
+class Disk:
+    """Makes writing to the log fail."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.error = errno.ENOSPC
+        write = storage._File.write
+
+        def wrote(file: Any, offset: int, pieces: Any) -> None:
+            if self.full:
+                raise OSError(self.error, os.strerror(self.error))
+            write(file, offset, pieces)
+
+        patch.setattr(storage._File, "write", wrote)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk(monkeypatch)
+    yield disk
+    disk.full = False
+
+
+def impatient(live: Live, name: str) -> tuple[Session, Patience]:
+    patience = Patience()
+    return connect(live.address, name=name, retry=patience.retry()), patience
+
+
+def test_a_full_disk_stops_answers_and_not_the_server(
+    logged: ServerConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gem_server.durability.group_commit.RETRY_SECONDS", 0.01)
+    with serving(logged) as live, connect(live.address, name="ann") as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        disk.full = True
+        waiting = in_background(lambda: session.commit(GRADIENT))
+        wait_until(lambda: stalled(live) == 1, "the log to be stalled")
+        assert not waiting.done()
+        resumed = crashed(live, tmp_path / "crashed")
+        disk.full = False
+        answer = waiting.result(30)
+        assert (answer.version, answer.dropped) == (2, False)
+        assert stalled(live) == 0
+        np.testing.assert_array_equal(theta(live), answer.theta)
+    with serving(resumed) as back:
+        assert version(back) == 1  # the second commit had not been answered
+
+
+def test_the_error_says_what_to_do(logged: ServerConfig, disk: Disk) -> None:
+    with serving(logged) as live:
+        session, patience = impatient(live, "ann")
+        with session:
+            session.join(model())
+            disk.full = True
+            patience.run_out()
+            with pytest.raises(Overloaded, match="make room"):
+                session.commit(GRADIENT)
+        disk.full = False
+
+
+def test_a_disk_that_fails_in_another_way_ends_the_server(logged: ServerConfig, disk: Disk) -> None:
+    """What it holds can't be told then; the next start finds out."""
+    disk.error = errno.EIO
+    live = Live(logged)
+    session, patience = impatient(live, "ann")
+    with session:
+        session.join(model())
+        disk.full = True
+        patience.run_out()
+        with pytest.raises(GemError):
+            session.commit(GRADIENT)
+    with pytest.raises(StartError, match="Input/output error"):
+        live._thread.join(30), live.stop()  # type: ignore[func-returns-value]
+
+
+def stalled(live: Live) -> float | None:
+    return live.server.registry.get_sample_value("gem_log_stalled")
+
+
+# -- wrong use
+
+
+def test_a_log_needs_a_folder() -> None:
+    with pytest.raises(StartError, match="--checkpoint-dir"):
+        Live(config(durability="log"))
+
+
+def test_a_hole_in_the_log_is_refused_and_named(logged: ServerConfig, tmp_path: Path) -> None:
+    with serving(logged) as live, connect(live.address, name="ann") as session:
+        session.join(model())
+        for _ in range(5):
+            session.commit(GRADIENT)
+        damaged = crashed(live, tmp_path / "crashed")
+    assert damaged.checkpoint_dir is not None
+    (path,) = (damaged.checkpoint_dir / "log").iterdir()
+    data = bytearray(path.read_bytes())
+    second = data.index(b"GEMr", data.index(b"GEMr") + 4)
+    data[second + 60] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StartError, match=r"segment-00000001 has a hole: record 2"):
+        Live(damaged)

@@ -1,0 +1,250 @@
+"""gem-ctl log, on what a real server left, and on what a disk or a careless hand made of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import gem_client
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from gem_client.ctl import cli as ctl
+from gem_server.durability import log_cli
+from gem_server.durability.segment import name, serials
+from live import config, serving
+from safetensors.numpy import load_file
+from session_helpers import GRADIENT, model
+
+ROOT = Path(__file__).parents[2]
+STEPS = 4
+
+
+def log(*arguments: Any) -> Result:
+    """Runs `gem-ctl log` in this process; whatever goes wrong must be told in a line, not raised."""
+    result = CliRunner().invoke(log_cli.main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def log_of(folder: Path) -> Path:
+    return folder / "log"
+
+
+def segment(folder: Path) -> Path:
+    """The only one."""
+    (serial,) = serials(log_of(folder))
+    return log_of(folder) / name(serial)
+
+
+def records_at(path: Path) -> list[int]:
+    """Where the segment's records begin, in bytes."""
+    content, found, at = path.read_bytes(), [], 0
+    while (at := content.find(b"GEMr", at)) >= 0:
+        found.append(at)
+        at += 1
+    return found
+
+
+@pytest.fixture
+def thetas() -> list[bytes]:
+    """θ of each version of the run in `folder`."""
+    return []
+
+
+@pytest.fixture
+def folder(tmp_path: Path, thetas: list[bytes]) -> Path:
+    """The checkpoints of a run of four commits, the last of which is also a checkpoint."""
+    folder = tmp_path / "checkpoints"
+    with (
+        serving(config(checkpoint_dir=folder, durability="log")) as live,
+        gem_client.connect(live.address) as session,
+    ):
+        thetas.append(session.join(model()).tobytes())
+        thetas.extend(session.commit(GRADIENT).theta.tobytes() for _ in range(STEPS))
+    return folder
+
+
+# -- verify
+
+
+def test_verify_says_what_is_in_a_whole_log(folder: Path) -> None:
+    result = log("verify", folder)
+    assert result.exit_code == 0, result.output
+    first, last, contents, outcome = result.output.splitlines()
+    assert first.startswith(f"checkpoint-{STEPS:012d}-0001  log from segment-")
+    assert last == "checkpoint-000000000000-0001  log from segment-00000001, record 1"
+    assert contents.startswith("segment-00000001  records 1 to ")
+    assert contents.endswith(f"{STEPS} commits, versions 1 to {STEPS}")
+    assert outcome == "whole"
+
+
+def test_verify_while_the_server_goes_on(tmp_path: Path) -> None:
+    with (
+        serving(config(checkpoint_dir=tmp_path, durability="log")) as live,
+        gem_client.connect(live.address) as session,
+    ):
+        session.join(model())
+        session.commit(GRADIENT)
+        result = log("verify", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "1 commits, versions 1 to 1" in result.output
+
+
+def test_verify_finds_a_damaged_record_that_had_reached_the_disk(folder: Path) -> None:
+    path = segment(folder)
+    content = bytearray(path.read_bytes())
+    content[records_at(path)[1] + 50] ^= 1
+    path.write_bytes(content)
+    result = log("verify", folder)
+    assert result.exit_code == 1
+    assert f"{path.name}  DAMAGED: " in result.output
+    assert "has a hole" in result.output
+    assert "whole" not in result.output.splitlines()
+
+
+def test_verify_takes_a_torn_tail_for_what_it_is(folder: Path) -> None:
+    path = segment(folder)
+    content = bytearray(path.read_bytes())
+    content[records_at(path)[-1] + 50] ^= 1
+    path.write_bytes(content)
+    result = log("verify", folder)
+    assert result.exit_code == 0, result.output
+    assert "ends within a record that nobody was promised" in result.output
+
+
+def test_verify_finds_a_missing_segment(folder: Path) -> None:
+    for _ in range(2):
+        with (
+            serving(config(checkpoint_dir=folder, durability="log", resume=True, keep=100)) as live,
+            gem_client.connect(live.address) as session,
+        ):
+            session.join(model())
+            session.commit(GRADIENT)
+    _, middle, last = serials(log_of(folder))
+    (log_of(folder) / name(middle)).unlink()
+    result = log("verify", folder)
+    assert result.exit_code == 1
+    assert f"{name(last)}  DAMAGED: " in result.output
+
+
+def test_verify_bears_that_the_server_removes_a_segment_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_cli, "serials", lambda directory: [1, 2])
+    result = log("verify", folder)
+    assert result.exit_code == 0, result.output
+    assert f"{name(2)}  gone" in result.output
+
+
+def test_verify_of_a_folder_without_a_log_says_which_one_to_name(tmp_path: Path) -> None:
+    result = log("verify", tmp_path)
+    assert result.exit_code == 1
+    assert result.output == f"Error: there is no log in {tmp_path}: name the folder given as --checkpoint-dir\n"
+
+
+# -- replay
+
+
+@pytest.mark.parametrize("version", range(STEPS + 1))
+def test_replay_rebuilds_any_version_to_the_bit(folder: Path, thetas: list[bytes], tmp_path: Path, version: int) -> None:
+    out = tmp_path / "model.safetensors"
+    result = log("replay", folder, "--to", version, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(f"version {version} of run ")
+    tensors = load_file(out)
+    assert {name: values.shape for name, values in tensors.items()} == {"w": (2, 3), "b": (3,)}
+    assert np.concatenate([tensors["w"].ravel(), tensors["b"]]).tobytes() == thetas[version]
+
+
+def test_replay_rebuilds_the_newest_version_if_none_is_named(folder: Path, thetas: list[bytes], tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    assert log("replay", folder, "--out", out).exit_code == 0
+    assert load_file(out)["b"].tobytes() == thetas[-1][-12:]
+
+
+def test_replay_changes_nothing_in_the_folder(folder: Path, tmp_path: Path) -> None:
+    def contents() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = contents()
+    assert log("replay", folder, "--to", 2, "--out", tmp_path / "model.safetensors").exit_code == 0
+    assert contents() == before
+
+
+def refusal(folder: Path, out: Path, *options: Any) -> str:
+    """The one line that a refused replay prints."""
+    result = log("replay", folder, *options, "--out", out)
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    return line
+
+
+def test_replay_refuses_a_version_that_was_not_reached(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    assert "the log ends at version 4; version 99 was not reached" in refusal(folder, out, "--to", 99)
+    assert not out.exists()
+
+
+def test_replay_refuses_a_version_before_the_oldest_checkpoint(folder: Path, tmp_path: Path) -> None:
+    for path in folder.glob("checkpoint-000000000000-*/*"):
+        path.unlink()
+    next(folder.glob("checkpoint-000000000000-*")).rmdir()
+    assert "more are kept with --checkpoint-keep" in refusal(folder, tmp_path / "model.safetensors", "--to", 2)
+
+
+def test_replay_refuses_a_log_with_a_hole(folder: Path, tmp_path: Path) -> None:
+    path = segment(folder)
+    content = bytearray(path.read_bytes())
+    content[records_at(path)[1] + 50] ^= 1
+    path.write_bytes(content)
+    assert "has a hole" in refusal(folder, tmp_path / "model.safetensors", "--to", 3)
+
+
+def test_replay_replaces_no_file(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    out.write_text("precious")
+    assert refusal(folder, out) == f"Error: {out} exists: name a new file"
+    assert out.read_text() == "precious"
+
+
+def test_replay_into_a_folder_that_is_not_there_says_so(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "nowhere" / "model.safetensors"
+    assert refusal(folder, out).startswith(f"Error: can't write {out}: ")
+
+
+# -- as a part of gem-ctl
+
+
+def declared() -> EntryPoint:
+    """What the installed package offers to gem-ctl, by pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ((command, value),) = project["entry-points"]["gem_ctl.commands"].items()
+    return EntryPoint(command, value, "gem_ctl.commands")
+
+
+def test_gem_ctl_takes_in_the_command(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    entry = declared()
+    assert entry.load() is log_cli.main
+
+    def offered(group: str, name: str = entry.name) -> Any:
+        return [entry] if (group, name) == (entry.group, entry.name) else []
+
+    monkeypatch.setattr(ctl, "entry_points", offered)
+    result = CliRunner().invoke(ctl.main, ["log", "verify", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == "whole"
+
+
+def test_an_installed_gem_ctl_has_the_command(tmp_path: Path, folder: Path) -> None:
+    installed = tmp_path / "gem_ps_log-0.dist-info"
+    installed.mkdir()
+    entry = declared()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: gem-ps-log\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text(f"[{entry.group}]\n{entry.name} = {entry.value}\n")
+    run = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}; from gem_client.ctl.cli import main; main()"
+    for arguments, expected in ((["--help"], "log "), (["log", "verify", str(folder)], "whole")):
+        result = subprocess.run([sys.executable, "-c", run, *arguments], capture_output=True, text=True, check=True)
+        assert expected in result.stdout

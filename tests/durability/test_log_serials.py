@@ -1,0 +1,24 @@
+"""Which segment of the log a start writes first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from core_helpers import make_core, start
+from gem_server.durability import recovery
+from gem_server.durability.journal import Journal
+from gem_server.durability.storage import Storage
+
+
+def test_a_start_writes_no_segment_that_comes_before_those_that_a_kept_checkpoint_looks_for(tmp_path: Path) -> None:
+    """A checkpoint names segment 7 as the next, and the server dies before that is written."""
+    log = recovery.log_directory(tmp_path)
+    log.mkdir()
+    assert recovery.next_serial(tmp_path) == 1
+    core = make_core()
+    start(core)
+    captured = recovery.capture(core, Journal(Storage(), log, "run", serial=7))
+    captured.copy_theta()
+    recovery.save(tmp_path, captured, keep=2)
+    assert list(log.iterdir()) == []
+    assert recovery.next_serial(tmp_path) == 8

@@ -1,0 +1,145 @@
+"""Who may import whom, and what never: read off the syntax trees, so that nothing needs to run."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = {"gem_api": "proto", "gem_server": "server", "gem_worker": "worker", "gem_client": "client_sdk"}
+# gem_worker -> gem_client -> gem_api <- gem_server
+MAY_IMPORT = {
+    "gem_api": set(),
+    "gem_server": {"gem_api"},
+    "gem_client": {"gem_api"},
+    "gem_worker": {"gem_client", "gem_api"},
+}
+# Of the server's rooms, who may import which others. `core/` and `rules/` are pure.
+WITHIN_THE_SERVER = {
+    "rules": set(),
+    "core": {"rules", "durability.records", "durability.storage"},
+    "security": {"config"},
+    "telemetry": {"core", "rules", "apply_loop", "rpc.tensor_stream"},
+    "durability": {"core", "rules", "apply_loop", "config", "telemetry"},
+    "rpc": {"core", "rules", "apply_loop", "security", "telemetry", "durability"},
+}
+TORCH = {"torch", "torchvision"}
+EDGE = {"grpc", "google", "prometheus_client", "time", "datetime", "asyncio", "threading", "random", "secrets", "os", "pathlib"}
+UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+
+
+def sources(package: str) -> list[Path]:
+    """The package's hand-written modules and the stubs' modules alike."""
+    return sorted((ROOT / ROOMS[package] / package).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything that a module imports, wherever in it; relative imports made absolute."""
+    package = path.parent.relative_to(next(parent for parent in path.parents if parent.name in ROOMS.values())).parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (start, node.module)))
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "__import__",
+            "import_module",
+            "importlib.import_module",
+        ):
+            yield from ((node.lineno, arg.value) for arg in node.args if isinstance(arg, ast.Constant))
+
+
+def offences(paths: list[Path], forbidden: set[str]) -> list[str]:
+    """Where any of the modules imports a forbidden top-level package or dotted prefix."""
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in paths
+        for line, name in imported(path)
+        if any(name == banned or name.startswith(banned + ".") for banned in forbidden)
+    ]
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_imports_point_one_way(package: str) -> None:
+    forbidden = set(ROOMS) - MAY_IMPORT[package] - {package}
+    assert sources(package)
+    assert offences(sources(package), forbidden) == []
+
+
+@pytest.mark.parametrize("package", ["gem_api", "gem_server", "gem_client"])
+def test_torch_is_imported_where_it_is_meant_to_be_only(package: str) -> None:
+    """The server's image is small and starts at once; the SDK works with numpy alone but for gem_client.torch."""
+    paths = [path for path in sources(package) if path.parent.name != "torch"]
+    assert offences(paths, TORCH | {"gem_client.torch"}) == []
+
+
+def room(*folders: str) -> list[Path]:
+    """The modules in some of the server's rooms."""
+    paths = [path for folder in folders for path in (ROOT / "server" / "gem_server" / folder).glob("*.py")]
+    assert len(paths) >= 3
+    return paths
+
+
+def test_the_core_and_the_rules_know_no_grpc_no_protobuf_no_prometheus_and_no_clock() -> None:
+    pure = room("core", "rules")
+    assert offences([path for path in pure if path.stem != "threads"], EDGE) == []
+    assert [name for path in pure for _, name in imported(path) if "_pb2" in name or name.startswith("gem_api.v1")] == []
+
+
+@pytest.mark.parametrize("folder", WITHIN_THE_SERVER)
+def test_a_room_of_the_server_imports_only_the_rooms_below_it(folder: str) -> None:
+    below = {f"gem_server.{name}" for name in (folder, *WITHIN_THE_SERVER[folder])}
+    for path in room(folder):
+        names = {name for _, name in imported(path) if name.startswith("gem_server.")}
+        assert {name for name in names if not any(name == one or name.startswith(one + ".") for one in below)} == set(), path
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_nothing_is_pickled(package: str) -> None:
+    assert offences(sources(package), UNSAFE) == []
+
+
+def test_a_room_holds_exactly_one_package_and_is_none_itself() -> None:
+    """`import proto` would shadow another library."""
+    for package, room in ROOMS.items():
+        assert not (ROOT / room / "__init__.py").exists()
+        assert [path.parent.name for path in (ROOT / room).glob("*/__init__.py")] == [package]
+
+
+def test_an_import_that_is_forbidden_is_found_wherever_it_hides(tmp_path: Path) -> None:
+    """The walk itself can fail: it sees imports in functions, relative ones, and those made by a call."""
+    module = tmp_path / "server" / "gem_server" / "sneaky.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(
+        "def later():\n import torch.nn\n from . import metrics\n __import__('pickle')\n from grpc import aio as a\n"
+    )
+    names = [name for _, name in imported(module)]
+    assert sorted(names) == ["gem_server.metrics", "grpc.aio", "pickle", "torch.nn"]
+
+
+def test_importing_the_server_loads_no_torch() -> None:
+    """What the syntax trees can't see: what a dependency drags in."""
+    code = "import sys, gem_server.server, gem_client; sys.exit('torch' in sys.modules)"
+    paths = ":".join(str(ROOT / room) for room in ROOMS.values())
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": paths, "PATH": ""}, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_the_generated_code_is_what_the_contract_says() -> None:
+    pytest.importorskip("grpc_tools")
+    command = [sys.executable, str(ROOT / "proto" / "generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_digits_are_read_without_importing_scikit_learn() -> None:
+    code = "from gem_worker.tasks.digits import Digits; import sys; Digits(None); print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr

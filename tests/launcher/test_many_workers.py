@@ -1,0 +1,53 @@
+"""gem-train --processes: many workers in few processes, and simulated step time."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from launcher.test_gem_train import Launch, commits, launch, read_json
+
+__all__ = ["launch"]  # the fixture
+FEW = ("--shards", "replicate", "--batch-size", "8", "--evaluate-every", "0.5")
+
+
+@pytest.mark.slow
+def test_five_workers_in_two_processes_survive_the_death_of_one_and_a_restart_with_three(launch: Launch) -> None:
+    launcher = launch("--workers", "5", "--processes", "2", "--steps", "80", *FEW)
+    launcher.until_it_says("5 workers in 2 processes, rule gem")
+    launcher.until_version(60)
+    launcher.kill_member("--first-worker=2")
+    launcher.until_it_says("workers-2-4 was killed by SIGKILL; starting it again")
+    launcher.until_version(100)
+    launcher.process.send_signal(signal.SIGINT)
+    assert launcher.wait() == 130, launcher.output
+    assert launcher.members() == {}
+    run = launcher.folder
+
+    resumed = launch("--resume", str(run), "--processes", "3")
+    assert resumed.wait() == 0, resumed.output
+    assert resumed.members() == {}
+    summary = read_json(run / "summary.json")
+    assert (summary["workers"], summary["processes"], summary["step_seconds"]) == (5, 3, 0)
+    by_worker: dict[str, int] = {}
+    for row in commits(run):
+        by_worker[row["worker"]] = by_worker.get(row["worker"], 0) + 1
+    assert by_worker == {f"worker-{number}": 80 for number in range(5)}
+    assert {log.name for log in (run / "logs").iterdir()} >= {
+        "workers-0-1.log",
+        "workers-2-4.log",
+        "worker-0.log",
+        "workers-1-2.log",
+    }
+
+
+@pytest.mark.slow
+def test_a_run_with_simulated_step_time_says_so(launch: Launch, tmp_path: Path) -> None:
+    launcher = launch("--workers", "3", "--processes", "1", "--steps", "4", "--step-seconds", "0.2", *FEW)
+    assert launcher.wait() == 0, launcher.output
+    assert "3 workers in 1 process, rule gem" in launcher.output
+    assert "(simulated step time 0.2 s)" in launcher.output
+    summary = read_json(launcher.folder / "summary.json")
+    assert (summary["processes"], summary["step_seconds"], summary["commits"]) == (1, 0.2, 12)
+    assert summary["seconds"] >= 4 * 0.2

@@ -1,0 +1,134 @@
+"""The paper's figures as users make them: an experiment through a real server and real workers, drawn, and not run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from live import wait_until
+from paper.paper_helpers import made_up
+
+from benchmarks.paper.experiments import Experiment
+from benchmarks.paper.plan import experiments, quick
+from benchmarks.paper.results import Result, load
+from benchmarks.paper.runner import Runner
+
+pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[2]
+TINY = Experiment("digits", workers=2, steps=20)
+PATIENCE = 180.0
+
+
+def paper(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.paper", *arguments]
+
+
+def test_an_experiment_runs_for_real_and_is_kept(tmp_path: Path) -> None:
+    lines: list[str] = []
+    runner = Runner(tmp_path, None, 2, lines.append)
+    runner.run([TINY])
+    assert runner.failures == {}
+    result = load(runner.path(TINY), TINY)
+    assert isinstance(result, Result)
+    assert result.outcome == "complete"
+    assert result.curves["version"].tolist() == list(range(1, 41))
+    assert (result.steps[-1], result.settings["steps"], result.settings["rule"]) == (20, 20, "gem")
+    assert 2.2 < result.curves["loss"][0] < 2.4
+    assert result.curves["loss"][-10:].mean() < result.curves["loss"][:10].mean()
+    assert result.test_accuracy is not None
+    assert 0.1 < result.test_accuracy <= 1
+    runner.run([TINY])
+    assert "1 experiments, 0 of them to run" in lines[-1]
+
+
+@pytest.mark.slow
+def test_workers_that_come_and_go_are_a_run_too(tmp_path: Path) -> None:
+    churn = Experiment("digits", workers=2, steps=60, setting="staged", replacements=1)
+    runner = Runner(tmp_path, None, 2, lambda line: None)
+    runner.run([churn])
+    assert runner.failures == {}
+    result = load(runner.path(churn), churn)
+    assert isinstance(result, Result)
+    assert result.outcome == "complete"
+    assert result.curves["version"][-1] >= 120
+
+
+def test_an_experiment_that_can_not_start_says_why(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, tmp_path, 2, lambda line: None)
+    wrong = Experiment("digits", rule="no-such-rule", workers=2, steps=5)
+    runner.run([wrong])
+    assert "no-such-rule" in runner.failures[wrong.key]
+    assert load(runner.path(wrong), wrong) is None
+
+
+# As a script starts a command that ends in "&": with SIGINT ignored.
+IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        pytest.param(IN_BACKGROUND, signal.SIGINT, id="ctrl-c"),
+        pytest.param([], signal.SIGTERM, id="sigterm"),
+    ],
+)
+def test_when_it_is_ended_it_leaves_no_process_and_a_page_that_tells_what_is_missing(
+    start: list[str], end: signal.Signals, tmp_path: Path
+) -> None:
+    out, output = tmp_path / "out", tmp_path / "output.txt"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*start, *paper("3", "--quick", "--processes", "4", "--steps", "5000", "--out", str(out))],
+            cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        wait_until(lambda: "gradients; about" in output.read_text(), "progress", PATIENCE)
+        process.send_signal(end)
+        assert process.wait(PATIENCE) == 130, output.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "stopped" in output.read_text()
+    assert "Not run yet: `python -m benchmarks.paper 3" in (out / "README.md").read_text()
+    assert not [line for line in command_lines() if str(tmp_path) in line]
+
+
+def command_lines() -> list[str]:
+    """Of all processes of this machine."""
+    return [
+        entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        for entry in Path("/proc").glob("[0-9]*/cmdline")
+        if entry.exists()
+    ]
+
+
+def test_figures_are_drawn_of_what_is_kept(tmp_path: Path) -> None:
+    for experiment in experiments(["3"], quick("digits")):
+        made_up(experiment).save(tmp_path / "runs" / f"{experiment.key}.json")
+    done = subprocess.run(paper("3", "--quick", "--out", str(tmp_path)), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "0 of them to run" in done.stdout
+    assert (tmp_path / "3.png").stat().st_size > 10_000
+    assert json.loads((tmp_path / "3.json").read_text())["pi"].keys() == {"4 workers", "12 workers"}
+    assert "scikit-learn's 1,797 digits instead of MNIST" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["7", "--quick"], "no figure '7': choose from 1, 2"),
+        (["1"], "give --data DIR"),
+        (["1", "--quick", "--data", "no-such-folder"], "--data no-such-folder holds no train-images-idx3-ubyte"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_to_do(arguments: list[str], said: str) -> None:
+    done = subprocess.run(paper(*arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]

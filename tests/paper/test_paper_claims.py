@@ -1,0 +1,256 @@
+"""Claims are judged by the results: each can come out either way. The results are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paper.paper_helpers import made_up, measured
+
+from benchmarks.paper import page
+from benchmarks.paper.claims import OURS, PAPER, Agreement, Claim
+from benchmarks.paper.experiments import Experiment
+from benchmarks.paper.figures import DRAWINGS
+from benchmarks.paper.plan import FIGURES, Scale, quick
+from benchmarks.paper.results import Result
+from benchmarks.paper.statistics import final, final_loss, learned, over_seeds, seconds_to, smooth, spread
+
+FULL = Scale()
+Make = Callable[[Experiment], Result]
+
+
+def as_claimed(experiment: Experiment) -> Result:
+    """What the paper says."""
+    n, rule = experiment.workers, experiment.rule
+    if (rule == "downpour" and n >= 20) or (rule != "gem" and experiment.learning_rate == 0.1):
+        return made_up(experiment, final=2.3, accuracy=0.1)
+    final_ = {"gem": 0.05, "adaptive": 0.3}.get(rule, 0.08 if n == 1 else 0.04 * n) * experiment.kappa
+    return made_up(experiment, final=final_, accuracy=0.994 if rule == "gem" else 0.95, pi=2 / n)
+
+
+def the_opposite(experiment: Experiment) -> Result:
+    """As little as possible of what the paper says."""
+    n = experiment.workers
+    if experiment.setting == "sequential":
+        return made_up(experiment, final=0.01, accuracy=0.98)
+    gem = experiment.rule == "gem"
+    if gem and experiment.setting == "service" and (experiment.kappa, experiment.snapshot) == (1, "after"):
+        loss = 2.3
+    else:
+        loss = 0.2 / experiment.kappa
+    special = experiment.slowdown > 1 or experiment.replacements or experiment.rule_options
+    result = made_up(experiment, final=loss, accuracy=0.9 if special else 0.97, pi=0.1 * n)
+    names = [name for name in result.tensors if name != "version"]
+    rising = np.linspace(0.1, 0.2, len(result.tensors["version"]))
+    return replace(result, tensors={"version": result.tensors["version"], **dict.fromkeys(names, rising)})
+
+
+def verdicts(claims: tuple[Claim, ...], make: Make, scale: Scale = FULL) -> dict[str, str | None]:
+    found = {claim.text: claim.judge(measured(claim.figure, scale, make)) for claim in claims}
+    return {text: verdict and str(verdict.agrees) for text, verdict in found.items()}
+
+
+def test_results_as_the_paper_claims_agree_with_every_claim() -> None:
+    assert set(verdicts((*PAPER, *OURS), as_claimed).values()) == {Agreement.YES}
+
+
+def test_opposite_results_agree_with_no_claim() -> None:
+    assert set(verdicts((*PAPER, *OURS), the_opposite).values()) == {Agreement.NO}
+
+
+def test_claims_whose_figures_were_not_run_are_not_judged() -> None:
+    assert {claim.judge([]) for claim in (*PAPER, *OURS)} == {None}
+
+
+def test_fewer_workers_than_the_papers_do_not_compare_with_its_accuracy() -> None:
+    claims = tuple(claim for claim in PAPER if claim.figure == "2")
+    assert set(verdicts(claims, as_claimed, replace(FULL, many=16)).values()) == {Agreement.UNKNOWN}
+
+
+def test_one_failed_seed_of_gem_is_enough_against_its_stability() -> None:
+    def one_fails(experiment: Experiment) -> Result:
+        if (experiment.rule, experiment.workers, experiment.seed) == ("gem", 20, 1):
+            return made_up(experiment, outcome="diverged", accuracy=0.1)
+        return as_claimed(experiment)
+
+    verdict = PAPER[0].judge(measured("1", FULL, one_fails))
+    assert verdict is not None
+    assert verdict.agrees == Agreement.NO
+    assert "1 of 3 runs failed" in verdict.measured
+
+
+def test_a_loss_that_only_more_workers_reach_is_reached_sooner_by_them() -> None:
+    def all_but_one(experiment: Experiment) -> Result:
+        return made_up(experiment, final=0.6 if experiment.workers == 1 else 0.1)
+
+    verdict = claim("… and the time to a loss falls").judge(measured("4", FULL, all_but_one))
+    assert verdict is not None
+    assert verdict.agrees == Agreement.YES
+    assert "1 worker: never" in verdict.measured
+
+
+@pytest.mark.parametrize("text", ["GEM's training loss per data epoch is that of", "… and so is its validation loss"])
+def test_a_failed_seed_of_gem_is_no_agreement_with_the_sequential_baseline(text: str) -> None:
+    def one_diverges(experiment: Experiment) -> Result:
+        if experiment.rule == "gem" and experiment.seed == 2:
+            return replace(made_up(experiment, final=np.nan, outcome="diverged"), test_loss=None)
+        return as_claimed(experiment)
+
+    verdict = claim(text).judge(measured("5", FULL, one_diverges))
+    assert verdict is not None
+    assert verdict.agrees == Agreement.NO
+    assert ", 1 of 3 runs failed; sequential: " in verdict.measured
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "downpour", "agrees"),
+    [
+        (0, 0, Agreement.NO), (1, 1, Agreement.PARTLY), (0, 3, Agreement.PARTLY), (1, 2, Agreement.PARTLY),
+        (2, 2, Agreement.YES), (2, 3, Agreement.YES),
+    ],
+)  # fmt: skip
+def test_others_diverge_where_most_seeds_of_each_do(adaptive: int, downpour: int, agrees: Agreement) -> None:
+    failing = {"adaptive": adaptive, "downpour": downpour, "gem": 0}
+
+    def some_fail(experiment: Experiment) -> Result:
+        gone = experiment.seed < failing[experiment.rule]
+        return made_up(experiment, final=2.3 if gone else 0.05 if experiment.rule == "gem" else 0.3)
+
+    verdict = claim("… where the others diverge").judge(measured("6", FULL, some_fail))
+    assert verdict is not None
+    assert verdict.agrees == agrees
+
+
+MISSING: list[tuple[str, Callable[[Experiment], bool]]] = [
+    ("DOWNPOUR gets worse", lambda run: (run.rule, run.workers) == ("gem", 30)),
+    ("DOWNPOUR gets worse", lambda run: (run.rule, run.workers) == ("downpour", 30)),
+    ("Adaptive staleness lies", lambda run: (run.rule, run.workers) == ("adaptive", 30)),
+    ("A batch split", lambda run: run.workers == 1),
+    ("… where the others diverge", lambda run: (run.rule, run.workers) == ("adaptive", 30)),
+    ("A larger κ", lambda run: run.kappa == 1),
+    ("A larger κ", lambda run: run.kappa == 4),
+    ("GEM loses at most 0.5 points where one worker", lambda run: run.rule == "gem" and run.slowdown > 1),
+    ("GEM loses at most 0.5 points where workers come", lambda run: run.replacements == 0),
+    ("A global proxy", lambda run: run.rule_options == ""),
+    ("A global proxy", lambda run: run.rule_options == "proxy=global"),
+]
+
+
+@pytest.mark.parametrize(("text", "missing"), MISSING)
+def test_no_other_line_is_judged_in_place_of_a_missing_one(text: str, missing: Callable[[Experiment], bool]) -> None:
+    judged = claim(text)
+    lines = measured(judged.figure, FULL, as_claimed)
+    left = [line for line in lines if not missing(line.experiment)]
+    assert len(left) == len(lines) - 1
+    assert judged.judge(left) is None
+
+
+@pytest.mark.parametrize("missing", ["proxy=yellowfin", "proxy=nesterov"])
+def test_lines_that_a_claim_is_not_about_may_be_missing(missing: str) -> None:
+    left = [line for line in measured("proxies", FULL, as_claimed) if line.experiment.rule_options != missing]
+    verdict = claim("A global proxy").judge(left)
+    assert verdict is not None
+    assert verdict.agrees == Agreement.YES
+
+
+@pytest.mark.parametrize("scale", [FULL, quick("mnist")], ids=["full", "quick"])
+def test_the_order_of_a_figures_lines_does_not_matter(scale: Scale) -> None:
+    for each in (*PAPER, *OURS):
+        lines = measured(each.figure, scale, as_claimed)
+        forwards, backwards = each.judge(lines), each.judge(lines[::-1])
+        assert forwards is not None
+        assert backwards is not None
+        assert forwards.agrees == backwards.agrees, each.text
+
+
+def claim(begin: str) -> Claim:
+    """The claim whose text begins like this."""
+    (found,) = (each for each in (*PAPER, *OURS) if each.text.startswith(begin))
+    return found
+
+
+# -- the numbers
+
+
+@pytest.mark.parametrize(
+    ("loss", "outcome", "good"),
+    [(0.1, "complete", True), (2.3, "complete", False), (np.nan, "complete", False), (0.1, "diverged", False)],
+)
+def test_a_run_has_learned_if_it_ended_well_below_chance(loss: float, outcome: str, good: bool) -> None:
+    assert learned(made_up(Experiment("mnist"), final=loss, outcome=outcome)) is good
+
+
+def test_the_final_loss_is_the_mean_of_the_last_tenth() -> None:
+    result = made_up(Experiment("mnist"))
+    result.curves["loss"][:] = [5.0] * 54 + [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]
+    assert final(result) == 2.0
+
+
+def test_a_spread_is_of_the_values_that_are_numbers() -> None:
+    found = spread([1.0, None, np.nan, 3.0])
+    assert (found.mean, found.low, found.high, found.count) == (2, 1, 3, 2)
+    assert found.text("{:.1f}") == "2.0 (1.0 to 3.0)"
+    assert spread([4.0]).text("{:.0f}") == "4"
+    assert final_loss([]).text() == "–"
+
+
+def test_a_seed_that_ended_early_counts_as_far_as_it_went() -> None:
+    long, short = (np.linspace(0, 10, 50), np.full(50, 2.0)), (np.linspace(0, 5, 50), np.full(50, 4.0))
+    curve = over_seeds([long, short])
+    assert curve.mean[0] == 3
+    assert (curve.low[0], curve.high[0]) == (2, 4)
+    assert curve.mean[-1] == curve.low[-1] == curve.high[-1] == 2
+
+
+def test_smoothing_keeps_a_line_straight_and_passes_over_gaps() -> None:
+    line = np.arange(100.0)
+    assert smooth(line, 0.1)[10:90] == pytest.approx(line[10:90])
+    line[50] = np.nan
+    assert np.isfinite(smooth(line, 0.1)).all()
+    assert np.isnan(smooth(np.full(10, np.nan), 0.5)).all()
+
+
+def test_the_time_to_a_loss_is_that_of_the_mean_over_a_window() -> None:
+    experiment = Experiment("mnist", workers=2, steps=30, batch_size=10, step_seconds=1.0)
+    result = made_up(experiment)
+    result.curves["loss"][:] = 3.0
+    result.curves["loss"][30:] = 1.0  # after 310 of 600 samples, a point for every ten
+    assert seconds_to(result, 1.0, window=100) == pytest.approx(0.5 * 40 + 1)
+    assert np.isnan(seconds_to(result, 0.5, window=100))
+
+
+# -- figures and page
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_every_figure_is_drawn_and_its_data_written(figure: str, tmp_path: Path) -> None:
+    lines = measured(figure, replace(FULL, seeds=2), the_opposite)
+    drawing = DRAWINGS[figure](lines, FULL)
+    drawing.save(tmp_path, figure)
+    assert (tmp_path / f"{figure}.png").stat().st_size > 10_000
+    assert (tmp_path / f"{figure}.json").stat().st_size > 100
+    assert all(drawing.data.values())
+
+
+def test_the_page_tells_what_was_run_what_was_not_and_what_came_out(tmp_path: Path) -> None:
+    states = {name: page.State([], 3) for name in FIGURES}
+    states["1"] = page.State(measured("1", FULL, as_claimed), 40)
+    states["rules"] = page.State(measured("rules", FULL, as_claimed)[:17], 99)
+    (tmp_path / page.REMARKS).write_text("## Where we differ\n\nNowhere.\n")
+    text = page.write(tmp_path, FULL, states, "A note.").read_text()
+    assert "| 1 | GEM's loss falls with any number of workers | final loss with 5 workers: 0.0" in text
+    assert "| 4 | … and the time to a loss falls | not run | – |" in text
+    assert "Not run yet: `python -m benchmarks.paper 8 --data DIR`" in text
+    assert "![Fig. 1: more workers](1.png)" in text
+    assert "**4 of 40 runs are missing.**" in text
+    assert "937 steps of each worker, 3 seeds" in text
+    assert "A note." in text
+    assert "Nowhere." in text
+    rules = (tmp_path / "rules.md").read_text()
+    assert "| GEM, 4 local steps | `--rule gem --local-steps 4` |" in rules
+    assert "| AEASGD, 4 local steps | `--rule aeasgd --local-steps 4` |" in rules
+    assert "`alpha=0.9000` |" in rules
+    assert "`alpha=0.0900` | not run |" in rules

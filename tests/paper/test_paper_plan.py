@@ -1,0 +1,129 @@
+"""Which experiments make the paper's figures, and the keys that their results are kept under."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gem_worker.launcher.cli import main as gem_train
+
+from benchmarks.paper import staged
+from benchmarks.paper.claims import OURS, PAPER
+from benchmarks.paper.experiments import Experiment
+from benchmarks.paper.figures import DRAWINGS
+from benchmarks.paper.page import _HEADINGS
+from benchmarks.paper.plan import ALIASES, EFFECTIVE_BATCH, FIGURES, Scale, experiments, quick
+from benchmarks.paper.runner import command
+from benchmarks.processes import shares
+
+FULL = Scale()
+NOT_THE_SAME: dict[str, Any] = {
+    "task": "digits", "rule": "adaptive", "workers": 2, "steps": 5, "seed": 1, "learning_rate": 0.1, "momentum": 0.5,
+    "kappa": 2.0, "snapshot": "paper", "batch_size": 32, "local_steps": 4, "rule_options": "a=1", "pi_max": 3.0,
+    "step_seconds": 0.1, "setting": "staged", "slowdown": 10.0, "replacements": 3,
+}  # fmt: skip
+
+
+def test_a_key_stays_what_it_was_or_results_of_days_would_be_run_again() -> None:
+    assert Experiment("mnist", workers=30).key == "mnist-gem-30x937-seed0-21fa0f4b"
+
+
+def test_a_key_differs_where_any_setting_does() -> None:
+    assert NOT_THE_SAME.keys() == {field.name for field in fields(Experiment)}
+    base = Experiment("mnist")
+    keys = {replace(base, **{name: value}).key for name, value in NOT_THE_SAME.items()}
+    assert len(keys | {base.key}) == len(NOT_THE_SAME) + 1
+
+
+@pytest.mark.parametrize("scale", [FULL, quick("mnist"), quick("digits")], ids=["full", "quick", "digits"])
+def test_different_experiments_of_a_scale_have_different_keys(scale: Scale) -> None:
+    wanted = experiments(list(FIGURES), scale)
+    assert len({each.key for each in wanted}) == len(wanted) == len(set(wanted))
+
+
+def test_figures_share_what_they_have_in_common() -> None:
+    wanted = [each for name in FIGURES for group in FIGURES[name](FULL) for each in group.experiments]
+    assert len(experiments(list(FIGURES), FULL)) < len(wanted)
+    assert experiments(["3"], FULL) == experiments(["3", "3"], FULL)
+    assert set(experiments(["3", "8"], FULL)) < set(experiments(["1", "8"], FULL))
+
+
+def test_the_first_seed_of_everything_is_run_before_the_second() -> None:
+    seeds = [each.seed for each in experiments(["1", "8"], FULL)]
+    assert seeds == sorted(seeds)
+    assert set(seeds) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_every_line_of_a_figure_has_a_name_of_its_own_and_every_seed(figure: str) -> None:
+    groups = FIGURES[figure](FULL)
+    assert len({(group.label, group.first.workers) for group in groups}) == len(groups)
+    for group in groups:
+        assert [each.seed for each in group.experiments] == [0, 1, 2]
+        assert {replace(each, seed=0) for each in group.experiments} == {group.first}
+
+
+def test_every_figure_has_a_drawing_and_a_heading_and_every_claim_a_figure() -> None:
+    assert DRAWINGS.keys() == FIGURES.keys() == _HEADINGS.keys()
+    assert {claim.figure for claim in (*PAPER, *OURS)} <= FIGURES.keys()
+    assert set(ALIASES.values()) <= FIGURES.keys()
+
+
+def test_the_full_scale_is_the_papers() -> None:
+    (group,) = FIGURES["2"](FULL)
+    assert (group.first.workers, group.first.steps, group.first.batch_size, group.first.learning_rate) == (100, 937, 64, 0.05)
+    assert {each.first.workers for each in FIGURES["1"](FULL)} == {5, 10, 20, 30}
+    assert [each.first.kappa for each in FIGURES["8"](FULL)] == [1, 2, 3, 4]
+    assert {each.first.learning_rate for each in FIGURES["6"](FULL)} == {0.1}
+
+
+def test_the_workers_of_fig_4_process_the_same_samples_in_the_same_simulated_time_a_sample() -> None:
+    runs = [group.first for group in FIGURES["4"](FULL)]
+    assert [run.workers for run in runs] == [1, 2, 4, 8, 16]
+    assert {run.workers * run.batch_size for run in runs} == {EFFECTIVE_BATCH}
+    assert {round(run.step_seconds / run.batch_size, 12) for run in runs} == {FULL.batch_seconds / EFFECTIVE_BATCH}
+
+
+def test_the_sequential_baseline_of_fig_5_sees_as_much_data_as_all_workers() -> None:
+    workers, baseline = (group.first for group in FIGURES["5"](FULL))
+    assert workers.gradients * workers.batch_size == baseline.gradients * baseline.batch_size
+    assert (baseline.setting, baseline.workers) == ("sequential", 1)
+
+
+def test_a_rule_with_local_steps_makes_fewer_commits_of_the_same_gradients() -> None:
+    each = Experiment("mnist", steps=937, local_steps=4)
+    assert (each.gradients, each.commits_each) == (937, 234)
+
+
+@pytest.mark.parametrize(("workers", "threshold"), [(1, 16), (10, 20), (30, 60)])
+def test_ringmaster_discards_only_what_is_far_staler_than_is_usual_with_so_many_workers(workers: int, threshold: int) -> None:
+    (run,) = (group.first for group in FIGURES["rules"](FULL) if (group.label, group.first.workers) == ("Ringmaster", workers))
+    assert run.rule_options == f"threshold={threshold}"
+
+
+def test_the_command_lines_have_options_that_the_commands_know() -> None:
+    for experiment in experiments(["1", "6", "8", "conventions"], FULL):
+        assert unknown(experiment, gem_train) == []
+    for experiment in experiments(["straggler", "churn"], FULL):
+        assert unknown(experiment, staged.main) == []
+
+
+def unknown(experiment: Experiment, target: Any) -> list[str]:
+    """Flags of the experiment's command line that the command does not have."""
+    known = {name for parameter in target.params for name in parameter.opts}
+    arguments = command(experiment, Path("data"), Path("runs"), processes=1000)[3:]
+    return [argument for argument in arguments if argument.partition("=")[0] not in known]
+
+
+def test_workers_share_processes_only_where_they_are_more() -> None:
+    few = command(Experiment("mnist", workers=4), None, Path("runs"), processes=4)
+    many = command(Experiment("mnist", workers=5), None, Path("runs"), processes=4)
+    assert not any("--processes" in argument for argument in few)
+    assert "--processes=4" in many
+
+
+@pytest.mark.parametrize(("workers", "groups", "sizes"), [(30, 5, [6, 6, 6, 6, 6]), (16, 5, [4, 3, 3, 3, 3]), (2, 5, [1, 1])])
+def test_workers_of_a_staged_run_are_spread_evenly(workers: int, groups: int, sizes: list[int]) -> None:
+    assert shares(workers, groups) == sizes

@@ -1,0 +1,66 @@
+"""gem-ctl health, which a container's health check and a script go by: its exit status is all that counts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+from gem_client import Admin, GemError, connect
+from gem_client.ctl.cli import main
+from live import Live, wait_until
+from session_helpers import model
+from wire_client import apply_thread_held
+
+
+def health(address: str, *options: str) -> Result:
+    return CliRunner().invoke(main, ["--server", address, *options, "health"], env={"GEM_SERVER": None, "GEM_TIMEOUT": None})
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of something that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_server_is_healthy_before_anyone_has_joined_and_while_it_trains(live: Live) -> None:
+    assert (health(live.address).exit_code, health(live.address).stdout) == (0, "serving\n")
+    with connect(live.address) as session:
+        session.join(model())
+        assert health(live.address).exit_code == 0
+
+
+@pytest.mark.parametrize("how", ["stopped", "drained"])
+def test_a_server_that_finishes_is_not_healthy_any_more(live: Live, how: str) -> None:
+    with Admin(live.address) as admin, apply_thread_held(live):
+        if how == "drained":
+            admin.drain()
+        else:
+            live.on_loop(lambda: live.server.stop("test"))
+        wait_until(lambda: not admin.healthy(), "the server to begin its end")
+        result = health(live.address)
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        assert "finishing" in result.stderr
+
+
+def test_a_server_that_has_ended_is_not_healthy(live: Live) -> None:
+    live.stop()
+    result = health(live.address)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line == f"gem-ctl: no server at {live.address} (is gem-server running?)"
+
+
+def test_a_server_that_hangs_is_not_healthy(silent: str) -> None:
+    result = health(silent, "--timeout", "0.2")
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_sdk_raises_where_there_is_no_answer(silent: str) -> None:
+    with Admin(silent, timeout=0.2) as admin, pytest.raises(GemError):
+        admin.healthy()

@@ -1,0 +1,339 @@
+"""Clients that take and never give: what the server holds stays under its limit, and an honest worker keeps committing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_api.v1 import training_pb2 as pb
+from gem_server.core.leases import FIRST_TERM
+from gem_server.core.memory_budget import MAX_COPIES
+from gem_server.core.state_machine import MAX_SHARDS
+from gem_server.durability.segment import Segment
+from live import DEADLINE, Live, config, serving, wait_until
+from region_client import abstract, linux_only
+from wire_client import (
+    SMALL,
+    Refusal,
+    Stream,
+    Wire,
+    Worker,
+    chunk,
+    on_server_loop,
+    path,
+    received_bytes,
+    register_request,
+    wired,
+)
+
+EACH = 4 * SMALL.size * 3  # moment, snapshot, upload
+LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
+BYTES = 4 * LARGE.size
+many_times = pytest.mark.parametrize("times", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+
+
+@contextmanager
+def limited(workers: int, layout: Layout = SMALL, **changes: object) -> Iterator[tuple[Live, Wire, Worker]]:
+    """A server that has room for so many workers and a copy of θ, the first of which is honest and in the run."""
+    limit = 4 * layout.size * (1 + 1 + 3 * workers)
+    with serving(config(memory_limit=limit, **changes)) as live, wired(live) as wire:
+        yield live, wire, wire.started("honest", layout)
+
+
+def memory(live: Live) -> int:
+    return live.on_loop(lambda: live.core.memory.held)
+
+
+def resident() -> int:
+    """Resident bytes of this process, which is the server's and its clients' too (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def honest_while(live: Live, honest: Worker, attack: Callable[[], object]) -> int:
+    """Commits while an attack is under way, once at least; returns how often. The limit holds all the while."""
+    commits = 0
+    stream = honest.wire.stream("Commit", timeout=20 * DEADLINE)
+    with ThreadPoolExecutor(1) as thread:
+        attacking = thread.submit(attack)
+        while not (attacking.done() and commits):
+            honest.commit_on(stream, 0.001)
+            commits += 1
+            assert not live.core.memory.limit or memory(live) <= live.core.memory.limit
+        attacking.result()
+    return commits
+
+
+async def registered(channel: grpc.aio.Channel, worker: str, layout: Layout = SMALL) -> Refusal | pb.RegisterWorkerResponse:
+    """Registers, or says how that was refused."""
+    request = pb.RegisterWorkerRequest(worker_name=worker, layout=layout.to_message())
+    try:
+        answer = await channel.unary_unary(path("RegisterWorker"))(request.SerializeToString(), timeout=4 * DEADLINE)
+        return pb.RegisterWorkerResponse.FromString(answer)
+    except grpc.aio.AioRpcError as error:
+        return Refusal.of(error)
+
+
+def register_all(live: Live, names: list[str]) -> list[Refusal | pb.RegisterWorkerResponse]:
+    """Registers under all the names, 32 at a time."""
+
+    async def run() -> list[Refusal | pb.RegisterWorkerResponse]:
+        waiting, answers = iter(names), []
+
+        async def caller(channel: grpc.aio.Channel) -> None:
+            for worker in waiting:
+                answers.append(await registered(channel, worker))
+
+        async with grpc.aio.insecure_channel(live.address) as channel:
+            await asyncio.gather(*(caller(channel) for _ in range(32)))
+        return answers
+
+    return on_server_loop(live, run, deadline=8 * DEADLINE)
+
+
+# -- registering
+
+
+@many_times
+def test_thousands_of_registrations_under_one_name_hold_one_place(times: int) -> None:
+    with limited(2) as (live, _, honest):
+        commits = honest_while(live, honest, lambda: register_all(live, ["again"] * times))
+        assert commits > 1
+        assert memory(live) == 4 * SMALL.size + 2 * EACH
+        assert live.on_loop(lambda: len(live.core.leases._reasons)) <= 10_000
+        assert live.on_loop(lambda: len(live.server._memory_socket._leases)) == 0
+        honest.commit(0.001)
+
+
+@many_times
+def test_thousands_of_names_get_no_more_places_than_the_limit_has(times: int) -> None:
+    with limited(100) as (live, wire, honest):
+        answers: list[Refusal | pb.RegisterWorkerResponse] = []
+        honest_while(live, honest, lambda: answers.extend(register_all(live, [f"n{number}" for number in range(times)])))
+        refused = [answer for answer in answers if isinstance(answer, Refusal)]
+        assert len(answers) - len(refused) == 99
+        assert {answer.error for answer in refused} == {"OVERLOADED"}
+        for _ in range(FIRST_TERM):  # who has only registered has longer
+            live.clock.advance(live.config.lease_seconds - 1)
+            honest.commit(0.001)
+        live.clock.advance(FIRST_TERM)
+        wait_until(lambda: memory(live) == 4 * SMALL.size + EACH, "the strangers' leases to end")
+        assert wire.join("late").lease_id
+
+
+def test_a_registration_costs_the_same_however_many_workers_there_are(live: Live, worker: Worker) -> None:
+    """What the server looks at does not grow with the leases: their sizes are not added up again for each."""
+    looked_at: list[str] = []
+    live.on_loop(lambda: setattr(live.core, "memory_limit", 1 << 30))
+    register_all(live, [f"n{number}" for number in range(300)])
+    with pytest.MonkeyPatch.context() as patch:
+        lease_type = type(live.core.leases.live[worker.lease_id])
+        whole = lease_type.own_nbytes.fget
+        patch.setattr(lease_type, "own_nbytes", property(lambda lease: looked_at.append(lease.worker) or whole(lease)))
+        register_all(live, ["one", "two"])
+    assert set(looked_at) == {"one", "two"}
+
+
+def test_a_log_that_only_registrations_fill_stays_within_its_limit(tmp_path: Path) -> None:
+    """They carry no gradient, and none of them moves the version; the disk would fill all the same."""
+    log_limit = 50_000
+    with serving(config(checkpoint_dir=tmp_path, durability="log", log_limit=log_limit)) as live, wired(live) as wire:
+        honest = wire.started("honest")
+        for _ in range(3):
+            register_all(live, ["again"] * 200)
+            wait_until(lambda: log_size(live) < log_limit, "a checkpoint to be written")
+        honest.commit()
+        assert len(list(tmp_path.glob("checkpoint-*"))) > 1
+
+
+def log_size(live: Live) -> int:
+    return live.on_loop(lambda: live.server._checkpointer._journal.size)
+
+
+# -- uploads that never end
+
+
+def test_uploads_that_never_end_take_no_turn_and_end_with_their_leases() -> None:
+    with limited(101) as (live, wire, honest):
+        slow = [wire.join(f"slow {number}") for number in range(100)]
+        before = received_bytes(live)
+        opening = [(each.header(), chunk(0, bytes(4))) for each in slow]
+        streams = [wire.stream("Commit", *frames) for frames in opening]
+        sent = sum(len(frame) for frames in opening for frame in frames)
+        wait_until(lambda: received_bytes(live) == before + sent, "the beginnings of all uploads to arrive")
+        held = memory(live)
+        for version in range(1, 21):
+            assert honest.commit(0.001)[0].version == version
+        assert memory(live) == held
+        assert wire.refusal("RegisterWorker", register_request("one more", [("w", (3, 5)), ("b", (2,))], 0, 17)).error == (
+            "OVERLOADED"
+        )
+        for _ in range(FIRST_TERM):  # who has only registered has longer
+            live.clock.advance(live.config.lease_seconds - 1)
+            honest.commit(0.001)
+        live.clock.advance(FIRST_TERM)
+        assert {stream.refusal().error for stream in streams} == {"LEASE_ENDED"}
+        wait_until(lambda: memory(live) == 4 * SMALL.size + EACH, "their memory to be freed")
+        honest.commit(0.001)
+
+
+def test_connections_that_never_finish_their_first_word_keep_nobody_out(live: Live, wire: Wire, worker: Worker) -> None:
+    with ExitStack() as stack:
+        host, _, port = live.address.rpartition(":")
+        for number in range(200):
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=DEADLINE))
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[: number % 25])
+        with wired(live) as other:
+            honest = other.join("honest")
+            honest.pull()
+            for version in range(1, 21):
+                assert honest.commit()[0].version == version
+
+
+# -- answers that nobody reads
+
+
+def test_answers_that_nobody_reads_hold_no_more_than_their_leases_do() -> None:
+    with limited(5, LARGE) as (live, _, honest), wired(live) as deaf_wire:
+        deaf = [deaf_wire.join(f"deaf {number}", LARGE) for number in range(4)]
+        held, before = memory(live), resident()
+        pulls = [each.open_pull() for each in deaf]
+        for pull in pulls:
+            pull.read()  # and nothing more
+        for version in range(1, 6):
+            assert honest.commit(0.001)[0].version == version
+        assert memory(live) == held
+        assert resident() < before + held + 16 * BYTES  # their frames in the buffers of both sides
+        for _ in range(FIRST_TERM):  # who has only registered has longer
+            live.clock.advance(live.config.lease_seconds - 1)
+            honest.commit(0.001)
+        live.clock.advance(FIRST_TERM)
+        wait_until(lambda: live.on_loop(lambda: len(live.core.leases.live)) == 1, "their leases to end")
+        assert "LEASE_ENDED" in {outcome(pull) for pull in pulls}
+        assert memory(live) == BYTES * 4
+
+
+def outcome(stream: Stream) -> str:
+    """How a stream ended, once all that is left of it is read: the name of an error, or nothing."""
+    try:
+        while True:
+            stream.read()
+    except grpc.RpcError as error:
+        return Refusal.of(error).error
+    except StopIteration:
+        return ""
+
+
+def test_readers_without_a_lease_that_never_read_hold_a_few_copies_and_stop_no_commit() -> None:
+    limit = BYTES * (1 + MAX_COPIES + 3)
+    with serving(config(memory_limit=limit)) as live, wired(live) as wire, wired(live) as deaf_wire:
+        honest, streams = wire.started("honest", LARGE), []
+        for version in range(1, MAX_COPIES + 4):
+            streams.append(deaf_wire.whole("Pull", pb.PullRequest().SerializeToString()))
+            copies = min(version, MAX_COPIES)
+            wait_until(lambda: live.on_loop(lambda: live.core.central.copies) == copies, "the copy to be made")  # noqa: B023
+            assert honest.commit(0.001)[0].version == version
+            assert memory(live) <= limit
+        assert {stream.refusal().error for stream in streams[MAX_COPIES:]} == {"OVERLOADED"}
+
+
+# -- sizes that overflow
+
+
+@pytest.mark.parametrize("offset", [2**31, 2**32, 2**63 - 4, 2**63, 2**64 - 64])
+def test_an_offset_that_overflows_is_refused_whatever_its_chunk(offset: int, live: Live, wire: Wire, worker: Worker) -> None:
+    for size in (4, 64, 68):
+        refusal = wire.whole("Commit", worker.header(), chunk(offset, bytes(size))).refusal()
+        assert refusal.error == "INCOMPLETE_TRANSFER"
+    assert worker.commit()[0].version == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "end"),
+    [
+        ((2**32, 2**32), 0),
+        ((2**32, 2**32), 2**64 - 1),
+        ((2**63, 2), 0),
+        ((2**64 - 1,), 2**64 - 1),
+        ((2**40, 2**40, 2**40, 2**40), 0),
+        ((17, 2**64 - 1, 0), 17),
+    ],
+)
+def test_a_layout_whose_size_overflows_takes_no_memory(shape: tuple[int, ...], end: int) -> None:
+    """Not even of the first worker, which decides what the model is."""
+    with serving(config()) as live, wired(live) as wire:
+        assert wire.refusal("RegisterWorker", register_request("x", [("w", shape)], 0, end)).error == "INVALID_REQUEST"
+        assert memory(live) == 0
+        assert wire.started("honest").commit()[0].version == 1
+
+
+def test_a_model_of_the_largest_size_is_refused_by_the_limit() -> None:
+    with serving(config(memory_limit=1 << 30)) as live, wired(live) as wire:
+        refusal = wire.refusal("RegisterWorker", register_request("x", [("w", (2**40,))], 0, 2**40))
+        assert refusal.error == "OVERLOADED"
+        assert memory(live) == 0
+        assert wire.started("honest").commit()[0].version == 1
+
+
+# -- shards
+
+
+def ask(worker: Worker, holding: list[int], samples: int = 10**6) -> pb.LeaseShardResponse:
+    request = pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=samples, holding=holding)
+    return worker.wire.call("LeaseShard", request)  # type: ignore[no-any-return]
+
+
+def test_a_worker_that_completes_no_shard_holds_so_many_and_no_more() -> None:
+    settings = Hyperparameters(shard_size=4, batch_size=4)
+    with serving(config(settings)) as live, wired(live) as wire:
+        honest = wire.started("honest")
+        greedy, holding = wire.join("greedy"), []
+        for _ in range(MAX_SHARDS):
+            holding.append(ask(greedy, holding).shard.shard_id)
+        request = pb.LeaseShardRequest(lease_id=greedy.lease_id, sample_count=10**6, holding=holding)
+        refusal = wire.refusal("LeaseShard", request)
+        assert (refusal.error, "complete some" in refusal.details) == ("INVALID_REQUEST", True)
+        assert live.on_loop(lambda: len(live.core.ledger.held)) == MAX_SHARDS
+        assert ask(honest, []).shard.shard_id == MAX_SHARDS + 1
+        honest.commit()
+        greedy.leave()
+        assert live.on_loop(lambda: len(live.core.ledger.held)) == 1
+
+
+def test_shards_that_a_worker_only_claims_to_hold_are_not_written_to_the_log(tmp_path: Path) -> None:
+    """A megabyte of made-up numbers with each question would fill the disk."""
+    with serving(config(checkpoint_dir=tmp_path, durability="log")) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        mine = ask(worker, []).shard.shard_id
+        ask(worker, [mine, *range(10**6, 10**6 + 100_000)])
+        (segment,) = (tmp_path / "log").glob("segment-*")
+        held = [entry.record.fields["holding"] for entry in Segment(segment).entries() if entry.record.kind == "dealt"]
+        assert held == [[], [mine]]
+
+
+# -- shared memory
+
+
+@linux_only
+def test_memory_that_is_offered_and_never_collected_is_never_made() -> None:
+    with limited(101, memory_socket=abstract()) as (live, wire, honest):
+        idlers = [wire.join(f"idler {number}") for number in range(100)]
+        held, before = memory(live), len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(5):
+            for idler in idlers:
+                wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=idler.lease_id))
+        assert memory(live) == held
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 5
+        assert live.on_loop(lambda: len(live.server._memory_socket._leases)) == len(idlers)
+        assert honest.commit()[0].version == 1
+        for idler in idlers:
+            idler.leave()
+        wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=honest.lease_id))
+        assert live.on_loop(lambda: len(live.server._memory_socket._leases)) == 1

@@ -1,0 +1,128 @@
+"""A worker that writes into its shared memory what it should not, or when it should not, harms only its own commit.
+
+How that is so: the server sees only sealed memory, whose size no worker can change; it keeps moment and snapshot in memory
+of its own; it checks a gradient when it arrives, and each element once more in the pass, in a private copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+import numpy as np
+import pytest
+from gem_api.v1 import training_pb2 as pb
+from live import Live, config, serving, wait_until
+from region_client import LARGE, NONCE, RULES, Shared, linux_only, queue_length, shared, sharing, theta_of
+from wire_client import SMALL, Refusal, Stream, Wire, Worker, apply_thread_held, chunks, theta_bits, wired
+
+pytestmark = [linux_only, pytest.mark.shared_memory]
+
+P = SMALL.size
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_gradient_that_turns_bad_after_it_was_checked_harms_only_those_elements(rule: str, value: float) -> None:
+    """The pass checks each element once more, and takes a bad one as zero."""
+    bad = [0, 5, P - 1]
+    with serving(config(RULES[rule])) as honest, wired(honest) as wire:
+        twin = wire.started("worker")
+        gradient = twin.gradient(1.0)
+        gradient[bad] = 0.0
+        wire.whole("Commit", twin.header(), *chunks(gradient)).answer(P)
+        expected = theta_bits(honest)
+    with sharing(RULES[rule]) as (live, wire, _, region):
+        region.gradient[:] = 1.0
+        with apply_thread_held(live) as release:
+            stream = wire.stream("Commit", region.header())
+            wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
+            region.gradient[bad] = value
+            release()
+            region.answered(stream)
+        assert theta_bits(live) == expected
+
+
+@contextmanager
+def scribbling(region: Shared) -> Iterator[None]:
+    """Random bits, NaN and infinities among them, all over the gradient and the answer, until the block ends."""
+    done = threading.Event()
+    dice = np.random.default_rng(3)
+    noise = dice.integers(0, 2**32, region.gradient.size, np.uint32)
+    noise[::7] = np.float32(np.nan).view(np.uint32)
+    noise[1::7] = np.float32(np.inf).view(np.uint32)
+    calm = np.full(region.gradient.size, 0.5, np.float32).view(np.uint32)
+    gradient, answer = region.gradient.view(np.uint32), region.theta.view(np.uint32)
+
+    def scribble() -> None:
+        for bits in itertools.cycle((noise, calm, calm)):
+            if done.is_set():
+                return
+            gradient[:] = bits
+            answer[:] = noise
+
+    thread = threading.Thread(target=scribble)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("rule", ["gem, after", "gem, reference", "downpour"])
+def test_a_worker_that_scribbles_all_the_time_harms_no_one_else(rule: str) -> None:
+    """200 commits under which gradient and answer change all the time, an honest worker's in between."""
+    with sharing(RULES[rule], LARGE) as (live, wire, hostile, region):
+        honest = wire.join("honest", LARGE)
+        honest.pull()
+        home = shared(honest)
+        applied = 0
+        with scribbling(region):
+            for _ in range(200):
+                result = result_or_none(wire.whole("Commit", region.header()))
+                if result is not None:
+                    hostile.took((result, region.theta))
+                    applied += 1
+                assert home.commit(0.001)[1].tobytes() == theta_bits(live)[1]
+        assert applied > 0, "no commit got past the check: the pass never met what the worker wrote"
+        assert np.isfinite(theta_of(live)).all()
+        assert theta_bits(live)[0] == 200 + applied
+        assert honest.pull()[1].tobytes() == theta_bits(live)[1]
+        assert region.commit(0.001)[1].tobytes() == theta_bits(live)[1]
+        home.close()
+
+
+def result_or_none(stream: Stream) -> pb.CommitResult | None:
+    """The result of a commit by reference, or None where it was refused for a bad gradient."""
+    try:
+        return pb.CommitResponse.FromString(stream.read()).result
+    except grpc.RpcError as error:
+        if Refusal.of(error).error != "NON_FINITE_GRADIENT":
+            raise
+        return None
+
+
+HOSTILE: dict[str, Callable[[Shared], object]] = {
+    "writes over the name": lambda region: region.memory.__setitem__(slice(0, NONCE), b"x" * NONCE),
+    "punches a hole into it": lambda region: region.memory.madvise(mmap.MADV_REMOVE),
+    "unmaps and closes it": lambda region: region.close(),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_whatever_a_worker_does_to_its_side_the_server_goes_on(what: str, live: Live, wire: Wire, worker: Worker) -> None:
+    region = shared(worker)
+    region.commit()
+    nonce = region.nonce
+    HOSTILE[what](region)
+    result = pb.CommitResponse.FromString(wire.whole("Commit", worker.header(region=nonce)).read()).result
+    assert result.version == 2
+    honest = wire.join("honest")
+    honest.pull()
+    assert honest.commit()[0].version == 3
+    assert np.isfinite(theta_of(live)).all()

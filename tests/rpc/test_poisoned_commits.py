@@ -1,0 +1,383 @@
+"""Poisoned commits against real servers: refused by their norm whichever way they come, counted, their worker kept out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_api.region import region_bytes
+from gem_api.v1 import admin_pb2, tensors_pb2
+from gem_api.v1 import training_pb2 as pb
+from gem_server.config import StartError
+from gem_server.core.norm_bound import MIN_NORMS
+from gem_server.rpc.transports import PIECE
+from live import Live, config, serving, wait_until
+from region_client import LARGE, abstract, linux_only, memory_bytes, queue_length, shared, theta_of
+from wire_client import (
+    SMALL,
+    Refusal,
+    Theta,
+    Wire,
+    Worker,
+    apply_thread_held,
+    chunk,
+    chunks,
+    register_request,
+    theta_bits,
+    wired,
+)
+
+WAYS = ["network", pytest.param("shared memory", marks=[linux_only, pytest.mark.shared_memory])]
+LAYOUTS = pytest.mark.parametrize("layout", [SMALL, LARGE], ids=["small", "large"])
+Commit = Callable[[Theta], Refusal | None]
+
+
+@contextmanager
+def bounded(ratio: float = 10.0, **changes: Any) -> Iterator[tuple[Live, Wire]]:
+    """A server that takes norms up to `ratio` times the median."""
+    with serving(config(max_norm_ratio=ratio, memory_socket=abstract(), **changes)) as live, wired(live) as wire:
+        yield live, wire
+
+
+def seasoned(wire: Wire, name: str = "ann", layout: Layout = SMALL) -> Worker:
+    """A worker whose commits are the run's history, each of the norm √P."""
+    worker = wire.started(name, layout)
+    for _ in range(MIN_NORMS):
+        worker.commit()
+    return worker
+
+
+def joined(wire: Wire, name: str, layout: Layout = SMALL) -> Worker:
+    worker = wire.join(name, layout)
+    worker.pull()
+    return worker
+
+
+def committing(worker: Worker, way: str) -> Commit:
+    """What commits a gradient one way or the other, and returns how it was refused; None if it was applied."""
+    region = shared(worker) if way == "shared memory" else None
+
+    def commit(gradient: Theta) -> Refusal | None:
+        if region is not None:
+            region.gradient[:] = gradient
+            stream = worker.wire.whole("Commit", region.header())
+        else:
+            stream = worker.wire.whole("Commit", worker.header(), *chunks(gradient))
+        try:
+            first = pb.CommitResponse.FromString(stream.read())
+        except grpc.RpcError as error:
+            return Refusal.of(error)
+        worker.sequence, worker.base_version = first.result.sequence + 1, first.result.base_version
+        return None
+
+    return commit
+
+
+def everything(live: Live) -> bytes:
+    """Every bit of θ, and of every worker's m and s."""
+
+    def look() -> bytes:
+        buffers = [buffer for lease in live.core.leases.live.values() for buffer in lease.buffers.values()]
+        return b"".join(array.tobytes() for array in (live.core.central.theta, *buffers))
+
+    return live.on_loop(look)
+
+
+def rejected(wire: Wire) -> dict[str, int]:
+    """Refused commits of each live worker."""
+    return {worker.name: worker.rejected for worker in wire.status().workers}
+
+
+def exported(live: Live, name: str, **labels: str) -> float | None:
+    return live.on_loop(lambda: live.server.registry.get_sample_value(name, labels))
+
+
+def in_quarantine(wire: Wire) -> dict[str, int]:
+    workers = wire.call("ListQuarantine", admin_pb2.ListQuarantineRequest()).workers
+    return {worker.name: worker.refusals for worker in workers}
+
+
+def lift(wire: Wire, name: str) -> None:
+    wire.call("LiftQuarantine", admin_pb2.LiftQuarantineRequest(worker_name=name))
+
+
+# -- refused
+
+
+@LAYOUTS
+@pytest.mark.parametrize("way", WAYS)
+def test_a_poisoned_commit_is_refused_and_no_bit_moves(way: str, layout: Layout) -> None:
+    with bounded() as (live, wire):
+        seasoned(wire, layout=layout)
+        eve = joined(wire, "eve", layout)
+        commit = committing(eve, way)
+        before, bits = theta_bits(live), everything(live)
+        refusal = commit(np.full(layout.size, 1e6, np.float32))
+        assert refusal is not None
+        assert (refusal.error, refusal.status) == ("NORM_OUT_OF_BOUNDS", grpc.StatusCode.INVALID_ARGUMENT)
+        assert "1e+06 times the median" in refusal.details
+        assert (theta_bits(live), everything(live)) == (before, bits)
+        assert commit(np.ones(layout.size, np.float32)) is None, "the sequence is still free, and the worker may go on"
+        assert theta_bits(live)[0] == before[0] + 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_huge_element_anywhere_is_enough(way: str) -> None:
+    with bounded(quarantine_after=0) as (live, wire):
+        seasoned(wire, layout=LARGE)
+        commit = committing(joined(wire, "eve", LARGE), way)
+        before = theta_bits(live)
+        for at in (0, PIECE - 1, PIECE, LARGE.size - 1):
+            gradient = np.ones(LARGE.size, np.float32)
+            gradient[at] = 1e6
+            refusal = commit(gradient)
+            assert refusal is not None
+            assert refusal.error == "NORM_OUT_OF_BOUNDS"
+        assert theta_bits(live) == before
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("value", [9.9, -9.9, 1e-6, 0.0])
+def test_what_lies_within_the_bound_is_applied(way: str, value: float) -> None:
+    with bounded() as (live, wire):
+        seasoned(wire)
+        commit = committing(joined(wire, "bob"), way)
+        before = theta_bits(live)[0]
+        assert commit(np.full(SMALL.size, value, np.float32)) is None
+        assert theta_bits(live)[0] == before + 1
+
+
+@pytest.mark.parametrize("name", ["WIRE_DTYPE_BFLOAT16", "WIRE_DTYPE_FLOAT16"])
+def test_what_counts_is_the_gradient_after_it_was_decoded(name: str) -> None:
+    dtype = tensors_pb2.WireDtype.Value(name)
+    with bounded() as (live, wire):
+        eve = seasoned(wire)
+        if name == "WIRE_DTYPE_FLOAT16":
+            packed = np.full(SMALL.size, 6e4, np.float16).tobytes()
+        else:
+            packed = np.full(SMALL.size, 6e4, np.float32).view(np.uint16)[1::2].tobytes()
+        before = theta_bits(live)
+        refusal = wire.whole("Commit", eve.header(wire_dtype=dtype), chunk(0, packed)).refusal()
+        assert refusal.error == "NORM_OUT_OF_BOUNDS"
+        assert theta_bits(live) == before
+
+
+def test_a_repeat_of_an_applied_commit_is_answered_whatever_its_body() -> None:
+    with bounded() as (live, wire):
+        ann = seasoned(wire)
+        before = theta_bits(live)
+        frames = [ann.header(sequence=ann.sequence - 1, base_version=0), *ann.body(1e6)]
+        assert wire.whole("Commit", *frames).answer(SMALL.size)[0].sequence == ann.sequence - 1
+        assert theta_bits(live) == before
+
+
+@linux_only
+@pytest.mark.shared_memory
+@LAYOUTS
+def test_what_is_written_to_shared_memory_after_the_judgement_is_not_applied(layout: Layout) -> None:
+    """The gradient that was measured is the gradient that is applied: a copy that the worker can't reach."""
+    with bounded() as (live, wire), bounded() as (other, plain):
+        seasoned(plain, layout=layout)
+        joined(plain, "ann", layout).commit(1.0)
+        seasoned(wire, layout=layout)
+        region = shared(joined(wire, "ann", layout))
+        region.gradient[:] = 1.0
+        with apply_thread_held(live) as release:
+            stream = wire.stream("Commit", region.header())
+            wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
+            region.gradient[:] = 1e6
+            release()
+            region.answered(stream)
+        assert theta_bits(live) == theta_bits(other)
+        region.close()
+
+
+@linux_only
+@pytest.mark.shared_memory
+def test_whatever_is_written_at_any_time_no_commit_moves_theta_further_than_the_bound() -> None:
+    """60 commits under which the gradient changes all the time between 0.5 and 10,000 times the history's."""
+    settings = Hyperparameters(rule="downpour", learning_rate=0.5)
+    with bounded(10.0, settings=settings, quarantine_after=0) as (live, wire):
+        seasoned(wire, layout=LARGE)
+        eve = joined(wire, "eve", LARGE)
+        region, done, applied = shared(eve), threading.Event(), 0
+
+        def scribble() -> None:
+            for value in itertools.cycle((1e4, 0.5, 0.5)):
+                if done.is_set():
+                    return
+                region.gradient[:] = value
+
+        thread = threading.Thread(target=scribble)
+        thread.start()
+        try:
+            for _ in range(60):
+                before = theta_of(live)
+                stream = wire.whole("Commit", region.header())
+                try:
+                    eve.took(region.answered(stream))
+                    applied += 1
+                except grpc.RpcError as error:
+                    if Refusal.of(error).error != "NORM_OUT_OF_BOUNDS":
+                        raise
+                moved = float(np.linalg.norm(theta_of(live).astype(np.float64) - before))
+                assert moved <= 1.001 * 0.5 * 10 * math.sqrt(LARGE.size)
+        finally:
+            done.set()
+            thread.join()
+        assert applied > 0, "no commit got past the judgement: nothing was tried"
+        region.close()
+
+
+@linux_only
+@pytest.mark.shared_memory
+def test_the_private_copy_is_counted_as_memory() -> None:
+    with bounded() as (live, wire):
+        ann = wire.started("ann", LARGE)
+        before = memory_bytes(live)
+        region = shared(ann)
+        region.commit()
+        assert memory_bytes(live) == before + region_bytes(LARGE.size)
+        region.close()
+
+
+# -- counted
+
+
+def test_refusals_are_counted_by_worker_and_by_error() -> None:
+    with bounded(quarantine_after=0) as (live, wire):
+        ann = seasoned(wire)
+        eve = committing(joined(wire, "eve"), "network")
+        for value in (1e6, 1e6, np.nan):
+            assert eve(np.full(SMALL.size, value, np.float32)) is not None
+        ann.commit()
+        assert rejected(wire) == {"ann": 0, "eve": 3}
+        assert exported(live, "gem_worker_rejected_total", worker="eve") == 3
+        assert exported(live, "gem_worker_rejected_total", worker="ann") == 0
+        assert exported(live, "gem_commits_rejected_total", error="NormOutOfBounds") == 2
+        assert exported(live, "gem_commits_rejected_total", error="NonFiniteGradient") == 1
+        assert wire.status().commits["rejected"] == 3
+
+
+# -- off
+
+
+def test_by_default_there_is_no_bound_and_no_quarantine(live: Live, wire: Wire) -> None:
+    seasoned(wire)
+    eve = joined(wire, "eve")
+    commit = committing(eve, "network")
+    for _ in range(10):
+        refusal = commit(eve.gradient(np.nan))
+        assert refusal is not None
+        assert refusal.error == "NON_FINITE_GRADIENT"
+    before = theta_bits(live)[0]
+    assert commit(eve.gradient(1e6)) is None
+    assert theta_bits(live)[0] == before + 1
+    assert in_quarantine(wire) == {}
+
+
+def test_a_ratio_that_would_refuse_ordinary_commits_is_a_wrong_start() -> None:
+    with pytest.raises(StartError, match=r"--max-norm-ratio 0\.5"), serving(config(max_norm_ratio=0.5)):
+        pass
+
+
+# -- quarantine
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_third_refusal_in_a_row_puts_a_worker_out_and_an_operator_lets_it_in_again(way: str) -> None:
+    with bounded() as (live, wire):
+        ann = seasoned(wire)
+        eve = joined(wire, "eve")
+        commit = committing(eve, way)
+        before = theta_bits(live)
+        bad = eve.gradient(1e6)
+        errors = [refusal.error for refusal in (commit(bad), commit(bad)) if refusal]
+        assert errors == ["NORM_OUT_OF_BOUNDS"] * 2
+        last = commit(bad)
+        assert last is not None
+        assert (last.error, last.status) == ("QUARANTINED", grpc.StatusCode.PERMISSION_DENIED)
+        assert "NormOutOfBounds" in last.details
+        assert "gem-ctl quarantine lift" in last.details
+        assert theta_bits(live) == before
+
+        assert [worker.name for worker in wire.status().workers] == ["ann"]
+        assert dict(wire.status().leases_ended) == {"quarantined": 1}
+        assert in_quarantine(wire) == {"eve": 3}
+        assert exported(live, "gem_quarantined_workers") == 1
+        late = commit(eve.gradient(1.0))
+        assert late is not None
+        assert (late.error, late.reason) == ("LEASE_ENDED", "quarantined")
+        request = register_request("eve", [("w", (3, 5)), ("b", (2,))], 0, SMALL.size)
+        assert wire.refusal("RegisterWorker", request).error == "QUARANTINED"
+        assert ann.commit()[0].version == before[0] + 1, "the others go on"
+
+        lift(wire, "eve")
+        assert in_quarantine(wire) == {}
+        again = joined(wire, "eve")
+        assert again.commit()[0].version == before[0] + 2
+
+
+def test_lifting_for_a_stranger_is_refused() -> None:
+    with bounded() as (_, wire):
+        refusal = wire.refusal("LiftQuarantine", admin_pb2.LiftQuarantineRequest(worker_name="nobody"))
+        assert (refusal.error, refusal.status) == ("INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
+        assert "'nobody'" in refusal.details
+
+
+def test_leaving_and_coming_back_does_not_start_the_count_anew() -> None:
+    with bounded() as (_, wire):
+        seasoned(wire)
+        for expected in ("NORM_OUT_OF_BOUNDS", "NORM_OUT_OF_BOUNDS", "QUARANTINED"):
+            eve = joined(wire, "eve")
+            refusal = committing(eve, "network")(eve.gradient(1e6))
+            assert refusal is not None
+            assert refusal.error == expected
+
+
+def test_a_good_commit_in_between_starts_it_anew() -> None:
+    with bounded() as (_, wire):
+        seasoned(wire)
+        eve = joined(wire, "eve")
+        commit = committing(eve, "network")
+        for _ in range(3):
+            assert commit(eve.gradient(1e6)) is not None
+            assert commit(eve.gradient(1e6)) is not None
+            assert commit(eve.gradient(1.0)) is None
+        assert in_quarantine(wire) == {}
+        assert rejected(wire)["eve"] == 6
+
+
+def test_quarantine_alone_keeps_out_who_sends_no_numbers() -> None:
+    with serving(config(quarantine_after=2)) as live, wired(live) as wire:
+        seasoned(wire)
+        eve = joined(wire, "eve")
+        commit = committing(eve, "network")
+        assert commit(eve.gradient(1e6)) is None, "there is no bound"
+        errors = [refusal.error for refusal in (commit(eve.gradient(np.nan)), commit(eve.gradient(np.inf))) if refusal]
+        assert errors == ["NON_FINITE_GRADIENT", "QUARANTINED"]
+        assert in_quarantine(wire) == {"eve": 2}
+
+
+def test_the_history_survives_a_restart_and_the_quarantine_does_not(tmp_path: Any) -> None:
+    with bounded(checkpoint_dir=tmp_path) as (_, wire):
+        seasoned(wire)
+        eve = joined(wire, "eve")
+        for _ in range(3):
+            committing(eve, "network")(eve.gradient(1e6))
+        assert in_quarantine(wire) == {"eve": 3}
+    with bounded(checkpoint_dir=tmp_path, resume=True) as (_, wire):
+        assert in_quarantine(wire) == {}
+        eve = joined(wire, "eve")
+        refusal = committing(eve, "network")(eve.gradient(1e6))
+        assert refusal is not None
+        assert refusal.error == "NORM_OUT_OF_BOUNDS"

@@ -1,0 +1,66 @@
+"""YellowFin's momentum once more (1706.03471), from whole histories of gradients and by searching for the minimum."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from rules.oracle_rules import Matched, Worker
+
+BETA, WINDOW, MAX_MOMENTUM = 0.999, 20, 0.999
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def weighted(values: list[float]) -> float:
+    """Their mean, each weighted by β^age."""
+    weights = [BETA**age for age in range(len(values))][::-1]
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+def momentum_against_noise(distance: float, least: float, variance: float) -> float:
+    """The μ in [0, 1] that makes μ·D² + (1 − √μ)⁴/h_min²·C least, by golden-section search over √μ: it is convex there."""
+
+    def expected(root: float) -> float:
+        return root**2 * distance**2 + (1 - root) ** 4 / least**2 * variance
+
+    low, high = 0.0, 1.0
+    for _ in range(80):
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        low, high = (low, right) if expected(left) < expected(right) else (left, high)
+    return ((low + high) / 2) ** 2
+
+
+def momentum_against_range(least: float, most: float) -> float:
+    """The least μ that is robust to curvatures from h_min to h_max."""
+    root = math.sqrt(most / least)
+    return ((root - 1) / (root + 1)) ** 2
+
+
+class YellowFinMatched(Matched):
+    """GEM with m ← μ_t·m − η·g for each worker, μ_t by the gradients of all workers."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.gradients: list[list[float]] = []
+        self.curvature_range: list[tuple[float, float]] = []
+        self.distances: list[float] = []
+        self.wanted: list[float] = []
+
+    def tuned(self, gradient: list[float]) -> float:
+        """μ_t, with one gradient more."""
+        self.gradients.append(gradient)
+        squares = [sum(g * g for g in each) for each in self.gradients]
+        self.curvature_range.append((min(squares[-WINDOW:]), max(squares[-WINDOW:])))
+        self.distances.append(weighted([math.sqrt(square) for square in squares]) / weighted(squares))
+        least, most = (weighted([pair[end] for pair in self.curvature_range]) for end in (0, 1))
+        columns = [list(column) for column in zip(*self.gradients, strict=True)]
+        variance = weighted(squares) - sum(weighted(column) ** 2 for column in columns)
+        if len(self.gradients) <= WINDOW:
+            self.wanted.append(self.mu)
+        else:
+            against_noise = momentum_against_noise(weighted(self.distances), least, variance)
+            self.wanted.append(min(MAX_MOMENTUM, max(momentum_against_range(least, most), against_noise)))
+        return weighted(self.wanted)
+
+    def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
+        return self.moment(worker.kept, update, eta, self.tuned([float(np.float32(g)) for g in update]))

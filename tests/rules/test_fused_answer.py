@@ -1,0 +1,115 @@
+"""The answer, written by the same walk over memory; and a gradient that its worker changes while the pass runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from core_helpers import bits
+from gem_api.layout import Layout, Vector
+from gem_server.rules import PiFacts, RuleInput, UpdateRule, make_rule
+from gem_server.rules.base import MAX_MAGNITUDE, largest
+from gem_server.rules.fused import BLOCK
+from rules.oracle import Oracle
+
+RULES = {
+    "after": make_rule("gem"),
+    "paper": make_rule("gem", snapshot="paper"),
+    "reference": make_rule("gem", snapshot="reference", epsilon=1e-12),
+    "downpour": make_rule("downpour"),
+    "adaptive": make_rule("adaptive"),
+}
+SIZE = 2 * BLOCK + 37
+BAD = [np.nan, -np.nan, np.inf, -np.inf, 1e38, -1e38]
+
+
+def worker(rule: UpdateRule, theta: Vector, *, answered: bool) -> dict[str, Vector]:
+    """The buffers of a worker that has just pulled θ, with one for the answer or as the rule wants it."""
+    names = {*rule.buffers, "answer"} if answered else rule.buffers
+    buffers = {name: np.zeros(theta.size, np.float32) for name in names}
+    rule.first_pull(theta, buffers)
+    return buffers
+
+
+def apply(rule: UpdateRule, theta: Vector, gradient: Vector, buffers: dict[str, Vector], staleness: int = 0) -> PiFacts | None:
+    return rule.apply(Layout.of({"w": (theta.size,)}), theta, gradient, buffers, RuleInput(staleness))
+
+
+def values(seed: int, size: int = SIZE) -> Vector:
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+# -- the answer
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_pull_fills_the_answer(name: str) -> None:
+    theta = values(0)
+    assert bits(worker(RULES[name], theta, answered=True)["answer"]) == bits(theta)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_answer_is_the_theta_of_the_next_gradient(name: str) -> None:
+    """θ_t by Algorithm 1, else θ_{t+1}; two workers in turn, so that the snapshots are stale."""
+    rule, theta = RULES[name], values(0)
+    workers = [worker(rule, theta, answered=True) for _ in range(2)]
+    for number in range(6):
+        before = bits(theta)
+        buffers = workers[number % 2]
+        apply(rule, theta, values(number + 1), buffers, staleness=number % 3)
+        assert bits(theta) != before
+        assert bits(buffers["answer"]) == (before if name == "paper" else bits(theta))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_answer_changes_nothing_else(name: str) -> None:
+    rule, theta = RULES[name], values(0)
+    other = theta.copy()
+    answered, plain = worker(rule, theta, answered=True), worker(rule, other, answered=False)
+    for number in range(4):
+        apply(rule, theta, values(number + 1), answered, staleness=number)
+        apply(rule, other, values(number + 1), plain, staleness=number)
+        assert bits(theta) == bits(other)
+        assert all(bits(answered[buffer]) == bits(plain[buffer]) for buffer in plain)
+        assert bits(plain[rule.reply_buffer]) == bits(answered["answer"])
+
+
+# -- a gradient that changes after it was checked
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_no_number_or_too_large_counts_as_zero(name: str, bad: float) -> None:
+    """Bit for bit what the equations make of a zero there, and the same as ever everywhere else."""
+    rule, theta = RULES[name], values(0, 300)
+    settings = {"mu": 0.9, "snapshot": name, "epsilon": rule.epsilon} if rule.name == "gem" else {}  # type: ignore[attr-defined]
+    oracle = Oracle(rule.name, theta, ["ann"], eta=0.05, **settings)
+    oracle.pull("ann")
+    buffers = worker(rule, theta, answered=False)
+    for number in range(3):
+        gradient = values(number + 1, 300)
+        gradient[::7] = bad
+        apply(rule, theta, gradient, buffers, staleness=0)
+        oracle.workers["ann"].base_version = oracle.version  # a lone worker's τ is 0 here
+        oracle.commit("ann", np.where(np.abs(gradient) < 1e30, gradient, np.float32(0)))
+        assert bits(theta) == bits(np.array(oracle.theta))
+        assert np.isfinite(theta).all()
+        if "moment" in buffers:
+            assert bits(buffers["moment"]) == bits(np.array(oracle.workers["ann"].moment))
+
+
+@pytest.mark.parametrize("eta", [1e-30, 0.05, 1.0, 1e3])
+def test_the_largest_gradient_taken_is_that_of_the_check_at_the_door(eta: float) -> None:
+    rule = make_rule("downpour", learning_rate=eta)
+    limit = largest(eta)
+    assert limit == np.float32(min(MAX_MAGNITUDE / eta, MAX_MAGNITUDE))
+    theta = np.zeros(2, np.float32)
+    buffers = worker(rule, theta, answered=False)
+    apply(rule, theta, np.array([limit, np.nextafter(limit, np.float32(np.inf))], np.float32), buffers)
+    assert theta.tolist() == [-np.float32(eta) * limit, 0]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_gradient_is_only_read(name: str) -> None:
+    theta, gradient = values(0), values(1)
+    apply(RULES[name], theta, gradient, worker(RULES[name], theta, answered=True))
+    assert bits(gradient) == bits(values(1))

@@ -1,0 +1,167 @@
+"""How a rule is chosen and set: its own options as text, users' own rules by name, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from core_helpers import make_core
+from gem_api import hyperparameters
+from gem_api.hyperparameters import Hyperparameters
+from gem_server.rules import RULES, make_rule
+from gem_server.rules.proxies import PROXIES
+
+MODULE = """
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gem_server.rules import ArrayRule
+
+
+@dataclass(frozen=True)
+class Good(ArrayRule):
+    learning_rate: float = 0.05
+    bound: float = 1.0
+    rounds: int = 3
+    word: str = "one"
+    strict: bool = False
+
+    def move(self, theta, update, buffers, rule_input):
+        theta -= update
+
+
+@dataclass(frozen=True)
+class NeedsBound(Good):
+    limit: float = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class WithList(Good):
+    sizes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NoMove(ArrayRule):
+    learning_rate: float = 0.05
+
+
+@dataclass(frozen=True)
+class NoRate(ArrayRule):
+    def move(self, theta, update, buffers, rule_input):
+        theta -= update
+
+
+class NotDecorated(Good):
+    bound: float = 2.0
+
+
+@dataclass(frozen=True)
+class NotDerived:
+    learning_rate: float = 0.05
+
+
+three = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Name of a module with rules in it, good ones and bad ones."""
+    (tmp_path / "rules_of_a_user.py").write_text(MODULE)
+    (tmp_path / "broken_rules.py").write_text("raise RuntimeError('no licence')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "rules_of_a_user"
+    sys.modules.pop("rules_of_a_user", None)
+
+
+# -- the rules that there are
+
+
+def test_clients_and_server_name_the_same_rules() -> None:
+    assert tuple(RULES) == hyperparameters.RULES
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_says_which_options_it_has(rule: str) -> None:
+    has = {
+        "gem": "has proxy, proxy_rate", "downpour": "has no options", "adaptive": "has no options", "agn": "has no options",
+        "aeasgd": "has alpha", "dcasgd": "has compensation, mean_square", "fedasync": "has mixing, staleness, a, b",
+        "fedbuff": "has buffer_size, outer_rate", "ringmaster": "has threshold",
+        "diloco": "has outer_rate, outer_momentum, delay, eager",
+    }  # fmt: skip
+    for wrong in ("nonsense=1", "learning_rate=1", "alpha", "=1"):
+        with pytest.raises(ValueError, match=f"{re.escape(repr(wrong))} is none, this rule {has[rule]}"):
+            make_core(Hyperparameters(rule=rule, rule_options=wrong))
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "said"),
+    [
+        ("gem", "proxy=rmsprop", f"proxy is one of {', '.join(PROXIES)}, not 'rmsprop'"),
+        ("gem", "proxy_rate=-1", "proxy_rate must be 0 or lie in"),
+        *(("aeasgd", f"alpha={value}", "alpha must lie in (0, 1]") for value in ("0", "1.1", "-0.1", "nan")),
+        *(("dcasgd", f"compensation={value}", "compensation (λ) must lie in") for value in ("-1", "1001", "nan", "inf")),
+        *(("dcasgd", f"mean_square={value}", "mean_square (m) must lie in") for value in ("-0.1", "1", "nan")),
+        *(("fedasync", f"mixing={value}", "mixing (α) must lie in") for value in ("0", "1.01", "nan")),
+        ("fedasync", "staleness=linear", "staleness is one of constant, polynomial, hinge, not 'linear'"),
+        *(("fedasync", f"{name}=-1", "a lies in [0, 1000], b in [0, 1e6]") for name in "ab"),
+        ("fedasync", "a=nan", "a lies in"),
+        *(("fedbuff", f"buffer_size={value}", "buffer_size (K) must lie in") for value in ("0", "-1", "1000001")),
+        *(("fedbuff", f"outer_rate={value}", "outer_rate (η_g) must lie in") for value in ("0", "1001", "nan")),
+        *(("ringmaster", f"threshold={value}", "threshold (R) must be at least 1") for value in ("0", "-3")),
+        *(("diloco", f"outer_rate={value}", "outer_rate (ε) must lie in") for value in ("0", "1001", "nan")),
+        *(("diloco", f"outer_momentum={value}", "outer_momentum (β) must lie in") for value in ("-0.1", "1", "nan")),
+        *(("diloco", f"delay={value}", "delay (N) must lie in") for value in ("0", "1000001")),
+        *(("diloco", f"delay=4 eager={value}", "eager (c) must lie in [0, 1/delay]") for value in ("-0.1", "0.26", "nan")),
+        ("fedbuff", "buffer_size=2.5", "buffer_size is a whole number, not '2.5'"),
+        ("diloco", "outer_rate=fast", "outer_rate is a number, not 'fast'"),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused_by_name(rule: str, options: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make_core(Hyperparameters(rule=rule, rule_options=options))
+
+
+def test_options_are_separated_by_blanks_and_the_last_of_a_name_counts() -> None:
+    rule = make_rule("diloco", rule_options="  delay=4   outer_rate=0.5 delay=8 ")
+    assert (rule.delay, rule.outer_rate, rule.outer_momentum) == (8, 0.5, 0.9)  # type: ignore[attr-defined]
+
+
+# -- users' own
+
+
+def test_a_users_rule_gets_the_runs_settings_and_its_own_options(module: str) -> None:
+    options = "bound=0.5 rounds=7 word=two strict=true"
+    rule = make_core(Hyperparameters(rule=f"{module}:Good", rule_options=options, learning_rate=0.2)).rule
+    found = (rule.learning_rate, rule.bound, rule.rounds, rule.word, rule.strict)  # type: ignore[attr-defined]
+    assert found == (0.2, 0.5, 7, "two", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("no_such_module:Rule", "", "can't import 'no_such_module' for rule 'no_such_module:Rule': No module named"),
+        ("broken_rules:Rule", "", "can't import 'broken_rules' for rule 'broken_rules:Rule': RuntimeError: no licence"),
+        (":Rule", "", "can't import '' for rule ':Rule'"),
+        (".rules_of_a_user:Good", "", "can't import '.rules_of_a_user'"),
+        ("rules_of_a_user:Missing", "", "module 'rules_of_a_user' has no class 'Missing'"),
+        ("rules_of_a_user:", "", "module 'rules_of_a_user' has no class ''"),
+        ("rules_of_a_user:three", "", "'rules_of_a_user:three' is no rule: it must be a dataclass derived from"),
+        ("rules_of_a_user:NotDerived", "", "'rules_of_a_user:NotDerived' is no rule: it must be a dataclass derived from"),
+        ("rules_of_a_user:NotDecorated", "", "'rules_of_a_user:NotDecorated' is no rule: it must be a dataclass"),
+        ("rules_of_a_user:NoMove", "", "'rules_of_a_user:NoMove' is no rule: it lacks move"),
+        ("rules_of_a_user:NoRate", "", "'rules_of_a_user:NoRate' is no rule: it lacks learning_rate"),
+        ("rules_of_a_user:NeedsBound", "", "the rule needs options without a default: limit=…"),
+        ("rules_of_a_user:WithList", "", "the rule's options are of type int, float, str, bool: sizes is not"),
+        ("rules_of_a_user:Good", "limit=1", "'limit=1' is none, this rule has bound, rounds, word, strict"),
+        ("rules_of_a_user:Good", "strict=perhaps", "the rule's option strict is true or false, not 'perhaps'"),
+    ],
+)
+def test_what_is_no_rule_is_refused_in_one_line_that_says_why(name: str, options: str, said: str, module: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)) as refused:
+        make_core(Hyperparameters(rule=name, rule_options=options))
+    assert "\n" not in str(refused.value)

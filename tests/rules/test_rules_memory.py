@@ -1,0 +1,80 @@
+"""What each rule keeps, as docs/rules.md tells: counted, and judged by the memory limit before it is taken."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from core_helpers import SMALL, commit, header, make_core, start
+from gem_api.errors import Overloaded
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_server.durability.capture import copies_at_most
+
+BYTES = 4 * SMALL.size
+# Rule, options, arrays of P floats for each worker, arrays that all share, arrays that are made for the length of a commit.
+KEPT = [
+    ("gem", "", 2, 0, 0), ("gem", "proxy=nesterov", 2, 0, 1), ("gem", "proxy=adam", 3, 0, 3), ("gem", "proxy=global", 1, 8, 1),
+    ("gem", "proxy=yellowfin", 2, 2, 3), ("downpour", "", 1, 0, 0), ("adaptive", "", 1, 0, 0), ("agn", "", 1, 0, 0),
+    ("aeasgd", "", 1, 0, 2), ("dcasgd", "", 1, 0, 4), ("dcasgd", "mean_square=0.9", 1, 1, 4), ("fedasync", "", 1, 0, 1),
+    ("fedbuff", "", 1, 1, 1), ("fedbuff", "buffer_size=1", 1, 1, 1), ("ringmaster", "", 1, 0, 0), ("diloco", "", 1, 2, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "options", "each", "shared", "made"), KEPT)
+def test_memory_is_what_the_rule_keeps_for_each_worker_and_for_all(
+    rule: str, options: str, each: int, shared: int, made: int
+) -> None:
+    settings = Hyperparameters(rule=rule, rule_options=options)
+    core = make_core(settings)
+    start(core, ["ann", "bob", "cy"])
+    assert core.memory.most_for_worker == BYTES * (each + 1)  # and the gradient that arrives
+    assert core.memory.held == BYTES * (1 + shared + made + 3 * (each + 1))
+    assert copies_at_most(core) == 1 + shared + 3 * each
+    held = [core.central.theta, *core.shared.buffers.values()]
+    for lease in core.leases.live.values():
+        held += [lease.upload, *lease.buffers.values()]
+    assert sum(array.nbytes for array in held) == core.memory.held - BYTES * made
+
+
+@pytest.mark.parametrize(("rule", "options", "each", "shared", "made"), KEPT)
+def test_a_worker_for_whom_there_is_no_room_is_refused(rule: str, options: str, each: int, shared: int, made: int) -> None:
+    needed = BYTES * (1 + shared + made + 2 * (each + 1))
+    core = make_core(Hyperparameters(rule=rule, rule_options=options), memory_limit=needed)
+    start(core, ["ann", "bob"])
+    with pytest.raises(Overloaded, match="no memory for worker number 3"):
+        core.register("cy", SMALL, 0.0)
+    assert core.memory.held == needed
+
+
+@pytest.mark.parametrize(("rule", "options", "each", "shared", "made"), KEPT)
+def test_a_commit_takes_no_more_memory_for_its_arithmetic_than_is_counted(
+    rule: str, options: str, each: int, shared: int, made: int
+) -> None:
+    """Two commits, for some rules do more in every second one."""
+    size = 200_000
+    layout = Layout.of({"w": (size,)})
+    core = make_core(Hyperparameters(rule=rule, rule_options=options))
+    (ann,) = start(core, ["ann"], layout, theta=np.float32(1))
+    commit(core, ann, 1, 0.5)  # compiles what is compiled
+    for sequence in (2, 3):
+        lease = core.leases.get(ann)
+        lease.upload[:] = 0.5
+        step = core.begin(core.ticket(lease, header(core, ann, sequence), 0.0))
+        tracemalloc.start()
+        pi = step.run()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        core.finish(step, pi, 0.0)
+        assert peak < 4 * size * (made + 0.5)
+
+
+def test_the_global_proxy_keeps_eight_moments_whatever_the_number_of_workers() -> None:
+    """O(P) on the server, where a moment for each worker is O(n·P)."""
+    held = {}
+    for proxy in ("momentum", "global"):
+        core = make_core(Hyperparameters(rule_options=f"proxy={proxy}"))
+        start(core, [f"w{number}" for number in range(30)])
+        held[proxy] = core.memory.held
+    assert held["momentum"] - held["global"] == (30 - 8 - 1) * BYTES  # one more for the length of a commit

@@ -1,0 +1,235 @@
+"""Every newer rule, every option, every proxy through the core, against oracles that know the papers' equations alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from core_helpers import apply as apply_commit
+from core_helpers import bits, commit, header, make_core, send, start
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_server.rules.base import Shared
+from gem_server.rules.yellowfin import NUMBERS, _from_noise, tuned_momentum
+from rules import oracle_rules as by_hand
+from rules.oracle_rules import Oracle
+from rules.oracle_yellowfin import YellowFinMatched, momentum_against_noise
+
+WORKERS = ["ann", "bob", "cy"]
+LAYOUT = Layout.of({"w": (2, 3), "b": (3,)})
+ETA = 0.05
+CLOSE = 1e-5  # of θ's scale
+
+
+def rule(name: str, options: str = "", **settings: Any) -> Hyperparameters:
+    return Hyperparameters(rule=name, rule_options=options, learning_rate=ETA, **settings)
+
+
+def gem(proxy: str, options: str = "", **settings: Any) -> Hyperparameters:
+    return rule("gem", f"proxy={proxy} {options}", kappa=1.5, **settings)
+
+
+def oracle(kind: type[Oracle], **settings: Any) -> type[Oracle]:
+    return type(kind.__name__, (kind,), settings)
+
+
+CASES: dict[str, tuple[Hyperparameters, type[Oracle]]] = {
+    "agn": (rule("agn"), by_hand.Descent),
+    "ringmaster, 1": (rule("ringmaster", "threshold=1"), oracle(by_hand.Threshold, threshold=1)),
+    "ringmaster, 3": (rule("ringmaster", "threshold=3"), oracle(by_hand.Threshold, threshold=3)),
+    "aeasgd": (rule("aeasgd"), by_hand.Elastic),
+    "aeasgd, 0.3": (rule("aeasgd", "alpha=0.3"), oracle(by_hand.Elastic, alpha=0.3)),
+    "dcasgd-c": (rule("dcasgd"), by_hand.Compensated),
+    "dcasgd-c, 2": (rule("dcasgd", "compensation=2"), oracle(by_hand.Compensated, compensation=2.0)),
+    "dcasgd-a": (
+        rule("dcasgd", "compensation=2 mean_square=0.95"), oracle(by_hand.Compensated, compensation=2.0, decay=0.95),
+    ),
+    "dcasgd-a, present gradient": (
+        rule("dcasgd", "compensation=2 mean_square=1e-9"), oracle(by_hand.Compensated, compensation=2.0, decay=1e-9),
+    ),
+    "fedasync": (rule("fedasync"), oracle(by_hand.Mixed, function=by_hand.polynomial(0.5))),
+    "fedasync, polynomial": (
+        rule("fedasync", "mixing=0.9 staleness=polynomial a=2"),
+        oracle(by_hand.Mixed, mixing=0.9, function=by_hand.polynomial(2)),
+    ),
+    "fedasync, constant": (rule("fedasync", "staleness=constant mixing=0.3"), oracle(by_hand.Mixed, mixing=0.3)),
+    "fedasync, hinge": (
+        rule("fedasync", "staleness=hinge a=10 b=1"), oracle(by_hand.Mixed, function=by_hand.hinge(10, 1)),
+    ),
+    "fedbuff, 1": (rule("fedbuff", "buffer_size=1"), oracle(by_hand.Buffered, size=1)),
+    "fedbuff, 4": (rule("fedbuff", "buffer_size=4 outer_rate=0.5"), oracle(by_hand.Buffered, outer_rate=0.5)),
+    "fedbuff, 10": (rule("fedbuff"), oracle(by_hand.Buffered, size=10)),
+    "diloco": (rule("diloco"), by_hand.DelayedNesterov),
+    "diloco, sgd": (
+        rule("diloco", "outer_momentum=0 outer_rate=1"), oracle(by_hand.DelayedNesterov, beta=0.0, step_size=1.0),
+    ),
+    "diloco, delayed": (
+        rule("diloco", "delay=3 outer_rate=0.3 outer_momentum=0.5"),
+        oracle(by_hand.DelayedNesterov, every=3, step_size=0.3, beta=0.5),
+    ),
+    "diloco, eager": (rule("diloco", "delay=4 eager=0.1"), oracle(by_hand.DelayedNesterov, every=4, eager=0.1)),
+    "diloco, most eager": (rule("diloco", "delay=4 eager=0.25"), oracle(by_hand.DelayedNesterov, every=4, eager=0.25)),
+    "nesterov": (gem("nesterov"), by_hand.NesterovMatched),
+    "nesterov, paper": (gem("nesterov", snapshot="paper"), oracle(by_hand.NesterovMatched, convention="paper")),
+    "adam": (gem("adam", pi_max=1e6), oracle(by_hand.AdamMatched, pi_max=1e6)),
+    "adam, fixed": (gem("adam", "proxy_rate=0.01", pi_max=100.0), oracle(by_hand.AdamMatched, size=0.01, pi_max=100.0)),
+    "adam, paper": (gem("adam", momentum=0.5, snapshot="paper"), oracle(by_hand.AdamMatched, mu=0.5, convention="paper")),
+    "global": (gem("global"), by_hand.GloballyMatched),
+    "global, paper": (gem("global", snapshot="paper"), oracle(by_hand.GloballyMatched, convention="paper")),
+    "yellowfin": (gem("yellowfin"), YellowFinMatched),
+    "yellowfin, from 0": (gem("yellowfin", momentum=0.0), oracle(YellowFinMatched, mu=0.0)),
+}  # fmt: skip
+EXACT = {"agn", "ringmaster, 1", "ringmaster, 3"}
+
+
+def halved(version: int) -> float:
+    """η_t of the schedule that the tests below set: half after every 50 commits."""
+    return ETA * 0.5 ** (version // 50)
+
+
+@pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "scheduled"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_rule_equals_its_oracle_over_hundreds_of_interleaved_commits(case: str, scheduled: bool) -> None:
+    """Also what it answers, with which version; and a commit that it leaves out moves nothing but gives a fresh θ."""
+    settings, kind = CASES[case]
+    if scheduled:
+        settings = Hyperparameters(**{**vars(settings), "schedule": "step", "decay_versions": 50, "decay_factor": 0.5})
+    random = np.random.default_rng(7)
+    theta = random.normal(size=LAYOUT.size).astype(np.float32)
+    core = make_core(settings)
+    leases = dict(zip(WORKERS, start(core, WORKERS, LAYOUT, theta), strict=True))
+    expected = kind(theta, WORKERS, halved if scheduled else lambda version: ETA)
+    sequences, left_out, staleness = dict.fromkeys(WORKERS, 0), 0, set()
+    size = ETA if core.rule.kind == "delta" else 1.0
+    for number in range(240):
+        name = str(random.choice(WORKERS, p=[0.5, 0.3, 0.2]))
+        lease = core.leases.get(leases[name])
+        if number % 17 == 16:  # a worker may pull anew at any time
+            core.pull(lease)
+            expected.pull(name)
+        update = size * random.normal(0.2, 1, LAYOUT.size) * (random.random(LAYOUT.size) > 0.1)
+        sequences[name] += 1
+        applied = commit(core, leases[name], sequences[name], update.astype(np.float32))
+        taken = expected.commit(name, update.astype(np.float32))
+        worker, scale = expected.workers[name], float(np.abs(expected.theta).max())
+        assert applied.discarded is not taken
+        assert (core.central.version, applied.base_version) == (expected.version, worker.base_version)
+        if case in EXACT:
+            assert bits(core.central.theta) == bits(np.float32(expected.theta))
+        np.testing.assert_allclose(core.central.theta, expected.theta, rtol=0, atol=CLOSE * scale)
+        np.testing.assert_allclose(core.reply(lease), worker.answer, rtol=0, atol=CLOSE * scale)
+        left_out += applied.discarded
+        staleness.add(applied.staleness)
+    assert max(staleness) > 3
+    assert (left_out > 10) == ("ringmaster" in case)
+
+
+# -- worked by hand: all figures are exact in binary
+
+ONE = Layout.of({"w": (1,)})
+
+
+def run_by_hand(settings: Hyperparameters, *updates: tuple[str, float]) -> list[float]:
+    """θ after each commit, from 0, all workers having pulled at first."""
+    core = make_core(settings)
+    names = sorted({name for name, _ in updates})
+    leases = dict(zip(names, start(core, names, ONE, 0.0), strict=True))
+    thetas = []
+    for name, update in updates:
+        commit(core, leases[name], core.leases.get(leases[name]).sequence + 1, update)
+        thetas.append(float(core.central.theta[0]))
+    return thetas
+
+
+def test_elastic_averaging_leaves_a_worker_with_parameters_of_its_own_worked_by_hand() -> None:
+    """x = 1: e = ¼, so θ = ¼ and x = ¾; then x = 1¾: e = ¼·1½, so θ = ⅝ and x = 1⅜."""
+    core = make_core(Hyperparameters(rule="aeasgd", rule_options="alpha=0.25"))
+    (lease,) = start(core, ["ann"], ONE, 0.0)
+    commit(core, lease, 1, 1.0)
+    commit(core, lease, 2, 1.0)
+    assert core.central.theta.tolist() == [0.625]
+    assert core.reply(core.leases.get(lease)).tolist() == [1.375]
+
+
+def test_delay_compensation_is_nought_for_fresh_gradients_worked_by_hand() -> None:
+    """Ann: θ = −1. Bob's g = 2 at s = 0 gives g + ½·4·(−1 − 0) = 0; fresh, it counts in full."""
+    settings = Hyperparameters(rule="dcasgd", learning_rate=0.5, rule_options="compensation=0.5")
+    assert run_by_hand(settings, ("ann", 2.0), ("bob", 2.0), ("bob", 2.0)) == [-1.0, -1.0, -2.0]
+
+
+def test_a_mixed_in_worker_counts_less_the_staler_it_is_worked_by_hand() -> None:
+    """α = ½, a = 1: Ann's x = 4 gives 2; Bob's, one commit late, ¾·2 + ¼·4 = 2½."""
+    settings = Hyperparameters(rule="fedasync", rule_options="mixing=0.5 a=1")
+    assert run_by_hand(settings, ("ann", 4.0), ("bob", 4.0)) == [2.0, 2.5]
+
+
+def test_a_buffer_counts_staleness_in_moves_of_theta_worked_by_hand() -> None:
+    """K = 2: Bob moves θ three times, always fresh; Cy pulled before them, so that 1/√(1 + 3) of its delta counts."""
+    settings = Hyperparameters(rule="fedbuff", rule_options="buffer_size=2")
+    moves = [("ann", 0.0), ("bob", 4.0), ("ann", 0.0), ("bob", 2.0), ("ann", 0.0), ("bob", 2.0), ("cy", 8.0), ("bob", 0.0)]
+    assert run_by_hand(settings, *moves) == [0.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 6.0]
+
+
+def test_outer_momentum_waits_for_its_turn_worked_by_hand() -> None:
+    """N = 2, ε = 1, β = ½: first −g/2 alone; then m = (2 + 4)/2 = 3 and θ moves by ½·3 + 4/2 more."""
+    settings = Hyperparameters(rule="diloco", rule_options="delay=2 outer_rate=1 outer_momentum=0.5")
+    assert run_by_hand(settings, ("ann", 2.0), ("ann", 4.0)) == [1.0, 4.5]
+
+
+def test_momentum_that_is_applied_early_is_taken_off_later_worked_by_hand() -> None:
+    """N = 2, c = ½: after m = 1, θ moves by c·β·m = ¼ between, and by (1 − 1 + ½)·½·½ = ⅛ with the next m."""
+    settings = Hyperparameters(rule="diloco", rule_options="delay=2 outer_rate=1 outer_momentum=0.5 eager=0.5")
+    moves = run_by_hand(settings, ("ann", 1.0), ("ann", 1.0), ("ann", 0.0), ("ann", 0.0))
+    assert np.diff(moves).tolist() == [0.5 + 0.25, 0.25, 0.125]
+
+
+def test_a_commit_that_is_too_stale_gets_the_present_theta_and_the_version_stands_still() -> None:
+    core = make_core(Hyperparameters(rule="ringmaster", learning_rate=0.5, rule_options="threshold=2"))
+    ann, bob = start(core, ["ann", "bob"], ONE, 0.0)
+    commit(core, ann, 1, 1.0)
+    commit(core, ann, 2, 1.0)
+    late = commit(core, bob, 1, 1.0)
+    assert (late.discarded, late.version, late.base_version, late.staleness, late.scale) == (True, 2, 2, 2, 0.0)
+    assert core.central.theta.tolist() == core.reply(core.leases.get(bob)).tolist() == [-1.0]
+    fresh = commit(core, bob, 2, 1.0)
+    assert (fresh.discarded, fresh.version, fresh.staleness, fresh.scale) == (False, 3, 0, 1.0)
+    assert core.central.theta.tolist() == [-1.5]
+
+
+def test_a_commit_that_is_too_stale_is_answered_the_same_when_it_is_sent_again() -> None:
+    core = make_core(Hyperparameters(rule="ringmaster", rule_options="threshold=1"))
+    ann, bob = start(core, ["ann", "bob"], ONE, 0.0)
+    commit(core, ann, 1, 1.0)
+    late = apply_commit(core, send(core, header(core, bob, 1), 1.0))
+    _, lease = core.admit(header(core, bob, 1), 0.0)
+    assert lease.last_applied == late
+    assert core.outcomes == {"applied": 1, "discarded": 1, "repeated": 1, "rejected": 0}
+
+
+# -- YellowFin's cubic
+
+
+@pytest.mark.parametrize("magnitude", [1e-8, 1e-4, 1e-2, 0.3, 1.0, 3.0, 1e2, 1e4, 1e8])
+def test_the_momentum_against_noise_is_where_the_expected_distance_is_least(magnitude: float) -> None:
+    """μ·D² + (1 − √μ)⁴/h_min²·C, minimised by brute force, for signal-to-noise ratios D²·h_min²/C of sixteen decades."""
+    for distance, least in ((1.0, 1.0), (1e-3, 50.0), (20.0, 1e-4)):
+        variance = (distance * least) ** 2 / magnitude
+        found = _from_noise(distance, least, variance)
+        assert found == pytest.approx(momentum_against_noise(distance, least, variance), rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(("distance", "variance", "mu"), [(1e-200, 1.0, 1.0), (1e20, 1e-20, 0.0)])
+def test_the_momentum_against_noise_holds_at_the_ends(distance: float, variance: float, mu: float) -> None:
+    assert _from_noise(distance, 1.0, variance) == pytest.approx(mu, abs=1e-6)
+
+
+def test_the_tuned_momentum_stays_below_one_whatever_the_gradients() -> None:
+    """Zeros, the largest that are taken in, constant ones: what there is nothing to tell from leaves it where it starts."""
+    for gradients in (np.zeros((40, 3)), np.full((40, 3), 1e12), np.full((40, 3), 1e-30), np.eye(3)[np.arange(40) % 3] * 1e12):
+        shared = Shared({name: np.zeros(3, np.float32) for name in ("mean", "mean_square")}, dict(NUMBERS))
+        for gradient in gradients.astype(np.float32):
+            mu = tuned_momentum(gradient, shared, 0.9)
+            assert 0 <= mu <= 0.999
+            assert math.isfinite(sum(shared.numbers.values()))

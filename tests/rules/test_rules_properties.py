@@ -1,0 +1,351 @@
+"""What must hold of the update rules for any gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from core_helpers import bits
+from gem_api.errors import NonFiniteGradient
+from gem_api.layout import Layout, Vector
+from gem_server.core.central_variable import require_finite
+from gem_server.rules import RULES, PiFacts, RuleInput, Shared, UpdateRule, make_rule
+from gem_server.rules.base import MAX_MAGNITUDE, largest
+from gem_server.rules.fused import BINS, BLOCK
+from gem_server.rules.proxies import PROXIES
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+EPS = float(np.finfo(np.float32).eps)
+CONVENTIONS = ["after", "paper", "reference"]
+SIZES = st.sampled_from([1, 2, 9, 130])
+
+
+def values(size: int, most: float = 1e3) -> st.SearchStrategy[Vector]:
+    """float32, shape (size,): zeros, denormals and everything up to ±most."""
+    limit = float(np.float32(most)) if float(np.float32(most)) <= most else float(np.nextafter(np.float32(most), np.float32(0)))
+    return arrays(np.float32, size, elements=st.floats(-limit, limit, width=32))
+
+
+@dataclass
+class Run:
+    """A rule, θ and the buffers of a few workers: a server without the server."""
+
+    rule: UpdateRule
+    theta: Vector
+    workers: list[dict[str, Vector]] = field(default_factory=list)
+    shared: Shared = field(default_factory=Shared)
+    version: int = 0
+
+    @classmethod
+    def of(cls, rule: UpdateRule, theta: Vector, workers: int = 1) -> Run:
+        run = cls(rule, theta.copy())
+        run.shared = Shared({name: np.zeros(theta.size, np.float32) for name in rule.shared}, dict(rule.numbers))
+        for _ in range(workers):
+            buffers = {name: np.zeros(theta.size, np.float32) for name in rule.buffers}
+            rule.first_pull(run.theta, buffers)
+            run.workers.append(buffers)
+        return run
+
+    def commit(self, gradient: Vector, worker: int = 0, staleness: int = 0) -> PiFacts | None:
+        layout = Layout.of({"w": (self.theta.size,)})
+        self.version += 1
+        rule_input = RuleInput(staleness, self.version - 1, self.version - 1, shared=self.shared)
+        return self.rule.apply(layout, self.theta, gradient, self.workers[worker], rule_input)
+
+    def state(self) -> bytes:
+        return bits(self.theta) + b"".join(bits(buffer) for buffers in self.workers for buffer in buffers.values())
+
+
+def assert_no_nan(run: Run) -> None:
+    assert not np.isnan(run.theta).any()
+    for buffers in run.workers:
+        for name, buffer in buffers.items():
+            assert not np.isnan(buffer).any(), name
+
+
+@st.composite
+def runs(draw: st.DrawFn, *, most: float = 1e3, eta: float = 0.05) -> tuple[Run, list[tuple[int, Vector]]]:
+    """A gem run of two workers in any convention, and a few commits for it."""
+    size = draw(SIZES)
+    settings = {
+        "momentum": draw(st.sampled_from([0.0, 0.5, 0.9, 0.999])),
+        "kappa": draw(st.sampled_from([0.1, 1.0, 30.0])),
+        "pi_max": draw(st.sampled_from([1e-3, 1.0, 5.0, 1e6])),
+        "snapshot": draw(st.sampled_from(CONVENTIONS)),
+    }
+    rule = make_rule("gem", learning_rate=eta, **settings)
+    run = Run.of(rule, draw(values(size)), workers=2)
+    commits = draw(st.lists(st.tuples(st.integers(0, 1), values(size, most)), min_size=1, max_size=6))
+    return run, commits
+
+
+# -- bounds
+
+
+@given(runs())
+def test_pi_lies_between_zero_and_its_maximum(case: tuple[Run, list[tuple[int, Vector]]]) -> None:
+    """By the facts, and by what θ does: it moves against the gradient, by no more than π_max·η·|g|."""
+    run, commits = case
+    pi_max = run.rule.pi_max  # type: ignore[attr-defined]
+    for worker, gradient in commits:
+        before = run.theta.copy()
+        facts = run.commit(gradient, worker)
+        assert facts is not None
+        assert facts.counts.shape == (BINS,)
+        assert (facts.counts >= 0).all()
+        assert facts.counts.sum() == gradient.size
+        assert 0 <= facts.median <= np.float32(pi_max)
+        assert ((facts.tensor_medians >= 0) & (facts.tensor_medians <= np.float32(pi_max))).all()
+        assert 0 <= facts.zero_ratio <= 1
+        assert 0 <= facts.max_ratio <= 1
+        move = run.theta.astype(np.float64) - before
+        most = pi_max * 0.05 * np.abs(gradient.astype(np.float64))
+        rounding = EPS * (np.abs(before) + np.abs(run.theta)) + 1e-44
+        assert (np.abs(move) <= most * (1 + 8 * EPS) + rounding).all()
+        assert (move * np.sign(gradient) <= rounding).all(), "θ moved along the gradient: π was negative"
+
+
+@given(runs(), st.integers(0, 1))
+def test_a_gradient_of_zeros_leaves_theta_as_it_is_bit_for_bit(case: tuple[Run, list[tuple[int, Vector]]], worker: int) -> None:
+    run, commits = case
+    for number, gradient in commits:
+        run.commit(gradient, number)
+    before = bits(run.theta)
+    run.commit(np.zeros_like(run.theta), worker)
+    assert bits(run.theta) == before
+
+
+@given(runs())
+def test_a_replay_gives_identical_bits(case: tuple[Run, list[tuple[int, Vector]]]) -> None:
+    run, commits = case
+    again = Run.of(run.rule, run.theta, workers=2)
+    for worker, gradient in commits:
+        run.commit(gradient, worker)
+    for worker, gradient in commits:
+        again.commit(gradient.copy(), worker)
+    assert run.state() == again.state()
+
+
+def test_where_the_arrays_lie_in_memory_changes_no_bit() -> None:
+    """Vector instructions have a head and a tail that depend on alignment and length; the results must not."""
+    random = np.random.default_rng(1)
+    theta, gradient = random.normal(size=(2, BLOCK + 100)).astype(np.float32)
+    rule = make_rule("gem")
+    whole = Run.of(rule, theta)
+    facts = whole.commit(gradient)
+    parts = []
+    for begin, end in ((0, 3), (3, 1000), (1000, BLOCK + 100)):
+        part = Run.of(rule, theta[begin:end])
+        part.commit(gradient[begin:end])
+        parts.append(part.theta)
+    assert bits(whole.theta) == bits(np.concatenate(parts))
+    assert facts is not None
+
+
+# -- energy (Eqs. 15 to 19)
+
+
+@given(SIZES.flatmap(lambda size: st.tuples(values(size, 10), st.lists(values(size, 10), min_size=1, max_size=5))))
+def test_alone_a_worker_moves_theta_by_its_amplified_moment_where_pi_is_not_clamped(case: tuple[Vector, list[Vector]]) -> None:
+    """With s = θ there is no drift, so π·|Δ| = κ|m| (Eq. 19): sequential momentum SGD."""
+    theta, gradients = case
+    rule = make_rule("gem", kappa=1.5, pi_max=1e6)
+    run = Run.of(rule, theta)
+    for gradient in gradients:
+        before = run.theta.copy()
+        run.commit(gradient)
+        delta = 0.05 * np.abs(gradient.astype(np.float64))
+        speed = 1.5 * np.abs(run.workers[0]["moment"].astype(np.float64))
+        free = (delta > 1e-9) & (speed < 0.99e6 * delta)  # ε counts for nothing and π is below its maximum
+        move = np.abs(run.theta.astype(np.float64) - before)
+        rounding = 8 * EPS * speed + EPS * (np.abs(before) + np.abs(run.theta))
+        assert (np.abs(move - speed) <= rounding)[free].all()
+
+
+@given(SIZES.flatmap(lambda size: st.tuples(values(size, 10), st.lists(values(size, 10), min_size=2, max_size=6))))
+def test_the_central_energy_is_at_most_the_proxys_where_pi_is_not_clamped_to_zero(case: tuple[Vector, list[Vector]]) -> None:
+    """½(θ_{t+1} − s)² ≤ ½(κm)², element by element, however far another worker has moved θ meanwhile (Eqs. 15, 16)."""
+    theta, gradients = case
+    run = Run.of(make_rule("gem"), theta, workers=2)
+    for number, gradient in enumerate(gradients):
+        worker = number % 2
+        before, snapshot = run.theta.copy(), run.workers[worker]["snapshot"].astype(np.float64)
+        run.commit(gradient, worker)
+        speed = np.abs(run.workers[worker]["moment"].astype(np.float64))
+        drift = np.abs(before - snapshot)
+        distance = np.abs(run.theta.astype(np.float64) - snapshot)
+        rounding = 8 * EPS * (speed + np.abs(before) + np.abs(run.theta) + np.abs(snapshot))
+        assert (distance <= speed + rounding)[speed > drift].all()
+
+
+def test_the_energies_are_those_of_the_whole_variable() -> None:
+    theta, gradient = np.random.default_rng(2).normal(size=(2, 3 * BLOCK + 5)).astype(np.float32)
+    run = Run.of(make_rule("gem", kappa=2.0), theta)
+    snapshot = run.workers[0]["snapshot"].copy()
+    facts = run.commit(gradient)
+    assert facts is not None
+    moment = run.workers[0]["moment"].astype(np.float64)
+    assert facts.proxy_energy == pytest.approx(0.5 * ((2 * moment) ** 2).sum(), rel=1e-4)
+    assert facts.central_energy == pytest.approx(0.5 * ((run.theta.astype(np.float64) - snapshot) ** 2).sum(), rel=1e-4)
+
+
+# -- the edges of float32
+
+
+@given(runs(most=float(np.finfo(np.float32).smallest_normal)))
+def test_denormal_gradients_make_no_nan_and_no_infinity(case: tuple[Run, list[tuple[int, Vector]]]) -> None:
+    run, commits = case
+    for worker, gradient in commits:
+        facts = run.commit(gradient, worker)
+        assert facts is not None
+        assert facts.counts.sum() == gradient.size
+    assert_no_nan(run)
+    assert np.isfinite(run.theta).all()
+
+
+@given(runs(most=MAX_MAGNITUDE))
+def test_the_largest_gradients_taken_in_make_no_nan_and_no_infinity(case: tuple[Run, list[tuple[int, Vector]]]) -> None:
+    run, commits = case
+    for worker, gradient in commits:
+        require_finite(gradient, largest(0.05), "gradient")
+        facts = run.commit(gradient, worker)
+        assert facts is not None
+        assert facts.counts.sum() == gradient.size
+        assert not np.isnan([facts.median, facts.proxy_energy, facts.central_energy]).any()
+    assert_no_nan(run)
+    assert np.isfinite(run.theta).all()
+
+
+@pytest.mark.parametrize("snapshot", CONVENTIONS)
+@pytest.mark.parametrize("eta", [1e-3, 1.0, 1e3])
+def test_alternating_extremes_stay_finite(snapshot: str, eta: float) -> None:
+    most = np.float32(min(MAX_MAGNITUDE / eta, MAX_MAGNITUDE))
+    run = Run.of(
+        make_rule("gem", learning_rate=eta, kappa=1e3, pi_max=1e6, snapshot=snapshot),
+        np.float32([MAX_MAGNITUDE, -MAX_MAGNITUDE]),
+    )
+    for sign in (1, -1, -1, 1, 1, 1):
+        run.commit(np.float32([sign * most, -sign * most]))
+    assert_no_nan(run)
+    assert np.isfinite(run.theta).all()
+
+
+def test_by_reference_a_denominator_of_exactly_zero_is_clamped() -> None:
+    """|Δ + ε| = 0 where Δ = −ε: κ|m| is positive, so π is infinite before the clip, and π_max after it."""
+    epsilon = float(np.float32(2.0**-40))
+    run = Run.of(make_rule("gem", learning_rate=1.0, epsilon=epsilon, snapshot="reference"), np.zeros(1, np.float32))
+    facts = run.commit(np.float32([epsilon]))
+    assert facts is not None
+    assert facts.max_ratio == 1
+    assert run.theta.tolist() == [-5 * epsilon]
+
+
+@given(values(1, 1e3), st.lists(values(1, 1e3), min_size=1, max_size=8), st.sampled_from([*RULES]))
+def test_a_model_of_one_parameter_is_a_model(theta: Vector, gradients: list[Vector], rule: str) -> None:
+    run = Run.of(make_rule(rule), theta)
+    for staleness, gradient in enumerate(gradients):
+        run.commit(gradient, staleness=staleness)
+    assert_no_nan(run)
+
+
+# Every rule with every option that makes it another, and every proxy.
+VARIANTS = {
+    **dict.fromkeys(RULES, ""),
+    **{f"gem {proxy}": f"proxy={proxy} proxy_rate=1000" for proxy in PROXIES},
+    "dcasgd-c": "compensation=1000",
+    "dcasgd-a": "compensation=1000 mean_square=0.95",
+    "fedasync hinge": "staleness=hinge mixing=1",
+    "fedbuff 2": "buffer_size=2 outer_rate=1000",
+    "diloco delayed": "delay=3 eager=0.3 outer_rate=1000 outer_momentum=0.99",
+}  # fmt: skip
+
+
+def variant(name: str, **settings: object) -> UpdateRule:
+    return make_rule(name.partition(" ")[0].partition("-")[0], VARIANTS[name], **settings)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("eta", [1e-3, 1e3])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_update_that_is_taken_in_makes_theta_a_nan_or_an_infinity(name: str, eta: float) -> None:
+    """Two workers in turn, 200 updates of the largest size, of the smallest, of zeros, with signs at random, from a large θ."""
+    rule = variant(name, learning_rate=eta, kappa=1e3, pi_max=1e6)
+    random = np.random.default_rng(1)
+    run = Run.of(rule, np.float32([1e30, -1e30, 0, 1e-30, 1]), workers=2)
+    sizes = np.float32([rule.largest, rule.largest / 1e6, 1, 1e-38, 1e-45, 0])
+    for _ in range(200):
+        update = random.choice(sizes, run.theta.size) * random.choice(np.float32([-1, 1]), run.theta.size)
+        require_finite(update, rule.largest, "gradient")
+        run.commit(update, worker=int(random.integers(2)), staleness=int(random.integers(5)))
+        assert np.isfinite(run.theta).all()
+    assert_no_nan(run)
+    assert not any(np.isnan(buffer).any() for buffer in run.shared.buffers.values())
+    assert np.isfinite(list(run.shared.numbers.values())).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gem", ""), ("fedbuff", "buffer_size=1 outer_rate=1000"), ("diloco", "outer_rate=1000 outer_momentum=0.9999999"),
+    ],
+)  # fmt: skip
+def test_the_largest_updates_all_one_way_never_add_up_to_an_infinity(name: str, options: str) -> None:
+    """Under the settings that move θ most, from the largest θ that there is: what is added there is lost in rounding."""
+    rule = make_rule(name, options, learning_rate=1e3, momentum=0.9999999, kappa=1e3, pi_max=1e6)
+    run = Run.of(rule, np.full(1, np.finfo(np.float32).max, np.float32))
+    sign = np.float32(-1 if rule.kind == "gradient" else 1)
+    for _ in range(1000):
+        run.commit(np.full(1, sign * rule.largest, np.float32))
+        assert np.isfinite(run.theta).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("place", [0, 7, 4096])
+def test_a_gradient_that_could_overflow_is_refused_wherever_it_stands(bad: float, place: int) -> None:
+    gradient = np.zeros(4097, np.float32)
+    gradient[place] = bad
+    with pytest.raises(NonFiniteGradient, match="untouched"):
+        require_finite(gradient, largest(0.05), "gradient")
+
+
+# -- hyper-parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        *(("learning_rate", value, "learning rate") for value in (0.0, -0.1, 1001.0, np.nan, np.inf)),
+        *(("momentum", value, "momentum") for value in (-0.1, 1.0, 1.5, np.nan)),
+        *(("kappa", value, "kappa") for value in (0.0, -1.0, 1e4, np.nan)),
+        *(("epsilon", value, "epsilon") for value in (0.0, 1e-31, 1.1, np.nan)),
+        *(("pi_max", value, "pi-max") for value in (0.0, 1e-4, 1e7, np.nan, np.inf)),
+        ("snapshot", "before", "snapshot"),
+    ],
+)
+def test_a_hyper_parameter_out_of_its_range_is_refused_by_name(name: str, value: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make_rule("gem", **{name: value})
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_refuses_a_learning_rate_of_zero(rule: str) -> None:
+    with pytest.raises(ValueError, match="learning rate"):
+        make_rule(rule, learning_rate=0.0)
+
+
+def test_an_unknown_rule_is_refused_and_the_known_ones_named() -> None:
+    with pytest.raises(ValueError, match=r"'sgd'.*gem, downpour, adaptive"):
+        make_rule("sgd")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"learning_rate": 1e-60}, {"momentum": 1 - 1e-12}], ids=["learning rate becomes 0", "momentum becomes 1"]
+)
+def test_a_hyper_parameter_that_float32_rounds_out_of_its_range_is_refused(settings: dict[str, float]) -> None:
+    """The pass computes in float32: a learning rate that is zero there, or a momentum that is one, is not what was asked."""
+    with pytest.raises(ValueError, match=r"learning rate|momentum"):
+        make_rule("gem", **settings)

@@ -1,0 +1,211 @@
+"""The statistics of π: bins, quantiles, and the check on what comes in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gem_api.layout import Layout
+from gem_server.rules import PiFacts, RuleInput, make_rule
+from gem_server.rules.bins import bin_edges
+from gem_server.rules.fused import BINS, BLOCK, all_within, quantile
+from hypothesis import given
+from hypothesis import strategies as st
+from rules.oracle import bin_of, counted, histogram
+
+PI_MAXIMA = [1e-3, 0.5, 1.0, 1.03, 3.999999, 4.0, 5.0, 1e3, 1e6]
+OCTAVES = (BINS - 3) / 16  # how far below π_max the bins reach
+
+
+def facts_for(pi: np.ndarray, pi_max: float = 5.0, layout: Layout | None = None) -> tuple[PiFacts, np.ndarray]:
+    """The facts of a commit whose π are those given (none above 8), and the π as float32 had them.
+
+    With Δ = 1, s = θ and κ = 1, π is |m|; a moment of 2(π − 1) becomes π under a momentum of ½ (Eqs. 19, 24).
+    """
+    rule = make_rule("gem", learning_rate=1.0, momentum=0.5, pi_max=pi_max)
+    theta = np.zeros(pi.size, np.float32)
+    moment = (2 * (pi.astype(np.float64) - 1)).astype(np.float32)
+    buffers = {"moment": moment, "snapshot": theta.copy()}
+    layout = layout or Layout.of({"w": (pi.size,)})
+    facts = rule.apply(layout, theta, np.full(pi.size, -1, np.float32), buffers, RuleInput(0))
+    assert facts is not None
+    return facts, np.minimum(np.abs(moment), np.float32(pi_max))
+
+
+def within_a_bin(value: float, exact: float, pi_max: float) -> bool:
+    if exact == 0 or exact == np.float32(pi_max):
+        return value == exact
+    lowest = pi_max * 2.0**-OCTAVES  # everything below shares bin 1
+    return abs(value - exact) <= max(exact, lowest) / 16 or max(value, exact) <= lowest * 1.1
+
+
+# -- bins
+
+
+@pytest.mark.parametrize("pi_max", PI_MAXIMA)
+def test_edges_rise_from_zero_to_the_maximum(pi_max: float) -> None:
+    edges = bin_edges(pi_max)
+    assert edges.shape == (BINS,)
+    assert edges.dtype == np.float32
+    assert (edges[0], edges[-1]) == (0, np.float32(pi_max))
+    assert np.isfinite(edges).all()
+    assert (np.diff(edges) >= 0).all()
+    assert (np.diff(edges[1:-1]) > 0).all()
+
+
+@pytest.mark.parametrize("pi_max", PI_MAXIMA)
+def test_a_bin_is_at_most_a_sixteenth_of_an_octave_wide(pi_max: float) -> None:
+    edges = bin_edges(pi_max).astype(np.float64)[2:]
+    assert (edges[1:] / edges[:-1]).max() <= 1 + 1 / 16 + 1e-7
+
+
+@pytest.mark.parametrize("pi_max", PI_MAXIMA)
+def test_powers_of_two_are_edges(pi_max: float) -> None:
+    """The metrics' buckets rely on it: they end at powers of two."""
+    edges = bin_edges(pi_max)
+    powers = 2.0 ** np.arange(np.ceil(np.log2(edges[2])), np.floor(np.log2(edges[-2])) + 1)
+    assert np.isin(powers.astype(np.float32), edges).all()
+
+
+def test_the_first_bin_holds_zero_alone_and_the_last_the_maximum_alone() -> None:
+    tiny, below = np.finfo(np.float32).eps, np.nextafter(np.float32(5), np.float32(0))
+    facts, pi = facts_for(np.array([0, 0, tiny, 1, below, 5, 5, 5, 6, 7], np.float32))
+    assert (pi == 0).sum() == 2
+    assert facts.counts[0] == 2
+    assert facts.counts[-1] == 5
+    assert facts.zero_ratio == 0.2
+    assert facts.max_ratio == 0.5
+    assert facts.counts[1] == 1
+    assert facts.counts[-3:-1].sum() == 1
+
+
+@given(st.lists(st.floats(0, 7.5, width=32), min_size=1, max_size=300))
+def test_each_pi_is_counted_in_its_own_bin(pi: list[float]) -> None:
+    facts, exact = facts_for(np.array(pi, np.float32))
+    np.testing.assert_array_equal(facts.counts, histogram(list(exact), 5.0))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 31, 32, 33, BLOCK - 1])
+def test_no_parameter_of_a_small_tensor_is_counted_twice_or_left_out(size: int) -> None:
+    pi = np.random.default_rng(size).uniform(0, 6, size).astype(np.float32)
+    facts, exact = facts_for(pi)
+    np.testing.assert_array_equal(facts.counts, histogram(list(exact), 5.0))
+
+
+@pytest.mark.parametrize("pi_max", PI_MAXIMA)
+def test_a_bins_middle_lies_in_it(pi_max: float) -> None:
+    edges = bin_edges(pi_max).astype(np.float64)
+    middles = PiFacts(np.ones(BINS, np.int64), bin_edges(pi_max), 0, np.zeros(0, np.float32), 0, 0).middles
+    assert (middles[0], middles[-1]) == (0, np.float32(pi_max))
+    assert (middles[1:-1] >= edges[1:-1]).all()
+    assert (middles[1:-1] <= edges[2:]).all()
+
+
+# -- tensors of which a sample is counted
+
+
+SAMPLED = [BLOCK, BLOCK + 1, 4095, 4096, 5 * BLOCK - 1, 31 * BLOCK + 33, 65_535, 65_536, 100_003]
+
+
+@pytest.mark.parametrize("size", SAMPLED)
+def test_the_sample_is_of_the_elements_that_are_meant_and_of_no_others(size: int) -> None:
+    pi = np.full(size, 3, np.float32)
+    pi[counted(size)] = 1
+    facts, _ = facts_for(pi)
+    assert facts.counts[bin_of(1.0, 5.0)] == size
+    assert facts.tensor_medians[0] == pytest.approx(1, rel=1 / 16)
+
+
+@pytest.mark.parametrize("size", SAMPLED)
+def test_counts_of_a_sample_are_stretched_to_the_tensors_size(size: int) -> None:
+    pi = np.random.default_rng(size).uniform(0, 6, size).astype(np.float32)
+    facts, exact = facts_for(pi)
+    sample = counted(size)
+    shares = histogram([exact[at] for at in sample], 5.0) * (size / len(sample))
+    assert facts.counts.sum() == size
+    assert (np.abs(facts.counts - shares) <= 1).all()
+    assert (facts.counts[shares == 0] == 0).all()
+
+
+@pytest.mark.parametrize("size", SAMPLED)
+def test_a_sample_is_large_enough_and_no_larger_than_it_must_be(size: int) -> None:
+    sample = counted(size)
+    assert len(sample) >= 1024
+    assert len(sample) <= max(2 * 1024 + BLOCK, size / 64 + BLOCK / 32)
+
+
+def test_every_column_of_a_matrix_is_met_sooner_or_later() -> None:
+    """Rows as long as a block are the hardest case: a sample at a fixed place would see the same columns for ever."""
+    for column in range(0, BLOCK, 8):
+        pi = np.full((64, BLOCK), 3, np.float32)
+        pi[:, column : column + 8] = 1
+        facts, _ = facts_for(pi.ravel())
+        assert facts.counts[bin_of(1.0, 5.0)] == pi.size // (BLOCK // 8)
+
+
+def test_small_tensors_are_exact_beside_large_ones() -> None:
+    """A sampled tensor's counts neither spill into the next tensor's nor take its place."""
+    layout = Layout.of({"large": (70_000,), "small": (2000,), "empty": (0,), "scalar": ()})
+    facts, _ = facts_for(np.repeat(np.float32([0, 2, 5]), [70_000, 2000, 1]), layout=layout)
+    assert facts.counts[[0, bin_of(2.0, 5.0), -1]].tolist() == [70_000, 2000, 1]
+    assert facts.tensor_medians[[0, 2, 3]].tolist() == [0, 0, 5]
+    assert facts.tensor_medians[1] == pytest.approx(2, rel=1 / 16)
+
+
+def test_a_samples_share_is_within_four_standard_errors() -> None:
+    size = 200_000
+    pi = np.random.default_rng(9).uniform(0, 7.5, size).astype(np.float32)
+    facts, exact = facts_for(pi)
+    share = float((exact == 5).mean())
+    assert facts.max_ratio == pytest.approx(share, abs=4 * (share * (1 - share) / (size / 64)) ** 0.5)
+    assert facts.max_ratio != share, "a sample this small can't give the share exactly: everything is counted"
+
+
+# -- quantiles
+
+
+@given(st.lists(st.floats(0, 7.5, width=32), min_size=1, max_size=300), st.sampled_from([0.0, 0.01, 0.25, 0.5, 0.9, 1.0]))
+def test_a_quantile_is_within_a_bin_of_the_exact_one(pi: list[float], share: float) -> None:
+    facts, exact = facts_for(np.array(pi, np.float32))
+    value = float(quantile(facts.counts, facts.edges, share))
+    assert within_a_bin(value, float(np.quantile(exact, share, method="inverted_cdf")), 5.0)
+
+
+@pytest.mark.parametrize("pi_max", [0.5, 1.03, 4.0, 5.0])
+def test_the_median_of_many_is_within_a_bin_of_numpys(pi_max: float) -> None:
+    pi = np.random.default_rng(4).lognormal(-2, 1, 10_001).astype(np.float32)
+    facts, exact = facts_for(pi, pi_max)
+    assert within_a_bin(facts.median, float(np.median(exact)), pi_max)
+
+
+def test_quantiles_rise_with_their_share() -> None:
+    facts, _ = facts_for(np.random.default_rng(5).uniform(0, 6, 1000).astype(np.float32))
+    values = [float(quantile(facts.counts, facts.edges, share)) for share in np.linspace(0, 1, 101)]
+    assert values == sorted(values)
+
+
+def test_each_tensor_has_its_own_median() -> None:
+    layout = Layout.of({"low": (3,), "empty": (0,), "high": (2, 2), "scalar": ()})
+    facts, _ = facts_for(np.array([0, 0, 1, 5, 5, 5, 2, 1.5], np.float32), layout=layout)
+    assert facts.tensor_medians[:3].tolist() == [0, 0, 5]
+    assert facts.tensor_medians[3] == pytest.approx(1.5, rel=1 / 16)
+
+
+def test_nothing_counted_has_a_quantile_of_zero() -> None:
+    assert quantile(np.zeros(BINS, np.int64), bin_edges(5.0), 0.5) == 0
+
+
+# -- what comes in
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf, 2.0000002, -3.0])
+@pytest.mark.parametrize("size", [1, 3, 16, 1000, 5000])
+def test_one_value_out_of_the_limit_is_seen_wherever_it_stands(bad: float, size: int) -> None:
+    for place in {0, size // 2, size - 1}:
+        values = np.zeros(size, np.float32)
+        values[place] = bad
+        assert not all_within(values, np.float32(2))
+
+
+def test_the_limit_itself_is_within() -> None:
+    assert all_within(np.float32([2, -2, 0, -0.0, 1e-45]), np.float32(2))
+    assert all_within(np.zeros(0, np.float32), np.float32(2))

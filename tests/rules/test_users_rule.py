@@ -1,0 +1,129 @@
+"""A user's own rule: the one that docs/rules.md prints, in a real server process; and starts with rules that are none."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gem_api.errors import RuleFailed
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import connect
+from gem_server import apply_loop
+from gem_server.durability import segment
+from live import config, serving
+from rpc.test_drain import process
+from simulation.truth import fingerprint
+
+PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+
+
+def printed_rule() -> str:
+    """The page's only block of Python with a class in it."""
+    (block,) = (
+        text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL) if "class" in text
+    )
+    return str(block)
+
+
+@pytest.fixture
+def importable(tmp_path: Path) -> dict[str, str]:
+    """An environment in which my_rules can be imported, as if it were installed."""
+    (tmp_path / "my_rules.py").write_text(printed_rule(), encoding="utf-8")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))}
+
+
+def test_the_printed_rule_is_about_thirty_lines() -> None:
+    assert len(printed_rule().splitlines()) <= 32
+
+
+def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
+    """½‖θ‖² from ones: each gradient is θ, cut to a norm of 0.1, until that is more than what is left."""
+    flags = ["--listen", "127.0.0.1:0", "--rule", "my_rules:Clipped", "--rule-options", "bound=0.1", "--learning-rate", "0.5"]
+    with process(*flags, **importable) as server, connect(server.serving(), shared_memory=False) as session:
+        theta = session.join({"w": np.ones(16, np.float32)})
+        losses, expected = [], np.ones(16)
+        for _ in range(120):
+            losses.append(float(theta @ theta) / 2)
+            expected -= 0.5 * expected * min(1.0, 0.1 / np.linalg.norm(expected))
+            theta = session.commit(theta.copy(), loss=losses[-1]).theta
+            np.testing.assert_allclose(theta, expected, rtol=1e-4, atol=1e-6)
+    assert losses[0] == 8.0
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "said"),
+    [
+        ("my_rules:Clipped", "bound=-1", "bound must be above 0"),
+        ("my_rules:Clipped", "limit=1", "'limit=1' is none, this rule has bound, beta"),
+        ("my_rules:np", "", "'my_rules:np' is no rule: it must be a dataclass derived from gem_server.rules.ArrayRule or"),
+        ("my_rules:Missing", "", "module 'my_rules' has no class 'Missing'"),
+        ("my_rules:ArrayRule", "", "'my_rules:ArrayRule' is no rule"),
+        ("no_such_rules:Clipped", "", "can't import 'no_such_rules' for rule 'no_such_rules:Clipped'"),
+    ],
+)
+def test_a_start_with_a_wrong_rule_fails_with_one_line(rule: str, options: str, said: str, importable: dict[str, str]) -> None:
+    with process("--listen", "127.0.0.1:0", "--rule", rule, "--rule-options", options, **importable) as server:
+        assert server.ended() == 2
+        (line,) = server.lines
+        assert line.startswith("gem-server: ")
+        assert said in line
+
+
+RAISING = """
+from dataclasses import dataclass
+import numpy as np
+from gem_server.rules import ArrayRule
+
+
+@dataclass(frozen=True)
+class Raising(ArrayRule):
+    learning_rate: float = 0.5
+    buffers = ("snapshot", "mine")
+    shared = ("sum",)
+    numbers = {"commits": 0.0}
+
+    def move(self, theta, update, buffers, rule_input):
+        rule_input.shared.buffers["sum"] += update
+        rule_input.shared.numbers["commits"] += 1
+        buffers["mine"] += update
+        theta -= np.float32(self.learning_rate) * update
+        if update[0] > 100:
+            raise ZeroDivisionError("there is no norm")
+"""
+
+
+@pytest.mark.parametrize(("overlap", "inline"), [(False, 1 << 20), (True, 0)])
+def test_a_commit_that_the_rule_raises_on_is_refused_and_nothing_of_it_is_left_also_after_a_crash(
+    overlap: bool, inline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule has written to all that it may write to when it raises. The log holds the commit, and a start replays it."""
+    (tmp_path / "raising_rules.py").write_text(RAISING, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
+    monkeypatch.setattr(apply_loop, "INLINE_PARAMETERS", inline)  # at once, or in the thread
+    settings = Hyperparameters(rule="raising_rules:Raising")
+    logged = config(settings, checkpoint_dir=tmp_path / "run", durability="log")
+    good, bad = np.ones(16, np.float32), np.full(16, 1000, np.float32)
+    with serving(logged) as live, connect(live.address, shared_memory=False) as session:
+        session.join({"w": np.ones(16, np.float32)}, overlap=overlap)
+        session.commit(good)
+        before = live.on_loop(lambda: fingerprint(live.core))
+        with pytest.raises(RuleFailed, match=r"ZeroDivisionError: there is no norm \(raising_rules.py, line 20\)"):
+            session.commit(bad)
+        assert live.on_loop(lambda: fingerprint(live.core)) == before
+        shutil.copytree(tmp_path / "run", tmp_path / "crashed")
+        with serving(replace(logged, checkpoint_dir=tmp_path / "crashed", resume=True)) as back:
+            assert back.on_loop(lambda: fingerprint(back.core)) == before
+        assert session.commit(good).version == 2
+        assert live.core.shared.numbers == {"commits": 2.0}
+        after = live.on_loop(lambda: fingerprint(live.core))
+        shutil.copytree(tmp_path / "run", tmp_path / "crashed-later")
+    with serving(replace(logged, checkpoint_dir=tmp_path / "crashed-later", resume=True)) as back:
+        assert back.on_loop(lambda: fingerprint(back.core)) == after

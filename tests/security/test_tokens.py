@@ -1,0 +1,249 @@
+"""The file of tokens: what it may say, who may read it, and when it is read again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gem_api.errors import Unauthenticated
+from gem_api.methods import ADMIN as ADMIN_SERVICE
+from gem_api.methods import TRAINING, methods
+from gem_api.process import secret_file
+from gem_api.process.addresses import is_loopback
+from gem_api.process.secret_file import read_token
+from gem_client.ctl.cli import main as ctl
+from gem_client.transport.security import Security
+from gem_server.cli import main as server
+from gem_server.security.access import MAY_CALL, Role
+from gem_server.security.exposure import what_is_open
+from gem_server.security.tls import TlsFiles
+from gem_server.security.tokens import ROLES, Entry, TokenFile, parse
+from gem_worker.evaluation.evaluator import main as evaluator
+from gem_worker.process.cli import main as worker
+from tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens
+
+
+class Log:
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, event: str, **fields: Any) -> None:
+        self.lines.append(f"{event} {fields}")
+
+    warning = info
+
+
+def token_file(path: Path, *lines: str) -> tuple[TokenFile, Log]:
+    log = Log()
+    return TokenFile(write_tokens(path, *lines), log), log  # type: ignore[arg-type]
+
+
+# -- what it says
+
+
+def test_each_line_is_a_token_a_role_and_for_a_worker_perhaps_its_name(tmp_path: Path) -> None:
+    tokens, _ = token_file(tmp_path / "tokens", "# staff", "", *LINES, "  star-0123456789abcdef  worker   *  ")
+    found = {token: tokens.find(token) for token in (ALICE, ANY, EVALUATOR, ADMIN, "star-0123456789abcdef")}
+    assert [(entry.role, entry.worker) for entry in found.values()] == [
+        ("worker", "alice"), ("worker", ""), ("evaluator", ""), ("admin", ""), ("worker", ""),
+    ]  # fmt: skip
+
+
+def test_a_worker_name_may_have_spaces(tmp_path: Path) -> None:
+    tokens, _ = token_file(tmp_path / "tokens", f"{ALICE} worker Alice in the lab")
+    assert tokens.find(ALICE).worker == "Alice in the lab"
+
+
+@pytest.mark.parametrize("token", ["", ALICE[:-1], ALICE + "x", ALICE.upper(), f" {ALICE}", "alice", "ä" * 20, "#", "*"])
+def test_another_token_is_not_known(token: str, tmp_path: Path) -> None:
+    tokens, _ = token_file(tmp_path / "tokens", *LINES)
+    with pytest.raises(Unauthenticated):
+        tokens.find(token)
+
+
+@pytest.mark.parametrize("token", [ALICE, ADMIN, "wrong-0123456789abcdef", "short"])
+def test_a_token_is_compared_with_every_entry_as_digests_in_constant_time(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is, first, last or none: the time tells nothing."""
+    tokens, _ = token_file(tmp_path / "tokens", *LINES)
+    compared: list[tuple[int, int]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr("gem_server.security.tokens.hmac.compare_digest", compare)
+    with suppress(Unauthenticated):
+        tokens.find(token)
+    assert compared == [(32, 32)] * len(LINES)
+
+
+def test_no_command_takes_a_token_as_an_argument() -> None:
+    """Everybody on a machine can read the arguments of everybody's processes."""
+    for command in (server, worker, evaluator, ctl, *ctl.commands.values()):
+        options = {name for parameter in command.params for name in parameter.opts}
+        assert "--token" not in options, command.name
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"),
+    [
+        ([], "holds no token"),
+        (["# nothing"], "holds no token"),
+        ([ALICE], ":1: the second word"),
+        (["worker " + ALICE], ":1: the second word"),
+        ([LINES[0], f"{BOB} root"], ":2: the second word"),
+        (["fifteen-letters worker"], "16 characters"),
+        (["ünprintable-0123456789 worker"], "printable ASCII"),
+        ([f"{ADMIN} admin ops"], "only a worker's"),
+        ([LINES[0], f"{ALICE} admin"], "twice"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_and_never_quoted(lines: list[str], what: str) -> None:
+    with pytest.raises(ValueError, match=what) as refused:
+        parse("\n".join(lines), "tokens")
+    assert not [word for line in lines for word in line.split() if len(word) > 9 and word in str(refused.value)]
+
+
+def test_an_entry_keeps_no_token_and_its_owner_tells_none() -> None:
+    entries = parse("\n".join(LINES), "tokens")
+    assert not [line for line in LINES if line.split()[0] in repr(entries)]
+    assert len({entry.owner for entry in entries}) == len(entries)
+    assert not [entry for entry in entries if entry.digest.hex()[:8] in entry.owner]
+
+
+def test_a_pinned_name_owns_the_same_leases_under_its_next_token() -> None:
+    (old,), (new,) = parse(f"{ALICE} worker alice", "old"), parse(f"{BOB} worker alice", "new")
+    assert old.owner == new.owner
+    assert Entry(b"1", "worker", "").owner != Entry(b"2", "worker", "").owner
+
+
+# -- who may read it
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o644, 0o777])
+def test_a_file_that_others_can_read_or_write_is_refused(mode: int, tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "tokens", *LINES)
+    path.chmod(mode)
+    with pytest.raises(ValueError, match="chmod 600"):
+        TokenFile(path, Log())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="chmod 600"):
+        read_token(path)
+
+
+def test_what_the_container_runtime_mounts_is_this_containers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose mounts a secret with the mode that it has outside."""
+    monkeypatch.setattr(secret_file, "MOUNTED", tmp_path)
+    path = write_tokens(tmp_path / "token", ALICE)
+    path.chmod(0o644)
+    assert read_token(path) == ALICE
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        TokenFile(tmp_path / "tokens", Log())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("content", ["", "short\n", f"{ALICE} {BOB}\n", f"{ALICE}\n{BOB}\n"])
+def test_a_clients_file_holds_one_token(content: str, tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "token")
+    path.write_text(content)
+    with pytest.raises(ValueError, match="token") as refused:
+        read_token(path)
+    assert ALICE not in str(refused.value)
+
+
+# -- when it changes
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    tokens, _ = token_file(tmp_path / "tokens", *LINES)
+    write_tokens(tmp_path / "tokens", f"{BOB} evaluator")
+    assert tokens.find(BOB).role == "evaluator"
+    with pytest.raises(Unauthenticated):
+        tokens.find(ALICE)
+
+
+def test_a_file_that_is_replaced_is_read_again(tmp_path: Path) -> None:
+    tokens, _ = token_file(tmp_path / "tokens", f"{ALICE} worker")
+    write_tokens(tmp_path / "next", f"{BOB} worker").rename(tmp_path / "tokens")
+    assert tokens.find(BOB)
+
+
+@pytest.mark.parametrize("change", ["junk", "gone", "open to others", "empty"])
+def test_a_change_that_makes_no_sense_is_logged_once_and_leaves_the_tokens_from_before(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    tokens, log = token_file(path, *LINES)
+    if change == "gone":
+        path.unlink()
+    elif change == "open to others":
+        path.chmod(0o644)
+    else:
+        write_tokens(path, *(["what is this"] if change == "junk" else []))
+    assert tokens.find(ALICE) == tokens.find(ALICE)
+    (line,) = log.lines
+    assert "can't be used" in line
+    path.unlink(missing_ok=True)
+    write_tokens(path, f"{BOB} admin")
+    assert tokens.find(BOB).role == "admin"
+
+
+# -- roles
+
+
+def test_every_call_of_the_contract_but_the_admins_is_listed() -> None:
+    assert {method.name for method in methods(TRAINING)} == MAY_CALL.keys()
+    assert not {method.name for method in methods(ADMIN_SERVICE)} & MAY_CALL.keys()
+
+
+def test_the_roles_of_the_file_are_the_roles_of_the_calls() -> None:
+    assert set(ROLES) == set(Role)
+
+
+# -- what is open
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "::1:1", "unix:/run/gem.sock"])
+def test_loopback_is_this_machines_own(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "server:1", "192.168.1.2:1", "127.0.0.1.evil.example:1", ""])
+def test_everything_else_is_not(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_what_a_server_leaves_open_is_said_with_what_closes_it() -> None:
+    tokens, tls, mutual = Path("t"), TlsFiles(Path("c"), Path("k")), TlsFiles(Path("c"), Path("k"), Path("a"))
+    everywhere, here = "0.0.0.0:50051", "127.0.0.1:50051"
+    closers = {
+        (everywhere, None, None): ["--tokens", "--tls-cert"],
+        (everywhere, tokens, None): ["--tls-cert"],
+        (everywhere, None, tls): ["--tokens"],
+        (everywhere, tokens, tls): [],
+        (everywhere, None, mutual): [],
+        (here, None, None): [],
+    }
+    for (listen, given_tokens, given_tls), expected in closers.items():
+        found = what_is_open(listen, "127.0.0.1:9464", given_tokens, given_tls)
+        assert [closer.split()[0] for _, closer in found] == expected
+        assert all(listen in what or "unencrypted" in what for what, _ in found)
+    ((what, _),) = what_is_open(here, "0.0.0.0:9464", None, None)
+    assert "metrics" in what
+    assert what_is_open(here, "", None, None) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "tls_ca", "exposed"),
+    [("127.0.0.1:1", None, False), ("server:1", None, True), ("server:1", "ca.pem", False)],
+)
+def test_a_token_in_the_clear_is_noticed(address: str, tls_ca: str | None, exposed: bool) -> None:
+    security = Security(ALICE, tls_ca)
+    assert security.exposes_token(address) is exposed
+    assert ALICE not in repr(security)
+    assert not Security().exposes_token(address)

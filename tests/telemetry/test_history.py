@@ -1,0 +1,240 @@
+"""The run's history: a line of CSV for each applied commit, in order, and none that a restart has undone."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from core_helpers import commit, make_core, start
+from gem_api.hyperparameters import Hyperparameters
+from gem_server.apply_loop import Timing
+from gem_server.core.state_machine import Core
+from gem_server.telemetry.history import COLUMNS, History, open_history
+from live import config, serving
+from wire_client import wired
+
+NO_TIME = Timing(0.0, 0.0)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def versions(path: Path) -> list[int]:
+    return [int(row["version"]) for row in rows(path)]
+
+
+def write_commits(core: Core, path: Path, count: int) -> History:
+    """A history with `count` more commits of the first worker."""
+    history = History(path, core.next_ticket, lambda: 1700000000.25, structlog.get_logger())
+    (lease_id, lease), *_ = core.leases.live.items()
+    for _ in range(count):
+        history.applied(commit(core, lease_id, lease.sequence + 1, 1.0, loss=0.5, samples=8), NO_TIME)
+    return history
+
+
+def training(rule: str = "gem", worker: str = "ann") -> Core:
+    core = make_core(Hyperparameters(rule=rule))
+    start(core, [worker])
+    return core
+
+
+def test_a_commit_is_one_line_with_all_of_its_facts(tmp_path: Path) -> None:
+    write_commits(training(), tmp_path / "history.csv", 1).close()
+    (row,) = rows(tmp_path / "history.csv")
+    assert tuple(row) == COLUMNS
+    stated = {name: row[name] for name in COLUMNS[:9]}
+    assert stated == {
+        "version": "1", "ticket": "1", "unix_seconds": "1700000000.250000", "worker": "ann",
+        "sequence": "1", "discarded": "0", "staleness": "0", "loss": "0.5", "samples": "8",
+    }  # fmt: skip
+    assert float(row["pi_median"]) == pytest.approx(1, rel=1 / 16)
+    assert (row["pi_zero_ratio"], row["pi_max_ratio"]) == ("0.0", "0.0")
+    assert float(row["proxy_energy"]) == pytest.approx(9 * 0.5 * 0.05**2)
+    assert float(row["central_energy"]) == pytest.approx(9 * 0.5 * 0.05**2)
+
+
+def test_what_a_rule_or_a_worker_does_not_say_is_left_empty(tmp_path: Path) -> None:
+    core = training("downpour")
+    history = History(tmp_path / "history.csv", 1, lambda: 0.0, structlog.get_logger())
+    history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
+    history.close()
+    (row,) = rows(tmp_path / "history.csv")
+    assert [row[name] for name in ("loss", *COLUMNS[9:])] == [""] * 6
+
+
+def test_a_commit_that_the_rule_left_out_says_so(tmp_path: Path) -> None:
+    core = make_core(Hyperparameters(rule="ringmaster", rule_options="threshold=1"))
+    start(core, ["ann", "bob"])
+    write_commits(core, tmp_path / "history.csv", 1).close()
+    history = History(tmp_path / "history.csv", core.next_ticket, lambda: 0.0, structlog.get_logger())
+    history.applied(commit(core, "lease-2", 1, 1.0), NO_TIME)
+    history.close()
+    assert [(row["version"], row["worker"], row["staleness"], row["discarded"]) for row in rows(tmp_path / "history.csv")] == [
+        ("1", "ann", "0", "0"),
+        ("1", "bob", "1", "1"),
+    ]
+
+
+def test_lines_are_in_the_file_after_a_flush(tmp_path: Path) -> None:
+    history = write_commits(training(), tmp_path / "history.csv", 3)
+    history.flush()
+    assert versions(tmp_path / "history.csv") == [1, 2, 3]
+    history.close()
+
+
+def test_a_full_disk_is_logged_and_does_not_stop_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history is an aid, not a promise; what could not be written is tried again."""
+    log = Log()
+    core = training()
+    history = History(tmp_path / "history.csv", 1, lambda: 0.0, log)
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "_file", FullDisk(history._file))
+        history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
+        history.flush()
+    assert log.errors == ["No space left on device"]
+    history.close()
+    assert versions(tmp_path / "history.csv") == [1]
+
+
+class Log:
+    """Keeps the reasons of the errors and warnings that it is told."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+
+    def error(self, event: str, *, path: str, why: str) -> None:
+        assert path
+        self.errors.append(why)
+
+    def warning(self, event: str, *, path: str, why: str) -> None:
+        assert path
+        self.warnings.append(why)
+
+
+class FullDisk:
+    """A file that can't be flushed now."""
+
+    def __init__(self, file: Any) -> None:
+        self.name = file.name
+
+    def flush(self) -> None:
+        raise OSError("No space left on device")
+
+
+def test_a_new_file_has_its_header_at_once_and_its_folder_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "one" / "history.csv"
+    History(path, 1, lambda: 0.0, structlog.get_logger())
+    assert path.read_text().strip() == ",".join(COLUMNS)
+
+
+def test_a_resumed_run_goes_on_after_the_lines_that_still_hold(tmp_path: Path) -> None:
+    """The checkpoint had version 3; lines of later commits, which the crash undid, and a half-written one go."""
+    path = tmp_path / "history.csv"
+    core = training()
+    write_commits(core, path, 5).close()
+    with path.open("a") as file:
+        file.write("3,7,170000")
+    kept = rows(path)[:3]
+    core.central.version, core.next_ticket = 3, 4
+    core.pull(core.leases.get("lease-1"))
+    write_commits(core, path, 2).close()
+    assert rows(path)[:3] == kept
+    assert versions(path) == [1, 2, 3, 4, 5]
+    assert path.read_text().count("version,ticket") == 1
+
+
+def test_a_resumed_run_gives_the_tickets_of_discarded_commits_only_once(tmp_path: Path) -> None:
+    """Their lines have the version of the checkpoint, and a crash undid them all the same."""
+    path = tmp_path / "history.csv"
+    core = make_core(Hyperparameters(rule="ringmaster", rule_options="threshold=1"))
+    start(core, ["ann", "bob"])
+    write_commits(core, path, 1).close()
+    for _ in range(2):
+        history = History(path, 2, lambda: 0.0, structlog.get_logger())
+        core.next_ticket = 2
+        lease = core.leases.get("lease-2")
+        lease.base_version, lease.sequence = 0, 0
+        history.applied(commit(core, "lease-2", 1, 1.0), NO_TIME)
+        history.close()
+    assert [(row["ticket"], row["discarded"]) for row in rows(path)] == [("1", "0"), ("2", "1")]
+
+
+def test_a_new_run_begins_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    write_commits(training(), path, 3).close()
+    write_commits(training(), path, 1).close()
+    assert versions(path) == [1]
+
+
+@pytest.mark.parametrize("worker", ['a,"b"', "worker 1", "Ännchen", "=cmd()"])
+def test_any_worker_name_is_read_back(worker: str, tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    core = training(worker=worker)
+    write_commits(core, path, 2).close()
+    write_commits(core, path, 1).close()
+    assert [row["worker"] for row in rows(path)] == [worker] * 3
+
+
+def test_a_history_that_has_vanished_is_begun_anew_at_the_resumed_version(tmp_path: Path) -> None:
+    core = training()
+    core.central.version, core.next_ticket = 3, 4
+    core.pull(core.leases.get("lease-1"))
+    write_commits(core, tmp_path / "history.csv", 1).close()
+    assert versions(tmp_path / "history.csv") == [4]
+
+
+HEADER = ",".join(COLUMNS).encode() + b"\n"
+DAMAGED = {
+    "binary": bytes(range(256)) * 8,
+    "NUL bytes": HEADER + b"1,1" + bytes(100) + b"\n",
+    "a ticket that is no number": HEADER + "1,²,0,ann,1,0,0,,1,,,,,\n".encode(),
+    "a ticket of 5,000 digits": HEADER + b"1," + b"9" * 5000 + b",0,ann,1,0,0,,1,,,,,\n",
+    "a line without an end": HEADER + b"1" * (1 << 20) + b"\n",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_history_is_set_aside_and_a_new_one_begun(content: bytes, tmp_path: Path) -> None:
+    path, log, core = tmp_path / "history.csv", Log(), training()
+    path.write_bytes(content)
+    core.next_ticket = 4
+    history = open_history(path, core.next_ticket, lambda: 0.0, log)
+    assert history is not None
+    history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
+    history.close()
+    assert [row["ticket"] for row in rows(path)] == ["4"]
+    assert (tmp_path / "history.csv.old").read_bytes() == content
+    assert len(log.warnings) == 1
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def below_a_file(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.touch()
+
+
+@pytest.mark.parametrize("occupy", [a_folder, a_pipe, below_a_file])
+def test_a_server_starts_without_a_history_that_it_cannot_write(occupy: Callable[[Path], None], tmp_path: Path) -> None:
+    path, log = tmp_path / "folder" / "history.csv", Log()
+    path.parent.mkdir()
+    occupy(path)
+    assert open_history(path, 4, lambda: 0.0, log) is None
+    assert len(log.warnings) == 1
+    assert not (tmp_path / "folder" / "history.csv.old").exists()
+    with serving(config(history=path)) as live, wired(live) as wire:
+        wire.started("ann").commit()

@@ -1,0 +1,58 @@
+"""Turns among threads: few at a time, first come first served."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from gem_worker.process.compute_gate import Turns
+from live import wait_until
+
+
+def test_so_many_get_through_at_once_and_no_more() -> None:
+    turns, inside, most = Turns(2), [], []
+    lock = threading.Lock()
+
+    def work() -> None:
+        for _ in range(200):
+            with turns.taken():
+                with lock:
+                    inside.append(1)
+                    most.append(len(inside))
+                with lock:
+                    inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(most) == 1200
+    assert max(most) <= 2
+
+
+def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
+    turns, order = Turns(1), []
+
+    def work(number: int) -> None:
+        with turns.taken():
+            order.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
+    with turns.taken():
+        for number, thread in enumerate(threads):
+            thread.start()
+            wait_until(lambda number=number: len(turns._waiting) == number + 1, "the next to wait in line")
+    for thread in threads:
+        thread.join(30)
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_a_turn_is_given_back_by_one_that_fails() -> None:
+    turns = Turns(1)
+    with pytest.raises(ValueError, match="broken"), turns.taken():
+        raise ValueError("broken")
+    with turns.taken():
+        assert turns._free == 0
+    assert turns._free == 1

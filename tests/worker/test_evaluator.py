@@ -1,0 +1,307 @@
+"""gem-evaluator against a real server: as a process of its own, and where only its exit status matters, in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from gem_api.v1 import training_pb2 as pb
+from gem_client import Admin, Retry, Session, connect
+from gem_worker.evaluation import evaluator
+from gem_worker.evaluation.evaluate import Evaluator, RemoteEvaluator
+from gem_worker.tasks import Task, load_task
+from gem_worker.tasks.digits import Digits
+from live import DEADLINE, Live, config, serving, wait_until
+from session_helpers import GRADIENT, model
+from torch import nn
+
+NOBODY = "127.0.0.1:1"
+LINE = '''
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Line:
+    """y = 3 x on 100 samples; what is nearer than 1 counts as right."""
+
+    def __init__(self, data):
+        inputs = torch.linspace(-1, 1, 100)[:, None]
+        self.data = TensorDataset(inputs, 3 * inputs)
+
+    def model(self):
+        return nn.Linear(1, 1)
+
+    def training_data(self):
+        return self.data
+
+    def test_data(self):
+        return self.data
+
+    def loss(self, model, batch):
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def correct(self, model, batch):
+        return int(((model(batch[0]) - batch[1]).abs() < 1).sum())
+'''
+
+
+def parameters(network: nn.Module) -> dict[str, Any]:
+    return {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
+
+
+def evaluation(live: Live) -> pb.Evaluation | None:
+    """What the server says of the last evaluation; None where it knows of none."""
+    with Admin(live.address) as admin:
+        status = admin.status()
+    return status.evaluation if status.HasField("evaluation") else None
+
+
+def evaluated(live: Live, version: int) -> bool:
+    found = evaluation(live)
+    return found is not None and found.version == version
+
+
+@pytest.fixture
+def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    """The task above; by name it is line_task:Line, here and in processes that are started here."""
+    (tmp_path / "line_task.py").write_text(LINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "line_task", raising=False)
+    return load_task("line_task:Line", None)
+
+
+@pytest.fixture
+def worker(live: Live, line: Task) -> Iterator[Session]:
+    """A session that trains the line; its first value is y = 0."""
+    with connect(live.address, name="worker") as session:
+        session.join({"weight": np.zeros((1, 1), np.float32), "bias": np.zeros(1, np.float32)})
+        yield session
+
+
+# -- as a process
+
+
+class Process:
+    """A running gem-evaluator; its log is JSON, one object a line."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._log = folder / "evaluator.log"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
+        command = [sys.executable, "-m", "gem_worker.evaluation.evaluator", "--log-format=json", *arguments]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, stderr=log, cwd=folder, env=environment)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.events if entry["event"] == event]
+
+    @property
+    def versions(self) -> list[int]:
+        """Those that it evaluated, but for the first value."""
+        return [entry["version"] for entry in self.told("evaluated") if entry["version"]]
+
+    def until_it_says(self, event: str) -> None:
+        def said() -> bool:
+            assert self.process.poll() is None or self.told(event), self._log.read_text()
+            return bool(self.told(event))
+
+        wait_until(said, f"the evaluator to say {event!r}", 2 * DEADLINE)
+
+    def wait(self) -> int:
+        return self.process.wait(2 * DEADLINE)
+
+
+@contextmanager
+def evaluating(folder: Path, *arguments: str) -> Iterator[Process]:
+    """A gem-evaluator that does not outlive a `with` block."""
+    running = Process(folder, *arguments)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait(DEADLINE)
+
+
+def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp_path: Path, live: Live, line: Task) -> None:
+    """Also again after the server has forgotten, as it does when it comes back from a checkpoint."""
+    with evaluating(tmp_path, f"--server={live.address}", "--task=line_task:Line", "--evaluate-every=0.1") as running:
+        running.until_it_says("no model yet: waiting for the first worker")
+        with connect(live.address, name="worker") as session:
+            session.join(parameters(line.model()))
+            for version in (1, 2):
+                session.commit(np.full(2, 0.5, np.float32))
+                wait_until(partial(evaluated, live, version), f"version {version} to be evaluated")
+            assert live.on_loop(lambda: [lease.worker for lease in live.core.leases.live.values()]) == ["worker"]
+        live.on_loop(lambda: setattr(live.server._servicer._progress, "evaluation", None))
+        wait_until(partial(evaluated, live, 2), "version 2 to be evaluated again")
+        wait_until(lambda: len(running.versions) >= 3, "the evaluator to say so")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait() == 0
+        assert running.told("stopped")
+        assert running.versions == [1, 2, 2]
+        assert {entry["worker"] for entry in running.events} == {"evaluator"}
+
+
+def test_once_reports_how_good_the_servers_model_is(tmp_path: Path, live: Live) -> None:
+    digits = Digits(None)
+    torch.manual_seed(0)
+    with connect(live.address, name="worker") as session:
+        theta = session.join(parameters(digits.model()))
+        theta = session.commit(np.full_like(theta, 0.01), loss=1.0, samples=8).theta.copy()
+        expected = Evaluator(digits).score(session.version, session.layout, theta)
+    with evaluating(tmp_path, f"--server={live.address}", "--once") as running:
+        assert running.wait() == 0
+        found = evaluation(live)
+        assert found is not None
+        assert (found.version, found.accuracy) == (1, pytest.approx(expected.accuracy))
+        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+        (told,) = running.told("evaluated")
+        assert (told["version"], told["accuracy"]) == (1, round(found.accuracy, 4))
+
+
+# -- in this process
+
+
+class Log:
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, dict[str, Any]]] = []
+
+    def info(self, event: str, **more: Any) -> None:
+        self.entries.append((event, more))
+
+    error = warning = info
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What the command logs; it leaves the signals and the logging of the tests' process alone."""
+    kept = Log()
+    monkeypatch.setattr(evaluator, "stop_on_signals", lambda: None)
+    monkeypatch.setattr(evaluator, "log_as", lambda name: None)
+    monkeypatch.setattr(evaluator.logs, "configure", lambda log_format: kept)
+    return kept
+
+
+def run(*arguments: str) -> int:
+    """The exit status of `gem-evaluator --once`."""
+    settings = dict.fromkeys((name for name in os.environ if name.startswith("GEM_")), None)
+    return CliRunner().invoke(evaluator.main, ["--once", *arguments], env=settings).exit_code
+
+
+def test_it_reports_loss_and_accuracy_of_what_the_server_holds(live: Live, worker: Session, log: Log) -> None:
+    """y = 0 where y = 3 x is right: an error below 1 for a third of the samples."""
+    assert run("--server", live.address, "--task", "line_task:Line") == 0
+    found = evaluation(live)
+    assert found is not None
+    assert (found.version, found.loss, found.accuracy) == (0, pytest.approx(3.06, abs=0.01), pytest.approx(0.32))
+    assert [event for event, _ in log.entries] == ["evaluated"]
+
+
+def test_a_task_without_right_answers_is_reported_without_an_accuracy(
+    live: Live, worker: Session, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("line_task.Line.correct", lambda self, model, batch: None)
+    assert run("--server", live.address, "--task", "line_task:Line") == 0
+    found = evaluation(live)
+    assert found is not None
+    assert not found.HasField("accuracy")
+
+
+def test_what_the_server_knows_already_is_not_evaluated_again(live: Live, worker: Session, log: Log) -> None:
+    with Admin(live.address) as admin:
+        admin.report_evaluation(0, 7.0)
+    assert run("--server", live.address, "--task", "line_task:Line") == 0
+    found = evaluation(live)
+    assert found is not None
+    assert found.loss == 7.0
+    assert log.entries == []
+
+
+@pytest.mark.parametrize("name", ["digit", "no_such_module:Task", "line_task:Circle"])
+def test_a_task_that_is_none_is_wrong_use(line: Task, log: Log, name: str) -> None:
+    assert run("--server", NOBODY, "--task", name) == 2
+    ((event, more),) = log.entries
+    assert event == "the task can't be loaded"
+    assert name.partition(":")[0] in more["why"]
+
+
+@pytest.mark.parametrize("arguments", [["--evaluate-every", "0"], ["--give-up-after", "nan"], ["--threads", "0"], ["extra"]])
+def test_a_wrong_command_line_is_wrong_use(log: Log, arguments: Sequence[str]) -> None:
+    assert run(*arguments) == 2
+
+
+def test_a_run_that_trains_another_model_is_a_failure_that_says_so(live: Live, line: Task, log: Log) -> None:
+    with connect(live.address) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+    assert run("--server", live.address, "--task", "line_task:Line") == 1
+    ((_, more),) = log.entries
+    assert more["error"] == "LayoutMismatch"
+    assert "give the task that the workers have" in more["why"]
+    assert evaluation(live) is None
+
+
+def test_a_model_of_the_same_names_and_other_shapes_is_another_model(live: Live, line: Task, log: Log) -> None:
+    with connect(live.address) as session:
+        session.join({"weight": np.zeros((2, 1), np.float32), "bias": np.zeros(2, np.float32)})
+    assert run("--server", live.address, "--task", "line_task:Line") == 1
+    assert log.entries[0][1]["error"] == "LayoutMismatch"
+
+
+def test_a_server_out_of_reach_for_too_long_is_a_failure(line: Task, log: Log) -> None:
+    assert run("--server", NOBODY, "--task", "line_task:Line", "--give-up-after", "1") == 1
+    ((event, more),) = log.entries
+    assert (event, more["error"]) == ("the evaluation ended", "ServerUnavailable")
+
+
+def test_not_to_wait_for_a_server_is_no_reason_not_to_wait_for_its_answers(live: Live, worker: Session, log: Log) -> None:
+    for _ in range(10):  # an answer may come in no time by chance
+        assert run("--server", live.address, "--task", "line_task:Line", "--give-up-after", "0") == 0
+    assert evaluation(live) is not None
+
+
+def test_a_server_that_restarts_while_its_model_is_evaluated_gets_the_report(tmp_path: Path, line: Task) -> None:
+    """It is away when the report is sent, and back when it is sent again."""
+    with serving(config(checkpoint_dir=tmp_path / "checkpoints")) as live:
+        with connect(live.address) as session:
+            session.join(parameters(line.model()))
+            session.commit(np.ones(2, np.float32))
+        back: list[Live] = []
+
+        def come_back(seconds: float) -> None:
+            if not back:
+                back.append(Live(replace(live.config, listen=live.address, resume=True)))
+
+        class Interrupted(type(line)):  # type: ignore[misc]
+            def loss(self, model: nn.Module, batch: Any) -> Any:
+                live.stop()
+                return super().loss(model, batch)
+
+        remote = RemoteEvaluator(live.address, Interrupted(None), Retry(sleep=come_back))
+        try:
+            assert remote.evaluate().version == 1
+            assert back
+            assert evaluated(back[0], 1)
+        finally:
+            remote.close()
+            for server in back:
+                server.stop()

@@ -1,0 +1,238 @@
+"""The parts of a process with several workers, each alone: names, shares of the task, spreading, metrics, exit statuses."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import structlog
+import torch
+from gem_api.errors import LeaseEnded, NonFiniteGradient, Quarantined
+from gem_worker.command import Stopped
+from gem_worker.launcher.cluster import spread
+from gem_worker.process import pool as crew_module
+from gem_worker.process.cli import _names
+from gem_worker.process.metrics import WorkerMetrics
+from gem_worker.process.pool import Crew
+from gem_worker.process.share import shares
+from gem_worker.process.stopping import Stopping
+from gem_worker.process.worker_thread import LogicalWorker, worst
+from live import wait_until
+from prometheus_client.registry import CollectorRegistry
+from structlog.testing import CapturingLogger
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+WAIT = 30.0
+
+
+class Counting:
+    """A task that counts how often its data is loaded."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 2)
+
+    def training_data(self) -> TensorDataset:
+        self.loaded += 1
+        return TensorDataset(torch.ones(4, 3))
+
+    test_data = training_data
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(batch).sum()
+
+    def correct(self, model: nn.Module, batch: Any) -> int | None:
+        return 7
+
+
+class FakeSession:
+    """A session that notes how it ended: left in order, broken off."""
+
+    shares_memory = False
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+        self.broken_off = threading.Event()
+
+    def __enter__(self) -> FakeSession:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.ends.append("closed" if kind is None else "broken off")
+        if kind is not None:
+            self.broken_off.set()
+
+
+def worker(name: str, train: Any, stopping: Stopping | None = None) -> tuple[LogicalWorker, FakeSession]:
+    session = FakeSession()
+    connect: Any = lambda: session  # noqa: E731
+    return LogicalWorker(name, connect, train, stopping or Stopping(), structlog.get_logger()), session
+
+
+def raising(error: BaseException) -> Any:
+    def train(session: Any) -> int:
+        raise error
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("workers", "processes", "sizes"),
+    [(4, 4, [1, 1, 1, 1]), (100, 4, [25] * 4), (5, 3, [1, 2, 2]), (2, 8, [1, 1]), (1, 1, [1])],
+)
+def test_workers_are_spread_evenly_and_each_is_in_one_process(workers: int, processes: int, sizes: list[int]) -> None:
+    groups = spread(workers, processes)
+    assert [len(group) for group in groups] == sizes
+    assert [number for group in groups for number in group] == list(range(workers))
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "names"), [(1, 0, ["ann"]), (1, 5, ["ann"]), (2, 0, ["ann-0", "ann-1"]), (2, 25, ["ann-25", "ann-26"])]
+)
+def test_several_workers_of_a_process_are_numbered(count: int, first: int, names: list[str]) -> None:
+    assert _names("ann", {"workers_per_process": count, "first_worker": first}) == names
+
+
+def test_all_workers_of_a_process_have_equal_models_of_their_own_and_the_same_data() -> None:
+    task = Counting()
+    torch.manual_seed(99)
+    mine = shares(task, 5, 3)
+    torch.manual_seed(5)
+    first = task.model().weight
+    models = [share.model() for share in mine]
+    assert all(torch.equal(model.weight, first) for model in models)
+    assert len({model.weight.data_ptr() for model in models}) == 3
+    assert task.loaded == 1
+    assert len({id(share.training_data()) for share in mine}) == 1
+    assert task.loaded == 1
+    assert mine[0].correct(models[0], None) == 7
+
+
+def test_the_metrics_of_several_threads_are_summed() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry)
+
+    def work() -> None:
+        for _ in metrics.timing("data", range(500)):
+            with metrics.phase("compute"):
+                metrics.loss(1.5)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    for phase in ("data", "compute"):
+        assert registry.get_sample_value("gem_worker_step_seconds_count", {"phase": phase}) == 2000
+    assert metrics.seconds().keys() == {"data", "compute"}
+    assert registry.get_sample_value("gem_worker_loss") == 1.5
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NonFiniteGradient("no number"), 3),
+        (Quarantined("too often"), 4),
+        (LeaseEnded("replaced", "replaced"), 1),
+        (ValueError("a bug of the task's"), 1),
+        (SystemExit(0), 1),
+        (GeneratorExit(), 1),
+        (Stopped(), 0),
+    ],
+)
+def test_a_worker_that_ends_has_a_status_that_says_why(error: BaseException, status: int) -> None:
+    one, session = worker("ann", raising(error))
+    one.work()
+    assert one.status == status
+    assert "broken off" in session.ends
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"), [([0, 0], 0), ([0, 3], 3), ([3, 4, 0], 4), ([1, 4, 3], 1), ([None, 0], 0), ([], 0)]
+)
+def test_a_process_ends_with_the_worst_of_its_workers(statuses: list[int | None], status: int) -> None:
+    workers = [worker(str(number), raising(Stopped()))[0] for number in range(len(statuses))]
+    for one, each in zip(workers, statuses, strict=True):
+        one.status = each
+    assert worst(workers) == status
+
+
+def test_a_task_that_exits_is_told_in_one_line() -> None:
+    one, _ = worker("ann", raising(SystemExit("the data\nis gone")))
+    one.log = told = CapturingLogger()
+    one.work()
+    (call,) = told.calls
+    assert call.method_name == "error"
+    assert call.kwargs == {"why": r"SystemExit('the data\nis gone')"}
+
+
+def test_a_worker_that_ended_without_a_status_has_failed() -> None:
+    class Broken(FakeSession):
+        def __exit__(self, kind: Any, *_: object) -> None:
+            if self.ends:
+                raise OSError("it has left already")
+            super().__exit__(kind)
+
+    session: Any = Broken()
+    one = LogicalWorker("ann", lambda: session, raising(Stopped()), Stopping(), structlog.get_logger())
+    with pytest.raises(OSError, match="left already"):
+        one.work()
+    assert one.status is None
+    assert worst([one]) == 1
+
+
+def test_the_others_go_on_when_a_worker_fails() -> None:
+    failed = threading.Event()
+
+    def goes_on(session: Any) -> int:
+        assert failed.wait(WAIT)
+        return 12
+
+    def fails(session: Any) -> int:
+        failed.set()
+        raise NonFiniteGradient("no number")
+
+    stopping = Stopping()
+    (ann, left), (bob, _) = worker("ann", goes_on, stopping), worker("bob", fails, stopping)
+    assert Crew([ann, bob], stopping).run() is False
+    assert (ann.status, bob.status) == (0, 3)
+    assert left.ends == ["closed"]
+
+
+def test_a_worker_inside_a_long_step_leaves_when_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(crew_module, "ignore_signals", lambda: None)
+    stopping, computing = Stopping(), threading.Event()
+    left: list[FakeSession] = []
+
+    def long_step(session: FakeSession) -> int:
+        left.append(session)
+        computing.set()
+        assert session.broken_off.wait(WAIT)
+        raise ValueError("its session is closed")
+
+    def steps(session: Any) -> int:
+        while True:
+            stopping.sleep(WAIT)
+
+    (ann, _), (bob, bobs) = worker("ann", long_step, stopping), worker("bob", steps, stopping)
+    crew = Crew([ann, bob], stopping)
+    really_wait = crew._ended[0].wait
+
+    def wait(timeout: float | None = None) -> bool:
+        """What SIGTERM does to the main thread while it waits."""
+        if not stopping.begun:
+            assert computing.wait(WAIT)
+            raise Stopped
+        return really_wait(timeout)
+
+    monkeypatch.setattr(crew._ended[0], "wait", wait)
+    assert crew.run() is True
+    wait_until(lambda: ann.status is not None and bob.status is not None, "both to end")
+    assert (ann.status, bob.status) == (0, 0)
+    assert left[0].ends[0] == "broken off"
+    assert "broken off" in bobs.ends

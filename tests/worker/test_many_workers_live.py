@@ -1,0 +1,183 @@
+"""gem-worker --workers: several logical workers in one process, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from live import Live, config, serving, wait_until
+from session_helpers import ended, version, workers
+
+PATIENCE = 120.0
+TASK = '''
+"""A line; the one whose workers can be told to fail."""
+import threading
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Line:
+    def __init__(self, data):
+        inputs = torch.linspace(-1, 1, 256)[:, None]
+        self.data = TensorDataset(inputs, 3 * inputs)
+
+    def model(self):
+        return nn.Linear(1, 1)
+
+    def training_data(self):
+        print("the data is loaded", flush=True)
+        return self.data
+
+    test_data = training_data
+
+    def loss(self, model, batch):
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def correct(self, model, batch):
+        return None
+
+
+class OneDiverges(Line):
+    def loss(self, model, batch):
+        factor = float("nan") if threading.current_thread().name == "ann-1" else 1.0
+        return factor * super().loss(model, batch)
+
+
+class OneBreaks(Line):
+    def loss(self, model, batch):
+        if threading.current_thread().name == "ann-1":
+            raise RuntimeError("a bug in the task")
+        return super().loss(model, batch)
+
+
+class OneExits(Line):
+    def loss(self, model, batch):
+        if threading.current_thread().name == "ann-1":
+            raise SystemExit(0)
+        return super().loss(model, batch)
+'''
+
+
+class Process:
+    """A running gem-worker of the task above; its log is JSON, one object a line."""
+
+    def __init__(self, folder: Path, live: Live, *arguments: str, task: str = "Line") -> None:
+        (folder / "lines.py").write_text(TASK)
+        self._log, self._output = folder / "worker.log", folder / "output"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
+        environment["OMP_NUM_THREADS"] = "1"
+        command = [sys.executable, "-m", "gem_worker", f"--server={live.address}", "--name=ann", "--log-format=json"]
+        with self._log.open("wb") as log, self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, f"--task=lines:{task}", *arguments], stderr=log, stdout=output, cwd=folder, env=environment
+            )
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        logged = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+        return [entry for entry in logged if entry["event"] == event]
+
+
+@contextmanager
+def process(folder: Path, live: Live, *arguments: str, **settings: Any) -> Iterator[Process]:
+    """A gem-worker for the length of a `with` block."""
+    started = Process(folder, live, *arguments, **settings)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+            started.process.wait()
+
+
+@pytest.fixture
+def endless() -> Iterator[Live]:
+    """A run that a test does not see the end of."""
+    with serving(config(Hyperparameters(epochs=1_000_000, batch_size=16, shard_size=32))) as live:
+        yield live
+
+
+def test_three_workers_of_a_process_train_to_the_end_under_names_of_their_own(tmp_path: Path) -> None:
+    settings = Hyperparameters(rule="downpour", epochs=0, steps=7, shards="replicate", batch_size=16)
+    with serving(config(settings)) as live, process(tmp_path, live, "--workers=3", "--first-worker=4") as running:
+        assert running.wait() == 0, running.log
+        assert version(live) == 21
+        assert ended(live) == {"left": 3}
+    done = running.events("done")
+    assert {entry["worker"]: entry["commits"] for entry in done} == {"ann-4": 7, "ann-5": 7, "ann-6": 7}
+    (last,) = running.events("ended")
+    assert last["workers"] == 3
+    assert last["compute_seconds"] > 0
+    assert running.output.count("the data is loaded") == 1
+
+
+def test_sigterm_has_every_worker_leave_and_hand_back_its_shard(tmp_path: Path, endless: Live) -> None:
+    with process(tmp_path, endless, "--workers=3") as running:
+        wait_until(lambda: len(workers(endless)) == 3 and version(endless) > 30, "three workers to train", PATIENCE)
+        assert sorted(workers(endless)) == ["ann-0", "ann-1", "ann-2"]
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait() == 0, running.log
+        assert ended(endless) == {"left": 3}
+        assert workers(endless) == []
+    assert {entry["worker"] for entry in running.events("stopped; left the run")} == {"ann-0", "ann-1", "ann-2"}
+    assert "Traceback" not in running.log
+
+
+def test_ctrl_c_ends_workers_that_sleep_through_a_simulated_step(tmp_path: Path, endless: Live) -> None:
+    with process(tmp_path, endless, "--workers=2", "--step-seconds=3600") as running:
+        wait_until(lambda: len(workers(endless)) == 2, "two workers to join", PATIENCE)
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait() == 0, running.log
+        assert ended(endless) == {"left": 2}, running.log
+        assert version(endless) == 0
+
+
+def test_the_one_worker_of_a_process_keeps_its_name(tmp_path: Path, endless: Live) -> None:
+    with process(tmp_path, endless) as running:
+        wait_until(lambda: version(endless) > 3, "a worker to train", PATIENCE)
+        assert workers(endless) == ["ann"]
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait() == 0, running.log
+        assert ended(endless) == {"left": 1}
+
+
+@pytest.mark.parametrize(
+    ("task", "status", "event"),
+    [
+        ("OneDiverges", 3, "training diverged"),
+        ("OneBreaks", 1, "the task failed"),
+        ("OneExits", 1, "the task ended its worker before the run was done"),
+    ],
+)
+def test_a_worker_that_fails_is_named_and_the_others_finish(tmp_path: Path, task: str, status: int, event: str) -> None:
+    settings = Hyperparameters(rule="downpour", epochs=0, steps=5, shards="replicate", batch_size=16)
+    with serving(config(settings)) as live, process(tmp_path, live, "--workers=3", task=task) as running:
+        assert running.wait() == status, running.log
+        assert version(live) == 10
+        assert workers(live) == []
+    (failed,) = running.events(event)
+    assert failed["worker"] == "ann-1"
+    assert {entry["worker"] for entry in running.events("done")} == {"ann-0", "ann-2"}
+    if task == "OneBreaks":
+        assert "a bug in the task" in failed["exception"]

@@ -1,0 +1,272 @@
+"""A worker's own work: tasks, and training on them against a real server."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import NonFiniteGradient, Retry, connect
+from gem_worker.evaluation.evaluate import Evaluator
+from gem_worker.process.metrics import WorkerMetrics
+from gem_worker.process.trainer import settings_of, train
+from gem_worker.tasks import Task, TaskError, load_task
+from gem_worker.tasks.convnet import ConvNet
+from gem_worker.tasks.digits import Digits
+from live import Live, config, serving
+from prometheus_client.registry import CollectorRegistry
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+SAMPLES = 64
+TINY = Hyperparameters(rule="downpour", learning_rate=0.2, batch_size=16, shard_size=32, epochs=10, seed=5)
+
+
+class Line:
+    """Learns y = 2x − 1."""
+
+    def __init__(self, data: Path | None = None) -> None:
+        self.data = data
+        self.inputs = torch.linspace(-1, 1, SAMPLES)[:, None]
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def training_data(self) -> TensorDataset:
+        return TensorDataset(self.inputs, 2 * self.inputs - 1)
+
+    def test_data(self) -> TensorDataset:
+        return self.training_data()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.mse_loss(model(inputs), targets)
+
+    def correct(self, model: nn.Module, batch: Any) -> int | None:
+        return None
+
+
+class Diverging(Line):
+    """Its loss has no finite gradient."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * float("nan")
+
+
+def run(live: Live, task: Task, name: str = "a") -> tuple[int, CollectorRegistry]:
+    """One worker's whole run; its commits and its metrics."""
+    registry = CollectorRegistry()
+    with connect(live.address, name=name) as session:
+        steps = train(task, session, settings_of(live.address, Retry()), WorkerMetrics(registry))
+    return steps, registry
+
+
+def score(live: Live, task: Task) -> float:
+    """Loss of the present θ."""
+    with connect(live.address) as reader:
+        theta = reader.pull()
+        return Evaluator(task).score(reader.version, reader.layout, theta).loss
+
+
+# -- training
+
+
+def test_training_learns_and_counts_every_sample() -> None:
+    task = Line()
+    with serving(config(TINY)) as live:
+        steps, _ = run(live, task)
+        assert steps == 10 * SAMPLES // 16
+        assert live.on_loop(lambda: live.core.samples_committed) == 10 * SAMPLES
+        assert live.on_loop(lambda: live.core.ledger.all_complete)
+        torch.manual_seed(TINY.seed)
+        with torch.no_grad():
+            before = float(task.loss(task.model(), task.training_data()[:]))
+        assert score(live, task) < before / 10
+
+
+def test_the_first_value_is_that_of_the_runs_seed() -> None:
+    with serving(config(Hyperparameters(seed=5, steps=1, learning_rate=1e-12))) as live:
+        run(live, Line(), "any name")
+        torch.manual_seed(5)
+        first = nn.Linear(1, 1)
+        held = live.on_loop(lambda: live.core.central.theta.copy())
+        np.testing.assert_allclose(held, [first.weight.item(), first.bias.item()], rtol=1e-6)
+
+
+def test_a_worker_exports_its_steps_by_phase_and_its_loss() -> None:
+    with serving(config(TINY)) as live:
+        steps, registry = run(live, Line())
+        reported = live.on_loop(lambda: live.core.samples_committed)
+    for phase in ("data", "compute", "exchange"):
+        assert registry.get_sample_value("gem_worker_step_seconds_count", {"phase": phase}) == steps
+        assert (registry.get_sample_value("gem_worker_step_seconds_sum", {"phase": phase}) or 0) > 0
+    loss = registry.get_sample_value("gem_worker_loss")
+    assert loss is not None
+    assert 0 <= loss < 0.5
+    assert reported == 10 * SAMPLES
+
+
+def test_training_stops_after_the_steps_of_the_run() -> None:
+    with serving(config(Hyperparameters(steps=3, epochs=0, batch_size=16))) as live:
+        assert run(live, Line())[0] == 3
+        assert run(live, Line())[0] == 0
+        assert run(live, Line(), "b")[0] == 3
+
+
+def test_training_that_diverges_says_so() -> None:
+    with serving(config(TINY)) as live, pytest.raises(NonFiniteGradient):
+        run(live, Diverging())
+
+
+def test_the_settings_are_asked_for_before_joining() -> None:
+    with serving(config(TINY)) as live:
+        assert settings_of(live.address, Retry()) == TINY
+        assert live.on_loop(lambda: len(live.core.leases.live)) == 0
+
+
+def test_an_evaluation_weighs_batches_by_their_size() -> None:
+    class Uneven(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inputs = torch.cat([torch.zeros(500), torch.ones(1)])[:, None]
+
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            return batch[0].mean()  # type: ignore[no-any-return]
+
+        def correct(self, model: nn.Module, batch: Any) -> int:
+            return int((batch[0] == 0).sum())
+
+    with serving() as live, connect(live.address) as session:
+        first = session.join({name: value.detach().numpy() for name, value in Uneven().model().named_parameters()})
+        result = Evaluator(Uneven()).score(7, session.layout, first)
+    assert (result.version, result.loss, result.accuracy) == (7, pytest.approx(1 / 501), pytest.approx(500 / 501))
+
+
+def test_a_task_without_right_answers_has_no_accuracy() -> None:
+    with serving() as live, connect(live.address) as session:
+        first = session.join({name: value.detach().numpy() for name, value in Line().model().named_parameters()})
+        assert Evaluator(Line()).score(0, session.layout, first).accuracy is None
+
+
+# -- tasks by name
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """An importable module called `own_task` with a task, and with classes that are none."""
+    own = types.ModuleType("own_task")
+    own.Line = Line  # type: ignore[attr-defined]
+    own.NoTask = type("NoTask", (), {"__init__": lambda self, data: None, "model": lambda self: None})  # type: ignore[attr-defined]
+    own.NoData = type("NoData", (), {})  # type: ignore[attr-defined]
+    own.number = 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_task", own)
+    return own
+
+
+def test_a_task_of_the_users_own_is_made_with_the_folder_given(module: types.ModuleType, tmp_path: Path) -> None:
+    task = load_task("own_task:Line", tmp_path)
+    assert isinstance(task, Line)
+    assert task.data == tmp_path
+
+
+def test_a_task_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "task_in_this_folder.py").write_text(f"from {Line.__module__} import Line\n")
+    monkeypatch.chdir(tmp_path)
+    assert type(load_task("task_in_this_folder:Line", None)).__name__ == "Line"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("digit", ["'digit'", "digits", "mnist", "module:Class"]),
+        ("no_such_module:Task", ["no_such_module"]),
+        ("own_task:Missing", ["own_task", "Missing"]),
+        ("own_task:NoTask", ["training_data", "test_data", "loss", "correct"]),
+        ("own_task:NoData", ["own_task:NoData"]),
+        ("own_task:number", ["own_task:number"]),
+        (":Task", ["module:Class"]),
+        ("own_task:", ["own_task"]),
+        ("..own_task:Line", ["own_task"]),
+    ],
+)
+def test_a_task_that_can_not_be_loaded_says_why(module: types.ModuleType, name: str, words: list[str]) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task(name, None)
+    for word in words:
+        assert word in str(caught.value)
+
+
+# -- the digits, and the paper's network
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    return Digits(None)
+
+
+def test_digits_has_four_fifths_for_training(digits: Digits) -> None:
+    assert (len(digits.training_data()), len(digits.test_data())) == (1438, 359)
+
+
+def every(images: Any) -> list[tuple[bytes, int]]:
+    """Each sample's bytes and label."""
+    samples = images.__getitems__(list(range(len(images))))
+    return [(image.numpy().tobytes(), int(label)) for image, label in samples]
+
+
+def test_the_digits_split_is_disjoint_and_whole(digits: Digits) -> None:
+    sklearn = pytest.importorskip("sklearn.datasets").load_digits()
+    training, test = every(digits.training_data()), every(digits.test_data())
+    assert not {image for image, _ in training} & {image for image, _ in test}
+    labels = sorted(label for _, label in training + test)
+    assert labels == sorted(sklearn.target.tolist())
+
+
+def test_the_digits_split_is_the_same_in_every_process(digits: Digits) -> None:
+    torch.manual_seed(123)
+    np.random.seed(123)
+    again = Digits(None)
+    assert every(again.test_data()) == every(digits.test_data())
+    assert every(again.training_data())[:50] == every(digits.training_data())[:50]
+
+
+def test_digits_are_normalised_images_of_28_by_28(digits: Digits) -> None:
+    image, label = digits.training_data()[0]
+    assert (tuple(image.shape), image.dtype) == ((1, 28, 28), torch.float32)
+    assert 0 <= int(label) <= 9
+    values = torch.stack([sample for sample, _ in digits.training_data().__getitems__(list(range(1438)))])
+    assert abs(float(values.mean())) < 0.05
+    assert abs(float(values.std()) - 1) < 0.05
+
+
+def test_the_network_is_appendix_as() -> None:
+    network = ConvNet()
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters() if name.endswith("weight")}
+    assert shapes == {
+        "conv1.weight": (10, 1, 5, 5),
+        "conv2.weight": (20, 10, 5, 5),
+        "fc1.weight": (300, 320),
+        "fc2.weight": (200, 300),
+        "fc3.weight": (10, 200),
+    }
+    assert sum(parameter.numel() for parameter in network.parameters()) == 163_790
+
+
+def test_the_network_returns_log_probabilities() -> None:
+    output = ConvNet()(torch.zeros(3, 1, 28, 28))
+    assert output.shape == (3, 10)
+    torch.testing.assert_close(output.exp().sum(dim=1), torch.ones(3))
+
+
+def test_classification_counts_right_answers(digits: Digits) -> None:
+    class Sure(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.eye(10)[torch.full((len(images),), 4)].log()
+
+    labels = torch.tensor([4, 4, 5])
+    assert digits.correct(Sure(), (torch.zeros(3, 1, 28, 28), labels)) == 2

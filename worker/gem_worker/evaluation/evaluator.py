@@ -1,0 +1,95 @@
+"""gem-evaluator: the command. Evaluates a running server's θ on held-out data, again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+from gem_api import __version__
+from gem_api.errors import InvalidRequest
+from gem_api.process import logs
+from gem_api.process.extras import needs
+from gem_api.process.options import SETTINGS, Number, WithHeadings, credentials, log_format_option, option
+from gem_api.v1 import training_pb2 as pb
+from gem_client import GemError, NotInitialized, Retry
+from gem_client.retry import logging_failures
+
+with needs("gem-evaluator", "torch"):
+    import torch
+
+from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, Stopped, log_as, member_options, stop_on_signals
+from gem_worker.evaluation.evaluate import RemoteEvaluator
+from gem_worker.tasks import TaskError, load_task
+
+
+@click.command(cls=WithHeadings, context_settings=SETTINGS)
+@member_options
+@option("--evaluate-every", type=Number(0.1), default=5.0, help="Seconds between two evaluations, at least.")
+@click.option("--once", is_flag=True, help="Evaluate once, as soon as there is a model, and end.")
+@log_format_option
+@click.version_option(__version__)
+def main(**options: Any) -> None:
+    """Evaluates what a GEM server holds on the task's held-out data, and reports loss and accuracy to it.
+
+    Takes no part in the training. Looks every few seconds, evaluates where there is a new version, and stays until it is
+    stopped by SIGTERM or Ctrl-C.
+
+    Exit status: 0 after SIGTERM or Ctrl-C, or if --once is done; 1 if the server refuses or is out of reach too long, or the
+    task fails or is not the run's; 2 for wrong use, or a task that can't be loaded.
+    """
+    log = logs.configure(options["log_format"])
+    log_as("evaluator")
+    stop_on_signals()
+    torch.set_num_threads(options["threads"])
+    try:
+        sys.exit(_evaluate(options, log))
+    except Stopped:
+        log.info("stopped")
+        sys.exit(0)
+
+
+def _evaluate(options: dict[str, Any], log: logs.Logger) -> int:
+    retry, security = Retry(give_up_after=options["give_up_after"]), credentials(options)
+    try:
+        task = load_task(options["task"], options["data"])
+        evaluator = RemoteEvaluator(options["server"], task, retry, **security)
+    except TaskError as error:
+        log.error("the task can't be loaded", why=str(error))
+        return EXIT_WRONG_USE
+    except InvalidRequest as error:
+        log.error("can't start", why=str(error))
+        return EXIT_WRONG_USE
+    try:
+        while True:
+            done = _evaluate_if_new(evaluator, retry.call(evaluator.admin.status, logging_failures("the run's status")), log)
+            if options["once"] and done:
+                return 0
+            time.sleep(options["evaluate_every"])
+    except GemError as error:
+        log.error("the evaluation ended", error=type(error).__name__, why=str(error))
+        return EXIT_FAILED
+    finally:
+        evaluator.close()
+
+
+def _evaluate_if_new(evaluator: RemoteEvaluator, status: pb.GetStatusResponse, log: logs.Logger) -> bool:
+    """Evaluates a version that the server has no evaluation of; returns whether there is a model at all.
+
+    Compares with what the server knows, not with what was sent: a server that came back has forgotten.
+    """
+    if status.HasField("evaluation") and status.evaluation.version == status.version:
+        return True
+    try:
+        score = evaluator.evaluate()
+    except NotInitialized:
+        log.info("no model yet: waiting for the first worker")
+        return False
+    accuracy = None if score.accuracy is None else round(score.accuracy, 4)
+    log.info("evaluated", version=score.version, loss=round(score.loss, 4), accuracy=accuracy)
+    return True
+
+
+if __name__ == "__main__":
+    main(prog_name="gem-evaluator")

@@ -1,0 +1,81 @@
+"""Evaluates the central variable while training goes on, in a thread of its own, and reports to the server."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from gem_client import GemError, Retry
+
+from gem_worker.evaluation.evaluate import RemoteEvaluator, Score
+from gem_worker.launcher.run_folder import RunFolder
+from gem_worker.tasks import Task
+
+
+class Scorer:
+    """Scores the newest θ every so often; the workers want the processor, so at most a tenth of the time.
+
+    Args:
+        address: The server's.
+        task: The model and the held-out data.
+        folder: Keeps the scores, those of an interrupted run included.
+        pause: Seconds between two evaluations, at least.
+    """
+
+    def __init__(self, address: str, task: Task, folder: RunFolder, pause: float) -> None:
+        self._evaluator = RemoteEvaluator(address, task, Retry(give_up_after=5.0))
+        self._folder = folder
+        self._pause = pause
+        self._due = threading.Event()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._next_at = 0.0
+        self.scores: list[Score] = folder.load_evaluations()
+        self.failure: Exception | None = None  # of the task, which a further try would only repeat
+        self._thread = threading.Thread(target=self._run, name="scorer", daemon=True)
+        self._thread.start()
+
+    @property
+    def last(self) -> Score | None:
+        return self.scores[-1] if self.scores else None
+
+    def offer(self, version: int) -> None:
+        """The run is at this version: evaluates it, if it is new and the time has come."""
+        if self.failure is None and version > (self.last.version if self.last else 0) and time.monotonic() >= self._next_at:
+            self._due.set()
+
+    def last_of_all(self) -> Score | None:
+        """Scores the final θ and saves it as the run's model."""
+        score = self._evaluate()
+        with self._lock:
+            reader = self._evaluator.reader
+            if reader.theta.size:
+                self._folder.save_model(reader.layout, reader.theta, reader.version)
+        return score
+
+    def close(self) -> None:
+        self._closed = True
+        self._due.set()
+        self._thread.join(timeout=30)
+        self._evaluator.close()
+
+    def _run(self) -> None:
+        while self._due.wait() and not self._closed:
+            self._due.clear()
+            began = time.monotonic()
+            self._evaluate()
+            ended = time.monotonic()
+            self._next_at = ended + max(self._pause, 10 * (ended - began))
+
+    def _evaluate(self) -> Score | None:
+        with self._lock:
+            try:
+                score = self._evaluator.evaluate()
+            except GemError:
+                return None  # the server is being started again: there will be another evaluation
+            except Exception as error:
+                self.failure = error
+                return None
+            self.scores.append(score)
+            self._folder.save_evaluations(self.scores)
+            return score

@@ -1,0 +1,218 @@
+"""Follows a running cluster: progress on the terminal, evaluations, and the run's results at its end."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import asdict
+from typing import Any
+
+import click
+import numpy as np
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.extras import install
+from gem_api.v1 import training_pb2 as pb
+from gem_client import Admin, GemError
+from gem_client.ctl.watch import Rate
+
+from gem_worker.evaluation.evaluate import Score
+from gem_worker.evaluation.scorer import Scorer
+from gem_worker.launcher.cluster import Cluster, ClusterError
+from gem_worker.launcher.run_folder import RunFolder, samples_applied, versions
+from gem_worker.launcher.tracebacks import users_part
+from gem_worker.tasks import Task
+
+_POLL_SECONDS, _PRINT_SECONDS = 0.25, 2.0
+_HEADER = "    time  commits  commits/s     loss  staleness  median π  workers     epoch  accuracy"
+
+
+class Follower:
+    """Watches one run from the launcher.
+
+    Args:
+        address: The server's.
+        cluster: Its processes.
+        folder: Where the results go.
+        task: For the evaluations.
+        settings: The run's hyper-parameters.
+        options: The launcher's other options.
+    """
+
+    def __init__(
+        self, address: str, cluster: Cluster, folder: RunFolder, task: Task, settings: Hyperparameters, options: dict[str, Any]
+    ) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._settings = settings
+        self._options = options
+        self._admin = Admin(address, timeout=5.0)
+        self._scorer = Scorer(address, task, folder, options["evaluate_every"])
+        self._began = time.monotonic()
+        self._printed_at = self._began
+        self._has_header = False
+        self._rate = Rate()
+        self._joined = -1
+        self._status: pb.GetStatusResponse | None = None
+
+    def follow(self) -> int:
+        """Until all workers have ended; then writes the results. Returns the exit status. Raises ClusterError."""
+        seen: int | None = None if self._cluster.resume else 0  # a resumed run has commits from before
+        while not self._cluster.finished:
+            time.sleep(_POLL_SECONDS)
+            self._poll()
+            version = self._status.version if self._status else seen
+            self._cluster.tend(healthy=seen is not None and version is not None and version > seen)
+            self._raise_failed_evaluation()
+            seen = version
+            self._print_progress(time.monotonic())
+        return self._finish()
+
+    def end_early(self, outcome: str) -> None:
+        """Writes the results of a run that was "stopped", or "failed", if it has any; the cluster has been stopped."""
+        try:
+            history = self._folder.history()
+        except (OSError, ValueError):
+            return  # there is none yet, or a server that was killed has left half a line
+        if history and history["version"].size:
+            self._save_results(outcome, history, self._scorer.last, time.monotonic() - self._began)
+
+    def close(self) -> None:
+        self._scorer.close()
+        self._admin.close()
+
+    def _poll(self) -> None:
+        try:
+            status = self._admin.status()
+        except GemError:
+            self._rate = Rate()
+            return  # not up yet, or being started again: `tend` sees to that
+        if self._status is None and self._options.get("resume"):
+            self._folder.save_options(self._options)  # the server has accepted what this start changes
+        self._saw(status, time.monotonic())
+        self._scorer.offer(status.version)
+
+    def _saw(self, status: pb.GetStatusResponse, now: float) -> None:
+        """The server has told its status."""
+        self._status = status
+        if status.version:  # before the first commit nothing has a rate
+            self._rate.saw(status.version, now)
+
+    def _raise_failed_evaluation(self) -> None:
+        if (failure := self._scorer.failure) is not None:
+            text = "".join(traceback.format_exception(failure))
+            raise ClusterError(f"the evaluation of the model failed:\n{users_part(text)}")
+
+    def _print_progress(self, now: float) -> None:
+        status = self._status
+        if now - self._printed_at < _PRINT_SECONDS:
+            return
+        self._printed_at = now
+        if status is None or not status.version:
+            self._print_start(len(status.workers) if status else 0)
+            return
+        if not self._has_header:
+            self._has_header = True
+            click.echo(_HEADER)
+        click.echo(_progress_line(now - self._began, self._rate.value, status, self._scorer.last))
+
+    def _print_start(self, joined: int) -> None:
+        if joined != self._joined:
+            self._joined = joined
+            click.echo(f"  starting: {joined} of {self._options['workers']} workers have joined")
+
+    def _finish(self) -> int:
+        self._poll()
+        score = self._scorer.last_of_all()
+        seconds = time.monotonic() - self._began
+        self._raise_failed_evaluation()
+        self._cluster.stop()
+        self._save_results("diverged" if self._cluster.diverged else "complete", self._folder.history(), score, seconds)
+        return 3 if self._cluster.diverged else 0
+
+    def _save_results(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> None:
+        """Writes the plot and the summary, and prints what came out."""
+        plot = self._plot(history)
+        summary = self._summary(outcome, history, score, seconds)
+        self._folder.save_summary(summary)
+        click.echo(_closing(summary, self._folder, plot))
+
+    def _plot(self, history: dict[str, Any]) -> str:
+        """Draws the report; returns where it is, or why there is none."""
+        try:
+            from gem_worker.launcher.plot import plot_report
+        except ModuleNotFoundError as error:
+            return f"none: {error.name} is not installed: {install('report')}"
+        title = _title(self._settings, self._options)
+        plot_report(self._folder.report, title, history, self._scorer.scores, self._options["workers"])
+        return str(self._folder.report)
+
+    def _summary(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> dict[str, Any]:
+        staleness, pi = history["staleness"], history["pi_median"]
+        status = self._status
+        recorded = int(history["version"].max(initial=0))
+        return {
+            "outcome": outcome,
+            "test_accuracy": score.accuracy if score else None,
+            "test_loss": score.loss if score else None,
+            # The history may lack some if a server was killed; the last status may be older than the last commit.
+            "commits": max(status.version, recorded) if status else recorded,
+            "samples": int(samples_applied(history).sum()),
+            "staleness_mean": float(staleness.mean()) if staleness.size else None,
+            "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
+            "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over commits of each one's median
+            "seconds": round(seconds, 1),
+            "rule": self._settings.rule,
+            "workers": self._options["workers"],
+            "processes": len(self._cluster.workers),
+            "step_seconds": self._options["step_seconds"],
+            "task": self._options["task"],
+            "hyperparameters": asdict(self._settings),
+            "leases_ended": dict(status.leases_ended) if status else {},
+            "run_id": status.run_id if status else None,
+            "versions": versions(),
+        }
+
+
+def _title(settings: Hyperparameters, options: dict[str, Any]) -> str:
+    """What the report is of."""
+    title = f"{options['task']}: rule {settings.rule}, {options['workers']} workers, learning rate {settings.learning_rate}"
+    title += f", {settings.local_steps} local steps" if settings.local_steps > 1 else ""
+    return f"{title}\n{_simulated(options['step_seconds'])}" if options["step_seconds"] else title
+
+
+def _simulated(step_seconds: float) -> str:
+    return f"simulated step time {step_seconds:g} s"
+
+
+def _progress_line(seconds: float, rate: float | None, status: pb.GetStatusResponse, score: Score | None) -> str:
+    loss = f"{status.training_loss:8.4f}" if status.HasField("training_loss") else "       –"
+    pi = f"{status.pi_median:9.3f}" if status.HasField("pi_median") else "        –"
+    accuracy = f"{100 * score.accuracy:7.2f} %" if score and score.accuracy is not None else "        –"
+    commits = "          –" if rate is None else f"{rate:11.1f}"
+    epoch = f"{status.shards.epoch + 1}/{status.shards.epochs or '–'}"
+    return (
+        f"{int(seconds) // 60:5d}:{int(seconds) % 60:02d}{status.version:9d}{commits} {loss}{status.staleness:11.1f} {pi}"
+        f"{len(status.workers):9d}{epoch:>10} {accuracy}"
+    )
+
+
+def _staleness(summary: dict[str, Any]) -> str:
+    if summary["staleness_mean"] is None:
+        return "–"
+    return f"mean {summary['staleness_mean']:.1f}, 95 % at most {summary['staleness_p95']:.0f}"
+
+
+def _closing(summary: dict[str, Any], folder: RunFolder, plot: str) -> str:
+    accuracy, pi = summary["test_accuracy"], summary["pi_median"]
+    simulated = f" ({_simulated(summary['step_seconds'])})" if summary["step_seconds"] else ""
+    lines = [
+        "",
+        f"{summary['outcome']} after {summary['commits']} commits in {summary['seconds']:.0f} s{simulated}",
+        f"  test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}",
+        f"  staleness      {_staleness(summary)}",
+        f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
+        f"  plot           {plot}",
+        f"  summary        {folder.summary}",
+        *([f"  model          {folder.model}"] if folder.model.exists() else []),
+    ]
+    return "\n".join(lines)

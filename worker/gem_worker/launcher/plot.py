@@ -1,0 +1,59 @@
+"""The picture of a run: loss, median π and staleness over commits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from gem_worker.evaluation.evaluate import Score
+
+Column = npt.NDArray[np.float64]
+_INK, _DOTS, _MARK = "#1f4e79", "#9db8d2", "#c0392b"
+
+
+def plot_report(path: Path, title: str, history: dict[str, Column], scores: list[Score], workers: int) -> None:
+    """Draws a run's commits (the columns of commits.csv) and evaluations into a PNG."""
+    plt.switch_backend("Agg")  # draws without a screen
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 9), sharex=True, constrained_layout=True)
+    figure.suptitle(title)
+    version = history["version"]
+    _curve(top, version, history["loss"], "training loss")
+    top.set_ylim(bottom=0)
+    _accuracy(top, scores)
+    _curve(middle, version, history["pi_median"], "median π of a commit")
+    if np.isnan(history["pi_median"]).all():
+        middle.text(0.5, 0.5, "this rule has no scaling factor", transform=middle.transAxes, ha="center")
+    middle.set_ylim(bottom=0)
+    _curve(bottom, version, history["staleness"], "staleness τ")
+    bottom.axhline(workers - 1, color=_MARK, linewidth=1, linestyle="--", label=f"workers − 1 = {workers - 1}")
+    bottom.set_ylim(bottom=0)
+    bottom.legend(loc="upper right")
+    bottom.set_xlabel("commits applied")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _curve(axes: Axes, x: Column, y: Column, label: str) -> None:
+    """Dots for the commits, a line for their mean over about a hundredth of the run."""
+    axes.plot(x, y, ".", color=_DOTS, markersize=2, rasterized=True)
+    width = max(10, len(x) // 100)
+    known = np.isfinite(y)
+    if known.sum() >= width:
+        smooth = np.convolve(y[known], np.ones(width) / width, mode="valid")
+        axes.plot(x[known][width - 1 :], smooth, color=_INK, linewidth=1.5)
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.3)
+
+
+def _accuracy(axes: Axes, scores: list[Score]) -> None:
+    known = [(score.version, 100 * score.accuracy) for score in scores if score.accuracy is not None]
+    if not known:
+        return
+    other = axes.twinx()
+    other.plot(*zip(*known, strict=True), color=_MARK, marker="o", markersize=3, linewidth=1)
+    other.set_ylabel("test accuracy, %", color=_MARK)
+    other.set_ylim(0, 100.5)

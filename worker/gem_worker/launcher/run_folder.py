@@ -1,0 +1,88 @@
+"""The folder of one run: what was asked for, what is needed to resume, and what came out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import platform
+import re
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gem_api import __version__
+from gem_api.layout import Layout, Vector
+from safetensors.numpy import save_file
+
+from gem_worker.evaluation.evaluate import Score
+
+PACKAGES = ("torch", "numpy", "numba", "grpcio", "protobuf", "safetensors")
+
+
+class RunFolder:
+    """runs/<id>/: run.json, commits.csv, checkpoints/, logs/, server.address while it runs; at the end summary.json, report.png
+    and model.safetensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.commits = path / "commits.csv"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self.options = path / "run.json"
+        self.evaluations = path / "evaluations.json"
+        self.report = path / "report.png"
+        self.summary = path / "summary.json"
+        self.model = path / "model.safetensors"
+
+    @classmethod
+    def create(cls, parent: Path, label: str, options: dict[str, Any]) -> RunFolder:
+        """A new folder named after the time and the label. Raises OSError."""
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', label)}"
+        taken = 0
+        while (path := parent / (f"{name}-{taken + 1}" if taken else name)).exists():
+            taken += 1
+        folder = cls(path)
+        folder.logs.mkdir(parents=True)
+        folder.save_options(options)
+        return folder
+
+    def save_options(self, options: dict[str, Any]) -> None:
+        """Keeps the run's options for a later --resume."""
+        self.options.write_text(json.dumps({**options, "resume": None}, indent=2, default=str) + "\n")
+
+    def history(self) -> dict[str, npt.NDArray[np.float64]]:
+        """The columns of commits.csv as float64, NaN where a field is empty; the workers' names are left out."""
+        with self.commits.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows, names = list(reader), [name for name in reader.fieldnames or () if name != "worker"]
+        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+
+    def save_model(self, layout: Layout, theta: Vector, version: int) -> None:
+        save_file(layout.split(theta), self.model, metadata={"format": "pt", "gem_version": str(version)})
+
+    def save_evaluations(self, scores: list[Score]) -> None:
+        self.evaluations.write_text(json.dumps([vars(score) for score in scores if math.isfinite(score.loss)]) + "\n")
+
+    def load_evaluations(self) -> list[Score]:
+        return [Score(**score) for score in json.loads(self.evaluations.read_text())] if self.evaluations.exists() else []
+
+    def save_summary(self, summary: dict[str, Any]) -> None:
+        """Writes summary.json; what is no number is null there, because JSON has no NaN."""
+        known = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in summary.items()
+        }
+        self.summary.write_text(json.dumps(known, indent=2, allow_nan=False) + "\n")
+
+
+def samples_applied(history: dict[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """The samples of each commit in `history`, float64; 0 where the rule discarded it: nothing was trained on them."""
+    return np.where(history["discarded"] == 0, history["samples"], 0.0)
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, of Python and of what the figures may depend on."""
+    return {"gem-ps": __version__, "python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}

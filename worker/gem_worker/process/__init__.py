@@ -1,0 +1,1 @@
+"""The worker process `gem-worker`, which runs one worker or many."""
