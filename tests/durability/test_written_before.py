@@ -1,0 +1,60 @@
+"""A run that an earlier state of this project wrote goes on: its checkpoints, and its log.
+
+`written_by_0_1_0` holds the folder of a server that was killed at version 10 with `--durability log`: checkpoints of versions 0
+and 6, and the two segments of the log, without the room that is allocated ahead. `expected.json` says what the server held then.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from gem_server.durability.log_cli import main as log_command
+from live import Live, config, serving
+
+WRITTEN = Path(__file__).with_name("written_by_0_1_0")
+EXPECTED = json.loads((WRITTEN / "expected.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(WRITTEN, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def held(live: Live) -> tuple[str, int, list[int], dict[str, int], int]:
+    """Run, version, the bits of θ, each live worker's last sequence, and the completed shards."""
+    core = live.core
+    workers = {lease.worker: lease.sequence for lease in core.leases.live.values()}
+    return core.run_id, core.central.version, core.central.theta.view(np.uint32).tolist(), workers, core.ledger.completed
+
+
+def test_its_checkpoint_and_log_give_the_run_back_to_the_bit(folder: Path) -> None:
+    with serving(config(checkpoint_dir=folder, resume=True, durability="log")) as live:
+        expected = (
+            EXPECTED["run_id"],
+            EXPECTED["version"],
+            EXPECTED["theta_bits"],
+            {"ann": 5, "bob": 5},
+            EXPECTED["completed"],
+        )
+        assert live.on_loop(lambda: held(live)) == expected
+
+
+def test_its_older_checkpoint_and_the_log_since_give_the_same(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoint-000000000006-0001")
+    with serving(config(checkpoint_dir=folder, resume=True)) as live:
+        assert live.on_loop(lambda: held(live))[1:3] == (EXPECTED["version"], EXPECTED["theta_bits"])
+
+
+def test_the_tools_read_its_log(folder: Path) -> None:
+    verified = CliRunner().invoke(log_command, ["verify", str(folder)])
+    assert (verified.exit_code, verified.output.splitlines()[-1]) == (0, "whole")
+    model = folder / "version-8.safetensors"
+    replayed = CliRunner().invoke(log_command, ["replay", str(folder), "--to", "8", "--out", str(model)])
+    assert replayed.exit_code == 0, replayed.output
+    assert model.is_file()
