@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import site
 import sysconfig
-from pathlib import Path
 
 import gem_api
 import gem_client
 
+import gem_worker
+
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line \d+, in ')
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # how each line of a log begins
-_OURS = tuple(str(Path(file).parent) for file in (__file__, gem_api.__file__, gem_client.__file__))
+_OURS = tuple(package.__path__[0] for package in (gem_worker, gem_api, gem_client))
 _LIBRARIES = (*site.getsitepackages(), sysconfig.get_path("stdlib"), "<frozen ")
 
 
