@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from gem_client import Admin, connect
 from gem_client.torch import Optimizer, ShardSampler
 from gem_worker.tasks import load_task
 from live import config, serving
-
-from docs.pages import ROOT, Block, blocks
+from pages import ROOT, Block, blocks
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"  # what the pages print; tests that run side by side need a free port instead
 README = next(iter(block for block in blocks(language="python") if block.page == ROOT / "README.md"))
@@ -28,7 +28,9 @@ for printed in [*blocks(language="python", folder="docs/guides"), *blocks(langua
 def run(block: Block, names: dict[str, Any], address: str) -> None:
     """Executes a block, with the address of a running server in place of the printed one."""
     lines_before = "\n" * block.line
-    exec(compile(lines_before + block.text.replace(DEFAULT_ADDRESS, address), str(block.page), "exec", dont_inherit=True), names)
+    exec(
+        compile(lines_before + block.text.replace(DEFAULT_ADDRESS, address), str(block.page), "exec", dont_inherit=True), names
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -55,6 +57,7 @@ def test_the_task_of_the_guide_trains(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(tmp_path)
     task = load_task("my_task:Sine", None)
     model, data = task.model(), task.training_data()
+    assert isinstance(data, Sized)
     with serving(config(Hyperparameters(epochs=10, shard_size=256))) as live, connect(live.address) as session:
         optimizer = Optimizer(model.named_parameters(), session)
         for batch in ShardSampler(session, data).loader():
@@ -81,13 +84,13 @@ def test_the_readmes_worker_is_short_and_trains(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(README.text, encoding="utf-8")
     assert len(README.text.splitlines()) < 25
-    with serving(config(Hyperparameters(epochs=20, shard_size=256))) as live:
+    with serving(config(Hyperparameters(epochs=10, shard_size=256))) as live:
         command = [sys.executable, str(script), live.address]
         workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         output = [worker.communicate(timeout=120)[0] for worker in workers]
         assert [worker.returncode for worker in workers] == [0, 0]
         assert all(line.startswith("done at version") for line in output)
-        assert live.on_loop(lambda: live.core.ledger.samples_completed) == 20 * 2048
+        assert live.on_loop(lambda: live.core.ledger.samples_completed) == 10 * 2048
         assert live.on_loop(lambda: live.server.core.ledger.all_complete)
         with Admin(live.address) as admin:
             assert admin.status().training_loss < 0.1

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 
 import click
 import pytest
@@ -15,8 +16,7 @@ from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.launcher.cli import main as train
 from gem_worker.process.cli import main as worker
-
-from docs.pages import ROOT, Block, blocks
+from pages import ROOT, Block, blocks
 
 COMMANDS: dict[str, click.Command] = {
     "gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl,
@@ -114,7 +114,7 @@ def check(words: list[str]) -> None:
 
 def check_compose(words: list[str]) -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-    for option, value in zip(words, words[1:], strict=False):
+    for option, value in pairwise(words):
         if option == "-f":
             assert (ROOT / value).exists(), f"no file {value}"
         if option == "--scale":
@@ -123,8 +123,8 @@ def check_compose(words: list[str]) -> None:
         if command in words:
             check([*words[words.index(command) :]])
     if words[0] in ("exec", "stop", "restart"):
-        named = [word for word in words[1:] if not word.startswith("-")]
-        assert named and named[0] in services, f"no service in: docker compose {' '.join(words)}"
+        service = next((word for word in words[1:] if not word.startswith("-")), None)
+        assert service in services, f"no service in: docker compose {' '.join(words)}"
 
 
 @pytest.mark.parametrize("block", [*blocks(language=""), *blocks(language="sh")], ids=str)

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from docs.pages import FENCE, ROOT, pages
+from pages import FENCE, ROOT, pages
 
 LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
