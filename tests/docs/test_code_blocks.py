@@ -15,7 +15,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import Admin, connect
 from gem_client.torch import Optimizer, ShardSampler
 from gem_worker.tasks import load_task
-from live import config, serving
+from live import Live, config, serving
 from pages import ROOT, Block, blocks
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"  # what the pages print; tests that run side by side need a free port instead
@@ -33,6 +33,11 @@ def run(block: Block, names: dict[str, Any], address: str) -> None:
     )
 
 
+def complete(live: Live) -> bool:
+    """Whether every sample of every epoch was trained on."""
+    return bool(live.on_loop(lambda: live.core.ledger.all_complete))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path) -> None:
     names: dict[str, Any] = {"__name__": __name__}
@@ -40,7 +45,7 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path) -> None
         with serving(config(Hyperparameters(epochs=2, shard_size=256))) as live:
             run(block, names, live.address)
             if ".shards(" in block.text or "ShardSampler(" in block.text:
-                assert live.on_loop(lambda live=live: live.core.ledger.all_complete), f"{block} left the run incomplete"
+                assert complete(live), f"{block} left the run incomplete"
 
 
 def test_the_numpy_guide_learns() -> None:

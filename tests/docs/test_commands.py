@@ -16,7 +16,7 @@ from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.launcher.cli import main as train
 from gem_worker.process.cli import main as worker
-from pages import ROOT, Block, blocks
+from pages import ROOT, Block, blocks, pages
 
 COMMANDS: dict[str, click.Command] = {
     "gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl,
@@ -168,3 +168,11 @@ def test_the_options_that_pages_quote_exist() -> None:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]:
         quoted = re.findall(r"`(?:gem-\w+ )?(--[\w-]+)", page.read_text(encoding="utf-8"))
         assert set(quoted) <= known, f"{page.name}: {sorted(set(quoted) - known)}"
+
+
+def test_the_modules_that_pages_quote_exist() -> None:
+    """`python -m module`, on any page but the changelog, which tells of the past."""
+    for page in pages():
+        if page.name != "CHANGELOG.md":
+            for module in re.findall(r"python -m ([\w.]+)", page.read_text(encoding="utf-8")):
+                assert find_spec(module) is not None, f"{page.relative_to(ROOT)}: no module {module}"
