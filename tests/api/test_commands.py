@@ -19,7 +19,7 @@ from gem_worker.launcher.cli import main as train
 from gem_worker.process.cli import main as worker
 
 COMMANDS = {"gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl}
-OPERATING = Path(__file__).parents[2] / "docs/operating.md"
+OPERATING = Path(__file__).parents[2] / "docs/guides/operating.md"
 
 
 def options(command: click.Command) -> Iterator[click.Option]:
@@ -84,7 +84,7 @@ def test_a_workers_own_metrics_address_wins_over_the_one_it_may_share_with_a_ser
 
 
 def documented() -> dict[str, set[int]]:
-    """The exit statuses of each command, as the table in docs/operating.md has them."""
+    """The exit statuses of each command, as the table in docs/guides/operating.md has them."""
     header, _, *rows = re.findall(
         r"^\|.*\|$", OPERATING.read_text().partition("## Exit statuses")[2].partition("\n## ")[0], re.M
     )

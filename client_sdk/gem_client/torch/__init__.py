@@ -59,9 +59,9 @@ class Optimizer(torch.optim.Optimizer):
         in_place: Whether the parameters may live in the memory that the server writes θ to, instead of being copied from it.
             Only packed float32 parameters on the CPU can, in shared memory, without `overlap` and without local steps;
             others are copied all the same. It saves P·4 bytes, and the time of a copy: 0.3 % of a step of ResNet-50 on
-            batches of 8, 2 to 8 % of a step of a perceptron on batches of 64 (docs/performance.md). Do not use it if the
-            model keeps views of its parameters (a weight tied by `.t()` or `.detach()`), or if the process forks: a view goes
-            stale, and a child shares the parameters' memory.
+            batches of 8, 2 to 8 % of a step of a perceptron on batches of 64 (docs/results/performance.md). Do not use it if
+            the model keeps views of its parameters (a weight tied by `.t()` or `.detach()`), or if the process forks: a view
+            goes stale, and a child shares the parameters' memory.
 
     The parameters behave as with any optimizer of PyTorch: the model may be moved or converted (`.cuda()`, `.bfloat16()`),
     shared with other processes, and viewed. If a conversion replaces its Parameter objects

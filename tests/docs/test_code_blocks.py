@@ -1,0 +1,114 @@
+"""Every block of Python in the README, the guides and the rules page runs as it is printed, against a real server."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sized
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import Admin, connect
+from gem_client.torch import Optimizer, ShardSampler
+from gem_worker.tasks import load_task
+from live import Live, config, serving
+from pages import ROOT, Block, blocks
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"  # what the pages print; tests that run side by side need a free port instead
+README = next(iter(block for block in blocks(language="python") if block.page == ROOT / "README.md"))
+PAGES: dict[Path, list[Block]] = {}
+for printed in [*blocks(language="python", folder="docs/guides"), *blocks(language="python", folder="docs/rules.md")]:
+    PAGES.setdefault(printed.page, []).append(printed)
+
+
+def run(block: Block, names: dict[str, Any], address: str) -> None:
+    """Executes a block, with the address of a running server in place of the printed one."""
+    lines_before = "\n" * block.line
+    exec(
+        compile(lines_before + block.text.replace(DEFAULT_ADDRESS, address), str(block.page), "exec", dont_inherit=True), names
+    )
+
+
+def complete(live: Live) -> bool:
+    """Whether every sample of every epoch was trained on."""
+    return bool(live.on_loop(lambda: live.core.ledger.all_complete))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path) -> None:
+    names: dict[str, Any] = {"__name__": __name__}
+    for block in PAGES[page]:
+        with serving(config(Hyperparameters(epochs=2, shard_size=256))) as live:
+            run(block, names, live.address)
+            if ".shards(" in block.text or "ShardSampler(" in block.text:
+                assert complete(live), f"{block} left the run incomplete"
+
+
+def test_the_numpy_guide_learns() -> None:
+    names: dict[str, Any] = {}
+    with serving(config(Hyperparameters(epochs=2))) as live:
+        run(PAGES[ROOT / "docs/guides/without-pytorch.md"][0], names, live.address)
+        with Admin(live.address) as admin:
+            assert admin.status().training_loss < 0.01
+
+
+def test_the_task_of_the_guide_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = PAGES[ROOT / "docs/guides/own-task.md"]
+    (tmp_path / "my_task.py").write_text(block.text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    task = load_task("my_task:Sine", None)
+    model, data = task.model(), task.training_data()
+    assert isinstance(data, Sized)
+    with serving(config(Hyperparameters(epochs=10, shard_size=256))) as live, connect(live.address) as session:
+        optimizer = Optimizer(model.named_parameters(), session)
+        for batch in ShardSampler(session, data).loader():
+            optimizer.zero_grad()
+            loss = task.loss(model, batch)
+            loss.backward()
+            optimizer.step(loss=loss)
+        assert loss.item() < 0.3
+        assert task.correct(model, batch) is None
+
+
+def test_the_example_of_a_custom_worker_is_the_task_of_the_guide() -> None:
+    (block,) = PAGES[ROOT / "docs/guides/own-task.md"]
+    example = (ROOT / "deploy/custom-worker/sine.py").read_text(encoding="utf-8")
+
+    def methods(text: str) -> list[str]:
+        return re.findall(r"def (\w+\([^)]*\))", text)
+
+    assert methods(example) == methods(block.text)
+
+
+def test_the_readmes_worker_is_short_and_trains(tmp_path: Path) -> None:
+    """As a process, twice, on one run: what the README tells its reader to do."""
+    script = tmp_path / "worker.py"
+    script.write_text(README.text, encoding="utf-8")
+    assert len(README.text.splitlines()) < 25
+    with serving(config(Hyperparameters(epochs=10, shard_size=256))) as live:
+        command = [sys.executable, str(script), live.address]
+        workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        output = [worker.communicate(timeout=120)[0] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0]
+        assert all(line.startswith("done at version") for line in output)
+        assert live.on_loop(lambda: live.core.ledger.samples_completed) == 10 * 2048
+        assert live.on_loop(lambda: live.server.core.ledger.all_complete)
+        with Admin(live.address) as admin:
+            assert admin.status().training_loss < 0.1
+
+
+def test_the_readme_has_fewer_than_200_lines() -> None:
+    assert len(README.page.read_text(encoding="utf-8").splitlines()) < 200
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> Any:
+    """Small models train faster on one thread than on all of a busy machine's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,178 @@
+"""Every command line of every page names commands, options, targets, modules, services and variables that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import pairwise
+
+import click
+import pytest
+import yaml
+from gem_client.ctl.cli import main as ctl
+from gem_server.cli import main as server
+from gem_worker.evaluation.evaluator import main as evaluator
+from gem_worker.launcher.cli import main as train
+from gem_worker.process.cli import main as worker
+from pages import ROOT, Block, blocks, pages
+
+COMMANDS: dict[str, click.Command] = {
+    "gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl,
+}  # fmt: skip
+SETTING = re.compile(r"^(\w+)=")
+
+
+def lines(block: Block) -> Iterator[list[str]]:
+    """The words of each command of a block, without comments; a line is split at pipes, `&&` and `;`."""
+    for line in block.text.splitlines():
+        lexer = shlex.shlex(line.strip().removeprefix("$ "), posix=True, punctuation_chars="|&;")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in lexer:
+            if set(word) <= set("|&;"):
+                yield words
+                words = []
+            else:
+                words.append(word)
+        yield words
+
+
+def options(command: click.Command) -> set[str]:
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help", "-h"}
+
+
+def variables() -> set[str]:
+    """Every environment variable that a command or the compose files read."""
+    names: set[str] = set()
+
+    def collect(command: click.Command) -> None:
+        for parameter in command.params:
+            names.update([parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or [])
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                subcommand = command.get_command(context, name)
+                assert subcommand is not None
+                collect(subcommand)
+
+    for command in COMMANDS.values():
+        collect(command)
+    for page in [".env.example", "docker-compose.yml", "deploy/Dockerfile"]:
+        names.update(re.findall(r"\b(GEM_\w+)", (ROOT / page).read_text(encoding="utf-8")))
+    return names
+
+
+def check_gem(words: list[str]) -> None:
+    """Parses a line as the command itself does, but for files and values, which need not exist here."""
+    command = COMMANDS[words[0]]
+    rest = words[1:]
+    while isinstance(command, click.Group):
+        known = options(command)
+        while rest and rest[0].startswith("-"):
+            assert rest[0].partition("=")[0] in known, f"{words[0]} has no option {rest[0]}"
+            flags = {name for p in command.params if getattr(p, "is_flag", False) for name in p.opts} | {"-h", "--help"}
+            alone = rest[0] in flags or "=" in rest[0]
+            rest = rest[1 if alone else 2 :]
+        if not rest:
+            return
+        subcommand = command.get_command(click.Context(command), rest[0])
+        assert subcommand is not None, f"{words[0]} has no command {rest[0]}"
+        command, rest = subcommand, rest[1:]
+    for word in rest:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in options(command), f"{words[0]} has no option {word}"
+    context = click.Context(command, info_name=words[0], resilient_parsing=True)
+    command.make_parser(context).parse_args(args=list(rest))
+
+
+def check(words: list[str]) -> None:
+    """Fails if a command line names something that does not exist."""
+    while words and (setting := SETTING.match(words[0])):
+        if setting[1].startswith("GEM_"):
+            assert setting[1] in variables(), f"no command reads {setting[1]}"
+        words = words[1:]
+    while words and re.fullmatch(r"[<>&\d]*>[&\d]*|\d?>.*", words[-1]):
+        words = words[:-1]
+    if not words:
+        return
+    name = words[0].removeprefix(".venv/bin/")
+    if name in COMMANDS:
+        redirected = next((i for i, word in enumerate(words) if word.startswith((">", "<"))), len(words))
+        check_gem([name, *words[1:redirected]])
+    elif name == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        for word in words[1:]:
+            assert SETTING.match(word) or word in targets, f"make has no target {word}"
+    elif name.startswith("python") and "-m" in words:
+        module = words[words.index("-m") + 1]
+        assert find_spec(module) is not None, f"no module {module}"
+    elif words[:2] == ["docker", "compose"]:
+        check_compose(words[2:])
+
+
+def check_compose(words: list[str]) -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    for option, value in pairwise(words):
+        if option == "-f":
+            assert (ROOT / value).exists(), f"no file {value}"
+        if option == "--scale":
+            assert value.partition("=")[0] in services, f"no service {value}"
+    for command in COMMANDS:
+        if command in words:
+            check([*words[words.index(command) :]])
+    if words[0] in ("exec", "stop", "restart"):
+        service = next((word for word in words[1:] if not word.startswith("-")), None)
+        assert service in services, f"no service in: docker compose {' '.join(words)}"
+
+
+@pytest.mark.parametrize("block", [*blocks(language=""), *blocks(language="sh")], ids=str)
+def test_every_command_line_names_what_exists(block: Block) -> None:
+    for words in lines(block):
+        check(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gem-server --epoch-count 4",
+        "gem-ctl --host x status",
+        "gem-ctl statistics",
+        "gem-ctl status --yaml",
+        "make everything",
+        "python -m benchmarks.gone",
+        "GEM_GONE=1 docker compose up",
+        "docker compose exec servers gem-ctl top",
+        "docker compose exec server gem-ctl tops",
+        "docker compose up --scale workers=3",
+    ],
+)
+def test_a_wrong_line_is_found(line: str) -> None:
+    with pytest.raises((AssertionError, click.UsageError)):
+        check(shlex.split(line))
+
+
+def test_the_options_that_pages_quote_exist() -> None:
+    """`--flag` between backticks, on any page of docs/guides and in the README."""
+    known: set[str] = set()
+    for command in COMMANDS.values():
+        known |= options(command)
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                subcommand = command.get_command(context, name)
+                assert subcommand is not None
+                known |= options(subcommand)
+    known |= {"--scale", "--build", "--volumes", "--seeds", "--tls-…"}  # of docker compose and benchmarks
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]:
+        quoted = re.findall(r"`(?:gem-\w+ )?(--[\w-]+)", page.read_text(encoding="utf-8"))
+        assert set(quoted) <= known, f"{page.name}: {sorted(set(quoted) - known)}"
+
+
+def test_the_modules_that_pages_quote_exist() -> None:
+    """`python -m module`, on any page but the changelog, which tells of the past."""
+    for page in pages():
+        if page.name != "CHANGELOG.md":
+            for module in re.findall(r"python -m ([\w.]+)", page.read_text(encoding="utf-8")):
+                assert find_spec(module) is not None, f"{page.relative_to(ROOT)}: no module {module}"
