@@ -88,6 +88,12 @@ class Lease:
         """Where the worker reads its answer, float32, shape (P,); None where it is sent."""
         return self.region.theta if self.region is not None else None
 
+    def buffers_and_reply(self) -> Buffers:
+        """The buffers for the rule. If the reply lies in shared memory, the rule writes it there in the same pass."""
+        if self.shared_reply is None or REPLY in self.buffers:
+            return self.buffers
+        return {**self.buffers, REPLY: self.shared_reply}
+
     def adopt(self, region: Region, copied: bool = False) -> None:
         """Moves gradients and answers to shared memory. The worker may write anything there at any time: what the rule
         keeps of it stays elsewhere, and a gradient is checked once more when it is read, or `copied` to `upload` before."""

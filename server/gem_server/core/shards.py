@@ -12,6 +12,7 @@ from gem_api.hyperparameters import Hyperparameters
 
 from gem_server.core.shuffle import Indices, shuffled
 
+MAX_SHARDS = 1000  # that one worker may hold at once
 _IDS = 1 << 32  # shard ids that one start of the server may give out
 
 
@@ -203,3 +204,13 @@ class ShardLedger:
 
     def _new_deck(self) -> Deck:
         return Deck(self.samples, self._settings.shard_size, self._settings.epochs)
+
+
+def require_windows_fit(settings: Hyperparameters) -> None:
+    """Raises ValueError if a worker would have to hold more shards than allowed before its first commit."""
+    shards = settings.local_steps // -(-settings.shard_size // settings.batch_size) + 2
+    if shards > MAX_SHARDS:
+        raise ValueError(
+            f"{settings.local_steps} local steps need the batches of {shards} shards, and a worker may hold {MAX_SHARDS}: "
+            "raise --shard-size, or take fewer local steps"
+        )
