@@ -22,6 +22,8 @@ from gem_server.rules.proxies import PROXIES, Displacement, Momentum, Proxy
 class Gem(UpdateRule):
     """Rescales each commit so that all workers together move θ with the energy of sequential momentum SGD.
 
+    `rules/specification.py` has these equations in NumPy.
+
         Δ = −η·g
         m ← μ·m + Δ                                             (Eq. 24; `proxy` names others, in `rules/proxies.py`)
         π = clip((κ|m| − |θ_t − s|) / (|Δ| + ε), 0, π_max)      (Eqs. 19, 27; the clip is the authors' code)
@@ -116,7 +118,7 @@ class Gem(UpdateRule):
         )
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:
-        # By reference s changes only with the worker's own commits, once it has made one.
+        # In this convention s changes only with the worker's own commits, once it has made one.
         super().pull(theta, {"answer": buffers["answer"]} if self._by_reference else buffers)
 
     def first_pull(self, theta: Vector, buffers: Buffers) -> None:
@@ -139,9 +141,10 @@ class Gem(UpdateRule):
         shared = np.empty((parts, 2), np.int64)
         medians = np.zeros(offsets.size - 1, np.float32)
         energies = np.empty((parts, 2))
+        settings = np.array(scalars, np.float32)
         arguments = (
             parts, theta, update, moment, buffers["snapshot"], buffers.get("answer", NO_REPLY), offsets, edges,
-            np.array(scalars, np.float32), self.snapshot == "after", self.snapshot != "paper", counts, shared, medians, energies,
+            settings, self.snapshot == "after", self.snapshot != "paper", counts, shared, medians, energies,
         )  # fmt: skip
         self.threads.run(lambda part: gem_part(part, *arguments), parts)
         median, proxy_energy, central_energy = join_parts(offsets, edges, counts, shared, medians, energies)
