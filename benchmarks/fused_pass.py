@@ -74,7 +74,7 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
     bounds = np.linspace(0, size, tensors + 1, dtype=int)
     layout = Layout.of({str(number): (int(extent),) for number, extent in enumerate(np.diff(bounds))})
     rule = Gem()
-    settings = rule._settings(rule.learning_rate, Displacement(moment, rule.momentum))
+    settings = np.array(rule._scalars(rule.learning_rate, Displacement(moment, rule.momentum)), np.float32)
     arrays = (theta, gradient, moment, buffers["snapshot"], buffers.get("answer", np.empty(0, np.float32)))
     results = (
         np.empty((1, 3, BINS), np.int64), np.empty((1, 2), np.int64), np.zeros(tensors, np.float32), np.empty((1, 2)),

@@ -27,6 +27,7 @@ def make_core(
     memory_limit: int = 0,
     first_id: int = 1,
     min_workers: int = 1,
+    logged: bool = False,
 ) -> Core:
     """A core whose leases are called lease-1, lease-2 …"""
     numbers = count(first_id)
@@ -36,6 +37,7 @@ def make_core(
         lease_seconds=lease_seconds,
         memory_limit=memory_limit,
         min_workers=min_workers,
+        logged=logged,
         new_id=lambda: f"lease-{next(numbers)}",
     )
 

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from gem_api.errors import IncompleteTransfer, InvalidRequest
 from gem_api.layout import Vector
 
+Bytes = bytes | memoryview
 CHUNK_BYTES = 1 << 20
 _HEADER_IN_FRAME = b"\x0a"  # field 1, length-delimited
 _CHUNK_IN_FRAME = b"\x12"  # field 2, length-delimited

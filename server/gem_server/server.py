@@ -159,7 +159,6 @@ class Server:
         group_commit = GroupCommit(journal, self._log, clock, metrics.flushed, self._checkpointer.write)
         metrics.stalled = lambda: bool(group_commit.trouble)
         self._checkpointer.told = group_commit.based
-        self.core.logged = True
         if self.core.central.initialized:
             try:
                 self._checkpointer.write_now()

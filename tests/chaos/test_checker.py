@@ -13,7 +13,7 @@ import pytest
 from chaos.checker import Verdict, check
 from chaos.worker import Diary, Gradients, observe
 from chaos.worker import Kind as Worker
-from gem_server.durability.records import Kind, Record
+from gem_server.core.records import Kind, Record
 from gem_server.durability.segment import Segment, SegmentWriter, name, serials
 from gem_server.durability.storage import Storage
 from live import config, serving

@@ -20,10 +20,11 @@ from gem_api.errors import (
 )
 from gem_api.hyperparameters import RULES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
+from gem_server.core.checks import MAX_SAMPLES
 from gem_server.core.facts import Admission, Applied, EndReason, Outcome, PullDecision
 from gem_server.core.memory_budget import MAX_COPIES
 from gem_server.core.shards import NoShard
-from gem_server.core.state_machine import MAX_SAMPLES, Core
+from gem_server.core.state_machine import Core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,8 +281,8 @@ def test_tickets_are_applied_in_any_order_that_the_loop_chooses_and_versions_fol
     first, second = send(core, header(core, ann, 1), ONES), send(core, header(core, bob, 1), ONES)
     assert (first.ticket, second.ticket) == (1, 2)
     assert (apply(core, first).version, apply(core, second).version) == (1, 2)
-    assert core.leases.get(bob).answer is not None
-    assert core.leases.get(bob).answer.ticket == 2  # type: ignore[union-attr]
+    assert core.leases.get(bob).last_applied is not None
+    assert core.leases.get(bob).last_applied.ticket == 2  # type: ignore[union-attr]
 
 
 # -- leases
@@ -388,7 +389,7 @@ def test_a_restored_lease_is_answered_a_repeat_and_goes_on() -> None:
     first = commit(core, ann, 1, ONES)
     as_restored(core)
     assert core.admit(header(core, ann, 1), 0.0)[0] is Admission.REPEATED
-    assert core.leases.get(ann).answer is first
+    assert core.leases.get(ann).last_applied is first
     assert commit(core, ann, 2, ONES).version == 2
     with pytest.raises(SequenceGap):  # it has committed since: a gap is a bug again
         core.admit(header(core, ann, 9), 0.0)
@@ -553,7 +554,7 @@ class DumbLease:
     expires: float
     starting: bool = True  # no sign of life yet
     sequence: int = 0
-    answer: tuple[int, int, int] | None = None  # version, base version, staleness
+    last_applied: tuple[int, int, int] | None = None  # version, base version, staleness
     base: int = 0
     queued: tuple[int, int, float] | None = None  # sequence, base, gradient
 
@@ -651,7 +652,7 @@ class Both:
         self.now = 0.0
 
     def outcome(self, ask: Callable[[], object]) -> object:
-        """What the core says: its answer, or its error's class."""
+        """What the core says: its result, or its error's class."""
         try:
             return ask()
         except GemError as error:
@@ -730,7 +731,7 @@ class Both:
         elif said is Admission.REPEATED:
             assert lease is not None
             assert known is not None
-            assert self.facts(lease.last_applied) == known.answer
+            assert self.facts(lease.last_applied) == known.last_applied
 
     def turn(self, _: None) -> None:
         if self.dumb.queue:

@@ -32,8 +32,7 @@ def test_the_memory_of_a_worker_is_what_the_core_holds_for_it(rule: str, overlap
 @pytest.mark.parametrize("logged", [False, True])
 @pytest.mark.parametrize(("rule", "proxy"), [*((rule, "momentum") for rule in RULES), *(("gem", proxy) for proxy in PROXIES)])
 def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(rule: str, proxy: str, logged: bool) -> None:
-    core = make_core(Hyperparameters(rule=rule, rule_options=f"proxy={proxy}" if rule == "gem" else ""))
-    core.logged = logged
+    core = make_core(Hyperparameters(rule=rule, rule_options=f"proxy={proxy}" if rule == "gem" else ""), logged=logged)
     (ann,) = start(core, ["ann"], LAYOUT)
     lease = core.leases.get(ann)
     region, descriptor = create_region(P)

@@ -32,6 +32,7 @@ from gem_api.wire import GRADIENT_FORMATS
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery, segment
 from gem_server.durability.checkpoint import BadCheckpoint
+from gem_server.durability.records import to_text
 from gem_server.durability.segment import DamagedLog, Segment
 from gem_server.rpc import messages
 from gem_server.telemetry.progress import Progress
@@ -114,7 +115,7 @@ def run_segment(data: bytes) -> None:
         path = directory / segment.name(1)
         path.write_bytes(data)
         for entry in Segment(path).entries():
-            entry.record.text()
+            to_text(entry.record)
 
 
 def segment_seeds() -> list[bytes]:
@@ -136,25 +137,15 @@ def sealed_segment(records: list[bytes]) -> bytes:
     pieces = [head.ljust(segment._aligned(len(head)), b"\0")]
     for number, each in enumerate(records, 1):
         text, _, payload = each.partition(PAYLOAD)
-        pieces += segment.encode(number, _Sealed(text, (memoryview(payload),)), number - 1, SEED)
+        pieces += segment.encode(number, text, [payload], number - 1, SEED)
     return b"".join(pieces)
-
-
-class _Sealed(NamedTuple):
-    """A record whose text is what it is."""
-
-    content: bytes
-    payload: tuple[memoryview]
-
-    def text(self) -> bytes:
-        return self.content
 
 
 def log_seeds() -> list[bytes]:
     with folder() as directory:
         write_contents(directory)
         records = [(entry.record, bytes(entry.record.payload[0])) for entry in entries(directory)]
-    texts = [record.text() + (PAYLOAD + payload if payload else b"") for record, payload in records]
+    texts = [to_text(record) + (PAYLOAD + payload if payload else b"") for record, payload in records]
     return [NEXT_RECORD.join(texts), *(NEXT_RECORD.join(texts[:count]) for count in (1, 3))]
 
 

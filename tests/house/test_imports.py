@@ -19,10 +19,10 @@ MAY_IMPORT = {
     "gem_client": {"gem_api"},
     "gem_worker": {"gem_client", "gem_api"},
 }
-# Of the server's rooms, who may import which others. `core/` and `rules/` are pure.
+# Which of the server's other rooms and modules each of its rooms may import. `core/` and `rules/` are pure.
 WITHIN_THE_SERVER = {
     "rules": set(),
-    "core": {"rules", "durability.records", "durability.storage"},
+    "core": {"rules"},
     "security": {"config"},
     "telemetry": {"core", "rules", "apply_loop", "rpc.tensor_stream"},
     "durability": {"core", "rules", "apply_loop", "config", "telemetry"},

@@ -16,7 +16,7 @@ from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
 from gem_server.core.leases import FIRST_TERM
 from gem_server.core.memory_budget import MAX_COPIES
-from gem_server.core.state_machine import MAX_SHARDS
+from gem_server.core.shards import MAX_SHARDS
 from gem_server.durability.segment import Segment
 from live import DEADLINE, Live, config, serving, wait_until
 from region_client import abstract, linux_only

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from gem_server.durability.storage import Bytes, Storage
+from gem_api.framing import Bytes
+from gem_server.durability.storage import Storage
 
 SECTOR = 16  # bytes that reach the platter together; small, so that small records are torn
 

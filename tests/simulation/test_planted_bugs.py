@@ -13,13 +13,13 @@ from gem_server import apply_loop
 from gem_server.core.commits import Commit, Step
 from gem_server.core.facts import Applied
 from gem_server.core.leases import Lease
+from gem_server.core.records import Kind, Record
 from gem_server.core.shards import ShardLedger
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, segment
 from gem_server.durability.capture import Capture
 from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.journal import Journal, LogPosition, Waiting
-from gem_server.durability.records import Kind, Record
 from gem_server.durability.segment import DamagedLog, SegmentWriter
 from gem_server.durability.storage import Storage
 from gem_server.rules import PiFacts, RuleInput
@@ -199,11 +199,12 @@ def logs_no_discarded_commit(patch: pytest.MonkeyPatch) -> None:
         late = core.central.version - commit.header.base_version
         if core.rule.accepts(RuleInput(late)):
             return begin(core, commit)
-        record, core.record = core.record, lambda record: commit.lease.recorded
+        recorder = core.record
+        core.record_to(lambda record: commit.lease.recorded)
         try:
             return begin(core, commit)
         finally:
-            core.record = record
+            core.record_to(recorder)
 
     patch.setattr(Core, "begin", unlogged)
 

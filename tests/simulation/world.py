@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import coroutine
@@ -458,7 +459,12 @@ class World:
     def _recover(self) -> Server:
         logged = self._starts_logged()
         recovered = recovery.recover(
-            self.disk.root, self._new_core, self.now, self._refused, logged=logged, random=lambda: self.random.getrandbits(30)
+            self.disk.root,
+            partial(self._new_core, logged=logged),
+            self.now,
+            self._refused,
+            logged=logged,
+            random=lambda: self.random.getrandbits(30),
         )
         if recovered is None:
             return self._new_server()
@@ -471,7 +477,6 @@ class World:
         if not logged:
             return Server(recovered.core, logged=False)
         server = Server(recovered.core, journal=self._new_journal(recovered.number))
-        server.core.logged = True
         with closing(recovery.capture(server.core, server.journal)) as captured:
             captured.copy_theta()
             recovery.save(self.disk.root, captured, 2, self.disk)
@@ -496,14 +501,15 @@ class World:
         self._runs += 1
         logged = self._starts_logged()
         self.truth.unlogged = not logged
-        return Server(self._new_core(f"run{self._runs:05d}", self.settings), logged)
+        return Server(self._new_core(f"run{self._runs:05d}", self.settings, logged), logged)
 
     def _starts_logged(self) -> bool:
         """Whether a start of the server keeps a log."""
         return self.random.random() >= self._unlogged
 
-    def _new_core(self, run_id: str, settings: Hyperparameters) -> Core:
-        return Core(run_id, settings, lease_seconds=LEASE_SECONDS, memory_limit=self._memory_limit, new_id=self._new_id)
+    def _new_core(self, run_id: str, settings: Hyperparameters, logged: bool = False) -> Core:
+        limit = self._memory_limit
+        return Core(run_id, settings, lease_seconds=LEASE_SECONDS, memory_limit=limit, new_id=self._new_id, logged=logged)
 
     def _some_memory_limit(self, clients: int) -> int:
         """None, or room for so many workers that overlap, and for fewer copies than a checkpoint of them may need."""

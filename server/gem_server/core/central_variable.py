@@ -20,7 +20,7 @@ class CentralVariable:
         theta: float32, shape (P,); meaningless until `initialized`.
         version: Commits applied so far.
         initialized: Whether θ has its first value.
-        initializer: Lease id of the one worker that was asked for it.
+        initializer: Lease id of the worker that was asked to give it.
     """
 
     def __init__(self) -> None:
@@ -32,17 +32,17 @@ class CentralVariable:
         self._copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
 
     def require_fitting(self, layout: Layout) -> None:
-        """Raises LayoutMismatch where the run has another layout."""
+        """Raises LayoutMismatch if the run has another layout."""
         if self.layout is not None:
             self.layout.require_same(layout)
 
     def adopt(self, layout: Layout, theta: Vector) -> None:
-        """Takes the first worker's layout, and memory for θ (float32, shape (P,)); a later one's layout is the same."""
+        """Sets layout and memory for θ (float32, shape (P,)) when the first worker registers; later workers change nothing."""
         if self.layout is None:
             self.layout, self.theta = layout, theta
 
     def forget_layout(self) -> None:
-        """Back to the start, when every worker left before θ had a value."""
+        """Forgets the layout: every worker has left before θ had a value."""
         self.layout, self.theta, self.initializer = None, empty(0), None
 
     def start(self) -> None:
@@ -58,7 +58,7 @@ class CentralVariable:
         return self.layout.size if self.layout else 0
 
     def copy(self) -> Copy:
-        """A copy of θ at the present version, shared by all who ask at the same version. Call it between two commits."""
+        """A copy of the present θ, shared by all readers of this version. Call it between two commits."""
         found = self._copies.get(self.version)
         if found is None:
             found = self._copies[self.version] = Copy(self.version, self.theta.copy())
@@ -66,7 +66,7 @@ class CentralVariable:
 
     @property
     def has_copy(self) -> bool:
-        """Whether θ's present version is being read already."""
+        """Whether the present version has been copied for a reader already."""
         return self.version in self._copies
 
     @property
@@ -84,7 +84,7 @@ class Copy:
 
 
 def require_finite(values: Vector, limit: np.float32, what: str) -> None:
-    """Raises NonFiniteGradient where |v| > limit, or v is no number, for any v of `values` (float32, shape (n,))."""
+    """Raises NonFiniteGradient if any v of `values` (float32, shape (n,)) is NaN or |v| > limit."""
     if not all_within(values, limit):
         raise NonFiniteGradient(
             f"the {what} holds a NaN, an infinity or a value beyond ±{limit:.3g}; the central variable "

@@ -1,4 +1,4 @@
-"""A commit on its way through the core: arrived, with a ticket, and when its turn has come."""
+"""A commit on its way through the core: as it arrived, with a ticket, and with its arithmetic ready to run."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gem_api.framing import bytes_of
+from gem_api.framing import Bytes, bytes_of
 from gem_api.layout import Vector
 from gem_api.wire import FLOAT32
 
 from gem_server.core.facts import Header
 from gem_server.core.leases import Lease
-from gem_server.durability.storage import Bytes
+from gem_server.core.records import Kind, Record
 from gem_server.rules import PiFacts, RuleInput
 
 
 class Arrived(NamedTuple):
-    """A gradient as it arrived: its wire dtype and its bytes, which stay as they are until they are in the log."""
+    """A gradient in its wire format: its dtype and its bytes, which must not change until they are in the log."""
 
     dtype: int
     pieces: Sequence[Bytes]
 
 
 def as_floats(gradient: Vector) -> Arrived:
-    """A gradient (float32, shape (P,)) that arrived as it is."""
+    """A gradient (float32, shape (P,)) that was sent as float32."""
     return Arrived(FLOAT32.dtype, (bytes_of(gradient),))
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit whose gradient is complete: it holds a ticket and waits for its turn."""
+    """A commit whose gradient is complete: it holds a ticket and waits in the FIFO."""
 
     ticket: int
     lease: Lease
@@ -39,10 +39,32 @@ class Commit:
     arrived: Arrived
     norm: float | None
 
+    def record(self, version: int) -> Record:
+        """Its record in the log; `version` is the central variable's after it."""
+        fields = {
+            "ticket": self.ticket,
+            "lease": self.header.lease_id,
+            "sequence": self.header.sequence,
+            "base_version": self.header.base_version,
+            "version": version,
+            "dtype": self.arrived.dtype,
+            "loss": self.header.loss,
+            "samples": self.header.samples,
+            "norm": self.norm,
+        }
+        return Record(Kind.COMMITTED, fields, self.arrived.pieces)
+
 
 @dataclass(frozen=True)
 class Step:
-    """The arithmetic of one commit, ready to run; `run` returns the facts about π. One that is not `accepted` moves nothing."""
+    """The arithmetic of one commit, ready to run.
+
+    Attributes:
+        commit: The commit.
+        rule_input: What the rule is given beside the arrays.
+        accepted: Whether the rule applies the commit; otherwise θ stays as it is.
+        run: Does the arithmetic and returns the facts about π.
+    """
 
     commit: Commit
     rule_input: RuleInput

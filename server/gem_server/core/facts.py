@@ -1,4 +1,4 @@
-"""What the core is asked and what it answers: plain values, no behaviour."""
+"""What the core is given and what it returns: plain values, no behaviour."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Admission(StrEnum):
     """What to do with a commit whose header has arrived."""
 
     FRESH = "fresh"  # receive its gradient and take a ticket
-    QUEUED = "queued"  # it already holds a ticket: wait for its answer
-    REPEATED = "repeated"  # it was applied: give the answer again
+    QUEUED = "queued"  # it already holds a ticket: wait for its result
+    REPEATED = "repeated"  # it was applied: send its result again
 
 
 class PullDecision(StrEnum):
@@ -74,17 +74,17 @@ class Applied:
     """One commit, applied.
 
     Attributes:
-        ticket: Its place in the FIFO.
+        ticket: Its number in the FIFO.
         worker: The worker's name.
         sequence: Its number within the lease.
         version: The central variable's version right after it.
-        base_version: Version of the θ that answers it, on which the next gradient is computed.
+        base_version: Version of the θ that the worker gets in reply and computes its next gradient on.
         staleness: τ, commits applied between the worker's pull and this commit (Eq. 2).
         loss: Training loss on the batch, if reported.
         samples: Samples in the batch.
         pi: Facts about π; None for a rule without one, and for a commit restored from a checkpoint.
-        scale: Mean factor, over the parameters, that the rule multiplied its Δ by: how much of the commit took effect.
-        discarded: Whether the rule left it out, as too stale: the version is the one before it then.
+        scale: Factor by which the rule multiplied Δ, averaged over the parameters.
+        discarded: Whether the rule discarded it as too stale; `version` then stays as it was.
     """
 
     ticket: int
@@ -117,7 +117,7 @@ class Registration:
     Attributes:
         lease_id: Its lease.
         layout: The run's layout.
-        must_initialize: Whether it is the one asked for θ's first value.
+        must_initialize: Whether this worker must give θ its first value.
         steps_done: Commits already applied under its name in this run.
         ended: The lease that it replaces, if a worker of its name still held one.
     """

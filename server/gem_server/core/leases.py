@@ -14,37 +14,37 @@ from gem_api.region import Region
 from gem_server.core.facts import Applied, EndReason
 from gem_server.rules.base import Buffers
 
-REPLY = "answer"  # the buffer that a rule also writes the answer to, where it exists
-SPARE = "spare_snapshot"  # of a worker that overlaps: the snapshot that its last answer is not
-FIRST_TERM = 3  # durations that a lease may last until its worker's first sign of life
+REPLY = "answer"  # a buffer, if there is one, that receives the θ of the worker's next gradient
+SPARE = "spare_snapshot"  # the second snapshot of a worker that overlaps
+FIRST_TERM = 3  # lease durations that a new worker has for its first sign of life
 _REMEMBERED_ENDS = 10_000
 
 
 @dataclass
 class Lease:
-    """One worker's place in the run.
+    """One worker's membership in the run.
 
     Attributes:
-        lease_id: Its name, a secret between server and worker.
+        lease_id: A secret between server and worker.
         worker: The worker's name.
         expires_at: When it ends without a sign of life, in seconds of the caller's clock.
-        starting: Whether its worker has only registered so far: it may be starting up, on a machine that is busy.
+        starting: Whether its worker has only registered so far: it may be slow to start, and gets more time.
         buffers: What the rule keeps for the worker, each float32, shape (P,).
-        upload: Where the gradient of its next commit is put together, float32, shape (P,).
+        upload: Receives the gradient of its next commit, float32, shape (P,).
         sequence: Its last applied commit.
-        last_applied: The facts of that commit, given again to a repeat.
+        last_applied: The facts of that commit, sent again if the commit is repeated.
         base_version: Version of the θ that the worker was last given.
-        spare_version: Version of the θ that it was given before that, where it overlaps: see `swap_snapshots`.
-        offered: Memory shared with the worker, which no commit has named yet.
-        region: Memory shared with the worker, which `upload` lies in, or is copied from; None where tensors are sent.
+        spare_version: Version of the θ in the spare snapshot, for a worker that overlaps: see `swap_snapshots`.
+        offered: Memory shared with the worker that no commit has named yet.
+        region: Memory shared with the worker: `upload` lies in it or is copied from it. None if tensors are sent instead.
         queued: The sequence that holds a ticket now, if any.
         before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are. It
             may wait until the checkpoint is written: never call it on the event loop's thread.
         recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
-        owner: Names the credentials that it was opened with, and can be used with; empty where the server asks for none.
-        counted: Bytes that its table has counted for it.
-        restored: Whether the server has started again since the worker's last commit: the worker may have been acknowledged
-            commits that the server lacks now.
+        owner: Names the only credentials that may use it; empty if the server asks for none.
+        counted: Bytes that the lease table has counted for it.
+        restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
+            knows to be applied.
     """
 
     lease_id: str
@@ -67,7 +67,7 @@ class Lease:
     starting: bool = False
 
     def about_to_change(self) -> None:
-        """To be called before the buffers are written to."""
+        """Call this before writing to the buffers."""
         if self.before_change is not None:
             self.before_change(self)
 
@@ -85,12 +85,21 @@ class Lease:
 
     @property
     def shared_reply(self) -> Vector | None:
-        """Where the worker reads its answer, float32, shape (P,); None where it is sent."""
+        """Shared memory where the worker reads its reply, float32, shape (P,); None if the reply is sent."""
         return self.region.theta if self.region is not None else None
 
+    def buffers_and_reply(self) -> Buffers:
+        """The buffers for the rule. If the reply lies in shared memory, the rule writes it there in the same pass."""
+        if self.shared_reply is None or REPLY in self.buffers:
+            return self.buffers
+        return {**self.buffers, REPLY: self.shared_reply}
+
     def adopt(self, region: Region, copied: bool = False) -> None:
-        """Moves gradients and answers to shared memory. The worker may write anything there at any time: what the rule
-        keeps of it stays elsewhere, and a gradient is checked once more when it is read, or `copied` to `upload` before."""
+        """Moves gradients and replies to shared memory.
+
+        The worker may write anything there at any time. The rule's buffers therefore stay elsewhere. A gradient is either
+        `copied` to `upload` before it is used, or checked again when the rule reads it.
+        """
         self.offered, self.region = None, region
         if not copied:
             self.upload = region.gradient
@@ -101,10 +110,10 @@ class Lease:
         return SPARE in self.buffers
 
     def swap_snapshots(self, base_version: int) -> None:
-        """Before a commit's arithmetic: has the snapshot that its gradient was computed on in its place.
+        """Makes `snapshot` the θ that a commit's gradient was computed on. Call it before the commit's arithmetic.
 
-        A worker that overlaps computes the next gradient on its last answer or on the one before that, so the last answer
-        must outlive a commit: the snapshot that a commit reads and then overwrites is always the older of the two.
+        A worker that overlaps computes its next gradient on its last reply or on the one before. The last reply must
+        therefore survive a commit: a commit reads and overwrites the older of the two snapshots.
         """
         if not self.overlaps:
             return
@@ -122,8 +131,7 @@ class LeaseTable:
         duration: Seconds that a lease lives without a sign of life.
         new_id: Makes lease ids that cannot be guessed.
         live: By lease id. Only the table adds to it and takes from it.
-        nbytes: Bytes held for all of them, without shared memory: a running total, for thousands may register one after the
-            other.
+        nbytes: Bytes held for all of them, without shared memory. A running total, because there may be thousands.
     """
 
     duration: float
@@ -141,23 +149,23 @@ class LeaseTable:
         return lease
 
     def add(self, lease: Lease) -> None:
-        """Takes in a lease that was restored."""
+        """Adds a lease restored from a checkpoint."""
         self.live[lease.lease_id] = self._by_worker[lease.worker] = lease
         self.recount(lease)
 
     def recount(self, lease: Lease) -> None:
-        """To be called once a live lease holds more or less than before."""
+        """Call this when a live lease holds more or less memory than before."""
         size = lease.own_nbytes
         self.nbytes += size - lease.counted
         lease.counted = size
 
     def owner(self, lease_id: str) -> str | None:
-        """Whose a live lease is; None where there is no such lease."""
+        """The owner of a live lease; None if there is no such lease."""
         lease = self.live.get(lease_id)
         return lease.owner if lease is not None else None
 
     def get(self, lease_id: str) -> Lease:
-        """The live lease of that id. Raises LeaseEnded, with the reason where it is remembered."""
+        """The live lease of that id. Raises LeaseEnded, with the reason if it is known."""
         lease = self.live.get(lease_id)
         if lease is not None:
             return lease
@@ -172,13 +180,13 @@ class LeaseTable:
         return lease
 
     def looked(self, now: float) -> float:
-        """Notes that the server looks at its leases now; to be called often, and before `expired`.
+        """Notes that the server checks its leases now. Call it often, and before `expired`.
 
-        Time in which the server did not look is not charged to the leases: it was stopped, or its machine was, and could not
-        have heard a sign of life.
+        A long gap between two calls does not count against the leases: the server or its machine was stopped, and could not
+        receive a sign of life.
 
         Returns:
-            Seconds that are not charged; 0 as a rule.
+            Seconds by which the leases were extended; usually 0.
         """
         gap = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
@@ -200,9 +208,9 @@ class LeaseTable:
             self._reasons.popitem(last=False)
 
     def expired(self, now: float, urgent: str | None = None) -> list[Lease]:
-        """The leases whose time is up. One whose commit waits for its turn has given a sign of life.
+        """The leases whose time is up, without those whose commit waits in the FIFO.
 
-        A worker that starts up has longer, but the one with the lease `urgent`, which the others wait for.
+        A worker that is starting has more time, except the holder of the lease `urgent`, for whom the others wait.
         """
         return [lease for lease in self.live.values() if self._overdue(lease, now, urgent) and lease.queued is None]
 

@@ -1,4 +1,4 @@
-"""What a run holds in memory, and whether there is room for more."""
+"""The memory that a run takes, and its limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_COPIES = 4  # of θ, at different versions, for readers without a lease
 
 @dataclass
 class Memory:
-    """Counts θ, its copies, what the rule shares and what it makes while it works, and what is held for each worker.
+    """Counts θ, its copies, the rule's shared buffers and temporaries, and the buffers of each worker.
 
     Attributes:
         limit: Bytes that may be held; 0 for no limit.
@@ -45,17 +45,17 @@ class Memory:
 
     @property
     def most_for_worker(self) -> int:
-        """Most bytes held for one worker; where there is none, what one would take that neither shares memory nor overlaps."""
+        """Largest number of bytes held for one worker; if there is none, what one without overlap or shared memory takes."""
         plain = self._worker_bytes(self.central.size, overlap=False)
         return max((lease.nbytes for lease in tuple(self.leases.live.values())), default=plain)
 
     def fits(self, nbytes: int) -> bool:
-        """Whether so many bytes more may be held."""
+        """Whether `nbytes` more bytes may be held."""
         return not self.limit or self.held + nbytes <= self.limit
 
     def require_room_for_worker(self, layout: Layout, overlap: bool, freed: Lease | None) -> None:
-        """Raises Overloaded where a worker does not fit, once what `freed` holds is gone (but its shared memory, which its
-        process may go on mapping)."""
+        """Raises Overloaded if there is no room for another worker once the lease `freed` has ended. Its shared memory still
+        counts, because its process may go on mapping it."""
         each = self._worker_bytes(layout.size, overlap)
         others = len(self.leases.live) - (freed is not None)
         kept = self.leases.nbytes - (freed.counted if freed else 0) + self.regions
@@ -76,7 +76,7 @@ class Memory:
         return size
 
     def require_room_for_copy(self) -> None:
-        """Raises Overloaded where θ can't be copied for one more reader."""
+        """Raises Overloaded if there is no room to copy θ for another reader."""
         if self.central.copies >= MAX_COPIES:
             raise Overloaded(f"{MAX_COPIES} versions are being read already: try again later")
         size = self.central.size * FLOAT_BYTES

@@ -1,7 +1,7 @@
 """The norm of a gradient, and an optional bound on it relative to the run's own history.
 
 The reference is the median of the newest norms that were accepted: it follows the run down and up over orders of magnitude, has
-no unit, and does not move for a few poisoned commits among them. As Δ = −η·g, a bound on ‖g‖ is one on ‖Δ‖.
+no unit, and a few poisoned commits do not move it. Since Δ = −η·g, a bound on ‖g‖ also bounds ‖Δ‖.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class NormHistory:
         ratio: How many times the median of the history a norm may be; 0 for no bound.
 
     Raises:
-        ValueError: A ratio below 1, which would refuse every other commit.
+        ValueError: The ratio is below 1, which would reject every second commit.
     """
 
     def __init__(self, ratio: float = 0.0) -> None:
         if ratio and not ratio >= 1:
-            raise ValueError(f"--max-norm-ratio {ratio:g} would refuse ordinary commits: give 1 or more, or 0 for no bound")
+            raise ValueError(f"--max-norm-ratio {ratio:g} would reject ordinary commits: give 1 or more, or 0 for no bound")
         self._ratio = ratio
         self._norms: deque[float] = deque(maxlen=WINDOW)
 
     @property
     def bounded(self) -> bool:
-        """Whether there is a bound, so that norms have to be known."""
+        """Whether there is a bound; only then do norms have to be computed."""
         return self._ratio > 0
 
     @property
@@ -79,7 +79,7 @@ class NormHistory:
             )
 
     def accepted(self, norm: float) -> None:
-        """A commit of that norm was accepted. A norm of 0 says nothing of the run's scale, and is not remembered."""
+        """Adds the norm of an accepted commit. A norm of 0 is left out: it says nothing about the run's scale."""
         if norm > 0:
             self._norms.append(norm)
 

@@ -1,4 +1,4 @@
-"""Quarantine: a worker whose gradients are refused again and again is kept out until an operator lets it in."""
+"""Quarantine: a worker whose gradients are rejected several times in a row is kept out until an operator lets it in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gem_api.errors import GemError, InvalidRequest, NonFiniteGradient, NormOutOfBounds, Quarantined
 
 COUNTED = (NonFiniteGradient, NormOutOfBounds)  # refusals that say that the gradient itself is bad
-MAX_NAMES = 10_000  # remembered; whoever makes up names must not fill the memory
+MAX_NAMES = 10_000  # remembered, so that made-up names cannot fill the memory
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class Refusals:
 
 
 def lift_command(worker: str) -> str:
-    """What an operator types to let a worker in again; its name, which it chose itself, is quoted for the shell."""
+    """The command that lets a worker in again. Its name is quoted for the shell, because the worker chose it."""
     return f"gem-ctl quarantine lift {'-- ' if worker.startswith('-') else ''}{shlex.quote(worker)}"
 
 
 class Quarantine:
-    """Counts each worker's refusals in a row, by its name: a new lease does not start the count anew.
+    """Counts each worker's rejected commits in a row. It counts by name, so a new lease does not reset the count.
 
     Args:
-        after: How many of them put a worker into quarantine; 0 for none ever.
+        after: The number of rejected commits in a row that leads to quarantine; 0 for no quarantine.
     """
 
     def __init__(self, after: int = 0) -> None:
@@ -65,7 +65,7 @@ class Quarantine:
             )
 
     def lift(self, worker: str) -> None:
-        """Lets a worker in again, its count at zero. Raises InvalidRequest where it is not in quarantine."""
+        """Lets a worker in again and resets its count. Raises InvalidRequest if it is not in quarantine."""
         if self._held.pop(worker, None) is None:
             raise InvalidRequest(f"no worker {worker!r} is in quarantine; `gem-ctl quarantine list` shows who is")
 

@@ -12,7 +12,8 @@ from gem_api.hyperparameters import Hyperparameters
 
 from gem_server.core.shuffle import Indices, shuffled
 
-_IDS = 1 << 32  # shard ids that one start of the server may give out
+MAX_SHARDS = 1000  # that one worker may hold at once
+_IDS = 1 << 32  # shard ids for each start of the server
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Deck:
     held: int = 0
 
     def deal(self) -> tuple[int, int, int] | None:
-        """The next (epoch, begin, end), or None while there is none to give."""
+        """The next (epoch, begin, end); None if there is none at present."""
         if self.returned:
             self.held += 1
             return self.returned.popleft()
@@ -113,7 +114,7 @@ class ShardLedger:
         return shard
 
     def require_samples(self, samples: int) -> None:
-        """Raises InvalidRequest where a worker's training set has no samples, or another number than the run's."""
+        """Raises InvalidRequest if a worker's training set is empty, or of another size than the run's."""
         if samples < 1:
             raise InvalidRequest("the training set has no samples: give a data set with at least one")
         if samples != (self.samples or samples):
@@ -126,7 +127,7 @@ class ShardLedger:
         return shuffled(shard.begin, shard.end, self.samples, self._settings.seed, shard.epoch, shard.group)
 
     def complete(self, lease_id: str, shard_id: int) -> bool:
-        """Notes a shard as done; False where this lease does not hold it (any more)."""
+        """Notes a shard as done; False if this lease does not hold it (any more)."""
         holder, shard = self.held.get(shard_id, (None, None))
         if shard is None or holder != lease_id:
             return False
@@ -177,7 +178,7 @@ class ShardLedger:
         }
 
     def number_anew(self, number: int) -> None:
-        """Shards that are dealt from now on get ids of another range, the one of that number."""
+        """Gives the shards dealt from now on ids from the range of that number."""
         self._next_id = number * _IDS + self._next_id % _IDS
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -203,3 +204,13 @@ class ShardLedger:
 
     def _new_deck(self) -> Deck:
         return Deck(self.samples, self._settings.shard_size, self._settings.epochs)
+
+
+def require_windows_fit(settings: Hyperparameters) -> None:
+    """Raises ValueError if a worker would have to hold more shards than allowed before its first commit."""
+    shards = settings.local_steps // -(-settings.shard_size // settings.batch_size) + 2
+    if shards > MAX_SHARDS:
+        raise ValueError(
+            f"{settings.local_steps} local steps need the batches of {shards} shards, and a worker may hold {MAX_SHARDS}: "
+            "raise --shard-size, or take fewer local steps"
+        )

@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from gem_server.durability.records import Record
+from gem_server.core.records import Record
 from gem_server.durability.segment import SegmentWriter
 from gem_server.durability.storage import Storage
 

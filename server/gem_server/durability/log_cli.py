@@ -11,9 +11,9 @@ from gem_api.process.options import SETTINGS
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from gem_server.core.records import Kind
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery
-from gem_server.durability.records import Kind
 from gem_server.durability.segment import DamagedLog, Segment, name, serials
 from gem_server.rules import require_named
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.logs import Logger
 
+from gem_server.core.records import Kind, Record
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint
 from gem_server.durability.capture import Capture
 from gem_server.durability.journal import Journal, LogPosition
-from gem_server.durability.records import Kind, Record
 from gem_server.durability.replay import Log, apply
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.segment import put_aside, serials
@@ -118,7 +118,7 @@ def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None)
     if journal is None:
         return checkpoint.capture(core, scratch=scratch)
     position = journal.cut()
-    core.record = journal.append
+    core.record_to(journal.append)
     return checkpoint.capture(core, position, scratch)
 
 

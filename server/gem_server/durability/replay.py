@@ -11,9 +11,9 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.wire import gradient_format
 
 from gem_server.core.facts import EndReason, Header
+from gem_server.core.records import Kind, Record
 from gem_server.core.state_machine import Core
 from gem_server.durability.journal import LogPosition
-from gem_server.durability.records import Kind, Record
 from gem_server.durability.segment import DamagedLog, Entry, Segment, name, serials
 
 

@@ -115,6 +115,7 @@ def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> C
         new_id=lambda: secrets.token_hex(16),
         norms=NormHistory(config.max_norm_ratio),
         quarantine=Quarantine(_quarantine_after(config)),
+        logged=config.durability == "log",
     )
 
 

@@ -17,14 +17,16 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c
+from gem_api.framing import Bytes
 
-from gem_server.durability.records import Record, from_text
-from gem_server.durability.storage import Bytes, Storage
+from gem_server.core.records import Record
+from gem_server.durability.records import from_text, to_text
+from gem_server.durability.storage import Storage
 
 _HEADER = struct.Struct("<8sQQI8s")
 _RECORD = struct.Struct("<QQIQI")
@@ -115,7 +117,7 @@ class SegmentWriter:
         pieces: list[Bytes] = []
         end = self._end
         for number, record in batch:
-            encoded = encode(number, record, durable, self._seed)
+            encoded = encode(number, to_text(record), record.payload, durable, self._seed)
             pieces += encoded
             end += sum(map(len, encoded))
         self._allocate(end)
@@ -136,15 +138,14 @@ class SegmentWriter:
             self._allocated = size
 
 
-def encode(number: int, record: Record, durable: int, seed: int) -> list[Bytes]:
+def encode(number: int, text: bytes, payload: Sequence[Bytes], durable: int, seed: int) -> list[Bytes]:
     """A record's bytes in the file, in pieces; those of the payload are not copied."""
-    text = record.text()
     size, check = 0, crc32c(text, seed)
-    for piece in record.payload:
+    for piece in payload:
         size, check = size + len(piece), crc32c(piece, check)
     fields = _RECORD.pack(number, durable, len(text), size, check)
     padding = bytes(-(_RECORD_BYTES + len(text) + size) % _ALIGNMENT)
-    return [_MARK + _CRC.pack(crc32c(fields, seed)) + fields + text, *record.payload, padding]
+    return [_MARK + _CRC.pack(crc32c(fields, seed)) + fields + text, *payload, padding]
 
 
 class Segment:

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-Bytes = bytes | memoryview
+from gem_api.framing import Bytes
+
 _MAX_PIECES = 1000  # of one system call; the least limit in use is 1,024
 
 

@@ -42,15 +42,15 @@ def is_users(rule: UpdateRule) -> bool:
 
 
 def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRule:
-    """The rule of that name, or a user's own as "module:Class", with those of the settings that it has.
+    """Makes the rule of that name, or a user's own as "module:Class", with the settings that it has fields for.
 
     Args:
         rule: Its name.
-        rule_options: Settings that are its own: "name=value", separated by blanks.
-        settings: The run's.
+        rule_options: Settings of this rule alone: "name=value", separated by blanks.
+        settings: The run's settings; those that the rule has no field for are ignored.
 
     Raises:
-        ValueError: There is no such rule, or it can't take a setting; the message says what it can.
+        ValueError: There is no such rule, or a value is invalid; the message names the valid ones.
     """
     if rule in RULES:
         return make(RULES[rule], rule_options, settings)
@@ -60,12 +60,12 @@ def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRu
 
 
 def require_named(kept: str, asked: str | None) -> None:
-    """Raises ValueError where a file names a user's rule, which has code of its own to be loaded, and the user did not."""
+    """Raises ValueError if a checkpoint names a user's rule that this start did not: its code must not be loaded unasked."""
     if kept not in RULES and kept != asked:
-        raise ValueError(f"the run's rule is {kept!r}, no rule of ours: give --rule {kept} to have its code loaded")
+        raise ValueError(f"the run's rule is {kept!r}, not a built-in rule: give --rule {kept} to have its code loaded")
 
 
 def rule_of(settings: Hyperparameters) -> UpdateRule:
-    """The rule that a run's settings name. Raises ValueError as `make_rule`, and for a schedule that means nothing."""
+    """The rule that a run's settings name. Raises ValueError as `make_rule`, and for an invalid schedule."""
     require_schedule(settings)
     return make_rule(**vars(settings))

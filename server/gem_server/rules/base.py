@@ -72,10 +72,10 @@ class PiFacts:
 
 
 class Threads(Protocol):
-    """Who works on the parts that a pass over θ is split into."""
+    """Runs the parts that a pass over θ is split into."""
 
     def parts(self, size: int) -> int:
-        """How many parts a pass over so many elements should have."""
+        """The number of parts for a pass over `size` elements."""
 
     def run(self, work: Callable[[int], None], parts: int) -> None:
         """Calls work(0) … work(parts - 1), and returns when all of them have returned."""
@@ -107,12 +107,12 @@ class Shared:
 
 @dataclass(frozen=True)
 class RuleInput:
-    """When a commit is applied.
+    """What a rule is told of a commit, beside the arrays.
 
     Attributes:
         staleness: τ, commits applied since the worker's pull (Eq. 2).
         version: t, commits applied so far.
-        commits: Of the worker, under its lease, before this one.
+        commits: The worker's earlier commits under its lease.
         factor: What the schedule multiplies η by at this version, in [0, 1].
         shared: What the rule remembers of the run; it may change it.
     """
@@ -131,19 +131,19 @@ class UpdateRule(ABC):
     A rule is a frozen dataclass; its fields are its settings. `--learning-rate` and the like set the fields of those names,
     `--rule-options name=value` any other. `__post_init__` raises ValueError for a value that it can't take.
 
-    A worker may have a buffer "answer" beside those that the rule asks for, float32, shape (P,), in memory of its own: the θ of
-    its next gradient is then written there too, by the same walk over memory.
+    A worker may have an extra buffer "answer", float32, shape (P,), in shared memory: the rule then writes the θ of its next
+    gradient there too, in the same pass.
 
     Attributes:
         name: What the rule is called on the command line.
         buffers: Names of the float32 buffers of shape (P,) that it keeps for each worker; they start at zero.
         shared: Names of those that it keeps once for the whole run.
-        numbers: Numbers that it keeps for the whole run, and where they start.
-        reply_buffer: Which of `buffers` is sent back to the worker: the θ that its next gradient is computed on.
+        numbers: Numbers that it keeps for the whole run, with their first values.
+        reply_buffer: The buffer that is sent to the worker: the θ that its next gradient is computed on.
         replies_before: Whether that is the θ before the worker's own commit (else after it).
-        kind: What it takes: a gradient, or the change that a worker's local steps made to its parameters.
-        reads_once: Whether `apply` copes with a gradient that its worker still writes to; else it gets a copy.
-        temporaries: How many more arrays of shape (P,) `apply` makes at most, for itself.
+        kind: The update that it takes: a gradient, or the change that local steps made to the worker's parameters.
+        reads_once: Whether `apply` is safe if the worker writes to the gradient meanwhile; if not, it gets a copy.
+        temporaries: Largest number of arrays of shape (P,) that `apply` allocates.
     """
 
     name: ClassVar[str] = ""
@@ -179,7 +179,7 @@ class UpdateRule(ABC):
         return largest(self.learning_rate if self.kind == "gradient" else 1.0)
 
     def accepts(self, rule_input: RuleInput) -> bool:
-        """Whether a commit is applied at all; else its worker gets the present θ, and the version stays."""
+        """Whether to apply a commit. If not, the worker gets the present θ and the version stays."""
         return True
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:
@@ -201,7 +201,7 @@ class UpdateRule(ABC):
             update: The gradient or delta, float32, shape (P,), without an element that is no number or beyond `largest`. With
                 `reads_once` such an element may be there and counts as 0: the worker may write to it meanwhile.
             buffers: The worker's buffers: those of `buffers`, and "answer" where the worker has one.
-            turn: When that is.
+            rule_input: Staleness, version and the rule's shared state.
 
         Returns:
             Facts about π, or None for a rule without one.
@@ -213,7 +213,7 @@ class UpdateRule(ABC):
 
 
 class ArrayRule(UpdateRule):
-    """A rule written with NumPy: `move` is all that it must have."""
+    """A rule written with NumPy: subclasses only define `move`."""
 
     temporaries: int = 4
 

@@ -20,7 +20,7 @@ see changes in another file, so kernels that call each other stay in this one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -35,6 +35,30 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True
 _ZERO = np.float32(0)
 _LANES = 4
 _STEP = 19  # odd, so that runs come to every place of a block
+
+
+class Scalars(NamedTuple):
+    """The numbers of the equations.
+
+    Attributes:
+        eta: η.
+        mu: μ, by which the old moment is multiplied.
+        own: By what Δ is multiplied in the new moment: 1; or 0 if the moment holds the proxy's whole displacement already.
+        kappa: κ.
+        inside: ε in |Δ + ε|, or 0.
+        outside: ε in |Δ| + ε, or 0.
+        pi_max: π_max.
+        limit: The largest |g| that is applied; beyond it, g counts as 0.
+    """
+
+    eta: float
+    mu: float
+    own: float
+    kappa: float
+    inside: float
+    outside: float
+    pi_max: float
+    limit: np.float32
 
 
 @njit(fastmath={"reassoc", "contract"}, **_OPTIONS)
@@ -195,8 +219,7 @@ def gem_part(  # type: ignore[no-untyped-def]
         answer: float32, shape (P,), distinct: receives the θ of the worker's next gradient; or shape (0,) for none.
         offsets: int64, shape (tensors + 1,): where each tensor lies.
         edges: float32, shape (BINS,), from `bins.bin_edges`.
-        settings: float32, shape (8,): η, μ, what Δ counts in m (1; 0 where m is the proxy's whole displacement already), κ, ε
-            inside |Δ + ε|, ε outside |Δ| + ε, π_max, the largest |g| taken.
+        settings: float32, shape (8,): the values of `Scalars`. An array, because numba takes longer to accept eight numbers.
         snapshot_after, answer_after: Whether s and the answer become θ_{t+1} (else θ_t).
         counts: int64, shape (parts, 3, BINS): [part, 0] receives the histogram of π over the tensors that lie in the range
             as a whole; [part, 1] and [part, 2] what was counted of a tensor that began before it, or goes on after it.
@@ -209,7 +232,7 @@ def gem_part(  # type: ignore[no-untyped-def]
     block, sample, index = np.empty(BLOCK, np.float32), np.empty(2 * BLOCK, np.int32), np.empty(2 * BLOCK, np.uint8)
     bits = block.view(np.int32)
     lanes, row = np.zeros((_LANES, BINS), np.uint32), np.empty(BINS, np.int64)
-    scalars = (
+    scalars = (  # in the order of `Scalars`
         settings[0], settings[1], settings[2], settings[3], settings[4], settings[5], settings[6], settings[7],
     )  # fmt: skip
     counts[part, 0], shared[part], energies[part] = 0, -1, 0

@@ -14,13 +14,15 @@ from gem_api.layout import Layout, Vector
 
 from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, UpdateRule, require, require_rate
 from gem_server.rules.bins import bin_edges
-from gem_server.rules.fused import BINS, gem_part, join_parts
+from gem_server.rules.fused import BINS, Scalars, gem_part, join_parts
 from gem_server.rules.proxies import PROXIES, Displacement, Momentum, Proxy
 
 
 @dataclass(frozen=True)
 class Gem(UpdateRule):
     """Rescales each commit so that all workers together move θ with the energy of sequential momentum SGD.
+
+    `rules/specification.py` has these equations in NumPy.
 
         Δ = −η·g
         m ← μ·m + Δ                                             (Eq. 24; `proxy` names others, in `rules/proxies.py`)
@@ -102,13 +104,21 @@ class Gem(UpdateRule):
     def _proxy(self) -> Proxy:
         return PROXIES[self.proxy](self.momentum, self.proxy_rate)
 
-    def _settings(self, eta: float, displacement: Displacement) -> npt.NDArray[np.float32]:
-        """What `gem_part` is told."""
-        epsilons = (self.epsilon, 0.0) if self._by_reference else (0.0, self.epsilon)
-        return np.array((eta, *displacement[1:], self.kappa, *epsilons, self.pi_max, self.largest), np.float32)
+    def _scalars(self, eta: float, displacement: Displacement) -> Scalars:
+        inside, outside = (self.epsilon, 0.0) if self._by_reference else (0.0, self.epsilon)
+        return Scalars(
+            eta=eta,
+            mu=displacement.carry,
+            own=displacement.own,
+            kappa=self.kappa,
+            inside=inside,
+            outside=outside,
+            pi_max=self.pi_max,
+            limit=self.largest,
+        )
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:
-        # By reference s changes only with the worker's own commits, once it has made one.
+        # In this convention s changes only with the worker's own commits, once it has made one.
         super().pull(theta, {"answer": buffers["answer"]} if self._by_reference else buffers)
 
     def first_pull(self, theta: Vector, buffers: Buffers) -> None:
@@ -117,20 +127,21 @@ class Gem(UpdateRule):
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
         eta = self.learning_rate * rule_input.factor
         displacement = self._proxy.displacement(update, eta, buffers, rule_input)
-        facts = self._match(layout, theta, update, buffers, displacement.moment, self._settings(eta, displacement))
+        facts = self._match(layout, theta, update, buffers, displacement.moment, self._scalars(eta, displacement))
         self._proxy.matched(displacement, rule_input)
         return facts
 
     def _match(
-        self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, moment: Vector, settings: npt.NDArray[np.float32]
+        self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, moment: Vector, scalars: Scalars
     ) -> PiFacts:
-        """Eqs. 19 and 27, with the proxy's displacement as `settings` make it of `moment`."""
+        """Eqs. 19 and 27; the kernel leaves the proxy's displacement in `moment`."""
         parts = self.threads.parts(theta.size)
         offsets, edges = layout.offsets, self._edges
         counts = np.empty((parts, 3, BINS), np.int64)
         shared = np.empty((parts, 2), np.int64)
         medians = np.zeros(offsets.size - 1, np.float32)
         energies = np.empty((parts, 2))
+        settings = np.array(scalars, np.float32)
         arguments = (
             parts, theta, update, moment, buffers["snapshot"], buffers.get("answer", NO_REPLY), offsets, edges,
             settings, self.snapshot == "after", self.snapshot != "paper", counts, shared, medians, energies,

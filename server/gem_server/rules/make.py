@@ -16,7 +16,7 @@ _TRUTH = {"true": True, "false": False}
 
 
 def load(name: str) -> type[UpdateRule]:
-    """A user's rule, "module:Class", from an installed package. Raises ValueError, which says what is wrong with it."""
+    """A user's rule, "module:Class", from an installed package. Raises ValueError if it is missing or not a rule."""
     module, _, kind = name.partition(":")
     try:
         found = importlib.import_module(module)
@@ -27,9 +27,11 @@ def load(name: str) -> type[UpdateRule]:
     if rule is None:
         raise ValueError(f"module {module!r} has no class {kind!r}")
     if not (isinstance(rule, type) and issubclass(rule, UpdateRule) and "__dataclass_fields__" in vars(rule)):
-        raise ValueError(f"{name!r} is no rule: it must be a dataclass derived from gem_server.rules.ArrayRule or UpdateRule")
+        raise ValueError(
+            f"{name!r} is not a rule: it must be a dataclass derived from gem_server.rules.ArrayRule or UpdateRule"
+        )
     if missing := sorted(rule.__abstractmethods__):
-        raise ValueError(f"{name!r} is no rule: it lacks {', '.join(missing)}")
+        raise ValueError(f"{name!r} is not a rule: it lacks {', '.join(missing)}")
     return rule
 
 
@@ -42,7 +44,7 @@ def where_raised(rule: UpdateRule, error: Exception) -> str:
 
 
 def make(kind: type[UpdateRule], options: str, settings: Mapping[str, object]) -> UpdateRule:
-    """A rule with its own `options`, and with those of the run's settings that it has. Raises ValueError."""
+    """A rule with its own `options`, and with the run's settings that it has fields for. Raises ValueError."""
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     own = [name for name in known if name not in settings]
     types = _types(kind, own)
@@ -59,7 +61,7 @@ def make(kind: type[UpdateRule], options: str, settings: Mapping[str, object]) -
 
 
 def _types(kind: type, names: list[str]) -> dict[str, type]:
-    """The types of a rule's options. Raises ValueError for one that no text can be turned into."""
+    """The types of a rule's options. Raises ValueError for a type that cannot be read from text."""
     types = get_type_hints(kind)
     if odd := [name for name in names if types[name] not in _TYPES]:
         raise ValueError(f"the rule's options are of type {', '.join(each.__name__ for each in _TYPES)}: {odd[0]} is not")

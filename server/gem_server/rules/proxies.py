@@ -1,4 +1,4 @@
-"""The proxies of Gradient Energy Matching: optimizers whose energy all workers together are to carry (§3.1: any will do)."""
+"""The proxies of Gradient Energy Matching: the optimizers whose energy all workers together should have (§3.1 allows any)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Proxy(ABC):
 
     Args:
         momentum: μ, of those that have one.
-        rate: A fixed step, for those that take one; 0 to go by η_t.
+        rate: A fixed step size, for proxies that take one; 0 for η_t.
 
     Attributes:
         buffers, shared, numbers, temporaries: As a rule's.
@@ -127,7 +127,7 @@ class Global(Proxy):
 
 
 def _drawn(version: int) -> int:
-    """Which moment a commit is matched with: spread evenly over any stretch of versions (Fibonacci hashing: Knuth, TAOCP 3,
+    """The number of the moment that a commit is matched with: evenly spread over versions (Fibonacci hashing: Knuth, TAOCP 3,
     6.4), and the same in a replay."""
     return (version * 2654435761 & 0xFFFFFFFF) * MOMENTS >> 32
 

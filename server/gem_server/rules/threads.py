@@ -12,11 +12,11 @@ MIN_PART_ELEMENTS = 1 << 20  # elements for a thread: handing over costs tens of
 
 
 class Threads:
-    """Runs the parts of a pass side by side: the caller works on one, threads that stay around on the others.
+    """Runs the parts of a pass in parallel: the caller works on one, the threads of a pool on the others.
 
     Args:
-        count: How many parts there are at most; 0 for the number of cores that this process may run on, up to MAX_THREADS.
-        least: Elements in a part at least.
+        count: Maximum number of parts; 0 for the number of cores that this process may use, up to MAX_THREADS.
+        least: Minimum number of elements in a part.
     """
 
     def __init__(self, count: int = 0, least: int = MIN_PART_ELEMENTS) -> None:
@@ -24,7 +24,7 @@ class Threads:
         self._least = least
 
     def parts(self, size: int) -> int:
-        """How many parts a pass over so many elements should have."""
+        """The number of parts for a pass over `size` elements."""
         return max(1, min(self.count, size // self._least))
 
     def run(self, work: Callable[[int], None], parts: int) -> None:

@@ -1,0 +1,69 @@
+"""What the core requires of a worker that registers, and of a commit's header."""
+
+from __future__ import annotations
+
+from gem_api.errors import InvalidRequest, LayoutMismatch, PermissionDenied, SequenceGap
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_api.update_kind import UpdateKind
+
+from gem_server.core.facts import Admission, Header
+from gem_server.core.leases import Lease
+
+MAX_NAME = 128  # characters
+MAX_SAMPLES = 1 << 32  # in one commit
+
+
+def require_valid_name(worker: str) -> None:
+    if not 0 < len(worker) <= MAX_NAME or not worker.isprintable():
+        raise InvalidRequest(f"a worker name has 1 to {MAX_NAME} printable characters")
+
+
+def require_same_owner(predecessor: Lease | None, worker: str, owner: str) -> None:
+    """Raises PermissionDenied if a worker with other credentials holds the name."""
+    if predecessor is not None and predecessor.owner != owner:
+        raise PermissionDenied(
+            f"{worker!r} is in the run with another credential: take another name, or wait until it has left"
+        )
+
+
+def require_layout(layout: Layout | None, fingerprint: bytes) -> None:
+    """Raises LayoutMismatch unless the fingerprint is that of the run's layout."""
+    if layout is None or fingerprint != layout.fingerprint:
+        raise LayoutMismatch("the commit's layout fingerprint is not the run's: register with this model first")
+
+
+def repeated(lease: Lease, sequence: int) -> Admission | None:
+    """How to treat a commit that has been received before; None for a new one."""
+    if sequence == lease.sequence and lease.last_applied is not None:
+        return Admission.REPEATED
+    return Admission.QUEUED if sequence == lease.queued else None
+
+
+def knows_lost_commits(lease: Lease, header: Header) -> bool:
+    """Whether the header shows that the server lost commits in a restart: the worker was told that they are applied."""
+    if not lease.restored:
+        return False
+    known = {lease.base_version, lease.spare_version} if lease.overlaps else {lease.base_version}
+    return header.base_version not in known or header.sequence > lease.sequence + 1
+
+
+def require_due(lease: Lease, sequence: int) -> None:
+    """Raises SequenceGap unless this is the lease's next commit, and none waits in the FIFO."""
+    if lease.queued is not None:
+        raise SequenceGap(f"commit {sequence} of this lease while commit {lease.queued} still waits for its turn")
+    if sequence != lease.sequence + 1:
+        raise SequenceGap(f"commit {sequence} of this lease; due is {lease.sequence + 1}")
+
+
+def require_applicable(header: Header, kind: UpdateKind, settings: Hyperparameters, version: int) -> None:
+    """Raises InvalidRequest if a rule that takes updates of this kind could not apply the commit at this version."""
+    if header.samples > MAX_SAMPLES:
+        raise InvalidRequest(f"a commit of {header.samples} samples: at most {MAX_SAMPLES} are allowed")
+    if header.kind != kind:
+        raise InvalidRequest(
+            f"rule {settings.rule} with {settings.local_steps} local steps takes a {kind}, and this commit holds a "
+            f"{header.kind}: commit what the registration asked for"
+        )
+    if header.base_version > version:
+        raise InvalidRequest(f"base version {header.base_version} does not exist: the server is at {version}")

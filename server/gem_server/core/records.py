@@ -1,0 +1,46 @@
+"""Records: one for each event that changes a run, in the order in which the core decided it. A log is a sequence of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from gem_api.framing import Bytes
+
+
+class Kind(StrEnum):
+    """What happened, and the fields of its record."""
+
+    BEGAN = "began"  # the server started: all hyper-parameters
+    OPENED = "opened"  # a lease: lease, worker, overlap, owner
+    ENDED = "ended"  # a lease: lease, reason
+    PULLED = "pulled"  # a worker read θ under its lease: lease, version
+    # A commit reached the head of the queue: ticket, lease, sequence, base_version, version, dtype, loss, samples, norm; its
+    # payload is the gradient.
+    COMMITTED = "committed"
+    DEALT = "dealt"  # a worker asked for a shard: lease, samples, holding
+    COMPLETED = "completed"  # a shard: lease, shard
+
+
+class Record(NamedTuple):
+    """One event.
+
+    Attributes:
+        kind: What happened.
+        fields: JSON values, by the names listed at `Kind`.
+        payload: A commit's gradient in its wire format. These bytes must not change until the record is on the disk.
+    """
+
+    kind: Kind
+    fields: dict[str, Any]
+    payload: Sequence[Bytes] = ()
+
+
+Recorder = Callable[[Record], int]
+"""Takes the next record and returns its number in the log."""
+
+
+def forget(record: Record) -> int:
+    """The recorder of a server that keeps no log: drops the record."""
+    return 0
