@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gem_api.hyperparameters import (
-    ADAM_DEFAULTS,
-    MAX_VALUES,
-    REFERENCE_DEFAULTS,
-    RULES,
-    SCHEDULES,
-    SHARD_MODES,
-    SNAPSHOTS,
-    Hyperparameters,
-)
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, RULES, Declaration, Hyperparameters, flag
 from gem_api.process.addresses import server_address
 from gem_api.process.logs import FORMATS
 from gem_api.process.secret_file import read_token
@@ -32,18 +23,22 @@ SETTINGS: dict[str, Any] = {
     "show_default": True,
 }
 
-# What --help shows options under: headings and options in this order.
+
+def _declared_under(heading: str) -> tuple[str, ...]:
+    return tuple(name for name, declared in DECLARATIONS.items() if declared.heading == heading)
+
+
+# The headings of --help and the options under each, in this order.
 HEADINGS = {
     "Task": ("task", "data"),
-    "Run": ("epochs", "steps", "until_stopped", "batch_size", "shards", "shard_size", "seed", "runs", "evaluate_every", "once",
-            "parameters", "compute_seconds"),
+    "Run": (*_declared_under("Run"), "until_stopped", "runs", "evaluate_every", "once", "parameters", "compute_seconds"),
     "Cluster": ("workers", "workers_per_process", "processes", "name", "first_worker", "min_workers", "lease_seconds"),
     "Network": ("server", "listen", "timeout", "give_up_after", "metrics_listen", "memory_socket", "shared_memory", "overlap",
                 "gradient_dtype", "theta_dtype"),
     "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
-    "Rule": ("rule", "rule_options", "proxy", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot"),
-    "Steps of the workers": ("local_steps", "local_momentum", "weight_decay"),
-    "Schedule of the learning rate": ("schedule", "warmup_versions", "decay_versions", "decay_factor"),
+    "Rule": (*_declared_under("Rule"), "proxy"),
+    "Steps of the workers": _declared_under("Steps of the workers"),
+    "Schedule of the learning rate": _declared_under("Schedule of the learning rate"),
     "Security": ("tokens", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_client_ca", "max_norm_ratio",
                  "quarantine_after"),
     "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "log_format"),
@@ -112,48 +107,27 @@ class ServerAddress(click.ParamType[str]):
             self.fail(str(error), param, ctx)
 
 
-_DEFAULTS = {field.name: field.default for field in fields(Hyperparameters)}
 DERIVED_SHARD_SIZE = "256, or the next multiple of --batch-size"
-_POSITIVE = Number(min=0, min_open=True)
-_SHARE = Number(0, 1)
 
 
-def _count(name: str) -> click.IntRange:
-    """A whole number from 0 to the largest that the setting's message carries."""
-    return click.IntRange(0, MAX_VALUES[name])
+def _type_of(name: str, declared: Declaration) -> click.ParamType[Any] | None:
+    """The click type that accepts what a hyper-parameter declares."""
+    allowed = declared.values
+    if name == "rule":
+        return RuleName()
+    if allowed is None:
+        return None
+    if isinstance(allowed, tuple):
+        return click.Choice(allowed)
+    low, high = (allowed.ge if allowed.gt is None else allowed.gt), (allowed.le if allowed.lt is None else allowed.lt)
+    number: Any = click.IntRange if isinstance(DEFAULTS[name], int) else Number
+    return number(low, high, min_open=allowed.gt is not None, max_open=allowed.lt is not None)  # type: ignore[no-any-return]
 
 
-_OPTIONS: tuple[tuple[str, Any, str], ...] = (
-    ("rule", RuleName(), f"How commits are applied: {', '.join(RULES)}, or your own as module:Class."),
-    ("rule_options", None, "The rule's own settings, such as aeasgd's 'alpha=0.1'; a wrong name shows those that there are."),
-    ("learning_rate", _POSITIVE, "Learning rate η."),
-    ("momentum", Number(0, 1, max_open=True), "Momentum μ of the proxy (gem)."),
-    ("kappa", _POSITIVE, "Proxy amplification κ (gem, Eq. 27)."),
-    ("epsilon", _POSITIVE, "ε in the denominator of π (gem, Eq. 19)."),
-    ("pi_max", _POSITIVE, "Upper bound of the scaling factor π (gem)."),
-    ("snapshot", click.Choice(SNAPSHOTS), "Which θ a worker's snapshot is (gem): the one after its own commit, "
-     "as in the paper's Algorithm 1, or as in the authors' reference code."),
-    ("batch_size", click.IntRange(1, 1_000_000), "Samples per gradient."),
-    ("epochs", _count("epochs"), "How often the training data is gone through; 0: no limit but --steps."),
-    ("steps", _count("steps"), "Commits that each worker contributes at most; 0: no limit but --epochs."),
-    ("shards", click.Choice(SHARD_MODES), "Whether the samples of an epoch are split over all workers, or each sees them all."),
-    ("shard_size", click.IntRange(1, 1_000_000), "Samples handed out at a time, at least a batch."),
-    ("local_steps", click.IntRange(1, 10_000), "λ: steps of SGD that a worker makes by itself for each commit."),
-    ("local_momentum", Number(0, 1, max_open=True), "Nesterov momentum of those steps."),
-    ("weight_decay", Number(0, 1), "Workers add so many times θ to each gradient."),
-    ("schedule", click.Choice(SCHEDULES), "How the learning rate follows the version."),
-    ("warmup_versions", _count("warmup_versions"), "Commits over which the learning rate rises to its value first."),
-    ("decay_versions", _count("decay_versions"), "Commits between two steps of the schedule, or of the whole cosine."),
-    ("decay_factor", _SHARE, "What a step multiplies the learning rate by, or where the cosine ends, as a share of it."),
-    ("seed", _count("seed"), "Seed of the shuffling, the first value and the workers' own randomness."),
-)  # fmt: skip
-
-
-def _shown(name: str) -> str | bool:
-    """The default as help shows it."""
-    others = {"--snapshot reference": REFERENCE_DEFAULTS, "--rule-options proxy=adam": ADAM_DEFAULTS}
-    special = [f"{values[name]:g} with {what}" for what, values in others.items() if name in values]
-    return "; ".join([f"{_DEFAULTS[name]:g}", *special]) if special else True
+def _shown_default(name: str) -> str | bool:
+    """The default as help shows it; True lets click show it."""
+    others = [f"{value:g} with {flag(other)} {word}" for (other, word), value in DECLARATIONS[name].other_defaults.items()]
+    return "; ".join([f"{DEFAULTS[name]:g}", *others]) if others else True
 
 
 until_stopped_option = click.option(
@@ -183,10 +157,10 @@ def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
     """Options for every field of `Hyperparameters`; `defaults`, pairs of a value and its text, replace the fields' own."""
 
     def decorate(command: Any) -> Any:
-        for name, kind, help_ in reversed(_OPTIONS):
-            flag = "--" + name.replace("_", "-")
-            default, shown = defaults.get(name, (_DEFAULTS[name], _shown(name)))
-            command = option(flag, type=kind, default=default, show_default=shown, help=help_)(command)
+        for name, declared in reversed(DECLARATIONS.items()):
+            default, shown = defaults.get(name, (DEFAULTS[name], _shown_default(name)))
+            kind = _type_of(name, declared)
+            command = option(flag(name), type=kind, default=default, show_default=shown, help=declared.help)(command)
         return command
 
     return decorate
@@ -208,10 +182,10 @@ _CREDENTIALS = (
 
 
 def credential_options(command: Any) -> Any:
-    """How a client shows who it is, and which server it believes; `credentials` reads them."""
-    for flag, help_ in reversed(_CREDENTIALS):
-        variable = "GEM_" + flag.removeprefix("--").replace("-", "_").upper()
-        command = option(flag, envvar=variable, type=_FILE, help=help_)(command)
+    """Options that identify the client and name the authorities it trusts; `credentials` reads them."""
+    for name, help_ in reversed(_CREDENTIALS):
+        variable = "GEM_" + name.removeprefix("--").replace("-", "_").upper()
+        command = option(name, envvar=variable, type=_FILE, help=help_)(command)
     return command
 
 
@@ -234,4 +208,4 @@ def given(context: click.Context) -> set[str]:
 
 def flags(settings: Hyperparameters) -> list[str]:
     """The command-line flags that state these settings."""
-    return [f"--{name.replace('_', '-')}={value}" for name, value in vars(settings).items()]
+    return [f"{flag(name)}={value}" for name, value in vars(settings).items()]
