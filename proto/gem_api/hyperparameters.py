@@ -207,8 +207,8 @@ class Hyperparameters:
     )
     schedule: str = _declare(
         "constant",
-        "How the learning rate changes with the version. step: it is multiplied by --decay-factor every --decay-versions "
-        "commits; cosine: it falls to that share within --decay-versions commits, then stays.",
+        "How the learning rate changes with the version. constant: not at all; step: it is multiplied by --decay-factor every "
+        "--decay-versions commits; cosine: it falls to that share within --decay-versions commits, then stays.",
         "Schedule of the learning rate",
         values=SCHEDULES,
         workers_use=True,

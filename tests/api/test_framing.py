@@ -165,7 +165,7 @@ def test_an_empty_frame_is_refused_by_the_messages_name() -> None:
 
 
 def test_bytes_that_are_no_message_are_refused_by_the_messages_name() -> None:
-    with pytest.raises(InvalidRequest, match="7 bytes is no PullResponse"):
+    with pytest.raises(InvalidRequest, match="7 bytes is not a valid PullResponse"):
         parse_frame(b"\xff" * 7, training_pb2.PullResponse)
 
 

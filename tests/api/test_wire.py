@@ -185,8 +185,8 @@ def view(offset: int, size: int) -> ChunkView:
 # 600 elements: 1,200 bytes of bfloat16; of int8 two whole blocks of 260 bytes and one of 92.
 REFUSED = {
     "bfloat16": {
-        "cuts an element": ([view(0, 3)], "a chunk of 3 bytes: .*a multiple of 2"),
-        "cuts the last element": ([view(0, 1198), view(1198, 1)], "a chunk of 1 bytes"),
+        "cuts an element": ([view(0, 3)], "the chunk has 3 bytes: .*a multiple of 2"),
+        "cuts the last element": ([view(0, 1198), view(1198, 1)], "the chunk has 1 bytes"),
         "overlaps": ([view(0, 8), view(6, 4)], "byte 8 was due"),
         "leaves a gap": ([view(0, 8), view(10, 2)], "byte 8 was due"),
         "runs over": ([view(0, 1198), view(1198, 4)], "run over the buffer's 1200 bytes"),
@@ -196,10 +196,10 @@ REFUSED = {
         "is too large": ([view(0, CHUNK_BYTES + 2)], f"{CHUNK_BYTES + 2} bytes"),
     },
     "int8": {
-        "cuts a block": ([view(0, 100)], "a chunk of 100 bytes: .*a multiple of 260 or all that is left"),
-        "cuts a block's scale": ([view(0, 262)], "a chunk of 262 bytes"),
-        "cuts the last block": ([view(0, 520), view(520, 91)], "a chunk of 91 bytes"),
-        "brings the last block too early": ([view(0, 260), view(260, 92)], "a chunk of 92 bytes"),
+        "cuts a block": ([view(0, 100)], "the chunk has 100 bytes: .*a multiple of 260 or the rest of the buffer"),
+        "cuts a block's scale": ([view(0, 262)], "the chunk has 262 bytes"),
+        "cuts the last block": ([view(0, 520), view(520, 91)], "the chunk has 91 bytes"),
+        "brings the last block too early": ([view(0, 260), view(260, 92)], "the chunk has 92 bytes"),
         "ends in the right place but begins too late": ([view(0, 260), view(520, 92)], "byte 260 was due"),
         "runs over the last block": ([view(0, 520), view(520, 260)], "run over the buffer's 612 bytes"),
         "comes after the end": ([view(0, 612), view(612, 260)], "run over"),

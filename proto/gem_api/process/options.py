@@ -1,8 +1,10 @@
-"""Command-line options that several commands share, each also an environment variable: flag over environment over default."""
+"""Command-line options that several commands share. Each is an environment variable too: a flag wins over it."""
 
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from gem_api.process.addresses import server_address
 from gem_api.process.logs import FORMATS
 from gem_api.process.secret_file import read_token
 
-# What every command passes to click: variables are GEM_ and the option's name, and help shows them.
+# Every command passes these to click. An option's environment variable is GEM_ and its name; help shows it.
 SETTINGS: dict[str, Any] = {
     "auto_envvar_prefix": "GEM",
     "help_option_names": ["-h", "--help"],
@@ -47,7 +49,7 @@ _LONGEST_NAME = 30  # where click's own column for options ends
 
 
 class WithHeadings(click.Command):
-    """A command whose --help shows its options under HEADINGS; those without a heading come last."""
+    """A command whose --help groups options under HEADINGS; options without a heading come last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         known = [name for names in HEADINGS.values() for name in names]
@@ -58,22 +60,22 @@ class WithHeadings(click.Command):
             if record := param.get_help_record(ctx):
                 sections.setdefault(heading_of(param), []).append(record)
         longest = max(len(option) for records in sections.values() for option, _ in records)
-        width = min(longest, _LONGEST_NAME)  # one for all sections, so that their texts begin below each other
+        width = min(longest, _LONGEST_NAME)  # one width for all sections, so that their texts line up
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(option.ljust(width), text) for option, text in records])
 
 
 def heading_of(param: click.Parameter) -> str:
-    """What --help shows an option under; "Options" if it has no heading."""
+    """The heading of an option in --help; "Options" if HEADINGS does not list it."""
     return next((heading for heading, names in HEADINGS.items() if param.name in names), "Options")
 
 
-DURABILITIES = ("memory", "snapshot", "log")  # of a server: what survives it
+DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
 
 
 class Number(click.FloatRange):
-    """A float in a range; "nan" and "inf" are none."""
+    """A finite float in a range; "nan" and "inf" are rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -83,15 +85,13 @@ class Number(click.FloatRange):
 
 
 class RuleName(click.ParamType[str]):
-    """One of RULES, or a user's own rule as "module:Class", which the server looks for."""
+    """One of RULES, or a user's own rule as "module:Class", which the server imports."""
 
     name = "rule"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in RULES and ":" not in value:
-            self.fail(
-                f"no rule is named {value!r}: choose from {', '.join(RULES)}, or name your own as module:Class", param, ctx
-            )
+            self.fail(f"unknown rule {value!r}: choose one of {', '.join(RULES)}, or name your own as module:Class", param, ctx)
         return str(value)
 
 
@@ -130,18 +130,30 @@ def _shown_default(name: str) -> str | bool:
     return "; ".join([f"{DEFAULTS[name]:g}", *others]) if others else True
 
 
+def environment_example(name: str, default: Any) -> str:
+    """The lines of `.env.example` about a hyper-parameter: its help, in comments of at most 120 columns, and its default."""
+    declared = DECLARATIONS[name]
+    others = [f"By default {value:g} with {flag(other)}={word}." for (other, word), value in declared.other_defaults.items()]
+    text = re.sub("--([a-z-]+)", lambda match: _variable(match[1]), " ".join([declared.help, *others]))
+    comment = textwrap.fill(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    return f"{comment}\n#{_variable(name)}={default}\n"
+
+
+def _variable(name: str) -> str:
+    return "GEM_" + name.upper().replace("-", "_")
+
+
 until_stopped_option = click.option(
     "--until-stopped",
     is_flag=True,
     default=False,
     show_envvar=True,
-    help="Train until the server is stopped, with no limit of epochs or steps: for a training loop that decides "
-    "by itself when it ends.",
+    help="Train without a limit of epochs or steps, until the server is stopped or your own training loop ends.",
 )
 
 
 def without_end(settings: Hyperparameters, user_gave: Collection[str]) -> Hyperparameters:
-    """The settings of --until-stopped. Raises click.UsageError if the user also set a limit."""
+    """Removes the limits, as --until-stopped asks. Raises click.UsageError if the user also set one."""
     for name in ("epochs", "steps"):
         if name in user_gave and (limit := getattr(settings, name)):
             raise click.UsageError(f"--until-stopped contradicts --{name} {limit}: leave one of them out, or give --{name} 0")
@@ -154,7 +166,7 @@ def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
 
 
 def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
-    """Options for every field of `Hyperparameters`; `defaults`, pairs of a value and its text, replace the fields' own."""
+    """Adds an option for every hyper-parameter. `defaults` replaces a default by a pair: the value, and its text for --help."""
 
     def decorate(command: Any) -> Any:
         for name, declared in reversed(DECLARATIONS.items()):
@@ -167,17 +179,17 @@ def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
 
 
 log_format_option = option(
-    "--log-format", type=click.Choice(FORMATS), default="text", help="How logs are written to standard error."
+    "--log-format", type=click.Choice(FORMATS), default="text", help="Format of the logs on standard error."
 )
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-# A token is given as a file: the arguments of a process are everyone's to read.
+# A token is given as a file, because every user of the machine can read a process's arguments.
 _CREDENTIALS = (
-    ("--token-file", "File with the token that the server asks for, nothing else in it."),
-    ("--tls-ca", "Authorities that the server's certificate must come from, PEM; encrypts."),
-    ("--tls-cert", "This client's own certificate, PEM, for a server that asks for one."),
-    ("--tls-key", "The certificate's private key, PEM."),
+    ("--token-file", "File that holds only the bearer token for the server."),
+    ("--tls-ca", "PEM file of the certificate authorities to trust for the server. Turns on TLS."),
+    ("--tls-cert", "PEM file of this client's certificate, for servers that require one (mutual TLS)."),
+    ("--tls-key", "PEM file of the private key of --tls-cert."),
 )
 
 
@@ -190,7 +202,7 @@ def credential_options(command: Any) -> Any:
 
 
 def credentials(options: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `gem_client.connect` and `Admin`. Raises click.UsageError where they make no sense."""
+    """The keyword arguments of `gem_client.connect` and `Admin`. Raises click.UsageError if they are unusable."""
     try:
         token = read_token(options["token_file"]) if options["token_file"] is not None else None
     except ValueError as error:
@@ -201,11 +213,11 @@ def credentials(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def given(context: click.Context) -> set[str]:
-    """Names of the parameters that the user gave, by flag or by environment."""
+    """The names of the options that the user gave, as flags or environment variables."""
     by_user = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
     return {name for name in context.params if context.get_parameter_source(name) in by_user}
 
 
 def flags(settings: Hyperparameters) -> list[str]:
-    """The command-line flags that state these settings."""
+    """The command-line flags for these hyper-parameters."""
     return [f"{flag(name)}={value}" for name, value in vars(settings).items()]
