@@ -139,13 +139,13 @@ class Hyperparameters:
     )
     epochs: int = _declare(
         1,
-        "Passes over the training data; 0: no limit but --steps.",
+        "Passes over the training data; 0: only --steps limits the run.",
         "Run",
         values=Range(ge=0, le=_MAX_UINT32),
     )
     steps: int = _declare(
         0,
-        "Most commits from each worker, counted over the whole run; 0: no limit but --epochs.",
+        "Maximum commits of each worker over the whole run; 0: only --epochs limits the run.",
         "Run",
         values=Range(ge=0, le=_MAX_COUNT),
         workers_use=True,
@@ -160,7 +160,7 @@ class Hyperparameters:
     )
     shards: str = _declare(
         "partition",
-        "partition: the workers share the samples of each epoch; replicate: every worker sees all of them.",
+        "How the samples of an epoch are distributed. partition: the workers share them; replicate: every worker gets all.",
         "Run",
         values=SHARD_MODES,
         fixed=True,
@@ -222,14 +222,14 @@ class Hyperparameters:
     )
     decay_versions: int = _declare(
         0,
-        "Commits between two drops of schedule step, or from start to end of schedule cosine.",
+        "Commits between two drops (schedule step), or until the end of the fall (schedule cosine).",
         "Schedule of the learning rate",
         values=Range(ge=0, le=_MAX_COUNT),
         workers_use=True,
     )
     decay_factor: float = _declare(
         0.1,
-        "Factor of each drop of schedule step, or the final share of the learning rate with schedule cosine.",
+        "Factor of each drop (schedule step), or the final share of the learning rate (schedule cosine).",
         "Schedule of the learning rate",
         values=Range(ge=0, le=1),
         workers_use=True,

@@ -1,4 +1,4 @@
-"""Tensor bytes on the wire: the hand-written framing reads what protobuf reads, and takes no buffer on trust."""
+"""Tensor frames: the hand-written framing agrees with protobuf, and rejects buffers that are not exactly covered."""
 
 from __future__ import annotations
 

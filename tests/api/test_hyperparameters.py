@@ -1,4 +1,4 @@
-"""What the run's settings may be: all that the contract can carry to the workers, and nothing more."""
+"""The declarations of the hyper-parameters: their ranges, and that the contract and checkpoints can carry every value."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_what_a_resumed_run_keeps_and_what_workers_use() -> None:
     kept = {"rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed"}
     assert {name for name, declared in DECLARATIONS.items() if declared.fixed} == kept
     assert {name for name, declared in DECLARATIONS.items() if declared.workers_use and not declared.fixed} == {
-        "learning_rate", "schedule", "warmup_versions", "decay_versions", "decay_factor", "weight_decay", "local_momentum", "steps",
+        "learning_rate", "schedule", "warmup_versions", "decay_versions", "decay_factor",
+        "weight_decay", "local_momentum", "steps",
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The tensor layout: what lies where, and that both sides mean the same by it."""
+"""The tensor layout: positions in the buffer, and how two sides notice that their layouts differ."""
 
 from __future__ import annotations
 

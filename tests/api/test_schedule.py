@@ -1,4 +1,4 @@
-"""The learning rate by version: exact at every edge, judged at the start, applied by the server to gradients alone."""
+"""Schedules of the learning rate: exact at every edge, validated at the start, applied by the server to gradients only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wire formats, whatever the element: a buffer arrives whole, chunk by chunk, and nothing is taken on trust."""
+"""All wire formats: a buffer arrives complete, chunk by chunk, and invalid chunks are rejected."""
 
 from __future__ import annotations
 
