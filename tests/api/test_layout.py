@@ -81,7 +81,7 @@ def test_the_packed_bytes_are_little_endian_float32_in_c_order() -> None:
     ("tensors", "why"),
     [
         ({"weight": np.zeros((2, 3))}, r"missing tensors: \['bias'\]"),
-        ({"weight": np.zeros((2, 3)), "bias": np.zeros(3), "extra": 0}, r"not in the layout: \['extra'\]"),
+        ({"weight": np.zeros((2, 3)), "bias": np.zeros(3), "extra": 0}, r"unknown tensors: \['extra'\]"),
         ({"weight": np.zeros((3, 2)), "bias": np.zeros(3)}, r"'weight' has shape \(3, 2\)"),
         ({"weight": np.zeros((2, 3)), "bias": np.zeros(())}, r"'bias' has shape \(\)"),
         ({"weight": np.zeros((2, 3), np.int64), "bias": np.zeros(3)}, r"'weight' has dtype int64: it must be a float type"),
