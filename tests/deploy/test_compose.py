@@ -60,7 +60,7 @@ def test_the_block_of_hyperparameters_is_derived_from_their_declarations() -> No
     own = {"epochs": COMPOSE["services"]["server"]["environment"]["GEM_EPOCHS"].removeprefix("${GEM_EPOCHS:-").rstrip("}")}
     expected = "".join(environment_example(name, own.get(name, default)) for name, default in DEFAULTS.items())
     block = EXAMPLE.partition("# -- hyper-parameters")[2].partition("\n\n")[2].partition("\n# --")[0]
-    assert block == expected
+    assert block == expected, f"this block of .env.example must read:\n{expected}"
 
 
 def test_every_variable_is_explained_or_speaks_for_itself() -> None:

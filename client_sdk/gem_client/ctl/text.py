@@ -60,7 +60,8 @@ def special(settings: Hyperparameters) -> dict[str, str]:
     """The hyper-parameters that differ from their defaults, beside rule and learning rate, by label."""
     shown = {}
     for name, declared in DECLARATIONS.items():
-        if declared.status and (value := getattr(settings, name)) != DEFAULTS[name]:
+        value = getattr(settings, name)
+        if declared.status and value and value != DEFAULTS[name]:  # 0 or empty: an older server does not send it
             label, form = declared.status
             shown[label] = form.format(value)
     if changes := schedule(settings):

@@ -45,6 +45,7 @@ HEADINGS = {
                  "quarantine_after"),
     "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "log_format"),
 }  # fmt: skip
+DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
 _LONGEST_NAME = 30  # where click's own column for options ends
 
 
@@ -69,9 +70,6 @@ class WithHeadings(click.Command):
 def heading_of(param: click.Parameter) -> str:
     """The heading of an option in --help; "Options" if HEADINGS does not list it."""
     return next((heading for heading, names in HEADINGS.items() if param.name in names), "Options")
-
-
-DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
 
 
 class Number(click.FloatRange):
