@@ -17,7 +17,7 @@ from numpy import float32, int8, int32
 
 from gem_api.layout import Vector
 
-Bytes = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
 _MAGNITUDE = 0x7FFFFFFF  # all bits but the sign
 _INFINITY = 0x7F800000
@@ -29,7 +29,7 @@ _NAN = float32(np.nan)
 class Conversion(NamedTuple):
     """The two directions of a format: `encode` turns values (float32, shape (n,)) into bytes (uint8), `decode` the reverse."""
 
-    encode: Callable[[Vector, Bytes], None]
+    encode: Callable[[Vector, ByteArray], None]
     decode: Callable[[memoryview, Vector], None]
 
 
@@ -162,7 +162,7 @@ def decode_blocks(elements: int, data: memoryview, values: Vector) -> None:
 
 
 def _halves(narrow: Callable[[Any, Any], None], widen: Callable[[Any, Any], None]) -> Conversion:
-    def encode(values: Vector, out: Bytes) -> None:
+    def encode(values: Vector, out: ByteArray) -> None:
         narrow(values.view(np.int32), out.view(np.uint16))
 
     def decode(data: memoryview, values: Vector) -> None:

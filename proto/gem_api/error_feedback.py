@@ -7,7 +7,7 @@ from threading import Lock
 
 import numpy as np
 
-from gem_api.conversions import Bytes, encode_blocks
+from gem_api.conversions import ByteArray, encode_blocks
 from gem_api.framing import Packing, framed
 from gem_api.layout import Vector
 
@@ -42,7 +42,7 @@ class FeedbackEncoder:
         """Makes the rounding error of the last frames the new residual."""
         self._residual, self._remainder = self._remainder, self._residual
 
-    def _pieces(self, gradient: Vector, mine: object) -> Iterator[Bytes]:
+    def _pieces(self, gradient: Vector, mine: object) -> Iterator[ByteArray]:
         for part, room in self._packing.pieces(gradient.size):
             with self._lock:
                 if self._current is not mine:

@@ -83,21 +83,21 @@ class Hyperparameters:
     rule: str = _declare(
         "gem",
         f"The update rule, which applies commits: {', '.join(RULES)}, or your own as module:Class.",
-        "Rule",
+        heading="Rule",
         fixed=True,
     )
     rule_options: str = _declare(
         "",
         "Options of the rule, NAME=VALUE separated by spaces, such as 'alpha=0.1' for aeasgd; an unknown name lists the valid "
         "ones.",
-        "Rule",
+        heading="Rule",
         fixed=True,
         status=("options", "{}"),
     )
     learning_rate: float = _declare(
         0.05,
         "Learning rate η.",
-        "Rule",
+        heading="Rule",
         values=Range(gt=0),
         workers_use=True,
         other_defaults={("rule_options", "proxy=adam"): 0.003},
@@ -105,26 +105,26 @@ class Hyperparameters:
     momentum: float = _declare(
         0.9,
         "Momentum μ of the proxy (gem).",
-        "Rule",
+        heading="Rule",
         values=Range(ge=0, lt=1),
     )
     kappa: float = _declare(
         1.0,
         "Amplification κ of the proxy (gem, Eq. 27).",
-        "Rule",
+        heading="Rule",
         values=Range(gt=0),
     )
     epsilon: float = _declare(
         1e-16,
         "ε in the denominator of the scaling factor π (gem, Eq. 19).",
-        "Rule",
+        heading="Rule",
         values=Range(gt=0),
         other_defaults={("snapshot", "reference"): 1e-12},  # the authors' code
     )
     pi_max: float = _declare(
         5.0,
         "Upper bound of the scaling factor π (gem).",
-        "Rule",
+        heading="Rule",
         values=Range(gt=0),
         # A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
         other_defaults={("rule_options", "proxy=adam"): 1e6},
@@ -133,27 +133,27 @@ class Hyperparameters:
         "after",
         "The θ that the server keeps as a worker's snapshot (gem). after: θ after the worker's own commit; paper: as in the "
         "paper's Algorithm 1; reference: as in the authors' code.",
-        "Rule",
+        heading="Rule",
         values=SNAPSHOTS,
         fixed=True,
     )
     epochs: int = _declare(
         1,
         "Passes over the training data; 0: only --steps limits the run.",
-        "Run",
+        heading="Run",
         values=Range(ge=0, le=_MAX_UINT32),
     )
     steps: int = _declare(
         0,
         "Maximum commits of each worker over the whole run; 0: only --epochs limits the run.",
-        "Run",
+        heading="Run",
         values=Range(ge=0, le=_MAX_COUNT),
         workers_use=True,
     )
     batch_size: int = _declare(
         64,
         "Samples per gradient.",
-        "Run",
+        heading="Run",
         values=Range(ge=1, le=1_000_000),
         fixed=True,
         workers_use=True,
@@ -161,21 +161,21 @@ class Hyperparameters:
     shards: str = _declare(
         "partition",
         "How the samples of an epoch are distributed. partition: the workers share them; replicate: every worker gets all.",
-        "Run",
+        heading="Run",
         values=SHARD_MODES,
         fixed=True,
     )
     shard_size: int = _declare(
         SHARD_SIZE,
         "Samples that a worker is given at a time; not less than the batch size.",
-        "Run",
+        heading="Run",
         values=Range(ge=1, le=1_000_000),
         fixed=True,
     )
     seed: int = _declare(
         0,
         "Seed for the initial θ, the order of the samples and the workers' random numbers.",
-        "Run",
+        heading="Run",
         values=Range(ge=0, le=_MAX_COUNT),
         fixed=True,
         workers_use=True,
@@ -183,7 +183,7 @@ class Hyperparameters:
     local_steps: int = _declare(
         1,
         "Steps of SGD (λ) that a worker takes by itself before each commit.",
-        "Steps of the workers",
+        heading="Steps of the workers",
         values=Range(ge=1, le=10_000),
         fixed=True,
         workers_use=True,
@@ -192,7 +192,7 @@ class Hyperparameters:
     local_momentum: float = _declare(
         0.0,
         "Nesterov momentum of the local steps.",
-        "Steps of the workers",
+        heading="Steps of the workers",
         values=Range(ge=0, lt=1),
         workers_use=True,
         status=("nesterov", "{:g}"),
@@ -200,7 +200,7 @@ class Hyperparameters:
     weight_decay: float = _declare(
         0.0,
         "Weight decay: workers add this value times θ to each gradient.",
-        "Steps of the workers",
+        heading="Steps of the workers",
         values=Range(ge=0, le=1),
         workers_use=True,
         status=("decay", "{:g}·θ"),
@@ -209,28 +209,28 @@ class Hyperparameters:
         "constant",
         "How the learning rate changes with the version. constant: not at all; step: it is multiplied by --decay-factor every "
         "--decay-versions commits; cosine: it falls to that share within --decay-versions commits, then stays.",
-        "Schedule of the learning rate",
+        heading="Schedule of the learning rate",
         values=SCHEDULES,
         workers_use=True,
     )
     warmup_versions: int = _declare(
         0,
         "Commits over which the learning rate first rises linearly to its value; 0: no warm-up.",
-        "Schedule of the learning rate",
+        heading="Schedule of the learning rate",
         values=Range(ge=0, le=_MAX_COUNT),
         workers_use=True,
     )
     decay_versions: int = _declare(
         0,
         "Commits between two drops (schedule step), or until the end of the fall (schedule cosine).",
-        "Schedule of the learning rate",
+        heading="Schedule of the learning rate",
         values=Range(ge=0, le=_MAX_COUNT),
         workers_use=True,
     )
     decay_factor: float = _declare(
         0.1,
         "Factor of each drop (schedule step), or the final share of the learning rate (schedule cosine).",
-        "Schedule of the learning rate",
+        heading="Schedule of the learning rate",
         values=Range(ge=0, le=1),
         workers_use=True,
     )

@@ -7,7 +7,7 @@ import math
 from gem_api.hyperparameters import Hyperparameters
 
 
-def factor(settings: Hyperparameters, version: int) -> float:
+def factor(hyperparameters: Hyperparameters, version: int) -> float:
     """The factor of η at version t, in [0, 1]: η_t = η · warm-up · decay.
 
     With w = warmup_versions, T = decay_versions, γ = decay_factor and u = max(0, t − w):
@@ -16,22 +16,22 @@ def factor(settings: Hyperparameters, version: int) -> float:
         step        γ^⌊u/T⌋
         cosine      γ + (1 − γ)·½·(1 + cos(π·min(1, u/T)))      (Loshchilov & Hutter 2016, arXiv 1608.03983, Eq. 5, one period)
     """
-    if version < settings.warmup_versions:
-        return (version + 1) / settings.warmup_versions
-    passed, span, last = version - settings.warmup_versions, settings.decay_versions, settings.decay_factor
-    if settings.schedule == "step":
+    if version < hyperparameters.warmup_versions:
+        return (version + 1) / hyperparameters.warmup_versions
+    passed, span, last = version - hyperparameters.warmup_versions, hyperparameters.decay_versions, hyperparameters.decay_factor
+    if hyperparameters.schedule == "step":
         return float(last ** (passed // span))
-    if settings.schedule == "cosine":
+    if hyperparameters.schedule == "cosine":
         return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * min(1.0, passed / span)))
     return 1.0
 
 
-def rate(settings: Hyperparameters, version: int) -> float:
+def rate(hyperparameters: Hyperparameters, version: int) -> float:
     """η_t, the learning rate at a version."""
-    return settings.learning_rate * factor(settings, version)
+    return hyperparameters.learning_rate * factor(hyperparameters, version)
 
 
-def require_schedule(settings: Hyperparameters) -> None:
+def require_schedule(hyperparameters: Hyperparameters) -> None:
     """Raises ValueError for a schedule without its length."""
-    if settings.schedule != "constant" and not settings.decay_versions:
-        raise ValueError(f"--schedule {settings.schedule} needs --decay-versions, the number of commits that it takes")
+    if hyperparameters.schedule != "constant" and not hyperparameters.decay_versions:
+        raise ValueError(f"--schedule {hyperparameters.schedule} needs --decay-versions, the number of commits that it takes")

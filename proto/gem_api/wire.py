@@ -23,7 +23,7 @@ from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2 as pb
 
 if TYPE_CHECKING:
-    from gem_api.conversions import Bytes, Conversion
+    from gem_api.conversions import ByteArray, Conversion
 
 
 class Encoder(Protocol):
@@ -107,7 +107,7 @@ class Half(ThetaFormat):
     def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
         return framed(self._pieces(packed), opening)
 
-    def _pieces(self, packed: Vector) -> Iterator[Bytes]:
+    def _pieces(self, packed: Vector) -> Iterator[ByteArray]:
         encode = self._conversion().encode
         for part, room in self.packing.pieces(packed.size):
             encode(packed[part], room)

@@ -46,7 +46,7 @@ HEADINGS = {
     "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "log_format"),
 }  # fmt: skip
 DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
-_LONGEST_NAME = 30  # where click's own column for options ends
+_MAX_NAME_WIDTH = 30  # where click's own column for options ends
 
 
 class WithHeadings(click.Command):
@@ -61,7 +61,7 @@ class WithHeadings(click.Command):
             if record := param.get_help_record(ctx):
                 sections.setdefault(heading_of(param), []).append(record)
         longest = max(len(option) for records in sections.values() for option, _ in records)
-        width = min(longest, _LONGEST_NAME)  # one width for all sections, so that their texts line up
+        width = min(longest, _MAX_NAME_WIDTH)  # one width for all sections, so that their texts line up
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(option.ljust(width), text) for option, text in records])
@@ -150,17 +150,17 @@ until_stopped_option = click.option(
 )
 
 
-def without_end(settings: Hyperparameters, user_gave: Collection[str]) -> Hyperparameters:
+def without_end(hyperparameters: Hyperparameters, user_gave: Collection[str]) -> Hyperparameters:
     """Removes the limits, as --until-stopped asks. Raises click.UsageError if the user also set one."""
     for name in ("epochs", "steps"):
-        if name in user_gave and (limit := getattr(settings, name)):
+        if name in user_gave and (limit := getattr(hyperparameters, name)):
             raise click.UsageError(f"--until-stopped contradicts --{name} {limit}: leave one of them out, or give --{name} 0")
-    return replace(settings, epochs=0, steps=0)
+    return replace(hyperparameters, epochs=0, steps=0)
 
 
-def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
     """A click option that shows its environment variable and its default."""
-    return click.option(*names, show_envvar=True, **settings)
+    return click.option(*names, show_envvar=True, **attributes)
 
 
 def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
@@ -216,6 +216,6 @@ def given(context: click.Context) -> set[str]:
     return {name for name in context.params if context.get_parameter_source(name) in by_user}
 
 
-def flags(settings: Hyperparameters) -> list[str]:
+def flags(hyperparameters: Hyperparameters) -> list[str]:
     """The command-line flags for these hyper-parameters."""
-    return [f"{flag(name)}={value}" for name, value in vars(settings).items()]
+    return [f"{flag(name)}={value}" for name, value in vars(hyperparameters).items()]
