@@ -78,21 +78,13 @@ def _declare(default: Any, help_: str, heading: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """The hyper-parameters of a run, in the order in which --help shows them."""
+    """The hyper-parameters of a run, in the order in which checkpoints and the message list them."""
 
     rule: str = _declare(
         "gem",
         f"The update rule, which applies commits: {', '.join(RULES)}, or your own as module:Class.",
         heading="Rule",
         fixed=True,
-    )
-    rule_options: str = _declare(
-        "",
-        "Options of the rule, NAME=VALUE separated by spaces, such as 'alpha=0.1' for aeasgd; an unknown name lists the valid "
-        "ones.",
-        heading="Rule",
-        fixed=True,
-        status=("options", "{}"),
     )
     learning_rate: float = _declare(
         0.05,
@@ -137,6 +129,14 @@ class Hyperparameters:
         values=SNAPSHOTS,
         fixed=True,
     )
+    batch_size: int = _declare(
+        64,
+        "Samples per gradient.",
+        heading="Run",
+        values=Range(ge=1, le=1_000_000),
+        fixed=True,
+        workers_use=True,
+    )
     epochs: int = _declare(
         1,
         "Passes over the training data; 0: only --steps limits the run.",
@@ -148,14 +148,6 @@ class Hyperparameters:
         "Maximum commits of each worker over the whole run; 0: only --epochs limits the run.",
         heading="Run",
         values=Range(ge=0, le=_MAX_COUNT),
-        workers_use=True,
-    )
-    batch_size: int = _declare(
-        64,
-        "Samples per gradient.",
-        heading="Run",
-        values=Range(ge=1, le=1_000_000),
-        fixed=True,
         workers_use=True,
     )
     shards: str = _declare(
@@ -179,6 +171,14 @@ class Hyperparameters:
         values=Range(ge=0, le=_MAX_COUNT),
         fixed=True,
         workers_use=True,
+    )
+    rule_options: str = _declare(
+        "",
+        "Options of the rule, NAME=VALUE separated by spaces, such as 'alpha=0.1' for aeasgd; an unknown name lists the valid "
+        "ones.",
+        heading="Rule",
+        fixed=True,
+        status=("options", "{}"),
     )
     local_steps: int = _declare(
         1,

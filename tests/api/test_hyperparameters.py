@@ -56,7 +56,7 @@ def test_what_the_contract_cannot_carry_is_refused_before_a_worker_asks(name: st
 
 
 def test_the_message_has_the_declared_hyperparameters_and_room_for_their_largest_values() -> None:
-    assert {field.name for field in pb.Hyperparameters.DESCRIPTOR.fields} == DECLARATIONS.keys()
+    assert [field.name for field in pb.Hyperparameters.DESCRIPTOR.fields] == list(DECLARATIONS)
     message = pb.Hyperparameters(**MAX_VALUES)
     assert {name: getattr(message, name) for name in MAX_VALUES} == MAX_VALUES
 

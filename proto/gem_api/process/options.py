@@ -30,15 +30,16 @@ def _declared_under(heading: str) -> tuple[str, ...]:
     return tuple(name for name, declared in DECLARATIONS.items() if declared.heading == heading)
 
 
-# The headings of --help and the options under each, in this order.
+# The headings of --help and the options under each, in the order of their first mention.
 HEADINGS = {
     "Task": ("task", "data"),
-    "Run": (*_declared_under("Run"), "until_stopped", "runs", "evaluate_every", "once", "parameters", "compute_seconds"),
+    "Run": ("epochs", "steps", "until_stopped", *_declared_under("Run"), "runs", "evaluate_every", "once",
+            "parameters", "compute_seconds"),
     "Cluster": ("workers", "workers_per_process", "processes", "name", "first_worker", "min_workers", "lease_seconds"),
     "Network": ("server", "listen", "timeout", "give_up_after", "metrics_listen", "memory_socket", "shared_memory", "overlap",
                 "gradient_dtype", "theta_dtype"),
     "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
-    "Rule": (*_declared_under("Rule"), "proxy"),
+    "Rule": ("rule", "rule_options", "proxy", *_declared_under("Rule")),
     "Steps of the workers": _declared_under("Steps of the workers"),
     "Schedule of the learning rate": _declared_under("Schedule of the learning rate"),
     "Security": ("tokens", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_client_ca", "max_norm_ratio",
