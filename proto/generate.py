@@ -1,6 +1,6 @@
-"""Generates the Python code of the contract: `python proto/generate.py [--check]`.
+"""Generates the Python code of the contract from the .proto files: `python proto/generate.py [--check]`.
 
-With --check nothing is written; the exit status says whether the committed code is what would be generated.
+--check writes nothing. It exits with status 1 if the committed code is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SOURCES = sorted(path.relative_to(ROOM) for path in ROOM.glob("gem_api/v1/*.prot
 
 
 def generate(into: Path) -> list[Path]:
-    """Writes the generated modules and their type stubs below `into`; returns their paths relative to it."""
+    """Writes the generated modules and type stubs below `into`, and returns their paths relative to it."""
     arguments = ["protoc", f"-I{ROOM}", f"--python_out={into}", f"--pyi_out={into}", *map(str, SOURCES)]
     if protoc.main(arguments):
         sys.exit("protoc failed; its message is above")
@@ -37,7 +37,7 @@ def main() -> None:
         stale = [name for name in names if name not in committed or not filecmp.cmp(fresh / name, ROOM / name, shallow=False)]
         stale += [name for name in committed if name not in names]
     if stale:
-        sys.exit(f"not what the .proto files say: {', '.join(map(str, stale))}; run `make proto` and commit the result")
+        sys.exit(f"out of date with the .proto files: {', '.join(map(str, stale))}; run `make proto` and commit the result")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Float32 to the narrower wire formats and back, compiled: one walk over memory each, vectorised, the GIL released.
+"""Compiled conversions from float32 to the narrower wire formats and back. Each is one vectorised loop without the GIL.
 
-Floats are handled by their bits (IEEE 754: sign, exponent, fraction), as `v1/tensors.proto` describes the formats. What
-the loops compute is brought back to 32 bits at each step, since numba widens integers and the loops would then do half
-as much at a time. Importing this loads numba, and compiles the loops if its cache has them not.
+The loops work on the bits of floats (IEEE 754: sign, exponent, fraction), as `v1/tensors.proto` defines the formats. They
+cast every result back to 32 bits: numba widens integers, which would halve the elements for each vector instruction.
+Importing this module loads numba, and compiles the loops if they are not in numba's cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy import float32, int8, int32
 
 from gem_api.layout import Vector
 
-Bytes = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
 _MAGNITUDE = 0x7FFFFFFF  # all bits but the sign
 _INFINITY = 0x7F800000
@@ -27,14 +27,14 @@ _NAN = float32(np.nan)
 
 
 class Conversion(NamedTuple):
-    """One format's two directions: values (float32, shape (n,)) to bytes (uint8), and bytes to values."""
+    """The two directions of a format: `encode` turns values (float32, shape (n,)) into bytes (uint8), `decode` the reverse."""
 
-    encode: Callable[[Vector, Bytes], None]
+    encode: Callable[[Vector, ByteArray], None]
     decode: Callable[[memoryview, Vector], None]
 
 
 def _input(dtype: Any) -> Any:
-    """A one-dimensional array that is only read, such as a view of a received frame: its address may be an odd one."""
+    """The type of a read-only one-dimensional array, such as a view of a received frame, whose address may be unaligned."""
     return types.Array(dtype, 1, "C", readonly=True, aligned=False)
 
 
@@ -49,7 +49,7 @@ def _output(dtype: Any) -> Any:
 def _to_bfloat16(bits, out):  # type: ignore[no-untyped-def]
     for i in range(bits.size):
         value = bits[i]
-        # Adds half of the last place kept, or one less where that place is even: so ties end up even.
+        # Adds half of the last kept place, or one less if that place is even, so that ties end up even.
         rounded = value + 0x7FFF + (value >> 16 & 1)
         nan = value | 0x7FC00000
         out[i] = int32(rounded if value & _MAGNITUDE <= _INFINITY else nan) >> 16
@@ -99,12 +99,12 @@ def _from_float16(halves, bits):  # type: ignore[no-untyped-def]
     **_OPTIONS,
 )
 def encode_blocks(gradient, residual, remainder, elements, out):  # type: ignore[no-untyped-def]
-    """Encodes e + g in int8 blocks, and leaves what rounding takes away.
+    """Encodes e + g in int8 blocks, and keeps the rounding error.
 
     Args:
         gradient: g: float32, shape (n,).
         residual: e: float32, shape (n,).
-        remainder: float32, shape (n,), neither of the two: receives e + g − what the bytes stand for.
+        remainder: float32, shape (n,), another array: receives e + g minus the decoded bytes.
         elements: Elements in a block.
         out: uint8, shape (n + 4·ceil(n / elements),): receives the bytes.
     """
@@ -115,7 +115,7 @@ def encode_blocks(gradient, residual, remainder, elements, out):  # type: ignore
         sums, g, e = remainder[begin:end], gradient[begin:end], residual[begin:end]
         for i in range(size):
             sums[i] = e[i] + g[i]
-        # Without their sign, floats order like their bits; infinities and NaNs come last.
+        # Without their sign, floats are ordered like their bits; infinities and NaNs come last.
         bits, top = sums.view(int32), int32(0)
         for i in range(size):
             top = max(top, int32(bits[i] & _MAGNITUDE))
@@ -143,7 +143,7 @@ def _from_blocks(data, elements, values):  # type: ignore[no-untyped-def]
         end = min(begin + elements, values.size)
         word = int32(data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24)
         scale = int32(word).view(float32)
-        scale = scale if scale >= 0 else _NAN  # no encoder writes a negative scale: the block is as bad as a NaN's
+        scale = scale if scale >= 0 else _NAN  # no encoder writes a negative scale: treat the block as NaN
         quanta, block = data[at + 4 : at + 4 + end - begin], values[begin:end]
         for i in range(end - begin):
             block[i] = scale * float32(int8(quanta[i]))
@@ -153,16 +153,16 @@ def _from_blocks(data, elements, values):  # type: ignore[no-untyped-def]
 def decode_blocks(elements: int, data: memoryview, values: Vector) -> None:
     """Decodes int8 blocks of `elements` into `values` (float32, shape (n,)).
 
-    A block whose scale is negative, infinite or no number becomes NaNs or infinities.
+    If a block's scale is negative, infinite or NaN, its elements become NaNs or infinities.
     """
     _from_blocks(np.frombuffer(data, np.uint8), elements, values)
 
 
-# -- float32's halves by name
+# -- the conversions of the 16-bit formats, by name
 
 
 def _halves(narrow: Callable[[Any, Any], None], widen: Callable[[Any, Any], None]) -> Conversion:
-    def encode(values: Vector, out: Bytes) -> None:
+    def encode(values: Vector, out: ByteArray) -> None:
         narrow(values.view(np.int32), out.view(np.uint16))
 
     def decode(data: memoryview, values: Vector) -> None:

@@ -1,4 +1,4 @@
-"""Error feedback: what rounding takes from one commit is added to the next, so that only delay is lost, not gradient."""
+"""Error feedback: the rounding error of one commit is added to the next, so that gradients are delayed but not lost."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from threading import Lock
 
 import numpy as np
 
-from gem_api.conversions import Bytes, encode_blocks
+from gem_api.conversions import ByteArray, encode_blocks
 from gem_api.framing import Packing, framed
 from gem_api.layout import Vector
 
 
 class FeedbackEncoder:
-    """Encodes one lease's gradients g in int8 blocks, with a residual e that begins at 0.
+    """Encodes one lease's gradients g in int8 blocks, with a residual e that is initially 0.
 
-    What is sent is q = quantised(e + g); once that is applied, e ← e + g − q. Until then e stays as it is. So a resend
-    carries the same bytes, and a commit that was refused or dropped leaves no trace. |e| is at most half a quantisation
-    step: max|e + g| / 254 of its block. Costs 8·P bytes, for e and for what it will be.
+    It sends q = quantised(e + g). When that is applied, e ← e + g − q; until then e does not change. So a resend carries the
+    same bytes, and a rejected or dropped commit has no effect. |e| is at most half a quantisation step: max|e + g| / 254 of
+    its block. Takes 8·P bytes, for e and its next value.
 
     Args:
-        size: P.
-        packing: The blocks.
+        size: The number of elements P.
+        packing: The block format.
     """
 
     def __init__(self, size: int, packing: Packing) -> None:
         self._packing = packing
         self._residual = np.zeros(size, np.float32)
         self._remainder = np.zeros(size, np.float32)
-        # gRPC asks for frames from a thread of its own, and for some time goes on to do so on a stream that was given up.
+        # gRPC requests frames from its own thread, and may continue for some time after a stream was cancelled.
         self._lock = Lock()
         self._current: object = None
 
     def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        """The frames that carry e + g, g being `packed` (float32, shape (P,)); those of an earlier call end here."""
+        """The frames that carry e + g, with g in `packed` (float32, shape (P,)). Ends the iterator of an earlier call."""
         with self._lock:
             self._current = mine = object()
         return framed(self._pieces(packed, mine), opening)
 
     def applied(self) -> None:
-        """What the frames left over is the residual from now on."""
+        """Makes the rounding error of the last frames the new residual."""
         self._residual, self._remainder = self._remainder, self._residual
 
-    def _pieces(self, gradient: Vector, mine: object) -> Iterator[Bytes]:
+    def _pieces(self, gradient: Vector, mine: object) -> Iterator[ByteArray]:
         for part, room in self._packing.pieces(gradient.size):
             with self._lock:
                 if self._current is not mine:

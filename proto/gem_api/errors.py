@@ -1,7 +1,7 @@
-"""Every failure of the parameter server, one tree, and the one seam between it and gRPC statuses.
+"""Every error of the parameter server, and the conversion between errors and gRPC statuses.
 
 GemError
-├── TransportError          the call did not get through: resend the same sequence, with backoff
+├── TransportError          the call or its reply got lost: resend the same sequence, with backoff
 │   ├── ServerUnavailable   UNAVAILABLE, CANCELLED, UNKNOWN, INTERNAL
 │   ├── DeadlineExceeded    DEADLINE_EXCEEDED
 │   ├── Draining            UNAVAILABLE          the server is shutting down
@@ -9,19 +9,19 @@ GemError
 ├── LeaseEnded              FAILED_PRECONDITION  register again, drop the gradient
 ├── Overloaded              RESOURCE_EXHAUSTED   back off, then try again
 ├── NotInitialized          FAILED_PRECONDITION  the central variable has no value yet
-├── UnknownRegion           FAILED_PRECONDITION  share memory anew, or send chunks
-├── Quarantined             PERMISSION_DENIED    refused too often: an operator has to let the worker in again
+├── UnknownRegion           FAILED_PRECONDITION  request shared memory again, or send chunks
+├── Quarantined             PERMISSION_DENIED    too many rejected commits: an operator must lift the quarantine
 ├── CheckpointFailed        FAILED_PRECONDITION  nothing was written; the previous checkpoint stands
-├── RejectedCommit          the caller's fault; the central variable is untouched
+├── RejectedCommit          the commit is invalid; the central variable is unchanged
 │   ├── LayoutMismatch      INVALID_ARGUMENT
 │   ├── IncompleteTransfer  INVALID_ARGUMENT
 │   ├── NonFiniteGradient   INVALID_ARGUMENT
 │   ├── NormOutOfBounds     INVALID_ARGUMENT
-│   ├── RuleFailed          INVALID_ARGUMENT     the run's rule raised an exception on it
+│   ├── RuleFailed          INVALID_ARGUMENT     the user's own rule raised an exception
 │   └── SequenceGap         FAILED_PRECONDITION
-├── Unauthenticated         UNAUTHENTICATED      no token, or none that the server knows
-├── PermissionDenied        PERMISSION_DENIED    the caller's role may not do this, or the lease is another's
-└── InvalidRequest          INVALID_ARGUMENT     a field out of its range, a message that does not parse
+├── Unauthenticated         UNAUTHENTICATED      no token, or an unknown one
+├── PermissionDenied        PERMISSION_DENIED    not allowed for this role, or another client's lease or name
+└── InvalidRequest          INVALID_ARGUMENT     a missing or invalid field, or a malformed message
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GemError(Exception):
 
 
 class TransportError(GemError):
-    """The call did not get through, or its answer did not: resend the same sequence, with backoff."""
+    """The call or its reply got lost. Resend the same sequence, with backoff."""
 
     status = grpc.StatusCode.UNAVAILABLE
 
@@ -66,20 +66,20 @@ class DeadlineExceeded(TransportError):
 
 
 class Draining(TransportError):
-    """The server is shutting down; resend once one answers again."""
+    """The server is shutting down. Resend when a server answers again."""
 
     code = pb.ERROR_CODE_DRAINING
 
 
 class Superseded(TransportError):
-    """Another call under the same lease took this one's place; it may have been an older one that arrived late."""
+    """Another call under the same lease replaced this one. It may be an older call that arrived late."""
 
     code = pb.ERROR_CODE_SUPERSEDED
     status = grpc.StatusCode.ABORTED
 
 
 class LeaseEnded(GemError):
-    """The lease is unknown or has ended; `reason` says why where that is known, else it is "unknown"."""
+    """The lease is unknown or has ended. `reason` says why, or is "unknown"."""
 
     code = pb.ERROR_CODE_LEASE_ENDED
     status = grpc.StatusCode.FAILED_PRECONDITION
@@ -93,7 +93,7 @@ class LeaseEnded(GemError):
 
 
 class Overloaded(GemError):
-    """The server has no room for this now."""
+    """The server has not enough memory for this now. Try again later."""
 
     code = pb.ERROR_CODE_OVERLOADED
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -107,34 +107,34 @@ class NotInitialized(GemError):
 
 
 class UnknownRegion(GemError):
-    """The server does not map the region of shared memory that a commit names: share memory anew, or send chunks."""
+    """The server does not map the shared memory region that a commit names. Request a region again, or send chunks."""
 
     code = pb.ERROR_CODE_UNKNOWN_REGION
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class Quarantined(GemError):
-    """Too many of the worker's commits in a row were refused: it stays out until an operator lets it in again."""
+    """Too many of the worker's commits in a row were rejected. It can't register until an operator lifts the quarantine."""
 
     code = pb.ERROR_CODE_QUARANTINED
     status = grpc.StatusCode.PERMISSION_DENIED
 
 
 class CheckpointFailed(GemError):
-    """The checkpoint was not written; the previous one stands."""
+    """The checkpoint was not written. The previous one is still valid."""
 
     code = pb.ERROR_CODE_CHECKPOINT_FAILED
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class RejectedCommit(GemError):
-    """The commit was refused for what it is; the central variable is untouched and a resend will be refused too."""
+    """The commit is invalid. The central variable is unchanged, and a resend would be rejected too."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
 
 
 class LayoutMismatch(RejectedCommit):
-    """The tensors are not those of the run."""
+    """The names, order or shapes of the tensors differ from the run's."""
 
     code = pb.ERROR_CODE_LAYOUT_MISMATCH
 
@@ -146,46 +146,46 @@ class IncompleteTransfer(RejectedCommit):
 
 
 class NonFiniteGradient(RejectedCommit):
-    """The values hold a NaN, an infinity, or a magnitude that could overflow float32."""
+    """The values hold a NaN, an infinity, or a number so large that it could overflow float32."""
 
     code = pb.ERROR_CODE_NON_FINITE_GRADIENT
 
 
 class NormOutOfBounds(RejectedCommit):
-    """The gradient's norm is too many times what the run's commits had lately."""
+    """The gradient's norm is too large, compared with the median of the run's last commits."""
 
     code = pb.ERROR_CODE_NORM_OUT_OF_BOUNDS
 
 
 class RuleFailed(RejectedCommit):
-    """The run's update rule, a user's own, raised an exception on the commit."""
+    """The user's own update rule raised an exception on the commit."""
 
     code = pb.ERROR_CODE_RULE_FAILED
 
 
 class SequenceGap(RejectedCommit):
-    """The commit's sequence is neither the next one nor the last one."""
+    """The commit's sequence number is neither the next one nor the last one."""
 
     code = pb.ERROR_CODE_SEQUENCE_GAP
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class Unauthenticated(GemError):
-    """The server asks for a credential: the call carries none, or none that it knows."""
+    """The server requires a token, and the call has none or an unknown one."""
 
     code = pb.ERROR_CODE_UNAUTHENTICATED
     status = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDenied(GemError):
-    """The caller is known, but may not do this: not in its role, or not under another's lease or name."""
+    """The caller's role does not allow this call, or the lease or worker name belongs to another client."""
 
     code = pb.ERROR_CODE_PERMISSION_DENIED
     status = grpc.StatusCode.PERMISSION_DENIED
 
 
 class InvalidRequest(GemError):
-    """A field is missing or out of its range, or a message does not parse."""
+    """A field is missing or invalid, or the message is malformed."""
 
     code = pb.ERROR_CODE_INVALID_REQUEST
     status = grpc.StatusCode.INVALID_ARGUMENT
@@ -214,8 +214,8 @@ _TYPED: dict[str, type[GemError]] = {
     )
 }
 
-# Statuses that gRPC itself raises, without our metadata. CANCELLED, UNKNOWN and INTERNAL also come from a connection or a
-# server that died in mid-call; resending is safe because a commit is applied once per sequence.
+# Statuses that gRPC itself raises: they lack the server's metadata. CANCELLED, UNKNOWN and INTERNAL also occur if a connection
+# or a server dies during a call. Resending is safe, because a commit is applied once per sequence.
 _TRANSPORT: dict[grpc.StatusCode, type[GemError]] = {
     grpc.StatusCode.UNAVAILABLE: ServerUnavailable,
     grpc.StatusCode.CANCELLED: ServerUnavailable,
@@ -235,8 +235,8 @@ def from_status(status: grpc.StatusCode, details: str, metadata: Sequence[tuple[
         metadata: The call's trailing metadata.
 
     Returns:
-        The error that the metadata names; else the one that the bare status stands for; else an `InvalidRequest`, so
-        that an unknown status is never retried.
+        The error that the metadata names, or else the one for the status. An unknown status becomes an `InvalidRequest`,
+        which is never retried.
     """
     values = {key: value.decode("ascii", "replace") if isinstance(value, bytes) else value for key, value in metadata}
     kind = _TYPED.get(values.get(ERROR_KEY, ""))

@@ -1,9 +1,9 @@
-"""Tensor bytes on the wire: a packed buffer cut into `Chunk` frames, framed by hand so that each byte is copied once.
+"""Writes and reads tensor frames: a packed buffer cut into `Chunk` messages, serialised by hand so each byte is copied once.
 
-A frame is a protobuf message that holds a header (field 1), a `Chunk` (field 2), or a header and its first chunk; the
-four streamed messages share this shape. Python's protobuf would copy a chunk's bytes three times; here they are joined to their
-framing in one copy, and read as a view of what arrived. Frames that are legal protobuf but not in the usual form
-(unknown fields, another order) take the slow way through protobuf itself.
+A frame is a protobuf message that holds a header (field 1), a `Chunk` (field 2), or a header and its first chunk. The four
+streamed messages share this structure. Python's protobuf would copy a chunk's bytes three times. This module writes them with
+one copy, and reads them as a view of the received bytes. Other legal encodings of a frame (unknown fields, another order of
+fields) are left to protobuf itself.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Frame(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """How a buffer's elements lie on the wire: in blocks, of which only the last may be shorter.
+    """The arrangement of a buffer's elements on the wire: in blocks, of which only the last may be shorter.
 
     Attributes:
         elements: Elements in a block.
-        head: Bytes that open a block.
-        item: Bytes of each element after them.
+        head: Bytes at the start of a block, before its elements.
+        item: Bytes of each element.
     """
 
     elements: int
@@ -55,7 +55,7 @@ class Packing(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Bytes of a whole block."""
+        """Bytes of a full block."""
         return self.head + self.elements * self.item
 
     def nbytes(self, size: int) -> int:
@@ -68,7 +68,7 @@ class Packing(NamedTuple):
         return blocks * self.elements + max(0, rest - self.head) // self.item
 
     def pieces(self, size: int) -> Iterator[tuple[slice, npt.NDArray[np.uint8]]]:
-        """Chunk by chunk: which of `size` elements it carries, and room for their bytes, the same memory each time."""
+        """For each chunk: the slice of the `size` elements in it, and a buffer for its bytes, which the next chunk reuses."""
         step = CHUNK_BYTES // self.block * self.elements
         room = np.empty(self.nbytes(min(step, size)), np.uint8)
         for begin in range(0, size, step):
@@ -90,29 +90,28 @@ def varint(value: int) -> bytes:
 
 
 def chunk_frame(offset: int, data: memoryview, opening: bytes = b"") -> bytes:
-    """One frame holding `data` (bytes), which begins at byte `offset` of its buffer. One copy.
+    """A frame with a chunk of `data` (bytes), which begins at byte `offset` of its buffer. Copies the data once.
 
-    `opening`, a serialised frame that holds a header alone, goes in front: protobuf reads the two as one.
+    `opening` is a serialised frame with only a header. It goes in front: protobuf reads the two as one message.
     """
     inner = (_OFFSET + varint(offset) if offset else b"") + _DATA + varint(len(data))
     return b"".join((opening, _CHUNK_IN_FRAME, varint(len(inner) + len(data)), inner, data))
 
 
 def bytes_of(packed: Vector) -> memoryview:
-    """The bytes of a contiguous float32 array, where they lie."""
+    """A view of a contiguous float32 array as bytes."""
     return memoryview(packed.reshape(-1)).cast("B")  # type: ignore[arg-type]
 
 
 def chunk_frames(packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-    """The frames that carry `packed` (float32, shape (P,)), each made when it is asked for; the first with the `opening`."""
+    """Generates the frames that carry `packed` (float32, shape (P,)); the first begins with `opening`."""
     view = bytes_of(packed)
     for offset in range(0, len(view), CHUNK_BYTES):
         yield chunk_frame(offset, view[offset : offset + CHUNK_BYTES], b"" if offset else opening)
 
 
 def framed(pieces: Iterable[npt.NDArray[np.uint8]], opening: bytes) -> Iterator[bytes]:
-    """The frames that carry an encoded buffer, of which `pieces` (uint8, shape (n,)) are the chunks in order; the first with
-    the `opening`."""
+    """Generates the frames of an encoded buffer from its chunks, `pieces` (uint8, shape (n,)); the first has the `opening`."""
     offset = 0
     for piece in pieces:
         yield chunk_frame(offset, piece.data, b"" if offset else opening)
@@ -127,35 +126,35 @@ def parse_frame(frame: bytes, message_type: type[Message]) -> Frame:
         message_type: The generated class of the stream's messages.
 
     Raises:
-        InvalidRequest: The bytes are no such message, or the message is empty.
+        InvalidRequest: The bytes are not such a message, or the message is empty.
     """
     begin = _header_end(frame)
-    chunk = _usual_chunk(frame, begin) if begin < len(frame) else None
+    chunk = _plain_chunk(frame, begin) if begin < len(frame) else None
     if chunk is not None and not begin:
         return Frame(None, chunk)
     try:
         message: Any = message_type.FromString(frame if chunk is None else frame[:begin])
     except DecodeError as error:
-        raise InvalidRequest(f"a frame of {len(frame)} bytes is no {message_type.DESCRIPTOR.name}: {error}") from None
+        raise InvalidRequest(f"a frame of {len(frame)} bytes is not a valid {message_type.DESCRIPTOR.name}: {error}") from None
     name = message_type.DESCRIPTOR.fields_by_number[1].name
     header = getattr(message, name) if message.HasField(name) else None
     if message.HasField("chunk"):
         chunk = ChunkView(message.chunk.offset, memoryview(message.chunk.data))
     if header is None and chunk is None:
-        raise InvalidRequest(f"an empty {message_type.DESCRIPTOR.name}: send a header or a chunk")
+        raise InvalidRequest(f"the {message_type.DESCRIPTOR.name} is empty: send a header or a chunk")
     return Frame(header, chunk)
 
 
 def _header_end(frame: bytes) -> int:
-    """Where the header that a frame begins with ends; 0 where it begins with none."""
+    """The end of the header at the start of a frame; 0 if the frame does not begin with one."""
     if frame[:1] != _HEADER_IN_FRAME:
         return 0
     size, at = _read_varint(frame, 1)
     return at + size if at > 0 else 0
 
 
-def _usual_chunk(frame: bytes, begin: int) -> ChunkView | None:
-    """The chunk from `begin` to the frame's end, in the form that `chunk_frame` and protobuf's serialisers write; else None."""
+def _plain_chunk(frame: bytes, begin: int) -> ChunkView | None:
+    """The chunk from `begin` to the frame's end; None if it is not encoded as `chunk_frame` and protobuf's serialisers do."""
     if frame[begin : begin + 1] != _CHUNK_IN_FRAME:
         return None
     size, at = _read_varint(frame, begin + 1)
@@ -173,7 +172,7 @@ def _usual_chunk(frame: bytes, begin: int) -> ChunkView | None:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at `at` and the place after it; (0, -1) where it is cut off or longer than 63 bits."""
+    """The varint at `at` and the offset after it; (0, -1) if it is cut off or longer than 63 bits."""
     value = 0
     for shift in range(0, 63, 7):
         if at >= len(data):
@@ -187,17 +186,17 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def copy_in(data: memoryview, into: Vector) -> None:
-    """Fills `into` (float32, shape (n,)) with its 4·n bytes."""
+    """Copies 4·n bytes into `into` (float32, shape (n,))."""
     bytes_of(into)[:] = data
 
 
 class Assembly:
-    """A packed buffer being filled from chunks, which must cover it exactly and in order.
+    """Fills a packed buffer from chunks, which must cover it exactly and in order.
 
     Args:
         into: float32, shape (P,).
-        packing: How the elements lie in what is sent.
-        unpack: Turns the bytes of whole blocks (a view) into elements: float32, shape (n,), to be filled.
+        packing: The arrangement of the elements in the chunks.
+        unpack: Decodes the bytes of whole blocks (a view) into an array of elements: float32, shape (n,).
     """
 
     def __init__(self, into: Vector, packing: Packing = PLAIN, unpack: Callable[[memoryview, Vector], None] = copy_in) -> None:
@@ -212,37 +211,39 @@ class Assembly:
         return self._received == self._total
 
     def add(self, chunk: ChunkView) -> Vector:
-        """Unpacks a chunk and returns the elements it filled (a view).
+        """Decodes a chunk and returns a view of the elements that it filled.
 
         Raises:
-            IncompleteTransfer: The chunk is empty, too large, cuts an element or a block, or is not the one due.
+            IncompleteTransfer: The chunk is empty, too large, out of order, or splits an element or a block.
         """
         offset, size, block = chunk.offset, len(chunk.data), self._packing.block
         end = offset + size
         if not 0 < size <= CHUNK_BYTES or (size % block and end != self._total):
             raise IncompleteTransfer(
-                f"a chunk of {size} bytes: send 1 to {CHUNK_BYTES} bytes, a multiple of {block} or all that is left"
+                f"the chunk has {size} bytes: send 1 to {CHUNK_BYTES}, a multiple of {block} or the rest of the buffer"
             )
         if offset != self._received:
             raise IncompleteTransfer(
-                f"a chunk at byte {offset} where byte {self._received} was due: send chunks in order, once"
+                f"the chunk begins at byte {offset}, but byte {self._received} was expected: send each chunk once, in order"
             )
         if end > self._total:
-            raise IncompleteTransfer(f"chunks run over the buffer's {self._total} bytes: the chunk at {offset} has {size}")
+            raise IncompleteTransfer(
+                f"the chunk at byte {offset} has {size} bytes: it exceeds the buffer's {self._total} bytes"
+            )
         filled = self._into[self._packing.size(offset) : self._packing.size(end)]
         self._unpack(chunk.data, filled)
         self._received = end
         return filled
 
     def add_all(self, data: memoryview) -> None:
-        """Unpacks a whole buffer. Raises IncompleteTransfer where it is not of the right size."""
+        """Decodes a whole buffer. Raises IncompleteTransfer if its size is wrong."""
         step = CHUNK_BYTES // self._packing.block * self._packing.block
         for offset in range(0, len(data), step):
             self.add(ChunkView(offset, data[offset : offset + step]))
         self.require_complete()
 
     def require_complete(self) -> None:
-        """Raises IncompleteTransfer where the stream ended too early."""
+        """Raises IncompleteTransfer if bytes are missing."""
         if not self.complete:
             raise IncompleteTransfer(f"the stream ended after {self._received} of {self._total} bytes: send the rest")
 

@@ -1,12 +1,16 @@
-"""The run's settings: held by the server, handed to every worker, named the same everywhere."""
+"""The hyper-parameters of a run, each declared once. The server holds them and sends them to every worker.
+
+Everything else is derived from the declarations below: command-line options and their --help, the ranges that are checked,
+what a resumed run may change, what `gem-ctl status` shows, and the first block of `.env.example`. Two more places list the
+names, and tests hold them equal: the message `Hyperparameters` in `v1/training.proto`, and `docker-compose.yml`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
-from typing import Any
-
-from google.protobuf.descriptor import FieldDescriptor
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 from gem_api.v1 import training_pb2 as pb
 
@@ -16,109 +20,287 @@ RULES = (
 SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
 SCHEDULES = ("constant", "step", "cosine")
-# Settings that a run keeps: the workers' buffers and the shard ledger depend on them.
-FIXED = ("rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed")
-# The largest value of each whole number: what its field of the message carries, and checkpoints, whose numbers have 63 bits.
-REFERENCE_DEFAULTS = {"epsilon": 1e-12}  # the authors' code
-# A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
-ADAM_DEFAULTS = {"learning_rate": 0.003, "pi_max": 1e6}
-_MAX_OF_TYPE = {FieldDescriptor.TYPE_UINT32: (1 << 32) - 1, FieldDescriptor.TYPE_UINT64: (1 << 63) - 1}
-MAX_VALUES = {
-    field.name: _MAX_OF_TYPE[field.type] for field in pb.Hyperparameters.DESCRIPTOR.fields if field.type in _MAX_OF_TYPE
-}
-SHARD_SIZE = 256  # unless batches do not fit
+SHARD_SIZE = 256  # the default; a larger batch raises it
+
+_MAX_UINT32 = (1 << 32) - 1
+_MAX_COUNT = (1 << 63) - 1  # checkpoints store integers in 63 bits
 
 
 @dataclass(frozen=True)
-class Hyperparameters:
-    """The run's settings.
+class Range:
+    """The allowed numbers: at least `ge` or greater than `gt`, and at most `le` or less than `lt`. None: no such bound."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def __contains__(self, number: object) -> bool:
+        return (
+            isinstance(number, int | float)
+            and math.isfinite(number)
+            and (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.le is None or number <= self.le)
+            and (self.lt is None or number < self.lt)
+        )
+
+    def __str__(self) -> str:
+        words = {"at least": self.ge, "greater than": self.gt, "at most": self.le, "less than": self.lt}
+        return " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+
+
+class Declaration(NamedTuple):
+    """What there is to say about one hyper-parameter, beside its name, type and default.
 
     Attributes:
-        rule: The update rule: one of RULES, or a user's own as "module:Class".
-        learning_rate: η.
-        momentum: μ of the proxy (gem).
-        kappa: κ, amplifies the proxy (gem, Eq. 27).
-        epsilon: ε in the scaling factor's denominator (gem, Eq. 19).
-        pi_max: Upper bound of the scaling factor π (gem).
-        snapshot: The snapshot convention (gem).
-        batch_size: Samples per gradient.
-        epochs: How often the training data is gone through; 0 for no limit but `steps`.
-        steps: Commits that each worker contributes at most; 0 for no limit but `epochs`. With both 0 the run has no
-            end.
-        shards: How an epoch's samples are shared out.
-        shard_size: Samples per shard; a batch has no more.
-        seed: Of the shuffling and of the workers' own randomness.
-        rule_options: The rule's own settings, "name=value", separated by blanks.
-        local_steps: λ, steps of SGD that a worker makes by itself for each commit.
-        local_momentum: Of those steps.
-        weight_decay: Workers add so many times θ to each gradient.
-        schedule: How the learning rate follows the version; `gem_api.schedule` has the equations.
-        warmup_versions: Over so many it rises first.
-        decay_versions: Between two steps of the schedule, or of the whole cosine.
-        decay_factor: What a step multiplies it by, or where the cosine ends.
+        help: The text that users read, with the unit.
+        heading: The heading that --help shows the option under.
+        values: The allowed numbers or words; None allows any text.
+        fixed: Whether a resumed run must keep it, because the workers' buffers or the shard ledger depend on it.
+        workers_use: Whether workers compute with it. After a change they must register again.
+        other_defaults: Defaults of rule gem if another hyper-parameter contains a word: {(other, word): default}.
+        status: A label and a format; `gem-ctl status` shows the value with them if it is not the default.
     """
 
-    rule: str = "gem"
-    learning_rate: float = 0.05
-    momentum: float = 0.9
-    kappa: float = 1.0
-    epsilon: float = 1e-16
-    pi_max: float = 5.0
-    snapshot: str = "after"
-    batch_size: int = 64
-    epochs: int = 1
-    steps: int = 0
-    shards: str = "partition"
-    shard_size: int = SHARD_SIZE
-    seed: int = 0
-    rule_options: str = ""
-    local_steps: int = 1
-    local_momentum: float = 0.0
-    weight_decay: float = 0.0
-    schedule: str = "constant"
-    warmup_versions: int = 0
-    decay_versions: int = 0
-    decay_factor: float = 0.1
+    help: str
+    heading: str
+    values: Range | tuple[str, ...] | None = None
+    fixed: bool = False
+    workers_use: bool = False
+    other_defaults: Mapping[tuple[str, str], float] = {}
+    status: tuple[str, str] | None = None
+
+
+def _declare(default: Any, help_: str, heading: str, **more: Any) -> Any:
+    return field(default=default, metadata={"declaration": Declaration(help_, heading, **more)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """The hyper-parameters of a run, in the order in which checkpoints and the message list them."""
+
+    rule: str = _declare(
+        "gem",
+        f"The update rule, which applies commits: {', '.join(RULES)}, or your own as module:Class.",
+        heading="Rule",
+        fixed=True,
+    )
+    learning_rate: float = _declare(
+        0.05,
+        "Learning rate η.",
+        heading="Rule",
+        values=Range(gt=0),
+        workers_use=True,
+        other_defaults={("rule_options", "proxy=adam"): 0.003},
+    )
+    momentum: float = _declare(
+        0.9,
+        "Momentum μ of the proxy (gem).",
+        heading="Rule",
+        values=Range(ge=0, lt=1),
+    )
+    kappa: float = _declare(
+        1.0,
+        "Amplification κ of the proxy (gem, Eq. 27).",
+        heading="Rule",
+        values=Range(gt=0),
+    )
+    epsilon: float = _declare(
+        1e-16,
+        "ε in the denominator of the scaling factor π (gem, Eq. 19).",
+        heading="Rule",
+        values=Range(gt=0),
+        other_defaults={("snapshot", "reference"): 1e-12},  # the authors' code
+    )
+    pi_max: float = _declare(
+        5.0,
+        "Upper bound of the scaling factor π (gem).",
+        heading="Rule",
+        values=Range(gt=0),
+        # A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
+        other_defaults={("rule_options", "proxy=adam"): 1e6},
+    )
+    snapshot: str = _declare(
+        "after",
+        "The θ that the server keeps as a worker's snapshot (gem). after: θ after the worker's own commit; paper: as in the "
+        "paper's Algorithm 1; reference: as in the authors' code.",
+        heading="Rule",
+        values=SNAPSHOTS,
+        fixed=True,
+    )
+    batch_size: int = _declare(
+        64,
+        "Samples per gradient.",
+        heading="Run",
+        values=Range(ge=1, le=1_000_000),
+        fixed=True,
+        workers_use=True,
+    )
+    epochs: int = _declare(
+        1,
+        "Passes over the training data; 0: only --steps limits the run.",
+        heading="Run",
+        values=Range(ge=0, le=_MAX_UINT32),
+    )
+    steps: int = _declare(
+        0,
+        "Maximum commits of each worker over the whole run; 0: only --epochs limits the run.",
+        heading="Run",
+        values=Range(ge=0, le=_MAX_COUNT),
+        workers_use=True,
+    )
+    shards: str = _declare(
+        "partition",
+        "How the samples of an epoch are distributed. partition: the workers share them; replicate: every worker gets all.",
+        heading="Run",
+        values=SHARD_MODES,
+        fixed=True,
+    )
+    shard_size: int = _declare(
+        SHARD_SIZE,
+        "Samples that a worker is given at a time; not less than the batch size.",
+        heading="Run",
+        values=Range(ge=1, le=1_000_000),
+        fixed=True,
+    )
+    seed: int = _declare(
+        0,
+        "Seed for the initial θ, the order of the samples and the workers' random numbers.",
+        heading="Run",
+        values=Range(ge=0, le=_MAX_COUNT),
+        fixed=True,
+        workers_use=True,
+    )
+    rule_options: str = _declare(
+        "",
+        "Options of the rule, NAME=VALUE separated by spaces, such as 'alpha=0.1' for aeasgd; an unknown name lists the valid "
+        "ones.",
+        heading="Rule",
+        fixed=True,
+        status=("options", "{}"),
+    )
+    local_steps: int = _declare(
+        1,
+        "Steps of SGD (λ) that a worker takes by itself before each commit.",
+        heading="Steps of the workers",
+        values=Range(ge=1, le=10_000),
+        fixed=True,
+        workers_use=True,
+        status=("local", "λ {} steps"),
+    )
+    local_momentum: float = _declare(
+        0.0,
+        "Nesterov momentum of the local steps.",
+        heading="Steps of the workers",
+        values=Range(ge=0, lt=1),
+        workers_use=True,
+        status=("nesterov", "{:g}"),
+    )
+    weight_decay: float = _declare(
+        0.0,
+        "Weight decay: workers add this value times θ to each gradient.",
+        heading="Steps of the workers",
+        values=Range(ge=0, le=1),
+        workers_use=True,
+        status=("decay", "{:g}·θ"),
+    )
+    schedule: str = _declare(
+        "constant",
+        "How the learning rate changes with the version. constant: not at all; step: it is multiplied by --decay-factor every "
+        "--decay-versions commits; cosine: it falls to that share within --decay-versions commits, then stays.",
+        heading="Schedule of the learning rate",
+        values=SCHEDULES,
+        workers_use=True,
+    )
+    warmup_versions: int = _declare(
+        0,
+        "Commits over which the learning rate first rises linearly to its value; 0: no warm-up.",
+        heading="Schedule of the learning rate",
+        values=Range(ge=0, le=_MAX_COUNT),
+        workers_use=True,
+    )
+    decay_versions: int = _declare(
+        0,
+        "Commits between two drops (schedule step), or until the end of the fall (schedule cosine).",
+        heading="Schedule of the learning rate",
+        values=Range(ge=0, le=_MAX_COUNT),
+        workers_use=True,
+    )
+    decay_factor: float = _declare(
+        0.1,
+        "Factor of each drop (schedule step), or the final share of the learning rate (schedule cosine).",
+        heading="Schedule of the learning rate",
+        values=Range(ge=0, le=1),
+        workers_use=True,
+    )
 
     @property
     def endless(self) -> bool:
-        """Whether nothing but the user ends the run."""
+        """Whether the run has no limit: only the user ends it."""
         return not self.epochs and not self.steps
 
-    def require_carried(self) -> None:
-        """Raises ValueError if the contract cannot carry a value: workers could not be told of it."""
-        for name, most in MAX_VALUES.items():
-            if not 0 <= getattr(self, name) <= most:
-                raise ValueError(f"--{name.replace('_', '-')} must lie in [0, {most}], not at {getattr(self, name)}")
-        for name in ("rule", "rule_options"):
-            try:
-                getattr(self, name).encode()
-            except UnicodeEncodeError:
-                raise ValueError(f"--{name.replace('_', '-')} is not valid UTF-8: {getattr(self, name)!a}") from None
+    def require_valid(self) -> None:
+        """Raises ValueError, naming the option, for a value of the wrong type or outside of its declared range."""
+        for name, declared in DECLARATIONS.items():
+            _require_valid(flag(name), getattr(self, name), declared.values, type(DEFAULTS[name]))
 
     def with_defaults(self, given: Collection[str]) -> Hyperparameters:
-        """The settings of a new run, of which the user gave those named: the others' defaults depend on these, for gem."""
-        defaults: dict[str, Any] = {}
-        if self.rule == "gem" and self.snapshot == "reference":
-            defaults |= REFERENCE_DEFAULTS
-        if self.rule == "gem" and "proxy=adam" in self.rule_options.split():
-            defaults |= ADAM_DEFAULTS
-        return replace(self, **{name: value for name, value in defaults.items() if name not in given})
+        """Applies `other_defaults` to the hyper-parameters of a new run, except to those that the user has given."""
+        if self.rule != "gem":
+            return self
+        changes: dict[str, Any] = {}
+        for name in DECLARATIONS.keys() - set(given):
+            for (other, word), default in DECLARATIONS[name].other_defaults.items():
+                if word in getattr(self, other).split():
+                    changes[name] = default
+        return replace(self, **changes)
 
     def to_message(self) -> pb.Hyperparameters:
-        fields = asdict(self)
-        fields["snapshot"] = pb.SnapshotConvention.Value(f"SNAPSHOT_CONVENTION_{self.snapshot.upper()}")
-        fields["shards"] = pb.ShardMode.Value(f"SHARD_MODE_{self.shards.upper()}")
-        return pb.Hyperparameters(**fields)
+        values = asdict(self)
+        values["snapshot"] = pb.SnapshotConvention.Value(f"SNAPSHOT_CONVENTION_{self.snapshot.upper()}")
+        values["shards"] = pb.ShardMode.Value(f"SHARD_MODE_{self.shards.upper()}")
+        return pb.Hyperparameters(**values)
 
     @classmethod
     def from_message(cls, message: pb.Hyperparameters) -> Hyperparameters:
-        fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-        fields["snapshot"] = pb.SnapshotConvention.Name(message.snapshot).removeprefix("SNAPSHOT_CONVENTION_").lower()
-        fields["shards"] = pb.ShardMode.Name(message.shards).removeprefix("SHARD_MODE_").lower()
-        return cls(**fields)
+        values = {each.name: getattr(message, each.name) for each in message.DESCRIPTOR.fields}
+        values["snapshot"] = pb.SnapshotConvention.Name(message.snapshot).removeprefix("SNAPSHOT_CONVENTION_").lower()
+        values["shards"] = pb.ShardMode.Name(message.shards).removeprefix("SHARD_MODE_").lower()
+        return cls(**values)
+
+
+DECLARATIONS: dict[str, Declaration] = {each.name: each.metadata["declaration"] for each in fields(Hyperparameters)}
+DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hyperparameters)}
+FIXED = tuple(name for name, declared in DECLARATIONS.items() if declared.fixed)
+MAX_VALUES = {
+    name: int(declared.values.le)
+    for name, declared in DECLARATIONS.items()
+    if isinstance(DEFAULTS[name], int) and isinstance(declared.values, Range) and declared.values.le is not None
+}
+USED_BY_WORKERS = tuple(name for name, declared in DECLARATIONS.items() if declared.workers_use)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a hyper-parameter."""
+    return "--" + name.replace("_", "-")
 
 
 def default_shard_size(batch_size: int) -> int:
-    """Samples per shard if nobody says how many: whole batches, for a batch never straddles two shards."""
+    """Samples per shard if the user gives none: a multiple of the batch size, because a batch never spans two shards."""
     return -(-SHARD_SIZE // batch_size) * batch_size
+
+
+def _require_valid(name: str, value: Any, allowed: Range | tuple[str, ...] | None, kind: type) -> None:
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or isinstance(value, bool):
+        raise ValueError(f"{name} must be of type {kind.__name__}, not {str(value)[:50]!r}")
+    if isinstance(allowed, Range) and value not in allowed:
+        raise ValueError(f"{name} must be {allowed}, not {value}")
+    if isinstance(allowed, tuple) and value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} is not valid UTF-8: {value!a}") from None

@@ -1,4 +1,4 @@
-"""The tensor layout: which parameter lies where in the packed float32 buffer of the central variable."""
+"""The tensor layout: the position of each parameter in the packed float32 buffer of the central variable."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Tensor:
         return math.prod(self.shape)
 
     def require_possible(self) -> None:
-        """Raises InvalidRequest where no array can have this shape."""
+        """Raises InvalidRequest if the shape is negative or too large."""
         possible = len(self.shape) <= MAX_AXES and all(0 <= extent <= MAX_PARAMETERS for extent in self.shape)
         if not possible or math.prod(extent for extent in self.shape if extent) > MAX_PARAMETERS:
             raise InvalidRequest(
                 f"tensor {self.name!r} has shape {str(self.shape)[:100]}: "
-                f"at most {MAX_AXES} axes and {MAX_PARAMETERS} parameters are taken"
+                f"at most {MAX_AXES} axes and {MAX_PARAMETERS} parameters are allowed"
             )
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a model in the order in which they lie in the packed buffer, without gaps."""
+    """The tensors of a model, in their order in the packed buffer, without gaps."""
 
     tensors: tuple[Tensor, ...]
 
@@ -54,21 +54,21 @@ class Layout:
         if not names:
             raise InvalidRequest("the layout has no tensors: give at least one parameter to train")
         if len(names) > MAX_TENSORS:
-            raise InvalidRequest(f"the layout has {len(names)} tensors; at most {MAX_TENSORS} are taken")
+            raise InvalidRequest(f"the layout has {len(names)} tensors; at most {MAX_TENSORS} are allowed")
         for name in names:
             if not 0 < len(name) <= MAX_NAME or not name.isprintable():
-                raise InvalidRequest(f"tensor name {name[:MAX_NAME]!r} is not of 1 to {MAX_NAME} printable characters")
+                raise InvalidRequest(f"tensor name {name[:MAX_NAME]!r} must have 1 to {MAX_NAME} printable characters")
             if name == "__metadata__":
-                raise InvalidRequest("no tensor can be named '__metadata__': safetensors files keep that name for themselves")
+                raise InvalidRequest("a tensor can't be named '__metadata__': safetensors files reserve that name")
         for tensor in self.tensors:
             tensor.require_possible()
         if len(set(names)) != len(names):
             twice = sorted(name for name, count in Counter(names).items() if count > 1)
             raise InvalidRequest(
-                f"tensor names must be unique; given twice: {', '.join(twice[:5])}: prefix each with the name of its module"
+                f"tensor names must be unique; these occur twice: {', '.join(twice[:5])}: prefix each with its module's name"
             )
         if not 0 < self.size <= MAX_PARAMETERS:
-            raise InvalidRequest(f"the layout holds {self.size} parameters; 1 to {MAX_PARAMETERS} are taken")
+            raise InvalidRequest(f"the layout holds {self.size} parameters; 1 to {MAX_PARAMETERS} are allowed")
 
     @classmethod
     def of(cls, tensors: Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]]) -> Layout:
@@ -78,7 +78,7 @@ class Layout:
 
     @classmethod
     def from_message(cls, message: pb.TensorLayout) -> Layout:
-        """Reads the wire form. Raises InvalidRequest where it makes no sense, or names a part of the variable."""
+        """Converts a message. Raises InvalidRequest if it is invalid, or covers only a part of the central variable."""
         layout = cls.of((spec.name, spec.shape) for spec in message.tensors)
         if (message.range_begin, message.range_end) != (0, layout.size):
             raise InvalidRequest(
@@ -113,17 +113,17 @@ class Layout:
         return {tensor.name: packed[begin:end].reshape(tensor.shape) for tensor, begin, end in bounds}
 
     def pack(self, tensors: Mapping[str, npt.ArrayLike], out: Vector) -> Vector:
-        """Copies tensors into `out` (float32, shape (P,)). Raises LayoutMismatch where one is missing, strange or misshapen."""
+        """Copies tensors into `out` (float32, shape (P,)). Raises LayoutMismatch for missing, unknown or misshapen tensors."""
         if tensors.keys() != {tensor.name for tensor in self.tensors}:
             missing = [tensor.name for tensor in self.tensors if tensor.name not in tensors]
-            strange = sorted(tensors.keys() - {tensor.name for tensor in self.tensors})
-            raise LayoutMismatch(f"missing tensors: {missing[:5]}; tensors not in the layout: {strange[:5]}")
+            unknown = sorted(tensors.keys() - {tensor.name for tensor in self.tensors})
+            raise LayoutMismatch(f"missing tensors: {missing[:5]}; unknown tensors: {unknown[:5]}")
         for name, view in self.split(out).items():
             value = np.asarray(tensors[name])
             if not np.issubdtype(value.dtype, np.floating):
-                raise LayoutMismatch(f"tensor {name!r} has dtype {value.dtype}: give floats")
+                raise LayoutMismatch(f"tensor {name!r} has dtype {value.dtype}: it must be a float type")
             if value.shape != view.shape:
-                raise LayoutMismatch(f"tensor {name!r} has shape {value.shape}, the layout says {view.shape}")
+                raise LayoutMismatch(f"tensor {name!r} has shape {value.shape}, but the layout has {view.shape}")
             np.copyto(view, value, casting="same_kind")
         return out
 
@@ -134,7 +134,7 @@ class Layout:
         for ours, theirs in zip(self.tensors, other.tensors, strict=False):
             if ours != theirs:
                 raise LayoutMismatch(
-                    f"tensor {theirs.name!r} of shape {theirs.shape} stands where this run has {ours.name!r} of shape "
-                    f"{ours.shape}: start the worker with the model that the run was started with"
+                    f"tensor {theirs.name!r} of shape {theirs.shape} does not match this run's {ours.name!r} of shape "
+                    f"{ours.shape}: start the worker with the run's model"
                 )
         raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}")

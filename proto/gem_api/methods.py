@@ -1,4 +1,4 @@
-"""The services' methods as gRPC needs them: tensor streams as bare bytes, everything else as messages."""
+"""The methods of the services, as gRPC needs them: tensor streams carry raw bytes, other calls carry messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from google.protobuf.message_factory import GetMessageClass
 from gem_api.v1 import admin_pb2, training_pb2
 
 TRAINING = training_pb2.DESCRIPTOR.services_by_name["TrainingService"]
-# A layout of 100,000 tensors fits in one message; tensors themselves travel in chunks.
+# Enough for a layout of 100,000 tensors in one message. The tensors themselves travel in chunks.
 MAX_MESSAGE_BYTES = 32 << 20
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 
 class Method(NamedTuple):
-    """One RPC: its path on the wire, the kind of call, and how to turn messages into bytes and back.
+    """One RPC: its path on the wire, the kind of call, and the conversions between messages and bytes.
 
-    A streamed side carries tensor frames, which framing.py reads and writes itself, so it has no serialiser.
+    A streamed side has no conversion: it carries tensor frames, which framing.py reads and writes.
     """
 
     name: str

@@ -1,12 +1,12 @@
-"""A region of memory that the server and one worker on its machine both map: tensors pass by reference in it.
+"""Shared memory between the server and one worker on the same machine: tensors pass through it without a copy.
 
-The memory is an anonymous file (memfd): it has no name that could be left behind, and is gone when the last of the two
-processes unmaps it or dies, however it dies. It is sealed before it is handed over, so that no worker can shrink it
-under the server, whose next access would then end the server.
+The memory is an anonymous file (memfd): it leaves no file behind, and the kernel frees it when the last of the two processes
+unmaps it or dies. The server seals its size before it hands the region over. A worker could otherwise shrink it, and the
+server would crash at its next access.
 
-    byte 0       nonce: naming it proves that one sees this very memory
+    byte 0       nonce: a process that can name it sees the same memory
     byte 4,096   gradient, float32, written by the worker, read by the server
-    next page    answer, float32: the θ for the next gradient, written by the server before it answers
+    next page    theta, float32: the θ for the next gradient, written by the server before it replies
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _ITEM = 4
 
 
 class Region:
-    """Mapped memory; unmapped when the last array over it is gone.
+    """A mapped region; unmapped when the last array on it is freed.
 
     Attributes:
         nbytes: Bytes of the whole region.
         nonce: NONCE_BYTES random bytes.
         gradient: float32, shape (P,).
-        answer: float32, shape (P,).
+        theta: float32, shape (P,).
     """
 
     def __init__(self, memory: mmap.mmap, parameters: int) -> None:
@@ -47,12 +47,12 @@ def region_bytes(parameters: int) -> int:
 
 
 def create_region(parameters: int) -> tuple[Region, int]:
-    """A new region for P parameters, and the file descriptor to hand over and then to close.
+    """Creates a region for P parameters. Returns it and its file descriptor, to be handed over and then closed.
 
-    All of its memory is taken at once: a machine that has too little says so here, not by a signal in mid-commit.
+    Allocates all memory at once, so that a lack of memory raises an error here instead of a signal during a commit.
 
     Raises:
-        OSError: The system has no such memory (or is no Linux).
+        OSError: The memory is not available, or the system is not Linux.
     """
     size = region_bytes(parameters)
     if not hasattr(os, "memfd_create"):
@@ -72,27 +72,27 @@ def create_region(parameters: int) -> tuple[Region, int]:
 
 
 def attach_region(descriptor: int, parameters: int) -> Region:
-    """Maps a region that was handed over. Raises OSError where it has another size than one for P parameters."""
+    """Maps a region from its file descriptor. Raises OSError if its size is not that of a region for P parameters."""
     size = region_bytes(parameters)
     held = os.fstat(descriptor).st_size
     if held != size:
-        raise OSError(f"the region has {held} bytes, one for {parameters} parameters has {size}")
+        raise OSError(f"the region has {held} bytes, but {parameters} parameters need {size}")
     return Region(_map(descriptor, size), parameters)
 
 
 def open_again(descriptor: int) -> int:
-    """Opens a region once more, so that `held_elsewhere` can tell who has it open. Raises OSError where there is no /proc."""
+    """Opens a region a second time, so that `held_elsewhere` can detect this descriptor. Raises OSError without /proc."""
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def held_elsewhere(descriptor: int) -> bool:
-    """Whether somebody who was handed `open_again(descriptor)` still maps the region, or has it open.
+    """Whether a process that got `open_again(descriptor)` still maps the region or has it open.
 
-    The kernel grants a write lease only to the one opener of a file. Neither the original descriptor nor mappings made
-    with it count as openers: memfd_create opens no path.
+    The kernel grants a write lease only if the file has no other opener. The original descriptor and its mappings do
+    not count: memfd_create opens no path.
 
     Raises:
-        OSError: This system can't tell.
+        OSError: The system can't tell.
     """
     import fcntl  # not on Windows, where workers run too
 
@@ -107,12 +107,12 @@ def held_elsewhere(descriptor: int) -> bool:
 
 
 def socket_address(text: str) -> str:
-    """What the socket module calls the Unix socket at a path, or at "@NAME" in the abstract namespace."""
+    """The address of a Unix socket for Python's socket module, from a path or "@NAME" (abstract namespace)."""
     return "\0" + text[1:] if text.startswith("@") else text
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:
-    # Populated now: the first commit would otherwise stop at every page.
+    # Populated now: otherwise the first commit would cause a fault at every page.
     return mmap.mmap(descriptor, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
 
 

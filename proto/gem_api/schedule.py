@@ -1,41 +1,37 @@
-"""How the learning rate follows the version: a pure function of both, for the server and for workers' local steps alike."""
+"""The schedule of the learning rate: a pure function of the version, used by the server and by workers' local steps."""
 
 from __future__ import annotations
 
 import math
 
-from gem_api.hyperparameters import SCHEDULES, Hyperparameters
+from gem_api.hyperparameters import Hyperparameters
 
 
-def factor(settings: Hyperparameters, version: int) -> float:
-    """What η is multiplied by at version t, in [0, 1]: η_t = η · warm-up · decay.
+def factor(hyperparameters: Hyperparameters, version: int) -> float:
+    """The factor of η at version t, in [0, 1]: η_t = η · warm-up · decay.
 
     With w = warmup_versions, T = decay_versions, γ = decay_factor and u = max(0, t − w):
-        warm-up     (t + 1) / w where t < w, else 1
+        warm-up     (t + 1) / w if t < w, else 1
         constant    1
         step        γ^⌊u/T⌋
         cosine      γ + (1 − γ)·½·(1 + cos(π·min(1, u/T)))      (Loshchilov & Hutter 2016, arXiv 1608.03983, Eq. 5, one period)
     """
-    if version < settings.warmup_versions:
-        return (version + 1) / settings.warmup_versions
-    passed, span, last = version - settings.warmup_versions, settings.decay_versions, settings.decay_factor
-    if settings.schedule == "step":
+    if version < hyperparameters.warmup_versions:
+        return (version + 1) / hyperparameters.warmup_versions
+    passed, span, last = version - hyperparameters.warmup_versions, hyperparameters.decay_versions, hyperparameters.decay_factor
+    if hyperparameters.schedule == "step":
         return float(last ** (passed // span))
-    if settings.schedule == "cosine":
+    if hyperparameters.schedule == "cosine":
         return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * min(1.0, passed / span)))
     return 1.0
 
 
-def rate(settings: Hyperparameters, version: int) -> float:
+def rate(hyperparameters: Hyperparameters, version: int) -> float:
     """η_t, the learning rate at a version."""
-    return settings.learning_rate * factor(settings, version)
+    return hyperparameters.learning_rate * factor(hyperparameters, version)
 
 
-def require_schedule(settings: Hyperparameters) -> None:
-    """Raises ValueError for a schedule that means nothing."""
-    if settings.schedule not in SCHEDULES:
-        raise ValueError(f"the schedule is one of {', '.join(SCHEDULES)}, not {settings.schedule!r}")
-    if settings.schedule != "constant" and not settings.decay_versions:
-        raise ValueError(f"schedule {settings.schedule} needs --decay-versions: after how many commits the rate falls")
-    if not 0 <= settings.decay_factor <= 1:
-        raise ValueError(f"the decay factor lies in [0, 1], not at {settings.decay_factor}")
+def require_schedule(hyperparameters: Hyperparameters) -> None:
+    """Raises ValueError for a schedule without its length."""
+    if hyperparameters.schedule != "constant" and not hyperparameters.decay_versions:
+        raise ValueError(f"--schedule {hyperparameters.schedule} needs --decay-versions, the number of commits that it takes")

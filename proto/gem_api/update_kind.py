@@ -1,4 +1,4 @@
-"""What a commit holds, in words and as the contract writes it."""
+"""What a commit holds, a gradient or a delta: as Python code names it, and as the wire does."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ KINDS: dict[UpdateKind, pb.UpdateKind] = {"gradient": pb.UPDATE_KIND_GRADIENT, "
 
 
 def kind_of(message: pb.UpdateKind) -> UpdateKind:
-    """The kind that a message states; a gradient where it states none."""
+    """The kind in a message; "gradient" if the field is not set."""
     return "delta" if message == pb.UPDATE_KIND_DELTA else "gradient"

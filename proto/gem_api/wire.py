@@ -1,11 +1,11 @@
-"""Wire formats: what the elements of a gradient, or of θ, look like between two machines.
+"""Wire formats: the number formats of gradients and θ on the network.
 
-float32    4 bytes an element; nothing is lost, nothing is converted
-bfloat16   2 bytes, float32's range, 8 significant bits
-float16    2 bytes, 11 significant bits, magnitudes up to 65,504
-int8       1 byte and a little, gradients only: blocks with a scale each, and error feedback
+float32    4 bytes an element, without conversion or loss
+bfloat16   2 bytes an element, float32's range, 8 significant bits
+float16    2 bytes an element, 11 significant bits, magnitudes up to 65,504
+int8       about 1 byte an element, gradients only: blocks with a scale each, and error feedback
 
-`v1/tensors.proto` defines them to the bit.
+`v1/tensors.proto` defines every bit.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2 as pb
 
 if TYPE_CHECKING:
-    from gem_api.conversions import Bytes, Conversion
+    from gem_api.conversions import ByteArray, Conversion
 
 
 class Encoder(Protocol):
-    """Turns one lease's gradients into frames."""
+    """Encodes the gradients of one lease as frames."""
 
     def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        """The frames that carry a gradient (float32, shape (P,)), each made when it is asked for; the first with `opening`.
+        """Generates the frames that carry a gradient (float32, shape (P,)); the first begins with `opening`.
 
-        Called again with the same gradient, before `applied`, it gives the same bytes: a resend.
+        A second call with the same gradient, before `applied`, generates the same bytes: a resend.
         """
 
     def applied(self) -> None:
-        """To be called once the commit that was framed last is applied; not where it was refused or dropped."""
+        """Call it when the last commit was applied, but not if it was rejected or dropped."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Format(ABC):
     """One wire format.
 
     Attributes:
-        name: What users call it.
-        dtype: What headers call it.
-        packing: How the elements lie in the buffer that is sent.
+        name: The name in options.
+        dtype: The value in message headers.
+        packing: The arrangement of the elements in the buffer that is sent.
     """
 
     name: str
@@ -58,38 +58,38 @@ class Format(ABC):
         return self.packing.nbytes(size)
 
     def prepare(self) -> None:
-        """Loads the conversions, or compiles them: seconds at worst, which the first transfer would take otherwise."""
-        import_module("gem_api.conversions")  # and numba with it, which float32 does without
+        """Loads or compiles the conversions, so that the first transfer does not wait for that: it can take seconds."""
+        import_module("gem_api.conversions")  # this loads numba, which float32 does not need
 
     @abstractmethod
     def assembly(self, into: Vector) -> Assembly:
-        """Receives a buffer in this format into `into` (float32, shape (P,))."""
+        """Returns a receiver that decodes this format into `into` (float32, shape (P,))."""
 
     @abstractmethod
     def encoder(self, size: int) -> Encoder:
-        """Prepares, and returns an encoder for the gradients (float32, shape (size,)) of one lease."""
+        """Returns an encoder for the gradients (float32, shape (size,)) of one lease, after `prepare`."""
 
 
 class ThetaFormat(Format):
-    """A format that remembers nothing from one transfer to the next: fit for θ too, and its own encoder."""
+    """A stateless format: it can carry θ as well as gradients, and is its own encoder."""
 
     @abstractmethod
     def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        """The frames that carry `packed` (float32, shape (P,)), each made when it is asked for; the first with `opening`."""
+        """Generates the frames that carry `packed` (float32, shape (P,)); the first begins with `opening`."""
 
     def encoder(self, size: int) -> Encoder:
         self.prepare()
         return self
 
     def applied(self) -> None:
-        """Changes nothing: what rounding took away stays away."""
+        """Does nothing: the format keeps no rounding error."""
 
 
 class Float32(ThetaFormat):
-    """The elements as they lie in memory."""
+    """float32: the elements as in memory."""
 
     def prepare(self) -> None:
-        """Does nothing: there is nothing to convert."""
+        """Does nothing: float32 needs no conversion."""
 
     def assembly(self, into: Vector) -> Assembly:
         return Assembly(into)
@@ -99,7 +99,7 @@ class Float32(ThetaFormat):
 
 
 class Half(ThetaFormat):
-    """Two bytes an element, rounded to nearest, ties to even."""
+    """bfloat16 and float16: two bytes an element, rounded to nearest, ties to even."""
 
     def assembly(self, into: Vector) -> Assembly:
         return Assembly(into, self.packing, self._conversion().decode)
@@ -107,7 +107,7 @@ class Half(ThetaFormat):
     def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
         return framed(self._pieces(packed), opening)
 
-    def _pieces(self, packed: Vector) -> Iterator[Bytes]:
+    def _pieces(self, packed: Vector) -> Iterator[ByteArray]:
         encode = self._conversion().encode
         for part, room in self.packing.pieces(packed.size):
             encode(packed[part], room)
@@ -120,7 +120,7 @@ class Half(ThetaFormat):
 
 
 class Int8(Format):
-    """Blocks of signed bytes with a scale each; what rounding takes from one commit goes into the next."""
+    """int8: blocks of signed bytes with a scale each. The rounding error of one commit is added to the next."""
 
     def assembly(self, into: Vector) -> Assembly:
         from gem_api.conversions import decode_blocks
@@ -144,12 +144,12 @@ Known = TypeVar("Known", bound=Format)
 
 
 def gradient_format(which: str | int) -> Format:
-    """The format for gradients of this name or wire dtype. Raises InvalidRequest where there is none."""
+    """The gradient format with this name or wire dtype. Raises InvalidRequest if there is none."""
     return _known(which, GRADIENT_FORMATS, "gradients")
 
 
 def theta_format(which: str | int) -> ThetaFormat:
-    """The format for θ of this name or wire dtype. Raises InvalidRequest where there is none."""
+    """The θ format with this name or wire dtype. Raises InvalidRequest if there is none."""
     return _known(which, THETA_FORMATS, "the central variable")
 
 
@@ -158,4 +158,4 @@ def _known(which: str | int, formats: Mapping[str, Known], what: str) -> Known:
         if which in (known.name, known.dtype):
             return known
     choices = ", ".join(f"{known.name} ({known.dtype})" for known in formats.values())
-    raise InvalidRequest(f"wire dtype {which} is not taken for {what}: choose one of {choices}")
+    raise InvalidRequest(f"wire dtype {which} is not valid for {what}: choose one of {choices}")

@@ -1,4 +1,4 @@
-"""A server's address is checked before anything is dialled, and a server that is not there is named in plain words."""
+"""Addresses are checked before connecting, and an unreachable server is reported in plain words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands say of themselves: headings, variables, exit statuses, on a terminal of 80 columns."""
+"""The --help of the commands: headings, environment variables and exit statuses, on a terminal of 80 columns."""
 
 from __future__ import annotations
 

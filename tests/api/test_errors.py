@@ -1,4 +1,4 @@
-"""The error tree and its seam with gRPC: both ways, each error, none forgotten."""
+"""The error tree and its conversion to and from gRPC statuses, for every error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where an optional package is not installed."""
+"""The message if an optional package is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor bytes on the wire: the hand-written framing reads what protobuf reads, and takes no buffer on trust."""
+"""Tensor frames: the hand-written framing agrees with protobuf, and rejects buffers that are not exactly covered."""
 
 from __future__ import annotations
 
@@ -160,12 +160,12 @@ def test_a_varint_is_read_back(value: int) -> None:
 
 
 def test_an_empty_frame_is_refused_by_the_messages_name() -> None:
-    with pytest.raises(InvalidRequest, match="empty CommitRequest"):
+    with pytest.raises(InvalidRequest, match="CommitRequest is empty"):
         parse_frame(b"", training_pb2.CommitRequest)
 
 
 def test_bytes_that_are_no_message_are_refused_by_the_messages_name() -> None:
-    with pytest.raises(InvalidRequest, match="7 bytes is no PullResponse"):
+    with pytest.raises(InvalidRequest, match="7 bytes is not a valid PullResponse"):
         parse_frame(b"\xff" * 7, training_pb2.PullResponse)
 
 
@@ -201,14 +201,14 @@ def view(offset: int, size: int) -> ChunkView:
 
 
 WRONG = {
-    "overlaps the one before": ([view(0, 8), view(4, 8)], "byte 8 was due"),
-    "is sent twice": ([view(0, 8), view(0, 8)], "byte 8 was due"),
-    "leaves a gap": ([view(0, 8), view(12, 4)], "byte 8 was due"),
-    "comes first but begins later": ([view(4, 8)], "byte 0 was due"),
-    "runs over the end": ([view(0, 8), view(8, 12)], "run over"),
-    "is all there is and too long": ([view(0, 20)], "run over"),
-    "comes after the end": ([view(0, 16), view(16, 4)], "run over"),
-    "begins far beyond the end": ([view(0, 8), view(2**63, 4)], "byte 8 was due"),
+    "overlaps the one before": ([view(0, 8), view(4, 8)], "byte 8 was expected"),
+    "is sent twice": ([view(0, 8), view(0, 8)], "byte 8 was expected"),
+    "leaves a gap": ([view(0, 8), view(12, 4)], "byte 8 was expected"),
+    "comes first but begins later": ([view(4, 8)], "byte 0 was expected"),
+    "runs over the end": ([view(0, 8), view(8, 12)], "exceeds the buffer"),
+    "is all there is and too long": ([view(0, 20)], "exceeds the buffer"),
+    "comes after the end": ([view(0, 16), view(16, 4)], "exceeds the buffer"),
+    "begins far beyond the end": ([view(0, 8), view(2**63, 4)], "byte 8 was expected"),
     "is empty": ([view(0, 0)], "0 bytes"),
     "is empty at the end": ([view(0, 16), view(16, 0)], "0 bytes"),
     "cuts an element": ([view(0, 6)], "multiple of 4"),

@@ -1,8 +1,9 @@
-"""What the run's settings may be: all that the contract can carry to the workers, and nothing more."""
+"""The declarations of the hyper-parameters: their ranges, and that the contract and checkpoints can carry every value."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,7 +11,8 @@ import click
 import numpy as np
 import pytest
 from core_helpers import commit, make_core, start
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, MAX_VALUES, Hyperparameters
+from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main as server
 from gem_server.durability.schema import require
 from gem_server.durability.state_form import SETTINGS
@@ -51,6 +53,52 @@ def test_what_the_contract_cannot_carry_is_refused_before_a_worker_asks(name: st
     if name in ("epochs", "steps", "warmup_versions", "decay_versions"):  # those that a resumed run may change
         with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}"):
             core.change(replace(core.settings, **{name: value}))
+
+
+def test_the_message_has_the_declared_hyperparameters_and_room_for_their_largest_values() -> None:
+    assert [field.name for field in pb.Hyperparameters.DESCRIPTOR.fields] == list(DECLARATIONS)
+    message = pb.Hyperparameters(**MAX_VALUES)
+    assert {name: getattr(message, name) for name in MAX_VALUES} == MAX_VALUES
+
+
+def test_the_defaults_are_valid() -> None:
+    Hyperparameters().require_valid()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("learning_rate", 0.0, "--learning-rate must be greater than 0, not 0.0"),
+        ("learning_rate", math.nan, "--learning-rate must be greater than 0, not nan"),
+        ("pi_max", math.inf, "--pi-max must be greater than 0, not inf"),
+        ("momentum", 1.0, "--momentum must be at least 0 and less than 1, not 1.0"),
+        ("epochs", -1, "--epochs must be at least 0 and at most 4294967295, not -1"),
+        ("epochs", 1.5, "--epochs must be of type int, not '1.5'"),
+        ("epochs", True, "--epochs must be of type int, not 'True'"),
+        ("local_steps", 0, "--local-steps must be at least 1 and at most 10000, not 0"),
+        ("schedule", "linear", "--schedule must be one of constant, step, cosine, not 'linear'"),
+        ("rule", 3, "--rule must be of type str, not '3'"),
+        ("rule_options", "proxy=\udcff", "--rule-options is not valid UTF-8: 'proxy=\\udcff'"),
+    ],
+)  # fmt: skip
+def test_a_value_outside_of_its_declaration_is_refused_by_name(name: str, value: object, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        replace(Hyperparameters(), **{name: value}).require_valid()
+
+
+def test_a_whole_number_is_valid_for_every_real_hyperparameter() -> None:
+    assert isinstance(DEFAULTS["kappa"], float)
+    Hyperparameters(kappa=1).require_valid()
+
+
+def test_what_a_resumed_run_keeps_and_what_workers_use() -> None:
+    """A resumed run may change any other hyper-parameter; workers register again after a change of those that they use."""
+    kept = {"rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed"}
+    assert {name for name, declared in DECLARATIONS.items() if declared.fixed} == kept
+    assert {name for name, declared in DECLARATIONS.items() if declared.workers_use and not declared.fixed} == {
+        "learning_rate", "schedule", "warmup_versions", "decay_versions", "decay_factor",
+        "weight_decay", "local_momentum", "steps",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("flags", [["--epochs", "4294967296"], ["--steps", "18446744073709551616"]], ids=" ".join)

@@ -1,4 +1,4 @@
-"""A region of shared memory: both sides see the same, neither can pull it away, and nothing of it is left behind."""
+"""Shared memory regions: both sides see the same data, neither can shrink it, and nothing is left behind."""
 
 from __future__ import annotations
 

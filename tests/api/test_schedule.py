@@ -1,4 +1,4 @@
-"""The learning rate by version: exact at every edge, judged at the start, applied by the server to gradients alone."""
+"""Schedules of the learning rate: exact at every edge, validated at the start, applied by the server to gradients only."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_the_rate_is_the_learning_rate_times_the_factor() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"schedule": "linear"}, "the schedule is one of constant, step, cosine, not 'linear'"),
-        ({"schedule": "step"}, "schedule step needs --decay-versions"),
-        ({"schedule": "cosine"}, "schedule cosine needs --decay-versions"),
-        ({"schedule": "step", "decay_versions": 1, "decay_factor": 1.5}, "the decay factor lies in [0, 1]"),
-        ({"decay_factor": float("nan")}, "the decay factor lies in [0, 1]"),
+        ({"schedule": "linear"}, "--schedule must be one of constant, step, cosine, not 'linear'"),
+        ({"schedule": "step"}, "--schedule step needs --decay-versions"),
+        ({"schedule": "cosine"}, "--schedule cosine needs --decay-versions"),
+        ({"schedule": "step", "decay_versions": 1, "decay_factor": 1.5}, "--decay-factor must be at least 0 and at most 1"),
+        ({"decay_factor": float("nan")}, "--decay-factor must be at least 0 and at most 1"),
     ],
 )
 def test_a_schedule_that_means_nothing_is_refused_at_the_start(settings: dict[str, object], said: str) -> None:

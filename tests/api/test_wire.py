@@ -1,4 +1,4 @@
-"""Wire formats, whatever the element: a buffer arrives whole, chunk by chunk, and nothing is taken on trust."""
+"""All wire formats: a buffer arrives complete, chunk by chunk, and invalid chunks are rejected."""
 
 from __future__ import annotations
 
@@ -185,24 +185,24 @@ def view(offset: int, size: int) -> ChunkView:
 # 600 elements: 1,200 bytes of bfloat16; of int8 two whole blocks of 260 bytes and one of 92.
 REFUSED = {
     "bfloat16": {
-        "cuts an element": ([view(0, 3)], "a chunk of 3 bytes: .*a multiple of 2"),
-        "cuts the last element": ([view(0, 1198), view(1198, 1)], "a chunk of 1 bytes"),
-        "overlaps": ([view(0, 8), view(6, 4)], "byte 8 was due"),
-        "leaves a gap": ([view(0, 8), view(10, 2)], "byte 8 was due"),
-        "runs over": ([view(0, 1198), view(1198, 4)], "run over the buffer's 1200 bytes"),
-        "comes after the end": ([view(0, 1200), view(1200, 2)], "run over"),
-        "counts float32's bytes": ([view(0, 2400)], "run over"),
+        "cuts an element": ([view(0, 3)], "the chunk has 3 bytes: .*a multiple of 2"),
+        "cuts the last element": ([view(0, 1198), view(1198, 1)], "the chunk has 1 bytes"),
+        "overlaps": ([view(0, 8), view(6, 4)], "byte 8 was expected"),
+        "leaves a gap": ([view(0, 8), view(10, 2)], "byte 8 was expected"),
+        "runs over": ([view(0, 1198), view(1198, 4)], "exceeds the buffer's 1200 bytes"),
+        "comes after the end": ([view(0, 1200), view(1200, 2)], "exceeds the buffer"),
+        "counts float32's bytes": ([view(0, 2400)], "exceeds the buffer"),
         "is empty": ([view(0, 0)], "0 bytes"),
         "is too large": ([view(0, CHUNK_BYTES + 2)], f"{CHUNK_BYTES + 2} bytes"),
     },
     "int8": {
-        "cuts a block": ([view(0, 100)], "a chunk of 100 bytes: .*a multiple of 260 or all that is left"),
-        "cuts a block's scale": ([view(0, 262)], "a chunk of 262 bytes"),
-        "cuts the last block": ([view(0, 520), view(520, 91)], "a chunk of 91 bytes"),
-        "brings the last block too early": ([view(0, 260), view(260, 92)], "a chunk of 92 bytes"),
-        "ends in the right place but begins too late": ([view(0, 260), view(520, 92)], "byte 260 was due"),
-        "runs over the last block": ([view(0, 520), view(520, 260)], "run over the buffer's 612 bytes"),
-        "comes after the end": ([view(0, 612), view(612, 260)], "run over"),
+        "cuts a block": ([view(0, 100)], "the chunk has 100 bytes: .*a multiple of 260 or the rest of the buffer"),
+        "cuts a block's scale": ([view(0, 262)], "the chunk has 262 bytes"),
+        "cuts the last block": ([view(0, 520), view(520, 91)], "the chunk has 91 bytes"),
+        "brings the last block too early": ([view(0, 260), view(260, 92)], "the chunk has 92 bytes"),
+        "ends in the right place but begins too late": ([view(0, 260), view(520, 92)], "byte 260 was expected"),
+        "runs over the last block": ([view(0, 520), view(520, 260)], "exceeds the buffer's 612 bytes"),
+        "comes after the end": ([view(0, 612), view(612, 260)], "exceeds the buffer"),
         "is empty": ([view(0, 0)], "0 bytes"),
         "is empty at the end": ([view(0, 612), view(612, 0)], "0 bytes"),
         "is too large": ([view(0, 260 * 4033)], f"{260 * 4033} bytes"),

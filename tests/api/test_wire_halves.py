@@ -1,4 +1,4 @@
-"""bfloat16 and float16: bit for bit what IEEE 754 rounding says, by three oracles that know nothing of our arithmetic."""
+"""bfloat16 and float16: bit for bit the rounding of IEEE 754, compared with three independent implementations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""int8 blocks: the bytes as the contract describes them, and what rounding takes away comes with the next commit."""
+"""int8 blocks: the bytes match the contract's comments, and rounding errors are added to the next commit."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from typing import Any
 import click
 import pytest
 import yaml
+from gem_api.hyperparameters import DEFAULTS
+from gem_api.process.options import environment_example
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
@@ -54,9 +56,16 @@ def test_every_variable_is_documented_and_every_documented_variable_is_read() ->
     assert read - OURS == documented().keys()
 
 
+def test_the_block_of_hyperparameters_is_derived_from_their_declarations() -> None:
+    own = {"epochs": COMPOSE["services"]["server"]["environment"]["GEM_EPOCHS"].removeprefix("${GEM_EPOCHS:-").rstrip("}")}
+    expected = "".join(environment_example(name, own.get(name, default)) for name, default in DEFAULTS.items())
+    block = EXAMPLE.partition("# -- hyper-parameters")[2].partition("\n\n")[2].partition("\n# --")[0]
+    assert block == expected, f"this block of .env.example must read:\n{expected}"
+
+
 def test_every_variable_is_explained_or_speaks_for_itself() -> None:
     lines = EXAMPLE.splitlines()
-    bare = {"GEM_THETA_DTYPE", "GEM_LEARNING_RATE", "GEM_EPSILON", "GEM_SEED", "GEM_PROMETHEUS_PORT", "GEM_GRAFANA_PORT"}
+    bare = {"GEM_THETA_DTYPE", "GEM_PROMETHEUS_PORT", "GEM_GRAFANA_PORT"}
     for number, line in enumerate(lines):
         if match := re.match(r"#(GEM_\w+)=", line):
             assert lines[number - 1].startswith("# ") or match[1] in bare, line

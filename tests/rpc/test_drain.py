@@ -219,7 +219,7 @@ def test_impossible_settings_are_refused_with_advice(changes: dict[str, Any], me
     ("flags", "message"),
     [
         (["--no-such-flag"], "No such option"),
-        (["--rule", "adam"], "no rule is named 'adam': choose from gem, downpour, adaptive"),
+        (["--rule", "adam"], "unknown rule 'adam': choose one of gem, downpour, adaptive"),
         (["--memory-limit", "plenty"], "write 8G or 512M"),
         (["--memory-limit", "-1"], "can't be negative"),
         (["--momentum", "1.5"], "0<=x<1"),

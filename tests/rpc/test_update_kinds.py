@@ -72,7 +72,9 @@ def test_the_runs_settings_reach_the_worker() -> None:
     settings = {"weight_decay": 0.25, "schedule": "step", "decay_versions": 7, "decay_factor": 0.5, "warmup_versions": 3}
     with run("diloco", "delay=3", local_steps=5, local_momentum=0.5, **settings) as (_, wire):
         told = Hyperparameters.from_message(wire.join("ann").registration.hyperparameters)
-        expected = Hyperparameters("diloco", 0.5, rule_options="delay=3", local_steps=5, local_momentum=0.5, **settings)  # type: ignore[arg-type]
+        expected = Hyperparameters(
+            rule="diloco", learning_rate=0.5, rule_options="delay=3", local_steps=5, local_momentum=0.5, **settings
+        )  # type: ignore[arg-type]
         assert told == expected
 
 

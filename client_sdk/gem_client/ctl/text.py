@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gem_api.errors import GemError, ServerUnavailable
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client.ctl.plan import Plan
@@ -57,16 +57,16 @@ def checkpoint(answer: pb.GetStatusResponse) -> str:
 
 
 def special(settings: Hyperparameters) -> dict[str, str]:
-    """What a run has set beside its rule and rate, by name; nothing for what is as it is by default."""
-    own = settings
-    told = {
-        "options": own.rule_options,
-        "local": f"λ {own.local_steps} steps" if own.local_steps > 1 else "",
-        "nesterov": f"{own.local_momentum:g}" if own.local_momentum else "",
-        "decay": f"{own.weight_decay:g}·θ" if own.weight_decay else "",
-        "schedule": schedule(own),
-    }
-    return {name: value for name, value in told.items() if value}
+    """The hyper-parameters that differ from their defaults, beside rule and learning rate, by label."""
+    shown = {}
+    for name, declared in DECLARATIONS.items():
+        value = getattr(settings, name)
+        if declared.status and value and value != DEFAULTS[name]:  # 0 or empty: an older server does not send it
+            label, form = declared.status
+            shown[label] = form.format(value)
+    if changes := schedule(settings):
+        shown["schedule"] = changes
+    return shown
 
 
 def schedule(settings: Hyperparameters) -> str:

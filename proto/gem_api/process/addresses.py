@@ -1,4 +1,4 @@
-"""What an address is good for: whether a server can listen or be dialled there, and who can reach it."""
+"""Checks of network addresses: their syntax, and whether other machines can reach them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GRPC_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", 
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine's own processes reach "host:port". A name other than localhost may lead anywhere."""
+    """Whether only processes on this machine can reach "host:port". A host name other than localhost counts as reachable."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -22,13 +22,13 @@ def is_loopback(address: str) -> bool:
 
 
 def server_address(text: str) -> str:
-    """Checks the address of a server to connect to, and returns it as gRPC takes it: "host:port".
+    """Checks the address of a server to connect to, and returns it in gRPC's syntax: "host:port".
 
-    The host is a name, an IPv4 address, or an IPv6 address in brackets. Without a port it is 50051. gRPC's own forms, such as
+    The host is a name, an IPv4 address, or an IPv6 address in brackets. The default port is 50051. gRPC's own schemes, such as
     "unix:/path" and "dns:///host:port", are returned unchecked.
 
     Raises:
-        ValueError: It is not an address; the message says why and what to write.
+        ValueError: It is not an address. The message says why and what to write instead.
     """
     if text.startswith(_GRPC_SCHEMES):
         return text
@@ -41,12 +41,12 @@ def server_address(text: str) -> str:
 
 
 def names_a_port(address: str) -> bool:
-    """Whether an address to listen on names its port; gRPC takes 443 if none is given."""
+    """Whether an address to listen on names its port. Without one, gRPC would listen on port 443."""
     return address.startswith("unix") or re.search(r":[0-9]+$", address) is not None
 
 
 def _what_is_wrong(text: str, host: str, port: str) -> str:
-    """Why nobody can connect there, and what to write instead; empty if all is well."""
+    """Why the address is invalid, and what to write instead; empty if it is valid."""
     if url := re.match(r"[A-Za-z][\w+.-]*://", text):
         return f"leave out {url[0]!r}: write {text[url.end() :] or _EXAMPLE}"
     if not text:

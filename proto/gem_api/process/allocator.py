@@ -1,4 +1,4 @@
-"""Tunes glibc's allocator for large, short-lived byte strings, which is what tensors are to Python's gRPC."""
+"""Tunes glibc's allocator for large, short-lived byte strings: Python's gRPC passes tensors as such."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _SETTINGS = ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 1 << 30), (_M_TO
 
 
 def tune_allocator() -> bool:
-    """Keeps freed chunks warm instead of giving them back to the kernel after every commit.
+    """Keeps freed memory for the next commit, instead of returning it to the kernel after every commit.
 
-    All three settings together gained 1.1 to 1.5 times in commits/s; the trim threshold alone loses.
+    All three settings together gave 1.1 to 1.5 times as many commits/s; the trim threshold alone gave fewer.
 
     Returns:
         Whether the C library took the settings: False on musl, macOS and Windows, where nothing changes.

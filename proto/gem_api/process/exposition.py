@@ -7,10 +7,10 @@ from prometheus_client.registry import CollectorRegistry
 
 
 def serve_metrics(address: str, registry: CollectorRegistry) -> None:
-    """Serves `registry`, and the usual `process_` metrics, on "host:port" in a thread; an empty address means not at all.
+    """Serves `registry` and the standard `process_` metrics on "host:port", in a thread. Does nothing if the address is empty.
 
     Raises:
-        ValueError: The address makes no sense, is in use, or is not this machine's.
+        ValueError: The address is malformed, in use, or does not belong to this machine.
     """
     if not address:
         return
@@ -19,6 +19,6 @@ def serve_metrics(address: str, registry: CollectorRegistry) -> None:
         start_http_server(int(port), addr=host.strip("[]") or "0.0.0.0", registry=registry)
     except (OSError, ValueError, OverflowError) as error:
         raise ValueError(
-            f"can't serve metrics on {address!r}: {error}; give --metrics-listen HOST:PORT, or '' for none"
+            f"can't serve metrics on {address!r}: {error}; give --metrics-listen HOST:PORT, or '' to serve none"
         ) from None
     ProcessCollector(registry=registry)

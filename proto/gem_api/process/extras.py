@@ -1,4 +1,4 @@
-"""What only some users need to have installed: the distribution's extras."""
+"""The extras of the distribution: dependencies that only some commands need."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 
 def install(extra: str) -> str:
-    """How to install an extra."""
+    """The command that installs an extra."""
     return f'pip install "gem-ps[{extra}]"'
 
 
 @contextmanager
 def needs(command: str, extra: str) -> Iterator[None]:
-    """Around a command's imports of what an extra brings: without it, the command ends with one line and exit status 1."""
+    """Wraps a command's imports from an extra. If the extra is missing, the command exits with one line and status 1."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""How a process ends: with the launcher that started it, and on Ctrl-C."""
+"""Ends a process when its launcher dies, and on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LAUNCHER = "GEM_LAUNCHER_PID"  # set by gem-train for the processes that it starts
-EXIT_INTERRUPTED = 130  # as shells have it: 128 and the number of SIGINT
+EXIT_INTERRUPTED = 130  # as in shells: 128 plus the number of SIGINT
 _PR_SET_PDEATHSIG = 1
 
 
 def end_with_launcher() -> None:
-    """Has this process get SIGTERM when its launcher dies, however that dies. Does nothing without one, or off Linux."""
+    """Makes the kernel send this process SIGTERM when its launcher dies. Does nothing without a launcher, or outside Linux."""
     launcher = os.environ.get(LAUNCHER, "")
     if not launcher.isdigit():
         return
@@ -30,10 +30,10 @@ def end_with_launcher() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Has Ctrl-C and SIGTERM raise KeyboardInterrupt in the block or the decorated command; uncaught, it exits with status 130.
+    """Makes Ctrl-C and SIGTERM raise KeyboardInterrupt in a block or decorated command. Uncaught, the process exits with 130.
 
-    Python hears Ctrl-C by itself, but not in a process that was started with SIGINT ignored, as a script's `command &` is. Does
-    nothing outside the main thread, which alone may say what signals do.
+    Python handles Ctrl-C by default, but not in a process that was started with SIGINT ignored, such as `command &` in a
+    script. Does nothing outside the main thread: only that one can set signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Structured logs on standard error: readable on a terminal, JSON when asked."""
+"""Structured logs on standard error, as text or JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FORMATS = ("text", "json")
 
 
 def configure(log_format: str) -> Logger:
-    """Sets up the process's logging and returns its logger. `log_format` is one of FORMATS."""
+    """Configures the process's logging and returns its logger. `log_format` is one of FORMATS."""
     processors: list[structlog.typing.Processor] = []
     if log_format == "json":
         renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
     else:
-        # What a client chose may be in any field: it must not move the cursor, or begin a line of its own.
+        # Any field may hold text from a client, which must not move the cursor or start a new line.
         processors.append(_escape)
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=32)
     structlog.configure(

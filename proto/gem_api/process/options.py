@@ -1,30 +1,23 @@
-"""Command-line options that several commands share, each also an environment variable: flag over environment over default."""
+"""Command-line options that several commands share. Each is an environment variable too: a flag wins over it."""
 
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Callable, Collection
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gem_api.hyperparameters import (
-    ADAM_DEFAULTS,
-    MAX_VALUES,
-    REFERENCE_DEFAULTS,
-    RULES,
-    SCHEDULES,
-    SHARD_MODES,
-    SNAPSHOTS,
-    Hyperparameters,
-)
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, RULES, Declaration, Hyperparameters, flag
 from gem_api.process.addresses import server_address
 from gem_api.process.logs import FORMATS
 from gem_api.process.secret_file import read_token
 
-# What every command passes to click: variables are GEM_ and the option's name, and help shows them.
+# Every command passes these to click. An option's environment variable is GEM_ and its name; help shows it.
 SETTINGS: dict[str, Any] = {
     "auto_envvar_prefix": "GEM",
     "help_option_names": ["-h", "--help"],
@@ -32,27 +25,33 @@ SETTINGS: dict[str, Any] = {
     "show_default": True,
 }
 
-# What --help shows options under: headings and options in this order.
+
+def _declared_under(heading: str) -> tuple[str, ...]:
+    return tuple(name for name, declared in DECLARATIONS.items() if declared.heading == heading)
+
+
+# The headings of --help and the options under each, in the order of their first mention.
 HEADINGS = {
     "Task": ("task", "data"),
-    "Run": ("epochs", "steps", "until_stopped", "batch_size", "shards", "shard_size", "seed", "runs", "evaluate_every", "once",
+    "Run": ("epochs", "steps", "until_stopped", *_declared_under("Run"), "runs", "evaluate_every", "once",
             "parameters", "compute_seconds"),
     "Cluster": ("workers", "workers_per_process", "processes", "name", "first_worker", "min_workers", "lease_seconds"),
     "Network": ("server", "listen", "timeout", "give_up_after", "metrics_listen", "memory_socket", "shared_memory", "overlap",
                 "gradient_dtype", "theta_dtype"),
     "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
-    "Rule": ("rule", "rule_options", "proxy", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot"),
-    "Steps of the workers": ("local_steps", "local_momentum", "weight_decay"),
-    "Schedule of the learning rate": ("schedule", "warmup_versions", "decay_versions", "decay_factor"),
+    "Rule": ("rule", "rule_options", "proxy", *_declared_under("Rule")),
+    "Steps of the workers": _declared_under("Steps of the workers"),
+    "Schedule of the learning rate": _declared_under("Schedule of the learning rate"),
     "Security": ("tokens", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_client_ca", "max_norm_ratio",
                  "quarantine_after"),
     "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "log_format"),
 }  # fmt: skip
-_LONGEST_NAME = 30  # where click's own column for options ends
+DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
+_MAX_NAME_WIDTH = 30  # where click's own column for options ends
 
 
 class WithHeadings(click.Command):
-    """A command whose --help shows its options under HEADINGS; those without a heading come last."""
+    """A command whose --help groups options under HEADINGS; options without a heading come last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         known = [name for names in HEADINGS.values() for name in names]
@@ -63,22 +62,19 @@ class WithHeadings(click.Command):
             if record := param.get_help_record(ctx):
                 sections.setdefault(heading_of(param), []).append(record)
         longest = max(len(option) for records in sections.values() for option, _ in records)
-        width = min(longest, _LONGEST_NAME)  # one for all sections, so that their texts begin below each other
+        width = min(longest, _MAX_NAME_WIDTH)  # one width for all sections, so that their texts line up
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(option.ljust(width), text) for option, text in records])
 
 
 def heading_of(param: click.Parameter) -> str:
-    """What --help shows an option under; "Options" if it has no heading."""
+    """The heading of an option in --help; "Options" if HEADINGS does not list it."""
     return next((heading for heading, names in HEADINGS.items() if param.name in names), "Options")
 
 
-DURABILITIES = ("memory", "snapshot", "log")  # of a server: what survives it
-
-
 class Number(click.FloatRange):
-    """A float in a range; "nan" and "inf" are none."""
+    """A finite float in a range; "nan" and "inf" are rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -88,15 +84,13 @@ class Number(click.FloatRange):
 
 
 class RuleName(click.ParamType[str]):
-    """One of RULES, or a user's own rule as "module:Class", which the server looks for."""
+    """One of RULES, or a user's own rule as "module:Class", which the server imports."""
 
     name = "rule"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in RULES and ":" not in value:
-            self.fail(
-                f"no rule is named {value!r}: choose from {', '.join(RULES)}, or name your own as module:Class", param, ctx
-            )
+            self.fail(f"unknown rule {value!r}: choose one of {', '.join(RULES)}, or name your own as module:Class", param, ctx)
         return str(value)
 
 
@@ -112,48 +106,40 @@ class ServerAddress(click.ParamType[str]):
             self.fail(str(error), param, ctx)
 
 
-_DEFAULTS = {field.name: field.default for field in fields(Hyperparameters)}
 DERIVED_SHARD_SIZE = "256, or the next multiple of --batch-size"
-_POSITIVE = Number(min=0, min_open=True)
-_SHARE = Number(0, 1)
 
 
-def _count(name: str) -> click.IntRange:
-    """A whole number from 0 to the largest that the setting's message carries."""
-    return click.IntRange(0, MAX_VALUES[name])
+def _type_of(name: str, declared: Declaration) -> click.ParamType[Any] | None:
+    """The click type that accepts what a hyper-parameter declares."""
+    allowed = declared.values
+    if name == "rule":
+        return RuleName()
+    if allowed is None:
+        return None
+    if isinstance(allowed, tuple):
+        return click.Choice(allowed)
+    low, high = (allowed.ge if allowed.gt is None else allowed.gt), (allowed.le if allowed.lt is None else allowed.lt)
+    number: Any = click.IntRange if isinstance(DEFAULTS[name], int) else Number
+    return number(low, high, min_open=allowed.gt is not None, max_open=allowed.lt is not None)  # type: ignore[no-any-return]
 
 
-_OPTIONS: tuple[tuple[str, Any, str], ...] = (
-    ("rule", RuleName(), f"How commits are applied: {', '.join(RULES)}, or your own as module:Class."),
-    ("rule_options", None, "The rule's own settings, such as aeasgd's 'alpha=0.1'; a wrong name shows those that there are."),
-    ("learning_rate", _POSITIVE, "Learning rate η."),
-    ("momentum", Number(0, 1, max_open=True), "Momentum μ of the proxy (gem)."),
-    ("kappa", _POSITIVE, "Proxy amplification κ (gem, Eq. 27)."),
-    ("epsilon", _POSITIVE, "ε in the denominator of π (gem, Eq. 19)."),
-    ("pi_max", _POSITIVE, "Upper bound of the scaling factor π (gem)."),
-    ("snapshot", click.Choice(SNAPSHOTS), "Which θ a worker's snapshot is (gem): the one after its own commit, "
-     "as in the paper's Algorithm 1, or as in the authors' reference code."),
-    ("batch_size", click.IntRange(1, 1_000_000), "Samples per gradient."),
-    ("epochs", _count("epochs"), "How often the training data is gone through; 0: no limit but --steps."),
-    ("steps", _count("steps"), "Commits that each worker contributes at most; 0: no limit but --epochs."),
-    ("shards", click.Choice(SHARD_MODES), "Whether the samples of an epoch are split over all workers, or each sees them all."),
-    ("shard_size", click.IntRange(1, 1_000_000), "Samples handed out at a time, at least a batch."),
-    ("local_steps", click.IntRange(1, 10_000), "λ: steps of SGD that a worker makes by itself for each commit."),
-    ("local_momentum", Number(0, 1, max_open=True), "Nesterov momentum of those steps."),
-    ("weight_decay", Number(0, 1), "Workers add so many times θ to each gradient."),
-    ("schedule", click.Choice(SCHEDULES), "How the learning rate follows the version."),
-    ("warmup_versions", _count("warmup_versions"), "Commits over which the learning rate rises to its value first."),
-    ("decay_versions", _count("decay_versions"), "Commits between two steps of the schedule, or of the whole cosine."),
-    ("decay_factor", _SHARE, "What a step multiplies the learning rate by, or where the cosine ends, as a share of it."),
-    ("seed", _count("seed"), "Seed of the shuffling, the first value and the workers' own randomness."),
-)  # fmt: skip
+def _shown_default(name: str) -> str | bool:
+    """The default as help shows it; True lets click show it."""
+    others = [f"{value:g} with {flag(other)} {word}" for (other, word), value in DECLARATIONS[name].other_defaults.items()]
+    return "; ".join([f"{DEFAULTS[name]:g}", *others]) if others else True
 
 
-def _shown(name: str) -> str | bool:
-    """The default as help shows it."""
-    others = {"--snapshot reference": REFERENCE_DEFAULTS, "--rule-options proxy=adam": ADAM_DEFAULTS}
-    special = [f"{values[name]:g} with {what}" for what, values in others.items() if name in values]
-    return "; ".join([f"{_DEFAULTS[name]:g}", *special]) if special else True
+def environment_example(name: str, default: Any) -> str:
+    """The lines of `.env.example` about a hyper-parameter: its help, in comments of at most 120 columns, and its default."""
+    declared = DECLARATIONS[name]
+    others = [f"By default {value:g} with {flag(other)}={word}." for (other, word), value in declared.other_defaults.items()]
+    text = re.sub("--([a-z-]+)", lambda match: _variable(match[1]), " ".join([declared.help, *others]))
+    comment = textwrap.fill(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    return f"{comment}\n#{_variable(name)}={default}\n"
+
+
+def _variable(name: str) -> str:
+    return "GEM_" + name.upper().replace("-", "_")
 
 
 until_stopped_option = click.option(
@@ -161,62 +147,61 @@ until_stopped_option = click.option(
     is_flag=True,
     default=False,
     show_envvar=True,
-    help="Train until the server is stopped, with no limit of epochs or steps: for a training loop that decides "
-    "by itself when it ends.",
+    help="Train without a limit of epochs or steps, until the server is stopped or your own training loop ends.",
 )
 
 
-def without_end(settings: Hyperparameters, user_gave: Collection[str]) -> Hyperparameters:
-    """The settings of --until-stopped. Raises click.UsageError if the user also set a limit."""
+def without_end(hyperparameters: Hyperparameters, user_gave: Collection[str]) -> Hyperparameters:
+    """Removes the limits, as --until-stopped asks. Raises click.UsageError if the user also set one."""
     for name in ("epochs", "steps"):
-        if name in user_gave and (limit := getattr(settings, name)):
+        if name in user_gave and (limit := getattr(hyperparameters, name)):
             raise click.UsageError(f"--until-stopped contradicts --{name} {limit}: leave one of them out, or give --{name} 0")
-    return replace(settings, epochs=0, steps=0)
+    return replace(hyperparameters, epochs=0, steps=0)
 
 
-def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
     """A click option that shows its environment variable and its default."""
-    return click.option(*names, show_envvar=True, **settings)
+    return click.option(*names, show_envvar=True, **attributes)
 
 
 def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
-    """Options for every field of `Hyperparameters`; `defaults`, pairs of a value and its text, replace the fields' own."""
+    """Adds an option for every hyper-parameter. `defaults` replaces a default by a pair: the value, and its text for --help."""
 
     def decorate(command: Any) -> Any:
-        for name, kind, help_ in reversed(_OPTIONS):
-            flag = "--" + name.replace("_", "-")
-            default, shown = defaults.get(name, (_DEFAULTS[name], _shown(name)))
-            command = option(flag, type=kind, default=default, show_default=shown, help=help_)(command)
+        for name, declared in reversed(DECLARATIONS.items()):
+            default, shown = defaults.get(name, (DEFAULTS[name], _shown_default(name)))
+            kind = _type_of(name, declared)
+            command = option(flag(name), type=kind, default=default, show_default=shown, help=declared.help)(command)
         return command
 
     return decorate
 
 
 log_format_option = option(
-    "--log-format", type=click.Choice(FORMATS), default="text", help="How logs are written to standard error."
+    "--log-format", type=click.Choice(FORMATS), default="text", help="Format of the logs on standard error."
 )
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-# A token is given as a file: the arguments of a process are everyone's to read.
+# A token is given as a file, because every user of the machine can read a process's arguments.
 _CREDENTIALS = (
-    ("--token-file", "File with the token that the server asks for, nothing else in it."),
-    ("--tls-ca", "Authorities that the server's certificate must come from, PEM; encrypts."),
-    ("--tls-cert", "This client's own certificate, PEM, for a server that asks for one."),
-    ("--tls-key", "The certificate's private key, PEM."),
+    ("--token-file", "File that holds only the bearer token for the server."),
+    ("--tls-ca", "PEM file of the certificate authorities to trust for the server. Turns on TLS."),
+    ("--tls-cert", "PEM file of this client's certificate, for servers that require one (mutual TLS)."),
+    ("--tls-key", "PEM file of the private key of --tls-cert."),
 )
 
 
 def credential_options(command: Any) -> Any:
-    """How a client shows who it is, and which server it believes; `credentials` reads them."""
-    for flag, help_ in reversed(_CREDENTIALS):
-        variable = "GEM_" + flag.removeprefix("--").replace("-", "_").upper()
-        command = option(flag, envvar=variable, type=_FILE, help=help_)(command)
+    """Options that identify the client and name the authorities it trusts; `credentials` reads them."""
+    for name, help_ in reversed(_CREDENTIALS):
+        variable = "GEM_" + name.removeprefix("--").replace("-", "_").upper()
+        command = option(name, envvar=variable, type=_FILE, help=help_)(command)
     return command
 
 
 def credentials(options: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `gem_client.connect` and `Admin`. Raises click.UsageError where they make no sense."""
+    """The keyword arguments of `gem_client.connect` and `Admin`. Raises click.UsageError if they are unusable."""
     try:
         token = read_token(options["token_file"]) if options["token_file"] is not None else None
     except ValueError as error:
@@ -227,11 +212,11 @@ def credentials(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def given(context: click.Context) -> set[str]:
-    """Names of the parameters that the user gave, by flag or by environment."""
+    """The names of the options that the user gave, as flags or environment variables."""
     by_user = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
     return {name for name in context.params if context.get_parameter_source(name) in by_user}
 
 
-def flags(settings: Hyperparameters) -> list[str]:
-    """The command-line flags that state these settings."""
-    return [f"--{name.replace('_', '-')}={value}" for name, value in vars(settings).items()]
+def flags(hyperparameters: Hyperparameters) -> list[str]:
+    """The command-line flags for these hyper-parameters."""
+    return [f"{flag(name)}={value}" for name, value in vars(hyperparameters).items()]

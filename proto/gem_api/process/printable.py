@@ -1,8 +1,8 @@
-"""Text that somebody else chose, made safe to print on a terminal."""
+"""Makes text from outside safe to print on a terminal."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The text with escapes in place of control characters, line breaks and invisible ones, as in "\\x1b" or "\\n"."""
+    """Escapes control characters, line breaks and invisible characters, as in "\\x1b" or "\\n"."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-OTHERS = 0o007
-# What a container runtime puts here is this container's alone, and keeps the mode that it has outside.
+OTHERS = 0o007  # file mode bits of users who are neither the owner nor in the group
+# Container runtimes mount secrets here, for this container only. The files keep the mode that they have outside.
 MOUNTED = Path("/run/secrets")
-FEWEST_CHARACTERS = 16
+MIN_TOKEN_LENGTH = 16
 
 
 def require_private(path: Path) -> None:
-    """Raises ValueError where other users of this machine can read or change the file, or it can't be looked at."""
+    """Raises ValueError if other users of this machine can read or change the file, or if it can't be read."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -21,28 +21,28 @@ def require_private(path: Path) -> None:
 
 
 def read_secret(path: Path) -> str:
-    """The file's text. Raises ValueError where it can't be read, or others can read it too; never quotes it."""
+    """Reads the file. Raises ValueError, which never quotes the content, if it can't be read or other users can access it."""
     require_private(path)
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text") from None
+        raise ValueError(f"{path} is not a text file in UTF-8") from None
     except OSError as error:
         raise ValueError(f"can't read {path}: {error.strerror}") from None
 
 
 def require_token(token: str, where: str) -> str:
-    """The token itself. Raises ValueError where it is none: one that can be guessed, or that HTTP can't carry."""
-    if len(token) < FEWEST_CHARACTERS:
+    """Returns the token. Raises ValueError if it is too short to be safe, or holds characters that HTTP headers can't carry."""
+    if len(token) < MIN_TOKEN_LENGTH:
         raise ValueError(
-            f"{where}: a token has at least {FEWEST_CHARACTERS} characters; "
-            "make one with: python3 -c 'import secrets; print(secrets.token_hex(32))'"
+            f"{where}: a token must have at least {MIN_TOKEN_LENGTH} characters; "
+            "generate one with: python3 -c 'import secrets; print(secrets.token_hex(32))'"
         )
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(f"{where}: a token is printable ASCII without spaces")
+        raise ValueError(f"{where}: a token must be printable ASCII without spaces")
     return token
 
 
 def read_token(path: Path) -> str:
-    """The one token in a file, as a client has it. Raises ValueError."""
+    """Reads a client's file, which holds one token. Raises ValueError as `read_secret` and `require_token`."""
     return require_token(read_secret(path).strip(), str(path))

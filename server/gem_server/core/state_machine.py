@@ -85,7 +85,7 @@ class Core:
         self.settings = settings
         self._min_workers = min_workers
         self._begun = False
-        settings.require_carried()
+        settings.require_valid()
         self.rule = rule_of(settings)
         require_windows_fit(settings)
         self.central = CentralVariable()
@@ -111,7 +111,7 @@ class Core:
         """Goes on with other settings. Raises ValueError if a `FIXED` one is changed, or if they make no sense together."""
         if changed := [name for name in FIXED if getattr(settings, name) != getattr(self.settings, name)]:
             raise ValueError(f"a run can't change its {', '.join(changed)}")
-        settings.require_carried()
+        settings.require_valid()
         self.settings = settings
         self.rule = self.memory.rule = rule_of(settings)
         self.ledger.change(settings)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gem_api.hyperparameters import FIXED, SHARD_SIZE, Hyperparameters, default_shard_size
+from gem_api.hyperparameters import FIXED, SHARD_SIZE, USED_BY_WORKERS, Hyperparameters, default_shard_size
 from gem_api.process.logs import Logger
 
 from gem_server.config import ServerConfig, StartError
@@ -23,18 +23,6 @@ from gem_server.durability.storage import Storage
 from gem_server.rules import require_named
 
 QUARANTINE_AFTER = 3  # refused commits in a row
-
-# What workers go by, who are told of it when they register.
-TOLD = (
-    "learning_rate",
-    "schedule",
-    "warmup_versions",
-    "decay_versions",
-    "decay_factor",
-    "weight_decay",
-    "local_momentum",
-    "steps",
-)
 
 
 class Beginning(NamedTuple):
@@ -168,7 +156,7 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> B
         "resumed", checkpoint=str(recovered.checkpoint), version=core.central.version, leases=len(core.leases.live),
         from_log=core.central.version - recovered.saved,
     )  # fmt: skip
-    return Beginning(core, recovered.number, outdated=any(name in changed for name in TOLD))
+    return Beginning(core, recovered.number, outdated=any(name in changed for name in USED_BY_WORKERS))
 
 
 def lock_directory(directory: Path) -> IO[bytes]:
