@@ -98,7 +98,11 @@ def test_a_copy_that_finds_no_memory_fails_the_checkpoint_and_nothing_else(
 
 
 def test_a_checkpoint_stands_though_an_older_one_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(config(checkpoint_dir=tmp_path, keep=1)) as live, joined(live) as session, Admin(live.address) as admin:
+    with (
+        serving(config(checkpoint_dir=tmp_path, checkpoint_keep=1)) as live,
+        joined(live) as session,
+        Admin(live.address) as admin,
+    ):
         admin.checkpoint()
         session.commit(GRADIENT)
         with monkeypatch.context() as patch:

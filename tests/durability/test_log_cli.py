@@ -120,7 +120,7 @@ def test_verify_takes_a_torn_tail_for_what_it_is(folder: Path) -> None:
 def test_verify_finds_a_missing_segment(folder: Path) -> None:
     for _ in range(2):
         with (
-            serving(config(checkpoint_dir=folder, durability="log", resume=True, keep=100)) as live,
+            serving(config(checkpoint_dir=folder, durability="log", resume=True, checkpoint_keep=100)) as live,
             gem_client.connect(live.address) as session,
         ):
             session.join(model())

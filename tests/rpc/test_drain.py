@@ -184,7 +184,7 @@ def test_when_no_checkpoint_is_whole_the_server_does_not_start(tmp_path: Path) -
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
-    with serving(config(checkpoint_dir=tmp_path, keep=2)) as live, wired(live) as wire:
+    with serving(config(checkpoint_dir=tmp_path, checkpoint_keep=2)) as live, wired(live) as wire:
         worker = wire.started("worker")
         for _ in range(4):
             worker.commit()

@@ -70,7 +70,7 @@ def _version_and_serial(path: Path) -> tuple[int, int]:
 # -- writing
 
 
-def capture(core: Core, log: LogPosition | None = None, scratch: Scratch | None = None) -> Capture:
+def capture(core: Core, log_position: LogPosition | None = None, scratch: Scratch | None = None) -> Capture:
     """The core's state between two commits, and where the log goes on. θ is to be copied before the next commit; `scratch` is
     memory for the copies, as a rule made ready before. Whoever calls this closes what it returns, whatever happens: commits may
     wait for that."""
@@ -95,13 +95,13 @@ def capture(core: Core, log: LogPosition | None = None, scratch: Scratch | None 
         "leases": [_lease_state(lease) for lease in leases],
         "ledger": core.ledger.state(),
     }
-    if log is not None:
-        state["log"] = log
+    if log_position is not None:
+        state["log"] = log_position
     state = json.loads(json.dumps(state))  # a deep copy: the core goes on while this is written
     return Capture(core, state, scratch or Scratch(layout.size))
 
 
-def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, log: Logger | None = None) -> Path:
+def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, logger: Logger | None = None) -> Path:
     """Writes a checkpoint atomically, then removes all but the newest `keep`; `log` is told if that fails.
 
     Raises:
@@ -140,11 +140,11 @@ def write(directory: Path, captured: Capture, keep: int, storage: Storage | None
         with suppress(OSError):
             storage.remove(scratch)
         raise
-    _remove_old(directory, path, keep, storage, log)
+    _remove_old(directory, path, keep, storage, logger)
     return path
 
 
-def _remove_old(directory: Path, newest: Path, keep: int, storage: Storage, log: Logger | None) -> None:
+def _remove_old(directory: Path, newest: Path, keep: int, storage: Storage, logger: Logger | None) -> None:
     """Removes all but the newest `keep` checkpoints. The newest stands even if that fails; the next one tries again."""
     failed: list[OSError] = []
     try:
@@ -156,8 +156,8 @@ def _remove_old(directory: Path, newest: Path, keep: int, storage: Storage, log:
             storage.remove(path)
         except OSError as error:
             failed.append(error)
-    if failed and log is not None:
-        log.warning(
+    if failed and logger is not None:
+        logger.warning(
             "an old checkpoint can't be removed; the new one is written. Check the disk, and remove it by hand",
             folder=str(directory), why="; ".join(map(str, failed)),
         )  # fmt: skip

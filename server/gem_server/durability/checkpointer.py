@@ -43,15 +43,13 @@ class Checkpointer:
         apply_loop: Gives the turn between two commits.
         progress: Told of each checkpoint.
         clock: Monotonic seconds.
-        log: The server's log.
+        logger: The server's logger.
         before: Called before each one is written, in the thread that writes it.
+        notified: Called after each one is written.
         journal: The log that goes on where a checkpoint ends, if one is kept.
         log_limit: Bytes of log after which a checkpoint is written, so that the log before it can go.
         storage: The disk.
         in_thread: Runs what takes long, or waits for the disk, off the event loop.
-
-    Attributes:
-        told: Called after each one is written.
     """
 
     def __init__(
@@ -62,8 +60,9 @@ class Checkpointer:
         apply_loop: ApplyLoop,
         progress: Progress,
         clock: Callable[[], float],
-        log: Logger,
+        logger: Logger,
         before: Callable[[], None] = lambda: None,
+        notified: Callable[[], None] = lambda: None,
         journal: Journal | None = None,
         log_limit: int = 0,
         storage: Storage | None = None,
@@ -75,14 +74,14 @@ class Checkpointer:
         self._apply_loop = apply_loop
         self._progress = progress
         self._clock = clock
-        self._log = log
+        self._logger = logger
         self._before = before
+        self._notified = notified
         self._journal = journal
         self._log_limit = log_limit
         self._storage = storage
         self._in_thread = in_thread
         self._one_at_a_time = asyncio.Lock()
-        self.told: Callable[[], None] = lambda: None
 
     async def write(self) -> tuple[int, Path]:
         """Writes one of the state at its turn, while commits go on; returns version and folder. Raises CheckpointFailed."""
@@ -132,7 +131,7 @@ class Checkpointer:
                 try:
                     await self.write()
                 except CheckpointFailed as error:
-                    self._log.error("checkpoint failed; the previous one stands", why=str(error))
+                    self._logger.error("checkpoint failed; the previous one stands", why=str(error))
 
     @property
     def _log_is_long(self) -> bool:
@@ -164,7 +163,7 @@ class Checkpointer:
         assert directory is not None
         self._before()
         try:
-            return save(directory, captured, self._keep, self._storage, self._log)
+            return save(directory, captured, self._keep, self._storage, self._logger)
         except OSError as error:
             raise CheckpointFailed(f"could not write to {directory}: {error}") from error
         except MemoryError:
@@ -173,8 +172,8 @@ class Checkpointer:
     def _written(self, captured: Capture, path: Path) -> tuple[int, Path]:
         version = captured.state["version"]
         self._progress.checkpointed(version, self._clock())
-        self.told()
-        self._log.info("checkpoint written", version=version, path=str(path))
+        self._notified()
+        self._logger.info("checkpoint written", version=version, path=str(path))
         return version, path
 
     def _require_possible(self) -> None:

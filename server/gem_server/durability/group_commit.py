@@ -56,26 +56,22 @@ class GroupCommit:
 
     Args:
         journal: What is written.
-        log: The server's log.
+        logger: The server's logger.
         clock: Monotonic seconds.
         flushed: Told how many seconds a group took.
         checkpoint: Writes the checkpoint that the log follows. Raises CheckpointFailed.
-
-    Attributes:
-        trouble: Why nothing can be acknowledged now; empty where all is well.
     """
 
     def __init__(
         self,
         journal: Journal,
-        log: Logger,
+        logger: Logger,
         clock: Callable[[], float],
         flushed: Callable[[float], None],
         checkpoint: Callable[[], Awaitable[object]],
     ) -> None:
         self.journal = journal
-        self.trouble = ""
-        self._log = log
+        self._logger = logger
         self._clock = clock
         self._flushed = flushed
         self._checkpoint = checkpoint
@@ -99,8 +95,8 @@ class GroupCommit:
             self.require_writable()
 
     def require_writable(self) -> None:
-        if self.trouble:
-            raise Overloaded(self.trouble)
+        if self.journal.trouble:
+            raise Overloaded(self.journal.trouble)
 
     async def reached(self, number: int) -> None:
         if number <= self.journal.durable:
@@ -126,7 +122,7 @@ class GroupCommit:
                     await self._write()
         except* OSError as errors:
             error = errors.exceptions[0]
-            self._log.error("the log can't be written", why=str(error))
+            self._logger.error("the log can't be written", why=str(error))
             raise error from None
         finally:
             self._stop(Overloaded("the server is shutting down: try again once a server answers again"))
@@ -173,15 +169,15 @@ class GroupCommit:
         self._work.set()
 
     def _refuse(self, trouble: str) -> None:
-        if not self.trouble:
-            self._log.error("nothing is acknowledged until there is room", why=trouble)
-        self.trouble = trouble
+        if not self.journal.trouble:
+            self._logger.error("nothing is acknowledged until there is room", why=trouble)
+        self.journal.trouble = trouble
         self._stop(Overloaded(trouble))
 
     def _well(self) -> None:
-        if self.trouble:
-            self._log.info("there is room again: commits are acknowledged")
-            self.trouble = ""
+        if self.journal.trouble:
+            self._logger.info("there is room again: commits are acknowledged")
+            self.journal.trouble = ""
 
     def _stop(self, error: Overloaded) -> None:
         while self._waiters:

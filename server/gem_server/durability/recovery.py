@@ -122,10 +122,10 @@ def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None)
     return checkpoint.capture(core, position, scratch)
 
 
-def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, log: Logger | None = None) -> Path:
+def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, logger: Logger | None = None) -> Path:
     """Writes a checkpoint, then removes older ones and the part of the log that no checkpoint needs. Raises OSError if the
     checkpoint can't be written; `log` is told if older ones can't be removed."""
-    path = checkpoint.write(directory, captured, keep, storage, log)
+    path = checkpoint.write(directory, captured, keep, storage, logger)
     forget_segments(directory, storage)
     return path
 

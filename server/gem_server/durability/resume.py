@@ -22,8 +22,6 @@ from gem_server.durability.segment import DamagedLog
 from gem_server.durability.storage import Storage
 from gem_server.rules import require_named
 
-QUARANTINE_AFTER = 3  # refused commits in a row
-
 # What workers go by, who are told of it when they register.
 TOLD = (
     "learning_rate",
@@ -53,10 +51,8 @@ class Beginning(NamedTuple):
 
 def make_journal(config: ServerConfig, run_id: str, number: int) -> Journal | None:
     """The log of a run whose last record is `number`; None where none is kept. Raises StartError."""
-    if config.durability != "log":
+    if config.durability != "log" or config.checkpoint_dir is None:
         return None
-    if config.checkpoint_dir is None:
-        raise StartError("--durability log needs --checkpoint-dir: say where checkpoints and log are to be kept")
     directory = recovery.log_directory(config.checkpoint_dir)
     try:
         Storage().make_directories(directory, 0o700)
@@ -65,17 +61,17 @@ def make_journal(config: ServerConfig, run_id: str, number: int) -> Journal | No
     return Journal(Storage(), directory, run_id, recovery.next_serial(config.checkpoint_dir), number)
 
 
-def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> Beginning:
+def make_core(config: ServerConfig, clock: Callable[[], float], logger: Logger) -> Beginning:
     """A new core, or the one that the newest checkpoint and the log since hold.
 
     Raises:
         StartError: There is no usable checkpoint, or the log is damaged.
     """
     try:
-        if resumed := _resumed(config, clock, log):
+        if resumed := _resumed(config, clock, logger):
             return resumed
-        _require_end(config.settings, config)
-        return Beginning(_new_core(secrets.token_hex(4), _new_settings(config, log), config), 0, False)
+        _require_end(config.hyperparameters, config)
+        return Beginning(_new_core(secrets.token_hex(4), _new_settings(config, logger), config), 0, False)
     except (ValueError, checkpoint.BadCheckpoint, DamagedLog) as error:
         raise StartError(str(error)) from error
     except OSError as error:
@@ -90,13 +86,13 @@ def _require_end(settings: Hyperparameters, config: ServerConfig) -> None:
         )
 
 
-def _new_settings(config: ServerConfig, log: Logger) -> Hyperparameters:
+def _new_settings(config: ServerConfig, logger: Logger) -> Hyperparameters:
     """The settings of a new run, with shards that hold a batch at least. Raises ValueError if the user wants smaller ones."""
-    settings = config.settings
+    settings = config.hyperparameters
     if settings.shard_size == SHARD_SIZE and "shard_size" not in config.given:
         settings = replace(settings, shard_size=default_shard_size(settings.batch_size))
         if settings.shard_size != SHARD_SIZE:
-            log.info("shards hold whole batches", shard_size=settings.shard_size, batch_size=settings.batch_size)
+            logger.info("shards hold whole batches", shard_size=settings.shard_size, batch_size=settings.batch_size)
     if settings.shard_size < settings.batch_size:
         raise ValueError(
             f"--shard-size {settings.shard_size} would cut batches of --batch-size {settings.batch_size} short: "
@@ -114,27 +110,19 @@ def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> C
         min_workers=config.min_workers,
         new_id=lambda: secrets.token_hex(16),
         norms=NormHistory(config.max_norm_ratio),
-        quarantine=Quarantine(_quarantine_after(config)),
+        quarantine=Quarantine(config.rejections_until_quarantine),
     )
 
 
 def _kept_core(run_id: str, kept: Hyperparameters, config: ServerConfig) -> Core:
     """For a run that goes on. Raises ValueError where its settings mean nothing to this server."""
-    require_named(kept.rule, config.settings.rule)
+    require_named(kept.rule, config.hyperparameters.rule)
     return _new_core(run_id, kept, config)
 
 
-def _quarantine_after(config: ServerConfig) -> int:
-    if config.quarantine_after is not None:
-        return config.quarantine_after
-    return QUARANTINE_AFTER if config.max_norm_ratio else 0
-
-
-def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> Beginning | None:
+def _resumed(config: ServerConfig, clock: Callable[[], float], logger: Logger) -> Beginning | None:
     directory = config.checkpoint_dir
     if directory is None:
-        if config.resume:
-            raise ValueError("--resume needs --checkpoint-dir: say where the checkpoints are")
         return None
     if not config.resume:
         if checkpoint.list_checkpoints(directory):
@@ -146,24 +134,24 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> B
         directory,
         lambda run_id, kept: _kept_core(run_id, kept, config),
         clock(),
-        lambda path, why: log.warning("checkpoint refused", path=str(path), why=why),
+        lambda path, why: logger.warning("checkpoint refused", path=str(path), why=why),
         logged=config.durability == "log",
     )
     if recovered is None:
-        log.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))
+        logger.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))
         return None
     core, kept = recovered.core, recovered.core.settings
     if recovered.torn is not None:
-        log.info("the log ends within a record that nobody was promised", segment=str(recovered.torn))
-    settings = resumed_settings(kept, config.settings, config.given)
+        logger.info("the log ends within a record that nobody was promised", segment=str(recovered.torn))
+    settings = resumed_settings(kept, config.hyperparameters, config.given)
     if not kept.endless:
         _require_end(settings, config)
     core.change(settings)
     if changed := {name: f"{old} -> {vars(settings)[name]}" for name, old in vars(kept).items() if old != vars(settings)[name]}:
-        log.warning("this start changes the run's settings", **changed)
+        logger.warning("this start changes the run's settings", **changed)
     if core.memory.limit and core.memory.held > core.memory.limit:
         raise ValueError(f"the run's workers hold {core.memory.held} bytes, --memory-limit is {core.memory.limit}: raise it")
-    log.info(
+    logger.info(
         "resumed", checkpoint=str(recovered.checkpoint), version=core.central.version, leases=len(core.leases.live),
         from_log=core.central.version - recovered.saved,
     )  # fmt: skip

@@ -24,17 +24,17 @@ Context = Any  # grpc.aio.ServicerContext: grpcio has no type hints
 
 
 def rpc_handlers(
-    service: ServiceDescriptor, servicer: object, calls: Calls, access: Access, log: Logger
+    service: ServiceDescriptor, servicer: object, calls: Calls, access: Access, logger: Logger
 ) -> grpc.GenericRpcHandler:
     """gRPC's handlers for a servicer that has a coroutine `snake_case(call, [request,] context)` for each RPC."""
     table = {}
     for method in methods(service):
-        serve = _guard(method, getattr(servicer, _snake_case(method.name)), calls, access, log)
+        serve = _guard(method, getattr(servicer, _snake_case(method.name)), calls, access, logger)
         table[method.name] = getattr(grpc, f"{method.kind}_rpc_method_handler")(serve)
     return grpc.method_handlers_generic_handler(service.full_name, table)
 
 
-def _guard(method: Method, serve: Handler, calls: Calls, access: Access, log: Logger) -> Handler:
+def _guard(method: Method, serve: Handler, calls: Calls, access: Access, logger: Logger) -> Handler:
     async def guarded(request: Any, context: Context) -> bytes | None:
         with calls.serve() as call:
             try:
@@ -48,7 +48,7 @@ def _guard(method: Method, serve: Handler, calls: Calls, access: Access, log: Lo
                 return method.serialize_response(response) if method.serialize_response else None
             except GemError as error:
                 if isinstance(error, Unauthenticated | PermissionDenied):
-                    log.warning("call refused", rpc=method.name, peer=context.peer(), why=str(error))
+                    logger.warning("call refused", rpc=method.name, peer=context.peer(), why=str(error))
                 await _abort(context, error)
             except asyncio.CancelledError:
                 if call.error is None:
@@ -57,7 +57,7 @@ def _guard(method: Method, serve: Handler, calls: Calls, access: Access, log: Lo
             except Exception:
                 if context.cancelled():
                     raise asyncio.CancelledError from None  # the client has gone; grpc has many ways to say so
-                log.exception("a call failed in the server; please report this", rpc=method.name)
+                logger.exception("a call failed in the server; please report this", rpc=method.name)
                 await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says how")
         raise AssertionError("abort does not return")
 

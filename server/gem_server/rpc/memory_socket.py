@@ -39,16 +39,16 @@ class MemorySocket:
     Args:
         address: Path, or "@NAME" in Linux's abstract namespace; empty to share no memory.
         core: Keeps the regions with the leases.
-        log: The server's log.
+        logger: The server's logger.
 
     Raises:
         OSError: The address can't be used.
     """
 
-    def __init__(self, address: str, core: Core, log: Logger) -> None:
+    def __init__(self, address: str, core: Core, logger: Logger) -> None:
         self._address = address = address if address.startswith("@") else address and os.path.abspath(address)
         self._core = core
-        self._log = log
+        self._logger = logger
         self._leases: dict[bytes, str] = {}
         self._handed: dict[str, _Handed] = {}  # by lease, live or ended
         self._visitors: set[asyncio.Task[None]] = set()
@@ -87,7 +87,7 @@ class MemorySocket:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listening)
                 return connection
             except OSError as error:
-                self._log.warning("can't take a worker that wants shared memory; trying again", why=str(error))
+                self._logger.warning("can't take a worker that wants shared memory; trying again", why=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class MemorySocket:
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     await self._hand_over(connection)
         except (GemError, OSError, MemoryError, TimeoutError) as error:
-            self._log.info("no shared memory for a worker; it sends chunks", why=f"{type(error).__name__}: {error}")
+            self._logger.info("no shared memory for a worker; it sends chunks", why=f"{type(error).__name__}: {error}")
 
     async def _hand_over(self, connection: socket.socket) -> None:
         token = await _read(connection, TOKEN_BYTES)

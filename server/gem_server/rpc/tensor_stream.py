@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -17,14 +16,7 @@ from gem_server.core.central_variable import require_finite
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.rpc.calls import Call
 from gem_server.rpc.handlers import Context
-
-
-@dataclass
-class Traffic:
-    """Bytes of tensor frames so far."""
-
-    received: int = 0
-    sent: int = 0
+from gem_server.telemetry.progress import Traffic
 
 
 class Transfer:

@@ -24,11 +24,11 @@ from gem_server.rpc import messages
 from gem_server.rpc.calls import Call, Calls
 from gem_server.rpc.handlers import Context
 from gem_server.rpc.memory_socket import MemorySocket
-from gem_server.rpc.tensor_stream import Traffic, Transfer
+from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rpc.transports import Carrier, Network, SharedMemory, stated_theta_format
 from gem_server.rules.base import largest
 from gem_server.security.access import require_name
-from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.progress import Progress, Traffic
 
 SHARD_WAIT_SECONDS = 0.5
 READER_SECONDS = 60.0
@@ -45,8 +45,9 @@ class TrainingServicer:
         calls: The calls in progress.
         memory_socket: Where workers of this machine get shared memory.
         durability: Says when what happened may be told.
+        traffic: Where the bytes of tensors are counted.
         clock: Monotonic seconds.
-        log: The server's log.
+        logger: The server's logger.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class TrainingServicer:
         calls: Calls,
         memory_socket: MemorySocket,
         durability: Durability,
+        traffic: Traffic,
         clock: Callable[[], float],
-        log: Logger,
+        logger: Logger,
     ) -> None:
         self._core = core
         self._apply_loop = apply_loop
@@ -66,10 +68,10 @@ class TrainingServicer:
         self._calls = calls
         self._memory_socket = memory_socket
         self._durability = durability
+        self.traffic = traffic
         self._clock = clock
-        self._log = log
+        self._logger = logger
         self._changed = asyncio.Event()
-        self.traffic = Traffic()
 
     # -- commits
 
@@ -120,7 +122,7 @@ class TrainingServicer:
         lease = self._core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
         self._progress.refused(worker, type(error).__name__)
-        self._log.warning(
+        self._logger.warning(
             "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
         )
 
@@ -128,7 +130,7 @@ class TrainingServicer:
         """Raises Quarantined where this refusal was one too many, in place of it."""
         ended = self._core.refused(header.lease_id, error)
         if ended is not None:
-            self._log.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
+            self._logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
             self.lease_ended(ended, told=call)
             self._core.quarantine.require_free(ended.worker)
 
@@ -179,7 +181,7 @@ class TrainingServicer:
             self._core.require_initializer(header.lease_id, self._clock())
             self._core.initialized()
             await self._durability.begin()
-        self._log.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)
+        self._logger.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)
         self.notify()
         return pb.InitializeCentralResponse(version=self._core.central.version)
 
@@ -196,7 +198,7 @@ class TrainingServicer:
         if registration.ended:
             self.lease_ended(registration.ended)
         awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}
-        self._log.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
+        self._logger.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
         await self._durability.settled()
         return messages.registration(registration, self._core)
 
@@ -218,7 +220,7 @@ class TrainingServicer:
         """Ends the leases whose time is up. Time in which this server did not run is not charged to them."""
         now = self._clock()
         if stood_still := self._core.leases.looked(now):
-            self._log.warning(
+            self._logger.warning(
                 "this server stood still; the leases are extended", seconds=round(stood_still, 1),
                 workers=len(self._core.leases.live),
             )  # fmt: skip
@@ -228,7 +230,7 @@ class TrainingServicer:
     def lease_ended(self, ended: Ended, told: Call | None = None) -> None:
         """Tells everyone concerned that a lease has ended; the call `told` hears of it in another way."""
         self._progress.forget(ended.worker)
-        self._log.info(
+        self._logger.info(
             "lease ended", worker=ended.worker, reason=str(ended.reason), shards_returned=ended.shards_returned,
             workers=len(self._core.leases.live),
         )  # fmt: skip

@@ -38,16 +38,16 @@ class Certificates:
 
     Args:
         files: Where everything is.
-        log: Told where changed files can't be used, as between the change of one and of the other; what was read before is
+        logger: Told where changed files can't be used, as between the change of one and of the other; what was read before is
             used still, then.
 
     Raises:
         ValueError: A file can't be read or holds something else; key and certificate don't match.
     """
 
-    def __init__(self, files: TlsFiles, log: Logger) -> None:
+    def __init__(self, files: TlsFiles, logger: Logger) -> None:
         self._files = files
-        self._log = log
+        self._logger = logger
         self._seen = files.stamps()
         self._first = load(files)
 
@@ -66,9 +66,9 @@ class Certificates:
         try:
             fresh = load(self._files)
         except ValueError as error:
-            self._log.warning("the changed certificate can't be used; the one from before stays", why=str(error))
+            self._logger.warning("the changed certificate can't be used; the one from before stays", why=str(error))
             return None
-        self._log.info("certificate read again", tls_cert=str(self._files.cert))
+        self._logger.info("certificate read again", tls_cert=str(self._files.cert))
         return fresh
 
 

@@ -41,15 +41,15 @@ class TokenFile:
 
     Args:
         path: The file.
-        log: Told where a changed file can't be used; the tokens read before are valid still, then.
+        logger: Told where a changed file can't be used; the tokens read before are valid still, then.
 
     Raises:
         ValueError: The file can't be read, others can read it too, or it makes no sense.
     """
 
-    def __init__(self, path: Path, log: Logger) -> None:
+    def __init__(self, path: Path, logger: Logger) -> None:
         self._path = path
-        self._log = log
+        self._logger = logger
         self._seen = stamp(path)
         self._entries = parse(read_secret(path), str(path))
 
@@ -72,9 +72,9 @@ class TokenFile:
         try:
             self._entries = parse(read_secret(self._path), str(self._path))
         except ValueError as error:
-            self._log.warning("the changed tokens can't be used; those from before stay valid", why=str(error))
+            self._logger.warning("the changed tokens can't be used; those from before stay valid", why=str(error))
         else:
-            self._log.info("tokens read again", tokens=len(self._entries))
+            self._logger.info("tokens read again", tokens=len(self._entries))
 
 
 def stamp(path: Path) -> tuple[int, ...]:

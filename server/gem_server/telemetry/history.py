@@ -30,15 +30,15 @@ class History:
         path: The file. Lines from `next_ticket` on, which a crash left behind, are taken out first.
         next_ticket: Ticket of the run's next commit.
         wall: Unix seconds.
-        log: Told when a line could not be written. Training goes on: the history is an aid, not a promise.
+        logger: Told when a line could not be written. Training goes on: the history is an aid, not a promise.
 
     Raises:
         OSError: The file can't be written, or what is there is not a file.
     """
 
-    def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], log: Logger) -> None:
+    def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> None:
         self._wall = wall
-        self._log = log
+        self._logger = logger
         self._path = path
         self._failing = False
         self._lines: deque[tuple[object, ...]] = deque(maxlen=MAX_WAITING)
@@ -62,7 +62,7 @@ class History:
         try:
             return _lines_before(self._path, next_ticket)
         except (ValueError, csv.Error) as error:
-            self._log.warning(
+            self._logger.warning(
                 "the history is damaged: it is kept as *.old, and a new one begins", path=str(self._path), why=str(error)
             )
             return []
@@ -94,18 +94,18 @@ class History:
             self._failing = False
         except OSError as error:
             if not self._failing:
-                self._log.error(
+                self._logger.error(
                     "the history can't be written; lines are missing from here", path=str(self._path), why=str(error)
                 )
             self._failing = True
 
 
-def open_history(path: Path, next_ticket: int, wall: Callable[[], float], log: Logger) -> History | None:
+def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> History | None:
     """The run's history; None, and a warning, if it can't be written. Arguments as for `History`."""
     try:
-        return History(path, next_ticket, wall, log)
+        return History(path, next_ticket, wall, logger)
     except OSError as error:
-        log.warning("no history is kept: it can't be written; check --history", path=str(path), why=str(error))
+        logger.warning("no history is kept: it can't be written; check --history", path=str(path), why=str(error))
         return None
 
 

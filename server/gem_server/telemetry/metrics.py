@@ -19,9 +19,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from gem_server.apply_loop import Timing
 from gem_server.core.facts import Applied, EndReason
 from gem_server.core.state_machine import Core
-from gem_server.rpc.tensor_stream import Traffic
 from gem_server.rules import PiFacts
-from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.progress import Progress, Traffic
 
 _STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 _SECONDS = (*(base * 10.0**exponent for exponent in range(-5, 1) for base in (1, 2, 5)), 10.0)
