@@ -125,7 +125,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path) ->
         wire.started("worker")
     shutil.rmtree(folder)
     folder.write_text("a file is in the way")
-    with pytest.raises(StartError, match="the last checkpoint was not written"):
+    with pytest.raises(StartError, match="the last checkpoint could not be written"):
         live.stop()
 
 
