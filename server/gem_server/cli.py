@@ -152,15 +152,15 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 @_config_option(
     "--max-norm-ratio",
     type=Number(min=0),
-    help="Reject a commit if its gradient's norm exceeds this multiple of the median of the run's last 100; 0: no bound. Honest "
-    "runs have reached 50.",
+    help="Reject a commit if its gradient's norm exceeds this multiple of the median of the run's last 100; 0: no bound. "
+    "Honest runs have reached 50.",
 )
 @_config_option(
     "--quarantine-after",
     type=click.IntRange(0),
     show_default="3 with --max-norm-ratio, else 0",
-    help="Quarantine a worker after this number of rejected gradients in a row (too large, NaN or infinite); 0: never. It stays "
-    "out of the run until gem-ctl quarantine lifts it.",
+    help="Quarantine a worker after this number of rejected gradients in a row (too large, NaN or infinite); 0: never. "
+    "It stays out of the run until gem-ctl quarantine lifts it.",
 )
 @hyperparameter_options(shard_size=(SHARD_SIZE, DERIVED_SHARD_SIZE))
 @until_stopped_option

@@ -1,4 +1,4 @@
-"""Compiles the update pass before anybody waits for it: when a server starts, and by `python -m gem_server.warm_up` in images."""
+"""Compiles the update pass in advance: when a server starts, and in images by `python -m gem_server.warm_up`."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def test_the_error_says_what_to_do(logged: ServerConfig, disk: Disk) -> None:
             session.join(model())
             disk.full = True
             patience.run_out()
-            with pytest.raises(Overloaded, match="make room"):
+            with pytest.raises(Overloaded, match="free disk space"):
                 session.commit(GRADIENT)
         disk.full = False
 

@@ -198,7 +198,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"settings": Hyperparameters(epochs=0, steps=0)}, "give one of them"),
+        ({"settings": Hyperparameters(epochs=0, steps=0)}, "set one of them"),
         ({"settings": Hyperparameters(learning_rate=float("nan"))}, "learning.rate.* nan"),
         ({"settings": Hyperparameters(learning_rate=1e9)}, "learning.rate.*1000"),
         ({"settings": Hyperparameters(pi_max=1e9)}, r"\[0.001, 1e6\]"),

@@ -23,7 +23,7 @@ from gem_server.telemetry.progress import Progress
 
 _TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
-_NO_MEMORY = "this machine has no memory for a copy of the model"
+_NO_MEMORY = "not enough memory for a copy of the model"
 T = TypeVar("T")
 
 
@@ -37,11 +37,11 @@ class Checkpointer:
     """Writes checkpoints of the state between two commits.
 
     Args:
-        directory: Where to, or None for nowhere.
+        directory: The folder for checkpoints; None if none are written.
         keep: How many to keep.
         core: What to write.
         apply_loop: Gives the turn between two commits.
-        progress: Told of each checkpoint.
+        progress: Records the last checkpoint.
         clock: Monotonic seconds.
         logger: The server's logger.
         before: Called before each one is written, in the thread that writes it.
@@ -84,7 +84,7 @@ class Checkpointer:
         self._one_at_a_time = asyncio.Lock()
 
     async def write(self) -> tuple[int, Path]:
-        """Writes one of the state at its turn, while commits go on; returns version and folder. Raises CheckpointFailed."""
+        """Writes a checkpoint while commits go on; returns its version and folder. Raises CheckpointFailed."""
         self._require_possible()
         writing = asyncio.ensure_future(self._write())
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the asker may be gone
@@ -99,7 +99,7 @@ class Checkpointer:
             return self._written(captured, path)
 
     async def write_last(self) -> None:
-        """Writes one after the last commit, if there is anything to write and anywhere to write it. Raises CheckpointFailed."""
+        """Writes the last checkpoint, if θ has a value and there is a folder for it. Raises CheckpointFailed."""
         if self._directory is not None and self._core.central.initialized:
             async with self._one_at_a_time:
                 with ExitStack() as captures:
@@ -115,9 +115,9 @@ class Checkpointer:
         self._written(captured, path)
 
     async def every(self, seconds: float) -> None:
-        """Writes one as soon as θ has a value, so that a run never begins anew (with a log, who gives θ its value does), then
-        every so often while there are new commits, or where the log has become long without any. A failure is logged and
-        tried again next time; the first one's soon."""
+        """Writes a checkpoint as soon as θ has a value (with a log, `initialize_central` has written it), then one at each
+        interval with new commits, or when the log exceeds its limit. A failure is logged and tried again at the next interval;
+        the first checkpoint is retried soon."""
         tick = min(seconds, _TICK_SECONDS)
         passed = seconds if self._journal is None else 0.0
         while True:
@@ -131,14 +131,14 @@ class Checkpointer:
                 try:
                     await self.write()
                 except CheckpointFailed as error:
-                    self._logger.error("checkpoint failed; the previous one stands", why=str(error))
+                    self._logger.error("checkpoint failed; the previous one is intact", why=str(error))
 
     @property
     def _log_is_long(self) -> bool:
         return self._journal is not None and self._journal.size > self._log_limit
 
     async def _prepared(self) -> Scratch:
-        """Memory for what is to be copied while commits wait. Raises CheckpointFailed."""
+        """Prepares memory for what is copied while commits wait. Raises CheckpointFailed."""
         scratch = Scratch(self._core.central.size)
         try:
             return await self._in_thread(partial(scratch.prepare, copies_at_most(self._core)))
@@ -180,4 +180,4 @@ class Checkpointer:
         if self._directory is None:
             raise CheckpointFailed("the server was started without --checkpoint-dir")
         if not self._core.central.initialized:
-            raise CheckpointFailed("the central variable has no value yet: there is nothing to write")
+            raise CheckpointFailed("the central variable has not been initialized: there is nothing to write")

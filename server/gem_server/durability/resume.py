@@ -80,7 +80,7 @@ def _require_end(settings: Hyperparameters, config: ServerConfig) -> None:
 
 
 def _new_hyperparameters(config: ServerConfig, logger: Logger) -> Hyperparameters:
-    """The hyperparameters of a new run, whose shards hold at least one batch. Raises ValueError if the user wants smaller ones."""
+    """The hyperparameters of a new run. Raises ValueError if the user wants shards smaller than a batch."""
     settings = config.hyperparameters
     if settings.shard_size == SHARD_SIZE and "shard_size" not in config.given:
         settings = replace(settings, shard_size=default_shard_size(settings.batch_size))
@@ -160,7 +160,7 @@ def _recovered(directory: Path, config: ServerConfig, clock: Callable[[], float]
 
 
 def _change_hyperparameters(core: Core, config: ServerConfig, logger: Logger) -> set[str]:
-    """Changes a resumed run's hyperparameters as the user asked; returns the names of those that changed. Raises ValueError."""
+    """Changes a resumed run's hyperparameters as the user asked; returns the changed names. Raises ValueError."""
     kept = core.settings
     wanted = resumed_hyperparameters(kept, config.hyperparameters, config.given)
     if not kept.endless:
@@ -188,11 +188,11 @@ def lock_directory(directory: Path) -> IO[bytes]:
 
 
 def resumed_hyperparameters(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:
-    """The hyperparameters of a resumed run: the checkpoint's, changed where the user asked. Raises ValueError for fixed ones."""
+    """The checkpoint's hyperparameters, changed where the user asked. Raises ValueError for those that are fixed."""
     changes = {name: getattr(asked, name) for name in given if getattr(asked, name) != getattr(kept, name)}
     fixed = [f"--{name.replace('_', '-')} was {getattr(kept, name)}" for name in FIXED if name in changes]
     if fixed:
         raise ValueError(
-            f"a resumed run can't change these options: {', '.join(fixed)}; leave them out, or start a new run in another folder"
+            f"a resumed run can't change: {', '.join(fixed)}; leave them out, or start a new run in another folder"
         )
     return replace(kept, **changes)

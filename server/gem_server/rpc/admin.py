@@ -1,4 +1,4 @@
-"""AdminService: what an operator says."""
+"""AdminService: the operator's requests."""
 
 from __future__ import annotations
 

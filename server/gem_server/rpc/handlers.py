@@ -1,4 +1,4 @@
-"""The seam between gRPC and the servicers: bytes to messages, errors to statuses, callers to identities, one place for all."""
+"""Between gRPC and the servicers: converts bytes to messages, errors to statuses, and callers to identities."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def _guard(method: Method, serve: Handler, calls: Calls, access: Access, logger:
             except Exception:
                 if context.cancelled():
                     raise asyncio.CancelledError from None  # the client has gone; grpc has many ways to say so
-                logger.exception("a call failed in the server; please report this", rpc=method.name)
-                await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says how")
+                logger.exception("internal error while serving a call; please report it", rpc=method.name)
+                await context.abort(grpc.StatusCode.INTERNAL, "internal server error; see the server's log")
         raise AssertionError("abort does not return")
 
     return guarded
@@ -70,7 +70,7 @@ def _parse(method: Method, request: bytes, call: Call) -> Any:
     try:
         message = method.parse_request(request)
     except DecodeError as error:
-        raise InvalidRequest(f"{len(request)} bytes that are no {method.name}Request: {error}") from None
+        raise InvalidRequest(f"can't parse the {len(request)} bytes as {method.name}Request: {error}") from None
     call.require_own(getattr(message, "lease_id", ""))
     return message
 

@@ -23,7 +23,7 @@ class Transfer:
     """One call's frames.
 
     Args:
-        call: The call, whose own the leases must be that its headers name.
+        call: The call; its headers must name its own leases.
         context: gRPC's side of it.
         message_type: The generated class of the frames that come in.
         traffic: Where bytes are counted.
@@ -41,7 +41,7 @@ class Transfer:
 
         Raises:
             IncompleteTransfer: A chunk comes instead.
-            PermissionDenied: It names another's lease.
+            PermissionDenied: It names a lease of another client.
         """
         frame = Frame(None, self._ahead) if self._ahead is not None else await self._read()
         if frame is None:
@@ -99,7 +99,7 @@ class Transfer:
                 kept.append(chunk.data)
 
     async def skip(self, size: int) -> None:
-        """Reads and drops the chunks of a gradient of `size` bytes that is here already."""
+        """Reads and drops the chunks of a repeated gradient of `size` bytes."""
         received = 0
         while received < size:
             chunk = await self._read_chunk()
@@ -114,8 +114,8 @@ class Transfer:
     async def send(self, opening: bytes, packed: Vector, form: ThetaFormat = FLOAT32, patience: float | None = None) -> None:
         """Streams a header and θ from where it lies (float32, shape (P,)); no one changes it before this exchange is over.
 
-        A client that takes longer than `patience` seconds for one frame is sent away: without a lease it could keep its
-        copy of θ for ever.
+        Raises DeadlineExceeded for a client that takes longer than `patience` seconds to read one frame: without a lease it
+        could keep its copy of θ for ever.
         """
         for frame in form.frames(packed, opening):
             try:

@@ -1,4 +1,4 @@
-"""The run's history: a line of CSV for each commit, applied or left out by the rule, for plots and for auditing tickets."""
+"""The run's history: a line of CSV for each commit, applied or discarded by the rule, for plots and audits."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LONGEST_LINE = 1 << 16  # characters; a worker's name has at most 128
 
 class History:
     """Appends to a CSV file. Lines wait in memory, and reach the file at `flush` and `close`, which may wait for the disk: call
-    them in a thread. A commit that the rule left out has 1 under `discarded`, and the version of the one before it.
+    them in a thread. A commit that the rule discarded has 1 under `discarded`, and the version of the one before it.
 
     Args:
-        path: The file. Lines from `next_ticket` on, which a crash left behind, are taken out first.
+        path: The file. Lines from `next_ticket` on, left behind by a crash, are removed first.
         next_ticket: Ticket of the run's next commit.
         wall: Unix seconds.
-        logger: Told when a line could not be written. Training goes on: the history is an aid, not a promise.
+        logger: Reports lines that could not be written. Training continues without them.
 
     Raises:
         OSError: The file can't be written, or what is there is not a file.
@@ -63,7 +63,9 @@ class History:
             return _lines_before(self._path, next_ticket)
         except (ValueError, csv.Error) as error:
             self._logger.warning(
-                "the history is damaged: it is kept as *.old, and a new one begins", path=str(self._path), why=str(error)
+                "the history file is damaged: it is renamed to *.old, and a new one begins",
+                path=str(self._path),
+                why=str(error),
             )
             return []
 
@@ -95,7 +97,7 @@ class History:
         except OSError as error:
             if not self._failing:
                 self._logger.error(
-                    "the history can't be written; lines are missing from here", path=str(self._path), why=str(error)
+                    "can't write the history file; lines are missing from here on", path=str(self._path), why=str(error)
                 )
             self._failing = True
 
@@ -105,7 +107,7 @@ def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger
     try:
         return History(path, next_ticket, wall, logger)
     except OSError as error:
-        logger.warning("no history is kept: it can't be written; check --history", path=str(path), why=str(error))
+        logger.warning("can't write the history file; continuing without it: check --history", path=str(path), why=str(error))
         return None
 
 
