@@ -91,7 +91,7 @@ def test_a_copy_that_finds_no_memory_fails_the_checkpoint_and_nothing_else(
         leave_no_memory(live)
         with monkeypatch.context() as patch:
             patch.setattr(Capture, "copy_theta", exhausted)
-            with pytest.raises(CheckpointFailed, match="no memory"):
+            with pytest.raises(CheckpointFailed, match="not enough memory"):
                 admin.checkpoint()
         assert in_background(lambda: session.commit(GRADIENT)).result(DEADLINE).version == 2
         assert admin.checkpoint().version == 2
