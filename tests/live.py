@@ -120,17 +120,15 @@ def config(
 ) -> ServerConfig:
     """A server's configuration for tests: a free port, no metrics port, checkpoints only on request and at the end."""
     base = ServerConfig(
-        settings=settings or Hyperparameters(),
-        given=frozenset(),
+        hyperparameters=settings or Hyperparameters(),
         listen="127.0.0.1:0",
         metrics_listen="",
         checkpoint_dir=checkpoint_dir,
         checkpoint_interval=0.0,
-        keep=3,
         resume=resume,
-        history=None,
         lease_seconds=60.0,
         memory_limit=0,
+        memory_socket="",
     )
     return replace(base, **changes)
 

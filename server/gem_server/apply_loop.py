@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,7 @@ class ApplyLoop:
         observers: Told of every applied commit, in order.
     """
 
-    def __init__(self, core: Core, clock: Callable[[], float], observers: list[Observer]) -> None:
+    def __init__(self, core: Core, clock: Callable[[], float], observers: Sequence[Observer]) -> None:
         self._core = core
         self._clock = clock
         self._observers = observers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ from gem_api.process.options import (
     without_end,
 )
 
-from gem_server.config import ServerConfig, StartError
-from gem_server.host_memory import default_limit
+from gem_server.config import ServerConfig, StartError, private_socket
 from gem_server.security.tls import TlsFiles
 from gem_server.server import serve
 
-_NAMES = [field.name for field in fields(Hyperparameters)]
+_HYPERPARAMETERS = [field.name for field in fields(Hyperparameters)]
+_FIELDS = {field.name: field for field in fields(ServerConfig)}
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 class Bytes(click.ParamType[int]):
@@ -50,14 +52,14 @@ class Bytes(click.ParamType[int]):
             shift = 10 * (1 + "KMGT".index(text[-1])) if text[-1:].isalpha() else 0
             size = int(float(text.rstrip("KMGT")) * 2**shift)
         except (ValueError, IndexError, OverflowError):
-            self.fail(f"{value!r} is no size; write 8G or 512M", param, ctx)
+            self.fail(f"{value!r} is not a size: write 8G or 512M", param, ctx)
         if size < 0:
             self.fail("a size can't be negative", param, ctx)
         return size
 
 
 def _allow_many_files() -> None:
-    """A worker takes a connection and, with shared memory, a descriptor more; many systems allow 1,024 unless asked."""
+    """Raises the limit of open files, on many systems 1,024: each worker takes one, or two with shared memory."""
     if sys.platform != "win32":
         import resource
 
@@ -65,10 +67,17 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _socket(choice: str) -> str:
-    """Where the socket is; empty for nowhere."""
+def _config_option(flag: str, **how: Any) -> Callable[[Any], Any]:
+    """An option for a field of `ServerConfig`, with that field's default."""
+    field = _FIELDS[flag.partition("/")[0].removeprefix("--").replace("-", "_")]
+    default = field.default if field.default_factory is MISSING else field.default_factory
+    return option(flag, default=default, **how)
+
+
+def _memory_socket(context: click.Context, param: click.Parameter, choice: str) -> str:
+    """The socket's address; empty for none."""
     if choice == "auto":
-        return f"@gem-{secrets.token_hex(8)}" if sys.platform == "linux" else ""
+        return private_socket()
     return "" if choice == "off" else choice
 
 
@@ -81,101 +90,77 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
-@option("--listen", default="127.0.0.1:50051", help="Address to serve gRPC on; 0.0.0.0:50051 lets other machines in.")
-@option(
+@_config_option("--listen", help="Address to serve gRPC on; 0.0.0.0:50051 accepts other machines.")
+@_config_option(
     "--tokens",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File of bearer tokens that are asked for: a line TOKEN ROLE [WORKER] for each, with a role of worker, evaluator and "
-    "admin. Read again when it changes.",
+    type=_FILE,
+    help="File of bearer tokens; clients without one are rejected. Each line is TOKEN ROLE [WORKER], with the role worker, "
+    "evaluator or admin. Read again when it changes.",
 )
-@option(
-    "--tls-cert",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The server's certificate and those above it, PEM: encrypts. Read again when it changes.",
+@option("--tls-cert", type=_FILE, help="Encrypt: the server's certificate chain, PEM. Read again when it changes.")
+@option("--tls-key", type=_FILE, help="The certificate's private key, PEM.")
+@option("--tls-client-ca", type=_FILE, help="Reject clients without a certificate from these authorities, PEM.")
+@_config_option("--metrics-listen", help="Address to serve Prometheus metrics on; empty: metrics are not served.")
+@_config_option("--checkpoint-dir", type=_FOLDER, help="Folder for checkpoints; without it nothing is saved.")
+@_config_option(
+    "--checkpoint-interval", type=Number(min=0), help="Seconds between checkpoints; 0: only on request and at the end."
 )
-@option("--tls-key", type=click.Path(dir_okay=False, path_type=Path), help="The certificate's private key, PEM.")
-@option(
-    "--tls-client-ca",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Ask clients for certificates of these authorities, PEM.",
-)
-@option("--metrics-listen", default="127.0.0.1:9464", help="Address to serve Prometheus metrics on; empty for none.")
-@option(
-    "--checkpoint-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for checkpoints; without it none are written.",
-)
-@option(
-    "--checkpoint-interval",
-    type=Number(min=0),
-    default=30.0,
-    help="Seconds between checkpoints; 0: only on request and at the end.",
-)
-@option(
+@_config_option(
     "--durability",
     type=click.Choice(DURABILITIES),
-    default="snapshot",
     show_default="snapshot with --checkpoint-dir, else memory",
-    help="What survives a crash. memory: nothing but checkpoints asked for; snapshot: all up to the last checkpoint; "
-    "log: every commit that was answered.",
+    help="What survives a crash. memory: only checkpoints made on request; snapshot: everything up to the last checkpoint; "
+    "log: every acknowledged commit.",
 )
-@option(
+@_config_option(
     "--log-limit",
     type=Bytes(),
-    default="1G",
-    help="With --durability log: a checkpoint is written when the log since the last one is longer.",
+    show_default="1G",
+    help="With --durability log: write a checkpoint when the log since the last one exceeds this size.",
 )
-@option("--checkpoint-keep", type=click.IntRange(1), default=3, help="How many checkpoints to keep.")
-@option("--resume/--no-resume", default=False, help="Go on from the newest checkpoint in --checkpoint-dir, if there is one.")
-@option(
-    "--history",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File that gets a line of CSV for every commit; an older file goes to FILE.old.",
+@_config_option("--checkpoint-keep", type=click.IntRange(1), help="Checkpoints to keep; older ones are removed.")
+@_config_option("--resume/--no-resume", help="Continue from the newest checkpoint in --checkpoint-dir, if there is one.")
+@_config_option(
+    "--history", type=_FILE, help="CSV file that gets a line for every commit; an existing file is renamed to FILE.old."
 )
-@option(
-    "--lease-seconds",
-    type=Number(1, 3600),
-    default=15.0,
-    help="How long a worker may be silent before its lease ends.",
+@_config_option(
+    "--lease-seconds", type=Number(1, 3600), help="How long a worker may be silent before its lease ends, in seconds."
 )
-@option(
+@_config_option(
     "--memory-limit",
     type=Bytes(),
-    default=default_limit,
     show_default="4/5 of the machine's or container's",
-    help="Most memory to hold for the model and the workers, for example 8G; 0: no limit.",
+    help="Memory that the model and the workers may take, for example 8G; 0: no limit.",
 )
-@option(
+@_config_option(
     "--apply-threads",
     type=click.IntRange(0),
-    default=0,
-    help="Threads that a commit of a large model is applied in; 0: one for each core, at most 8.",
+    help="Threads that apply a commit of a large model; 0: one for each core, at most 8.",
 )
 @option(
     "--memory-socket",
     default="auto",
-    help="Unix socket through which workers on this machine get memory that they share with the server, instead of sending "
-    "tensors: auto for one without a file; a path, in a folder that containers share; or off.",
+    callback=_memory_socket,
+    help="Unix socket that hands out shared memory: workers on this machine then exchange tensors there, not over the network. "
+    "auto: a socket without a file; a path: in a folder that containers share; off: no shared memory.",
 )
-@option(
+@_config_option(
     "--min-workers",
     type=click.IntRange(1),
-    default=1,
-    help="Hand out the first shard only when so many workers have joined, so that all start together.",
+    help="Hand out the first shard only after this number of workers has joined, so that all start together.",
 )
-@option(
+@_config_option(
     "--max-norm-ratio",
     type=Number(min=0),
-    default=0.0,
-    help="Refuse a commit whose gradient has a norm of more than so many times the median of the run's last 100; 0: take all. "
-    "Honest runs have been seen to reach 50.",
+    help="Reject a commit if its gradient's norm exceeds this multiple of the median of the run's last 100; 0: no bound. "
+    "Honest runs have reached 50.",
 )
-@option(
+@_config_option(
     "--quarantine-after",
     type=click.IntRange(0),
     show_default="3 with --max-norm-ratio, else 0",
-    help="Put a worker out of the run, and keep it out, once so many of its gradients in a row were refused as too large or no "
-    "numbers; 0: never. gem-ctl quarantine lets it in again.",
+    help="Quarantine a worker after this number of rejected gradients in a row (too large, NaN or infinite); 0: never. "
+    "It stays out of the run until gem-ctl quarantine lifts it.",
 )
 @hyperparameter_options(shard_size=(SHARD_SIZE, DERIVED_SHARD_SIZE))
 @until_stopped_option
@@ -183,49 +168,36 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 @click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
-    """Serves a GEM parameter server: holds the central variable and applies the workers' commits in FIFO order.
+    """Runs a GEM parameter server: holds the model's parameters and applies the workers' commits in FIFO order.
 
     Every option can also be set by the environment variable shown with it; a flag wins over the environment.
     SIGTERM or Ctrl-C finishes the queued commits and writes a checkpoint (with --checkpoint-dir).
 
-    Exit status: 0 after SIGTERM, Ctrl-C or gem-ctl drain; 1 after an unexpected error; 2 if it can't start (wrong options, an
-    address in use, no usable checkpoint), or can't write its log or its last checkpoint.
+    Exit status: 0 after SIGTERM, Ctrl-C or gem-ctl drain; 1 after an unexpected error; 2 if the server can't start (wrong
+    options, an address in use, no usable checkpoint), or can't write its log or its last checkpoint.
     """
-    settings = Hyperparameters(**{name: options[name] for name in _NAMES})
-    user_gave = given(context) & set(_NAMES)
-    if options["until_stopped"]:
-        settings = without_end(settings, user_gave)
-        user_gave |= {"epochs", "steps"}
-    settings = settings.with_defaults(user_gave)
+    hyperparameters, stated = _hyperparameters(options, given(context) & set(_HYPERPARAMETERS))
+    derived = {
+        "hyperparameters": hyperparameters,
+        "given": frozenset(stated),
+        "tls": _tls(options["tls_cert"], options["tls_key"], options["tls_client_ca"]),
+    }
+    config = ServerConfig(**{name: (options | derived)[name] for name in _FIELDS})
     tune_allocator()
     _allow_many_files()
     end_with_launcher()
-    log = logs.configure(options["log_format"])
-    config = ServerConfig(
-        settings=settings,
-        given=frozenset(user_gave),
-        listen=options["listen"],
-        metrics_listen=options["metrics_listen"],
-        checkpoint_dir=options["checkpoint_dir"],
-        checkpoint_interval=options["checkpoint_interval"],
-        keep=options["checkpoint_keep"],
-        resume=options["resume"],
-        history=options["history"],
-        lease_seconds=options["lease_seconds"],
-        memory_limit=options["memory_limit"],
-        min_workers=options["min_workers"],
-        apply_threads=options["apply_threads"],
-        durability=options["durability"],
-        log_limit=options["log_limit"],
-        memory_socket=_socket(options["memory_socket"]),
-        max_norm_ratio=options["max_norm_ratio"],
-        quarantine_after=options["quarantine_after"],
-        until_stopped=options["until_stopped"],
-        tokens=options["tokens"],
-        tls=_tls(options["tls_cert"], options["tls_key"], options["tls_client_ca"]),
-    )
+    logger = logs.configure(options["log_format"])
     try:
-        asyncio.run(serve(config, log))
+        asyncio.run(serve(config, logger))
     except StartError as error:
         click.echo(f"gem-server: {error}", err=True)
         sys.exit(2)
+
+
+def _hyperparameters(options: dict[str, Any], stated: set[str]) -> tuple[Hyperparameters, set[str]]:
+    """The run's hyperparameters, and the names of those that the user stated. Raises click.UsageError."""
+    hyperparameters = Hyperparameters(**{name: options[name] for name in _HYPERPARAMETERS})
+    if options["until_stopped"]:
+        hyperparameters = without_end(hyperparameters, stated)
+        stated = stated | {"epochs", "steps"}
+    return hyperparameters.with_defaults(stated), stated

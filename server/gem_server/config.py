@@ -1,41 +1,139 @@
-"""How a server is to run."""
+"""How a server runs. Every setting, its unit and its default are written down here; `gem-server` has an option for each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.addresses import names_a_port
+from gem_api.process.options import DURABILITIES
 
+from gem_server.host_memory import default_limit
 from gem_server.security.tls import TlsFiles
+
+_QUARANTINE_AFTER = 3  # rejected commits in a row
 
 
 class StartError(Exception):
     """The server can't start; the message says what to do."""
 
 
+def private_socket() -> str:
+    """The address of a Unix socket without a file, new at each call; empty on systems other than Linux, which have none."""
+    return f"@gem-{secrets.token_hex(8)}" if sys.platform == "linux" else ""
+
+
 @dataclass(frozen=True)
 class ServerConfig:
-    """How a server runs. Units and defaults: `gem-server --help`."""
+    """How a server runs. `validate` says what is wrong with it."""
 
-    settings: Hyperparameters
-    given: frozenset[str]  # the hyper-parameters that the user stated, rather than left at their defaults
-    listen: str
-    metrics_listen: str
-    checkpoint_dir: Path | None
-    checkpoint_interval: float
-    keep: int
-    resume: bool
-    history: Path | None
-    lease_seconds: float
-    memory_limit: int
+    # The run's hyperparameters. A resumed run keeps its own, except for those in `given`.
+    hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
+
+    # Names of the hyperparameters that the user stated, rather than left at their defaults.
+    given: frozenset[str] = frozenset()
+
+    # Whether a run without a limit of epochs or steps is what the user wants. Otherwise such a run is refused.
+    until_stopped: bool = False
+
+    # -- network
+
+    # HOST:PORT to serve gRPC on. Port 0 picks a free one.
+    listen: str = "127.0.0.1:50051"
+
+    # HOST:PORT to serve Prometheus metrics on. Empty: metrics are not served.
+    metrics_listen: str = "127.0.0.1:9464"
+
+    # Unix socket that hands shared memory to workers on this machine: a path, or "@NAME" for a Linux socket without a file.
+    # Empty: no memory is shared.
+    memory_socket: str = field(default_factory=private_socket)
+
+    # -- security
+
+    # File of bearer tokens. None: no token is asked for.
+    tokens: Path | None = None
+
+    # PEM files of the server's certificate. None: connections are not encrypted.
+    tls: TlsFiles | None = None
+
+    # -- workers
+
+    # Seconds that a worker may be silent before its lease ends.
+    lease_seconds: float = 15.0
+
+    # Workers that must have joined before the first shard is handed out.
     min_workers: int = 1
+
+    # Bytes that the model and the workers may take. 0: no limit. Default: four fifths of the machine's or container's memory.
+    memory_limit: int = field(default_factory=default_limit)
+
+    # Threads that apply a commit of a large model. 0: one for each core, at most 8.
     apply_threads: int = 0
-    durability: str = "snapshot"  # memory, snapshot or log; memory without a checkpoint_dir
+
+    # A commit is rejected if its gradient's norm exceeds this multiple of the median of the run's last 100. 0: no bound.
+    max_norm_ratio: float = 0.0
+
+    # Rejected gradients in a row after which a worker is quarantined. 0: never. None: 3 with `max_norm_ratio`, else never.
+    quarantine_after: int | None = None
+
+    # -- durability
+
+    # Folder for checkpoints and the write-ahead log. None: nothing is saved.
+    checkpoint_dir: Path | None = None
+
+    # Seconds between checkpoints. 0: only on request and at the end.
+    checkpoint_interval: float = 30.0
+
+    # Checkpoints to keep; older ones are removed.
+    checkpoint_keep: int = 3
+
+    # Whether to continue the run of the newest checkpoint in `checkpoint_dir`, if there is one.
+    resume: bool = False
+
+    # What survives a crash. "memory": only checkpoints made on request; "snapshot": everything up to the last checkpoint;
+    # "log": every acknowledged commit. Without a `checkpoint_dir`, "snapshot" means "memory".
+    durability: str = "snapshot"
+
+    # Bytes of write-ahead log after which a checkpoint is written.
     log_limit: int = 1 << 30
-    memory_socket: str = ""  # address of the Unix socket that hands out shared memory; empty for none
-    max_norm_ratio: float = 0.0  # 0 for no bound
-    quarantine_after: int | None = None  # None: QUARANTINE_AFTER where there is a bound, else never; 0: never
-    until_stopped: bool = False  # whether a run without epochs and steps is what the user wants
-    tokens: Path | None = None  # the file of bearer tokens; None to ask for none
-    tls: TlsFiles | None = None  # None not to encrypt
+
+    # CSV file that gets a line for every commit. None: no history is written.
+    history: Path | None = None
+
+    @property
+    def rejections_until_quarantine(self) -> int:
+        """`quarantine_after` with its default filled in; 0 for never."""
+        if self.quarantine_after is not None:
+            return self.quarantine_after
+        return _QUARANTINE_AFTER if self.max_norm_ratio else 0
+
+    def validate(self) -> None:
+        """Raises StartError that names everything wrong with this configuration."""
+        if problems := list(self._problems()):
+            raise StartError("; ".join(problems))
+
+    def _problems(self) -> Iterator[str]:
+        if not names_a_port(self.listen):
+            yield f"can't listen on {self.listen!r}: give --listen HOST:PORT, such as 127.0.0.1:50051"
+        if self.resume and self.checkpoint_dir is None:
+            yield "--resume needs --checkpoint-dir: say where the checkpoints are"
+        if self.durability not in DURABILITIES:
+            yield f"--durability must be one of {', '.join(DURABILITIES)}, not {self.durability!r}"
+        if self.durability == "log" and self.checkpoint_dir is None:
+            yield "--durability log needs --checkpoint-dir: say where to keep the checkpoints and the log"
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:  # not "<": NaN is refused too
+                yield f"--{name.replace('_', '-')} must be at least {least:g}, not {value}"
+        if not self.lease_seconds > 0:
+            yield f"--lease-seconds must be greater than 0, not {self.lease_seconds}"
+
+
+_LEAST = {
+    "checkpoint_interval": 0.0, "checkpoint_keep": 1, "memory_limit": 0, "min_workers": 1, "apply_threads": 0, "log_limit": 0,
+    "max_norm_ratio": 0.0, "quarantine_after": 0,
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Compiles the update pass before anybody waits for it: when a server starts, and by `python -m gem_server.warm_up` in images."""
+"""Compiles the update pass early: when a server starts, and by `python -m gem_server.warm_up` when an image is built."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gem_server.rules import RuleInput, Shared, UpdateRule, make_rule
 from gem_server.rules.fused import all_within
 
 
-def warm_up(rule: UpdateRule, log: Logger) -> None:
+def warm_up(rule: UpdateRule, logger: Logger) -> None:
     """Compiles the rule's pass and the wire formats, or loads them from numba's cache, so that no worker waits for that."""
-    log.debug("compiling the update pass")
+    logger.debug("compiling the update pass")
     layout = Layout.of({"warm-up": (1,)})
     theta, gradient = np.zeros(1, np.float32), np.zeros(1, np.float32)
     buffers = {name: np.zeros(1, np.float32) for name in rule.buffers}
@@ -28,7 +28,7 @@ def warm_up(rule: UpdateRule, log: Logger) -> None:
 
 
 if __name__ == "__main__":
-    log = logs.configure("text")
+    logger = logs.configure("text")
     for rule in RULES:
-        warm_up(make_rule(rule), log)
-        log.info("compiled", rule=rule)
+        warm_up(make_rule(rule), logger)
+        logger.info("compiled", rule=rule)

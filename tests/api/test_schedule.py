@@ -12,7 +12,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.schedule import factor, rate
 from gem_server.core.state_machine import FIXED
-from gem_server.durability.resume import resumed_settings
+from gem_server.durability.resume import resumed_hyperparameters
 
 ONE = Layout.of({"w": (1,)})
 
@@ -106,7 +106,7 @@ def test_a_resumed_run_goes_on_in_its_schedule_and_may_be_given_another(tmp_path
     commit(again, lease, 2, 1.0)
     assert again.central.theta.tolist() == [-0.75]
     asked = Hyperparameters(schedule="constant", weight_decay=0.1)
-    changed = resumed_settings(settings, asked, frozenset({"schedule", "weight_decay"}))
+    changed = resumed_hyperparameters(settings, asked, frozenset({"schedule", "weight_decay"}))
     again.change(changed)
     commit(again, lease, 3, 1.0)
     assert again.central.theta.tolist() == [-1.25]
@@ -117,7 +117,7 @@ def test_a_resumed_run_keeps_its_rule_and_the_rules_options() -> None:
     assert {"rule", "rule_options", "local_steps"} <= set(FIXED)
     kept = Hyperparameters(rule="fedbuff", rule_options="buffer_size=4")
     with pytest.raises(ValueError, match="--rule-options was buffer_size=4"):
-        resumed_settings(kept, Hyperparameters(rule_options="buffer_size=8"), frozenset({"rule_options"}))
+        resumed_hyperparameters(kept, Hyperparameters(rule_options="buffer_size=8"), frozenset({"rule_options"}))
 
 
 def test_a_resumed_run_refuses_a_schedule_that_means_nothing() -> None:

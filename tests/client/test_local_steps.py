@@ -428,7 +428,7 @@ def test_a_server_that_comes_back_with_other_settings_has_its_workers_go_by_them
             take_step(model, optimizer, step)
         live.stop()
         changed = replace(DELTA, learning_rate=RATE / 4, weight_decay=0.01)
-        back_config = replace(live.config, settings=changed, given=frozenset({"learning_rate", "weight_decay"}))
+        back_config = replace(live.config, hyperparameters=changed, given=frozenset({"learning_rate", "weight_decay"}))
         with serving(replace(back_config, listen=live.address, resume=True)) as back, session:
             for step in range(3):
                 take_step(model, optimizer, step)  # the first window comes under the lease of before, and is dropped

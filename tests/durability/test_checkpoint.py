@@ -579,7 +579,7 @@ def test_a_folder_of_refused_checkpoints_alone_is_no_new_runs_however_often_it_i
     for path in two(tmp_path)[:2]:
         (path / "state.json").unlink()
     for _ in range(2):
-        with pytest.raises(BadCheckpoint, match=r"none of the 2 checkpoints .* is whole"):
+        with pytest.raises(BadCheckpoint, match=r"none of the 2 checkpoints .* is complete"):
             newest(tmp_path, lambda path, why: None)
     backup = save_core(trained(commits=7), tmp_path)
     latest = newest(tmp_path, lambda path, why: None)

@@ -91,14 +91,18 @@ def test_a_copy_that_finds_no_memory_fails_the_checkpoint_and_nothing_else(
         leave_no_memory(live)
         with monkeypatch.context() as patch:
             patch.setattr(Capture, "copy_theta", exhausted)
-            with pytest.raises(CheckpointFailed, match="no memory"):
+            with pytest.raises(CheckpointFailed, match="not enough memory"):
                 admin.checkpoint()
         assert in_background(lambda: session.commit(GRADIENT)).result(DEADLINE).version == 2
         assert admin.checkpoint().version == 2
 
 
 def test_a_checkpoint_stands_though_an_older_one_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(config(checkpoint_dir=tmp_path, keep=1)) as live, joined(live) as session, Admin(live.address) as admin:
+    with (
+        serving(config(checkpoint_dir=tmp_path, checkpoint_keep=1)) as live,
+        joined(live) as session,
+        Admin(live.address) as admin,
+    ):
         admin.checkpoint()
         session.commit(GRADIENT)
         with monkeypatch.context() as patch:

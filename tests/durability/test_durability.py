@@ -69,7 +69,7 @@ ALL_KINDS = [
 def test_after_a_crash_the_run_is_what_it_was_to_the_bit(
     kind: dict[str, Any], overlap: bool, rule: str, logged: ServerConfig, tmp_path: Path
 ) -> None:
-    logged = replace(logged, settings=replace(logged.settings, rule=rule))
+    logged = replace(logged, hyperparameters=replace(logged.hyperparameters, rule=rule))
     random = np.random.default_rng(1)
     with serving(logged) as live, ExitStack() as sessions:
         joined = [sessions.enter_context(connect(live.address, name=f"w{number}", **kind)) for number in range(3)]
@@ -147,7 +147,11 @@ def test_a_commit_whose_answer_was_lost_in_the_crash_is_not_applied_again(logged
 
 def test_a_checkpoint_cuts_the_log_and_the_log_goes_on(logged: ServerConfig, tmp_path: Path) -> None:
     """Also for the checkpoint before the newest: the segments between are kept as long as it is."""
-    with serving(replace(logged, keep=2)) as live, connect(live.address, name="ann") as session, Admin(live.address) as admin:
+    with (
+        serving(replace(logged, checkpoint_keep=2)) as live,
+        connect(live.address, name="ann") as session,
+        Admin(live.address) as admin,
+    ):
         session.join(model())
         for _ in range(4):
             session.commit(GRADIENT)
@@ -252,7 +256,7 @@ def test_the_error_says_what_to_do(logged: ServerConfig, disk: Disk) -> None:
             session.join(model())
             disk.full = True
             patience.run_out()
-            with pytest.raises(Overloaded, match="make room"):
+            with pytest.raises(Overloaded, match="free disk space"):
                 session.commit(GRADIENT)
         disk.full = False
 

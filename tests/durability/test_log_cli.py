@@ -114,13 +114,13 @@ def test_verify_takes_a_torn_tail_for_what_it_is(folder: Path) -> None:
     path.write_bytes(content)
     result = log("verify", folder)
     assert result.exit_code == 0, result.output
-    assert "ends within a record that nobody was promised" in result.output
+    assert "ends in an unacknowledged partial record" in result.output
 
 
 def test_verify_finds_a_missing_segment(folder: Path) -> None:
     for _ in range(2):
         with (
-            serving(config(checkpoint_dir=folder, durability="log", resume=True, keep=100)) as live,
+            serving(config(checkpoint_dir=folder, durability="log", resume=True, checkpoint_keep=100)) as live,
             gem_client.connect(live.address) as session,
         ):
             session.join(model())
@@ -136,13 +136,13 @@ def test_verify_bears_that_the_server_removes_a_segment_meanwhile(folder: Path, 
     monkeypatch.setattr(log_cli, "serials", lambda directory: [1, 2])
     result = log("verify", folder)
     assert result.exit_code == 0, result.output
-    assert f"{name(2)}  gone" in result.output
+    assert f"{name(2)}  removed while it was read" in result.output
 
 
 def test_verify_of_a_folder_without_a_log_says_which_one_to_name(tmp_path: Path) -> None:
     result = log("verify", tmp_path)
     assert result.exit_code == 1
-    assert result.output == f"Error: there is no log in {tmp_path}: name the folder given as --checkpoint-dir\n"
+    assert result.output == f"Error: {tmp_path} has no log: name the folder that is given as --checkpoint-dir\n"
 
 
 # -- replay
@@ -184,7 +184,7 @@ def refusal(folder: Path, out: Path, *options: Any) -> str:
 
 def test_replay_refuses_a_version_that_was_not_reached(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.safetensors"
-    assert "the log ends at version 4; version 99 was not reached" in refusal(folder, out, "--to", 99)
+    assert "the log ends at version 4: version 99 was not reached" in refusal(folder, out, "--to", 99)
     assert not out.exists()
 
 
@@ -192,7 +192,7 @@ def test_replay_refuses_a_version_before_the_oldest_checkpoint(folder: Path, tmp
     for path in folder.glob("checkpoint-000000000000-*/*"):
         path.unlink()
     next(folder.glob("checkpoint-000000000000-*")).rmdir()
-    assert "more are kept with --checkpoint-keep" in refusal(folder, tmp_path / "model.safetensors", "--to", 2)
+    assert "--checkpoint-keep sets how many are kept" in refusal(folder, tmp_path / "model.safetensors", "--to", 2)
 
 
 def test_replay_refuses_a_log_with_a_hole(folder: Path, tmp_path: Path) -> None:

@@ -80,13 +80,13 @@ def sealed(*texts: bytes) -> bytes:
 
 
 SEGMENTS: dict[str, Callable[[], Hostile]] = {
-    "empty": lambda: Hostile(b"", DamagedLog, "no segment"),
-    "all-zeros": lambda: Hostile(bytes(4096), DamagedLog, "no segment"),
+    "empty": lambda: Hostile(b"", DamagedLog, "not a log segment"),
+    "all-zeros": lambda: Hostile(bytes(4096), DamagedLog, "not a log segment"),
     "header-of-another-version": lambda: Hostile(with_header(magic=b"GEMLOG2\n"), DamagedLog, "another version"),
     "header-of-another-segment": lambda: Hostile(with_header(serial=2), DamagedLog, "segment 2"),
     "header-with-the-largest-numbers": lambda: Hostile(with_header(serial=HUGE, first=HUGE), DamagedLog, "segment 1844"),
     "header-with-a-flipped-bit": lambda: Hostile(flipped(20), DamagedLog, "header is damaged"),
-    "header-truncated": lambda: Hostile(right("segment")[:30], DamagedLog, "no segment"),
+    "header-truncated": lambda: Hostile(right("segment")[:30], DamagedLog, "not a log segment"),
     "segment-with-a-text-beyond-the-file": lambda: Hostile(with_fields(1, text=2**32 - 1), DamagedLog, "record 2"),
     "segment-with-a-payload-beyond-the-file": lambda: Hostile(with_fields(1, payload=HUGE), DamagedLog, "record 2"),
     "record-with-a-flipped-bit-in-its-payload": lambda: Hostile(flipped(record_at(2) - 20), DamagedLog, "record 2"),
@@ -96,14 +96,14 @@ SEGMENTS: dict[str, Callable[[], Hostile]] = {
         + right("segment")[record_at(2) :], DamagedLog, "hole"),
     "record-missing": lambda: Hostile(
         right("segment")[: record_at(1)] + right("segment")[record_at(2) :], DamagedLog, "record 2"),
-    "record-with-a-text-that-is-no-json": lambda: Hostile(sealed(b"{"), DamagedLog, "none of ours"),
-    "record-with-a-text-that-is-no-utf-8": lambda: Hostile(sealed(b'["\xff",{}]'), DamagedLog, "none of ours"),
+    "record-with-a-text-that-is-no-json": lambda: Hostile(sealed(b"{"), DamagedLog, "invalid content"),
+    "record-with-a-text-that-is-no-utf-8": lambda: Hostile(sealed(b'["\xff",{}]'), DamagedLog, "invalid content"),
     "record-with-a-text-nested-too-deeply": lambda: Hostile(sealed(b"[" * 20_000), DamagedLog, "too deeply"),
     "record-with-fields-that-are-a-list": lambda: Hostile(sealed(b'["ended",[]]'), DamagedLog, "ended"),
     "record-of-an-unknown-kind": lambda: Hostile(sealed(b'["stolen",{}]'), DamagedLog, "stolen"),
-    "record-of-a-kind-that-is-a-list": lambda: Hostile(sealed(b"[[],{}]"), DamagedLog, "none of ours"),
+    "record-of-a-kind-that-is-a-list": lambda: Hostile(sealed(b"[[],{}]"), DamagedLog, "invalid content"),
     "record-with-a-number-of-5000-digits": lambda: Hostile(
-        sealed(b'["pulled",{"lease":"x","version":' + b"1" * 5000 + b"}]"), DamagedLog, "none of ours"),
+        sealed(b'["pulled",{"lease":"x","version":' + b"1" * 5000 + b"}]"), DamagedLog, "invalid content"),
 }  # fmt: skip
 
 

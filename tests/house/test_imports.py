@@ -23,8 +23,8 @@ MAY_IMPORT = {
 WITHIN_THE_SERVER = {
     "rules": set(),
     "core": {"rules"},
-    "security": {"config"},
-    "telemetry": {"core", "rules", "apply_loop", "rpc.tensor_stream"},
+    "security": set(),
+    "telemetry": {"core", "rules", "apply_loop"},
     "durability": {"core", "rules", "apply_loop", "config", "telemetry"},
     "rpc": {"core", "rules", "apply_loop", "security", "telemetry", "durability"},
 }

@@ -125,7 +125,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path) ->
         wire.started("worker")
     shutil.rmtree(folder)
     folder.write_text("a file is in the way")
-    with pytest.raises(StartError, match="the last checkpoint was not written"):
+    with pytest.raises(StartError, match="the last checkpoint could not be written"):
         live.stop()
 
 
@@ -184,7 +184,7 @@ def test_when_no_checkpoint_is_whole_the_server_does_not_start(tmp_path: Path) -
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
-    with serving(config(checkpoint_dir=tmp_path, keep=2)) as live, wired(live) as wire:
+    with serving(config(checkpoint_dir=tmp_path, checkpoint_keep=2)) as live, wired(live) as wire:
         worker = wire.started("worker")
         for _ in range(4):
             worker.commit()
@@ -198,7 +198,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"settings": Hyperparameters(epochs=0, steps=0)}, "give one of them"),
+        ({"settings": Hyperparameters(epochs=0, steps=0)}, "set one of them"),
         ({"settings": Hyperparameters(learning_rate=float("nan"))}, "learning.rate.* nan"),
         ({"settings": Hyperparameters(learning_rate=1e9)}, "learning.rate.*1000"),
         ({"settings": Hyperparameters(pi_max=1e9)}, r"\[0.001, 1e6\]"),

@@ -93,14 +93,14 @@ def test_no_command_takes_a_token_as_an_argument() -> None:
 @pytest.mark.parametrize(
     ("lines", "what"),
     [
-        ([], "holds no token"),
-        (["# nothing"], "holds no token"),
+        ([], "has no token"),
+        (["# nothing"], "has no token"),
         ([ALICE], ":1: the second word"),
         (["worker " + ALICE], ":1: the second word"),
         ([LINES[0], f"{BOB} root"], ":2: the second word"),
         (["fifteen-letters worker"], "16 characters"),
         (["ünprintable-0123456789 worker"], "printable ASCII"),
-        ([f"{ADMIN} admin ops"], "only a worker's"),
+        ([f"{ADMIN} admin ops"], "only a token of the role worker"),
         ([LINES[0], f"{ALICE} admin"], "twice"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_change_that_makes_no_sense_is_logged_once_and_leaves_the_tokens_from_
         write_tokens(path, *(["what is this"] if change == "junk" else []))
     assert tokens.find(ALICE) == tokens.find(ALICE)
     (line,) = log.lines
-    assert "can't be used" in line
+    assert "can't use the changed token file" in line
     path.unlink(missing_ok=True)
     write_tokens(path, f"{BOB} admin")
     assert tokens.find(BOB).role == "admin"

@@ -18,9 +18,8 @@ from gem_server.apply_loop import Timing
 from gem_server.core.facts import EndReason, Outcome
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
-from gem_server.rpc.tensor_stream import Traffic
 from gem_server.telemetry.metrics import MAX_TENSORS, Metrics
-from gem_server.telemetry.progress import Evaluation, Progress
+from gem_server.telemetry.progress import Evaluation, Progress, Traffic
 from gem_worker.process.metrics import WorkerMetrics
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily

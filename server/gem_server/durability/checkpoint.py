@@ -51,7 +51,7 @@ _BAD = (
 
 
 class BadCheckpoint(Exception):
-    """A folder that is no whole checkpoint of ours, or one that can't be gone on with; the message says why."""
+    """Not a complete checkpoint, or one that cannot be resumed; the message says why."""
 
 
 def list_checkpoints(directory: Path, storage: Storage | None = None) -> list[Path]:
@@ -70,10 +70,10 @@ def _version_and_serial(path: Path) -> tuple[int, int]:
 # -- writing
 
 
-def capture(core: Core, log: LogPosition | None = None, scratch: Scratch | None = None) -> Capture:
-    """The core's state between two commits, and where the log goes on. θ is to be copied before the next commit; `scratch` is
-    memory for the copies, as a rule made ready before. Whoever calls this closes what it returns, whatever happens: commits may
-    wait for that."""
+def capture(core: Core, log_position: LogPosition | None = None, scratch: Scratch | None = None) -> Capture:
+    """Captures the core's state between two commits, with the position at which the log continues. The caller copies θ before
+    the next commit, and closes what this returns, whatever happens: commits may wait for that. `scratch` is memory for the
+    copies, usually prepared before."""
     layout = core.central.layout
     assert layout is not None
     assert core.central.initialized
@@ -95,44 +95,25 @@ def capture(core: Core, log: LogPosition | None = None, scratch: Scratch | None 
         "leases": [_lease_state(lease) for lease in leases],
         "ledger": core.ledger.state(),
     }
-    if log is not None:
-        state["log"] = log
+    if log_position is not None:
+        state["log"] = log_position
     state = json.loads(json.dumps(state))  # a deep copy: the core goes on while this is written
     return Capture(core, state, scratch or Scratch(layout.size))
 
 
-def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, log: Logger | None = None) -> Path:
-    """Writes a checkpoint atomically, then removes all but the newest `keep`; `log` is told if that fails.
+def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, logger: Logger | None = None) -> Path:
+    """Writes a checkpoint atomically, then removes all but the newest `keep`; `logger` reports it if that fails.
 
     Raises:
-        OSError: It could not be written; nothing of it is left, and the older ones stand.
+        OSError: It could not be written; nothing of it is left, and the older ones are intact.
     """
-    storage, state = storage or Storage(), captured.state
+    storage = storage or Storage()
     storage.make_directories(directory)
-    there = map(_version_and_serial, list_checkpoints(directory, storage))
-    serial = 1 + max((serial for version, serial in there if version == state["version"]), default=0)
-    path, scratch = directory / f"checkpoint-{state['version']:012d}-{serial:04d}", directory / f".writing-{os.getpid()}"
-    for left_by_a_kill in storage.glob(directory, ".writing-*"):
-        with suppress(OSError):
-            storage.remove(left_by_a_kill)
+    _remove_left_over(directory, storage)
+    path, scratch = _next_name(directory, captured.state["version"], storage), directory / f".writing-{os.getpid()}"
     try:
         storage.make_directory(scratch)
-        metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
-        files = {
-            "model.safetensors": write_tensors(
-                storage.create(scratch / "model.safetensors"),
-                {name: tensor.shape for name, tensor in captured.model.items()},
-                captured.model.__getitem__,
-                metadata,
-            ),
-            "workers.safetensors": write_tensors(
-                storage.create(scratch / "workers.safetensors"), captured.shapes, captured.tensor, {}
-            ),
-        }
-        state = {**state, "files": files}
-        with closing(storage.create(scratch / "state.json")) as file:
-            file.write(0, [json.dumps({**state, "sha256": _digest(state)}, indent=1).encode()])
-            file.sync()
+        _write_files(scratch, captured, storage)
         storage.sync_directory(scratch)
         storage.rename(scratch, path)
         storage.sync_directory(directory)
@@ -140,11 +121,40 @@ def write(directory: Path, captured: Capture, keep: int, storage: Storage | None
         with suppress(OSError):
             storage.remove(scratch)
         raise
-    _remove_old(directory, path, keep, storage, log)
+    _remove_old(directory, path, keep, storage, logger)
     return path
 
 
-def _remove_old(directory: Path, newest: Path, keep: int, storage: Storage, log: Logger | None) -> None:
+def _next_name(directory: Path, version: int, storage: Storage) -> Path:
+    """The folder of a version's next checkpoint."""
+    existing = map(_version_and_serial, list_checkpoints(directory, storage))
+    serial = 1 + max((serial for other, serial in existing if other == version), default=0)
+    return directory / f"checkpoint-{version:012d}-{serial:04d}"
+
+
+def _remove_left_over(directory: Path, storage: Storage) -> None:
+    """Removes what servers left behind that were killed while they wrote a checkpoint."""
+    for scratch in storage.glob(directory, ".writing-*"):
+        with suppress(OSError):
+            storage.remove(scratch)
+
+
+def _write_files(folder: Path, captured: Capture, storage: Storage) -> None:
+    """Writes a checkpoint's files, each synced. `state.json` comes last: it holds the hashes of the others."""
+    state = captured.state
+    shapes = {name: tensor.shape for name, tensor in captured.model.items()}
+    metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
+    model = storage.create(folder / "model.safetensors")
+    files = {"model.safetensors": write_tensors(model, shapes, captured.model.__getitem__, metadata)}
+    workers = storage.create(folder / "workers.safetensors")
+    files["workers.safetensors"] = write_tensors(workers, captured.shapes, captured.tensor, {})
+    state = {**state, "files": files}
+    with closing(storage.create(folder / "state.json")) as file:
+        file.write(0, [json.dumps({**state, "sha256": _digest(state)}, indent=1).encode()])
+        file.sync()
+
+
+def _remove_old(directory: Path, newest: Path, keep: int, storage: Storage, logger: Logger | None) -> None:
     """Removes all but the newest `keep` checkpoints. The newest stands even if that fails; the next one tries again."""
     failed: list[OSError] = []
     try:
@@ -156,9 +166,9 @@ def _remove_old(directory: Path, newest: Path, keep: int, storage: Storage, log:
             storage.remove(path)
         except OSError as error:
             failed.append(error)
-    if failed and log is not None:
-        log.warning(
-            "an old checkpoint can't be removed; the new one is written. Check the disk, and remove it by hand",
+    if failed and logger is not None:
+        logger.warning(
+            "can't remove an old checkpoint; the new one is written. Check the disk, and remove it by hand",
             folder=str(directory), why="; ".join(map(str, failed)),
         )  # fmt: skip
 
@@ -185,15 +195,14 @@ def _applied_state(applied: Applied) -> dict[str, Any]:
 
 
 def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint and its state, or None where the directory holds none.
+    """The newest complete checkpoint and its state, or None if the directory holds none.
 
-    One that is damaged or foreign is reported to `refuse`, set aside under the name "<name>.refused", and the one
-    before it is tried.
+    A damaged or foreign one is reported to `refuse` and renamed to "<name>.refused"; then the one before it is tried.
 
     Raises:
-        BadCheckpoint: There are checkpoints, or were before they were refused, but none is whole: a server that is
-            started again and again must not end up in a new run.
-        OSError: One can't be read now, which says nothing of its content: it is left where it is.
+        BadCheckpoint: There are checkpoints, or were before they were refused, but none is complete: a server that is
+            restarted repeatedly must not end up in a new run.
+        OSError: One can't be read now, which says nothing about its content: it is left where it is.
     """
     candidates = list_checkpoints(directory)
     for path in candidates:
@@ -205,14 +214,14 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
     refused = list(directory.glob("checkpoint-*.refused*"))
     if refused:
         raise BadCheckpoint(
-            f"none of the {len(refused)} checkpoints in {directory} is whole; they are kept as *.refused: put a backup "
+            f"none of the {len(refused)} checkpoints in {directory} is complete; they are kept as *.refused: put a backup "
             "there, or start a new run in another folder"
         )
     return None
 
 
 def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
-    """Puts a checkpoint's content into a new core made with its settings. Raises BadCheckpoint where it makes no sense."""
+    """Restores a checkpoint into a new core made with its hyperparameters. Raises BadCheckpoint if its content is invalid."""
     try:
         layout = Layout.of(state["layout"])
         _require_written(path / "model.safetensors", layout.size)
@@ -237,8 +246,8 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """A checkpoint's state, once its files are what the state says. Raises BadCheckpoint. No rule is made of its settings, and
-    no module imported: a rule that can't be had now says nothing against the checkpoint."""
+    """Reads a checkpoint's state and checks its files against it. Raises BadCheckpoint. The rule is not made, nor its module
+    imported: a rule that is missing now does not make the checkpoint invalid."""
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
         if state["format"] != FORMAT:
@@ -246,7 +255,7 @@ def read_state(path: Path) -> dict[str, Any]:
         for name in ("model.safetensors", "workers.safetensors"):
             _check_file(path / name, state["files"][name])
         if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
-            raise BadCheckpoint(f"{path / 'state.json'}: its content was changed after it was written")
+            raise BadCheckpoint(f"{path / 'state.json'}: it was changed after it was written (its SHA-256 differs)")
         require_state(state)
         Hyperparameters(**state["hyperparameters"]).to_message()  # refuses a name that means nothing
     except _BAD as error:
@@ -267,14 +276,17 @@ def _digest(state: dict[str, Any]) -> str:
 def _check_file(path: Path, expected: dict[str, Any]) -> None:
     size = path.stat().st_size
     if size != expected["bytes"]:
-        raise BadCheckpoint(f"{path}: {size} bytes where {expected['bytes']} were written: it is truncated or was changed")
+        raise BadCheckpoint(
+            f"{path}: it has {size} bytes, but {expected['bytes']} were written: it is truncated or was changed"
+        )
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
-            raise BadCheckpoint(f"{path}: its content was changed after it was written")
+            raise BadCheckpoint(f"{path}: it was changed after it was written (its SHA-256 differs)")
 
 
 def _require_written(path: Path, parameters: int) -> None:
-    """Raises ValueError where a file can't hold so many: memory is taken for what is there, not for what is claimed."""
+    """Raises ValueError if a file is too small for this number of parameters: memory is allocated for what is there, not for
+    what is claimed."""
     if path.stat().st_size < FLOAT_BYTES * parameters:
         raise ValueError(f"{path} is too small for the {parameters} parameters of the layout")
 
@@ -305,7 +317,7 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
 
 
 def _numbers(names: Iterable[str], kept: dict[str, float]) -> dict[str, float]:
-    """What the rule keeps for all workers. Raises KeyError where one is missing, ValueError where one is not finite."""
+    """The numbers that the rule shares between workers. Raises KeyError if one is missing, ValueError if one is not finite."""
     numbers = {name: float(kept[name]) for name in names}
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError(f"the rule's numbers must be finite: {numbers}")
@@ -313,7 +325,7 @@ def _numbers(names: Iterable[str], kept: dict[str, float]) -> dict[str, float]:
 
 
 def _buffers(owner: str, names: tuple[str, ...], tensors: Any, size: int) -> Buffers:
-    """A lease's buffers, or those of all workers: float32, shape (size,). Raises ValueError where one is missing or another."""
+    """A lease's buffers, or the shared ones: float32, shape (size,). Raises ValueError if one has another shape or dtype."""
     buffers = {name: tensors.get_tensor(f"{owner}/{name}") for name in names}
     if any(buffer.shape != (size,) or buffer.dtype != np.float32 for buffer in buffers.values()):
         raise ValueError(f"the buffers of {owner or 'all workers'} have another shape than the model")

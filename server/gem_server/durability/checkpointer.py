@@ -23,7 +23,7 @@ from gem_server.telemetry.progress import Progress
 
 _TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
-_NO_MEMORY = "this machine has no memory for a copy of the model"
+_NO_MEMORY = "not enough memory for a copy of the model"
 T = TypeVar("T")
 
 
@@ -37,21 +37,19 @@ class Checkpointer:
     """Writes checkpoints of the state between two commits.
 
     Args:
-        directory: Where to, or None for nowhere.
+        directory: The folder for checkpoints; None if none are written.
         keep: How many to keep.
         core: What to write.
         apply_loop: Gives the turn between two commits.
-        progress: Told of each checkpoint.
+        progress: Records the last checkpoint.
         clock: Monotonic seconds.
-        log: The server's log.
+        logger: The server's logger.
         before: Called before each one is written, in the thread that writes it.
+        notified: Called after each one is written.
         journal: The log that goes on where a checkpoint ends, if one is kept.
         log_limit: Bytes of log after which a checkpoint is written, so that the log before it can go.
         storage: The disk.
         in_thread: Runs what takes long, or waits for the disk, off the event loop.
-
-    Attributes:
-        told: Called after each one is written.
     """
 
     def __init__(
@@ -62,8 +60,9 @@ class Checkpointer:
         apply_loop: ApplyLoop,
         progress: Progress,
         clock: Callable[[], float],
-        log: Logger,
+        logger: Logger,
         before: Callable[[], None] = lambda: None,
+        notified: Callable[[], None] = lambda: None,
         journal: Journal | None = None,
         log_limit: int = 0,
         storage: Storage | None = None,
@@ -75,17 +74,17 @@ class Checkpointer:
         self._apply_loop = apply_loop
         self._progress = progress
         self._clock = clock
-        self._log = log
+        self._logger = logger
         self._before = before
+        self._notified = notified
         self._journal = journal
         self._log_limit = log_limit
         self._storage = storage
         self._in_thread = in_thread
         self._one_at_a_time = asyncio.Lock()
-        self.told: Callable[[], None] = lambda: None
 
     async def write(self) -> tuple[int, Path]:
-        """Writes one of the state at its turn, while commits go on; returns version and folder. Raises CheckpointFailed."""
+        """Writes a checkpoint while commits go on; returns its version and folder. Raises CheckpointFailed."""
         self._require_possible()
         writing = asyncio.ensure_future(self._write())
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the asker may be gone
@@ -100,7 +99,7 @@ class Checkpointer:
             return self._written(captured, path)
 
     async def write_last(self) -> None:
-        """Writes one after the last commit, if there is anything to write and anywhere to write it. Raises CheckpointFailed."""
+        """Writes the last checkpoint, if θ has a value and there is a folder for it. Raises CheckpointFailed."""
         if self._directory is not None and self._core.central.initialized:
             async with self._one_at_a_time:
                 with ExitStack() as captures:
@@ -116,9 +115,9 @@ class Checkpointer:
         self._written(captured, path)
 
     async def every(self, seconds: float) -> None:
-        """Writes one as soon as θ has a value, so that a run never begins anew (with a log, who gives θ its value does), then
-        every so often while there are new commits, or where the log has become long without any. A failure is logged and
-        tried again next time; the first one's soon."""
+        """Writes a checkpoint as soon as θ has a value (with a log, `initialize_central` has written it), then one at each
+        interval with new commits, or when the log exceeds its limit. A failure is logged and tried again at the next interval;
+        the first checkpoint is retried soon."""
         tick = min(seconds, _TICK_SECONDS)
         passed = seconds if self._journal is None else 0.0
         while True:
@@ -132,14 +131,14 @@ class Checkpointer:
                 try:
                     await self.write()
                 except CheckpointFailed as error:
-                    self._log.error("checkpoint failed; the previous one stands", why=str(error))
+                    self._logger.error("checkpoint failed; the previous one is intact", why=str(error))
 
     @property
     def _log_is_long(self) -> bool:
         return self._journal is not None and self._journal.size > self._log_limit
 
     async def _prepared(self) -> Scratch:
-        """Memory for what is to be copied while commits wait. Raises CheckpointFailed."""
+        """Prepares memory for what is copied while commits wait. Raises CheckpointFailed."""
         scratch = Scratch(self._core.central.size)
         try:
             return await self._in_thread(partial(scratch.prepare, copies_at_most(self._core)))
@@ -164,7 +163,7 @@ class Checkpointer:
         assert directory is not None
         self._before()
         try:
-            return save(directory, captured, self._keep, self._storage, self._log)
+            return save(directory, captured, self._keep, self._storage, self._logger)
         except OSError as error:
             raise CheckpointFailed(f"could not write to {directory}: {error}") from error
         except MemoryError:
@@ -173,12 +172,12 @@ class Checkpointer:
     def _written(self, captured: Capture, path: Path) -> tuple[int, Path]:
         version = captured.state["version"]
         self._progress.checkpointed(version, self._clock())
-        self.told()
-        self._log.info("checkpoint written", version=version, path=str(path))
+        self._notified()
+        self._logger.info("checkpoint written", version=version, path=str(path))
         return version, path
 
     def _require_possible(self) -> None:
         if self._directory is None:
             raise CheckpointFailed("the server was started without --checkpoint-dir")
         if not self._core.central.initialized:
-            raise CheckpointFailed("the central variable has no value yet: there is nothing to write")
+            raise CheckpointFailed("the central variable has not been initialized: there is nothing to write")

@@ -1,4 +1,4 @@
-"""When what happened is on the disk: a thread writes the log, and whoever answers a client waits for it."""
+"""Group commit: a thread writes the log to the disk, and replies to clients wait until their records are there."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Durability(Protocol):
-    """What a servicer asks before it answers."""
+    """What a servicer waits for before it replies."""
 
     async def begin(self) -> None:
-        """θ has its first value: returns once that is safe. Raises Overloaded where it can't be made so now."""
+        """θ has its first value: returns once it is saved. Raises Overloaded if it can't be saved now."""
 
     def require_writable(self) -> None:
         """Raises Overloaded while nothing can be acknowledged."""
 
     async def reached(self, number: int) -> None:
-        """Returns once the record of that number is on the disk. Raises Overloaded where that can't be now."""
+        """Returns once the record of that number is on the disk. Raises Overloaded if it can't be written now."""
 
     async def settled(self) -> None:
-        """The same for everything that has happened so far."""
+        """Returns once every record so far is on the disk. Raises Overloaded if they can't be written now."""
 
 
 class Unlogged:
-    """A server that keeps no log: nothing is waited for."""
+    """A server without a log: waits for nothing."""
 
     async def begin(self) -> None: ...
 
@@ -51,31 +51,27 @@ class Unlogged:
 class GroupCommit:
     """Writes a journal in the background; used on the event loop's thread.
 
-    A full disk stops acknowledgements, not the server: what has happened stays in memory, and is written once there is
-    room. Any other error of the disk ends `run`: what it holds can't be told then, and the next start finds out.
+    A full disk stops acknowledgements, not the server: records stay in memory, and are written once there is room. Any other
+    disk error ends `run`: what reached the disk is then unknown, and the next start finds out.
 
     Args:
         journal: What is written.
-        log: The server's log.
+        logger: The server's logger.
         clock: Monotonic seconds.
-        flushed: Told how many seconds a group took.
+        flushed: Called with the seconds that a group took.
         checkpoint: Writes the checkpoint that the log follows. Raises CheckpointFailed.
-
-    Attributes:
-        trouble: Why nothing can be acknowledged now; empty where all is well.
     """
 
     def __init__(
         self,
         journal: Journal,
-        log: Logger,
+        logger: Logger,
         clock: Callable[[], float],
         flushed: Callable[[float], None],
         checkpoint: Callable[[], Awaitable[object]],
     ) -> None:
         self.journal = journal
-        self.trouble = ""
-        self._log = log
+        self._logger = logger
         self._clock = clock
         self._flushed = flushed
         self._checkpoint = checkpoint
@@ -87,7 +83,7 @@ class GroupCommit:
         self._syncs: asyncio.Queue[tuple[int, asyncio.Future[None], float]] = asyncio.Queue(MAX_SYNCS - 1)
 
     def based(self) -> None:
-        """There is a whole checkpoint: from now on the log says what happened since."""
+        """A checkpoint is complete: from now on the log records what happens after it."""
         self._based.set()
         self._well()
 
@@ -95,12 +91,12 @@ class GroupCommit:
         try:
             await self._checkpoint()
         except CheckpointFailed as error:
-            self._refuse(f"the run's first checkpoint can't be written ({error}): make room, commits wait until then")
+            self._refuse(f"can't write the run's first checkpoint ({error}): free disk space, commits wait until then")
             self.require_writable()
 
     def require_writable(self) -> None:
-        if self.trouble:
-            raise Overloaded(self.trouble)
+        if self.journal.trouble:
+            raise Overloaded(self.journal.trouble)
 
     async def reached(self, number: int) -> None:
         if number <= self.journal.durable:
@@ -115,7 +111,7 @@ class GroupCommit:
         await self.reached(self.journal.appended)
 
     async def run(self) -> None:
-        """Writes group after group. Raises OSError where the disk fails."""
+        """Writes group after group. Raises OSError if the disk fails."""
         try:
             await self._based.wait()
             async with asyncio.TaskGroup() as tasks:
@@ -126,7 +122,7 @@ class GroupCommit:
                     await self._write()
         except* OSError as errors:
             error = errors.exceptions[0]
-            self._log.error("the log can't be written", why=str(error))
+            self._logger.error("can't write the log", why=str(error))
             raise error from None
         finally:
             self._stop(Overloaded("the server is shutting down: try again once a server answers again"))
@@ -153,7 +149,7 @@ class GroupCommit:
         await self._syncs.put((batch[-1].number, self._in_thread(self.journal.sync), began))
 
     async def _acknowledge(self) -> None:
-        """Says what is on the disk, in order: a later sync that succeeds says nothing of an earlier one that failed."""
+        """Acknowledges records in order: a later sync that succeeds says nothing about an earlier one that failed."""
         while True:
             number, synced, began = await self._syncs.get()
             await synced
@@ -168,20 +164,20 @@ class GroupCommit:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _wait_for_room(self, error: OSError) -> None:
-        self._refuse(f"the disk of the server's log is full ({error.strerror}): make room there, commits wait until then")
+        self._refuse(f"the disk of the server's log is full ({error.strerror}): free disk space there, commits wait until then")
         await asyncio.sleep(RETRY_SECONDS)
         self._work.set()
 
     def _refuse(self, trouble: str) -> None:
-        if not self.trouble:
-            self._log.error("nothing is acknowledged until there is room", why=trouble)
-        self.trouble = trouble
+        if not self.journal.trouble:
+            self._logger.error("the disk is full: no commit is acknowledged until there is room", why=trouble)
+        self.journal.trouble = trouble
         self._stop(Overloaded(trouble))
 
     def _well(self) -> None:
-        if self.trouble:
-            self._log.info("there is room again: commits are acknowledged")
-            self.trouble = ""
+        if self.journal.trouble:
+            self._logger.info("the disk has room again: commits are acknowledged")
+            self.journal.trouble = ""
 
     def _stop(self, error: Overloaded) -> None:
         while self._waiters:
@@ -190,7 +186,7 @@ class GroupCommit:
 
 def _resolve(waiter: asyncio.Future[None], error: Overloaded | None = None) -> None:
     if waiter.done():
-        return  # who waited has gone
+        return  # the waiting call has ended
     if error is None:
         waiter.set_result(None)
     else:

@@ -53,6 +53,7 @@ class Journal:
         durable: Number of the last one on the disk.
         serial: The segment that the next one goes to.
         size: Bytes since the last cut, about.
+        trouble: Why nothing can be acknowledged now; empty if all is well.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Journal:
         self.appended = self.durable = number
         self.serial = serial
         self.size = 0
+        self.trouble = ""
         self._cut_at = number
 
     def append(self, record: Record) -> int:

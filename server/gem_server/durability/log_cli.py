@@ -1,4 +1,4 @@
-"""gem-ctl log: looks at a run's log on this machine's disk, and rebuilds any version that it reaches back to."""
+"""gem-ctl log: checks a run's log on this machine's disk, and rebuilds past versions from it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False,
 
 @click.group(context_settings=SETTINGS, short_help="Checks a run's log on disk, or rebuilds a past version.")
 def main() -> None:
-    """Looks at a run's log, in the folder of its checkpoints. The server may go on meanwhile."""
+    """Checks a run's log, in the folder of its checkpoints. The server may keep running."""
 
 
-@main.command(short_help="Reads every record, and says what is there.")
+@main.command(short_help="Reads every record and reports damage.")
 @_FOLDER
 def verify(folder: Path) -> None:
-    """Reads every record in FOLDER/log, and says what is there. Exit status 1 if anything acknowledged is missing."""
+    """Reads every record in FOLDER/log and reports damage. Exit status 1 if an acknowledged record is missing."""
     segments = serials(recovery.log_directory(folder))
     if not segments:
-        raise click.ClickException(f"there is no log in {folder}: name the folder given as --checkpoint-dir")
+        raise click.ClickException(f"{folder} has no log: name the folder that is given as --checkpoint-dir")
     for path in checkpoint.list_checkpoints(folder):
         position = recovery.log_position_of(path)
         click.echo(
@@ -46,7 +46,8 @@ def verify(folder: Path) -> None:
         except (FileNotFoundError, DamagedLog) as error:
             gone = not path.exists()  # put aside while it was read, and perhaps written over already
             click.echo(
-                f"{path.name}  " + ("gone: since a checkpoint of just now it is not needed" if gone else f"DAMAGED: {error}")
+                f"{path.name}  "
+                + ("removed while it was read: a new checkpoint has made it obsolete" if gone else f"DAMAGED: {error}")
             )
             damaged, due = damaged or not gone, None
     if damaged:
@@ -55,9 +56,9 @@ def verify(folder: Path) -> None:
 
 
 def _contents(segment: Segment, due: int | None) -> tuple[str, int]:
-    """What a segment holds, in a line, and the number of the record that is due after it. Raises DamagedLog."""
+    """A line that describes a segment, and the number of the record after it. Raises DamagedLog."""
     if due is not None and segment.first != due:
-        raise DamagedLog(f"{segment.path} begins with record {segment.first} where record {due} is due")
+        raise DamagedLog(f"{segment.path} begins with record {segment.first}, but record {due} is due")
     last, commits, versions = segment.first - 1, 0, []
     for entry in segment.entries():
         last = entry.number
@@ -65,19 +66,19 @@ def _contents(segment: Segment, due: int | None) -> tuple[str, int]:
             commits += 1
             versions.append(entry.record.fields["version"])
     reach = f", versions {versions[0]} to {versions[-1]}" if versions else ""
-    tail = "; ends within a record that nobody was promised" if segment.torn else ""
+    tail = "; ends in an unacknowledged partial record" if segment.torn else ""
     return f"{segment.path.name}  records {segment.first} to {last}, {commits} commits{reach}{tail}", last + 1
 
 
 @main.command(short_help="Rebuilds the model as it was at a version.")
 @_FOLDER
 @click.option("--to", "version", type=click.IntRange(0), help="The version to rebuild; the newest if not given.")
-@click.option("--rule", help="The run's rule, where it is a class of your own: its code is loaded.")
+@click.option("--rule", help="The run's rule, if it is your own class (module:Class): its code is loaded.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The safetensors file to write the model to."
 )
 def replay(folder: Path, version: int | None, rule: str | None, out: Path) -> None:
-    """Rebuilds the central variable as it was at a version, from the checkpoint before it and the log since."""
+    """Rebuilds the model's parameters at a version, from the checkpoint before it and the log since."""
     if out.exists():
         raise click.ClickException(f"{out} exists: name a new file")
     try:

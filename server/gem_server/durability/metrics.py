@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,7 +23,6 @@ class LogMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry, journal: Journal) -> None:
         self._journal = journal
-        self.stalled: Callable[[], bool] = lambda: False
         self._flush = Histogram(
             "gem_log_flush_seconds",
             "Time that a group of records takes to reach the disk.",
@@ -47,5 +46,7 @@ class LogMetrics(Collector):
         yield GaugeMetricFamily("gem_log_waiting_records", "Records that are not on the disk yet.", appended - durable)
         yield GaugeMetricFamily("gem_log_bytes", "Bytes in the log since the last checkpoint, about.", journal.size)
         yield GaugeMetricFamily(
-            "gem_log_stalled", "1 while nothing is acknowledged because the log can't be written; else 0.", int(self.stalled())
+            "gem_log_stalled",
+            "1 while nothing is acknowledged because the log can't be written; else 0.",
+            int(bool(journal.trouble)),
         )

@@ -1,4 +1,4 @@
-"""A run as it was when the server died: the newest whole checkpoint and the log since; and checkpoints that a log follows."""
+"""Recovers a run after a crash from the newest complete checkpoint and the log since; writes checkpoints that a log follows."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from gem_server.durability.storage import Storage
 
 
 def log_directory(checkpoints: Path) -> Path:
-    """Where the log of the run lies whose checkpoints are there."""
+    """The folder of the log, beside a run's checkpoints."""
     return checkpoints / "log"
 
 
 class Recovered(NamedTuple):
-    """A run that goes on.
+    """A recovered run.
 
     Attributes:
-        core: As it was when the server died.
-        checkpoint: What it was built on.
+        core: The run's state when the server died.
+        checkpoint: The checkpoint that it was restored from.
         saved: That checkpoint's version.
-        number: The log's last record.
-        torn: The segment that ends within a record, if any: one that nobody was promised.
+        number: Number of the log's last record.
+        torn: The segment that ends in a partial record, if any; that record was never acknowledged.
     """
 
     core: Core
@@ -56,20 +56,20 @@ def recover(
     logged: bool,
     random: Callable[[], int] = lambda: 1 + secrets.randbits(30),
 ) -> Recovered | None:
-    """The run whose checkpoints and log lie in a folder; None where there is no checkpoint.
+    """Recovers the run in a folder from its checkpoints and log; None if there is no checkpoint.
 
     Args:
         directory: The folder.
-        new_core: Makes an empty core, given the run's id and its settings.
+        new_core: Makes an empty core, given the run's id and its hyperparameters.
         now: When the leases begin to run again.
-        refuse: Told of damaged checkpoints, for which an older one and the log since then stand in.
+        refuse: Called for each damaged checkpoint; an older one and the log since then replace it.
         logged: Whether this start keeps a log.
-        random: A number below 2³¹. Shards get ids from it unless the log tells of every shard that was and will be dealt: what
-            a start without a log dealt must not come again, and when it is killed nothing of it may be left to count on from.
+        random: Returns a number below 2³¹, from which shard ids count on unless the log records every shard. A start without
+            a log leaves no trace of the shards that it dealt, and their ids must not come again.
 
     Raises:
-        BadCheckpoint: There are checkpoints, but none is whole, or `new_core` does not take the newest one's settings.
-        DamagedLog: The log lacks something that was acknowledged.
+        BadCheckpoint: There are checkpoints, but none is complete, or `new_core` rejects the newest one's hyperparameters.
+        DamagedLog: An acknowledged record is missing from the log.
         OSError: They can't be read.
     """
     newest = checkpoint.newest(directory, refuse)
@@ -84,10 +84,10 @@ def recover(
 
 
 def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters], Core], version: int | None) -> Core:
-    """A run as it was at a version, the newest by default. Changes nothing in the folder.
+    """Rebuilds a run as it was at a version, by default the newest. Changes nothing in the folder.
 
     Raises:
-        ValueError: The checkpoints that are kept, and the log, do not reach back or on to that version.
+        ValueError: The checkpoints and the log do not reach that version.
         BadCheckpoint, DamagedLog, OSError: As for `recover`.
     """
     for path in checkpoint.list_checkpoints(directory):
@@ -97,24 +97,27 @@ def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters], Core], v
             replay(directory, state, core, 0.0, version)
             if version not in (None, core.central.version):
                 raise ValueError(
-                    f"the log ends at version {core.central.version}; version {version} was not reached, or not logged"
+                    f"the log ends at version {core.central.version}: version {version} was not reached, or was not logged"
                 )
             return core
-    raise ValueError(f"no checkpoint in {directory} is as old as version {version}: more are kept with --checkpoint-keep")
+    raise ValueError(
+        f"every checkpoint in {directory} is newer than version {version}; --checkpoint-keep sets how many are kept"
+    )
 
 
 def _restored(path: Path, state: dict[str, Any], new_core: Callable[[str, Hyperparameters], Core], now: float) -> Core:
-    """A checkpoint as a core. Raises BadCheckpoint; it stays where it is then, for the fault may be this start's alone."""
+    """Restores a checkpoint into a new core. Raises BadCheckpoint; the checkpoint stays in place, as only this start may be at
+    fault."""
     try:
         core = new_core(state["run_id"], Hyperparameters(**state["hyperparameters"]))
     except ValueError as error:
-        raise checkpoint.BadCheckpoint(f"can't go on with the settings of {path}: {error}") from error
+        raise checkpoint.BadCheckpoint(f"can't resume with the hyperparameters of {path}: {error}") from error
     checkpoint.restore(path, state, core, now)
     return core
 
 
 def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None) -> Capture:
-    """Between two commits: what a checkpoint of the present state is to hold, which the log follows from now on."""
+    """Captures the present state between two commits; the log follows this checkpoint from now on."""
     if journal is None:
         return checkpoint.capture(core, scratch=scratch)
     position = journal.cut()
@@ -122,36 +125,36 @@ def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None)
     return checkpoint.capture(core, position, scratch)
 
 
-def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, log: Logger | None = None) -> Path:
+def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, logger: Logger | None = None) -> Path:
     """Writes a checkpoint, then removes older ones and the part of the log that no checkpoint needs. Raises OSError if the
-    checkpoint can't be written; `log` is told if older ones can't be removed."""
-    path = checkpoint.write(directory, captured, keep, storage, log)
+    checkpoint can't be written; `logger` reports older ones that can't be removed."""
+    path = checkpoint.write(directory, captured, keep, storage, logger)
     forget_segments(directory, storage)
     return path
 
 
 def begin_life(core: Core) -> None:
-    """Once a start has saved what it recovered: notes its settings, for who must replay from an older checkpoint."""
+    """Records the hyperparameters of a start, after its checkpoint, for a replay from an older checkpoint."""
     core.record(Record(Kind.BEGAN, asdict(core.settings)))
 
 
 def replay(
     checkpoints: Path, state: dict[str, Any], core: Core, now: float, until: int | None = None
 ) -> tuple[int, Path | None]:
-    """Has everything happen in a core, which holds a checkpoint, that the log tells of since.
+    """Replays the log onto a core restored from a checkpoint.
 
     Args:
         checkpoints: The run's folder.
         state: The checkpoint's.
-        core: What it was restored to.
+        core: The core that it was restored to.
         now: When the leases begin to run.
         until: The version to stop at; the newest, by default.
 
     Returns:
-        The number of the last record, and the segment that ends within one, if any.
+        The number of the last record, and the segment that ends in a partial one, if any.
 
     Raises:
-        DamagedLog: Something that was acknowledged is missing, or does not fit.
+        DamagedLog: An acknowledged record is missing, or does not fit the run.
         OSError: The log can't be read.
     """
     if "log" not in state:
@@ -167,8 +170,8 @@ def replay(
 
 
 def next_serial(checkpoints: Path) -> int:
-    """The segment that a new start writes first: after those that there are, and after those that a checkpoint names as the
-    next. Of these none may have been written yet, and an older checkpoint that had to stand in would not look before it."""
+    """The first segment that a new start writes: after all existing ones, and after those that a checkpoint names as its next.
+    A named segment may not exist yet, and a replay from an older checkpoint still expects it."""
     named = [position.serial for position in map(log_position_of, checkpoint.list_checkpoints(checkpoints)) if position]
     return max([*serials(log_directory(checkpoints)), *named], default=0) + 1
 
@@ -193,7 +196,7 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
 
 
 def log_position_of(path: Path) -> LogPosition | None:
-    """Where the log goes on after a checkpoint; None where it kept none."""
+    """The log position that follows a checkpoint; None if it has no log."""
     try:
         log = json.loads((path / "state.json").read_text(encoding="utf-8")).get("log")
         return LogPosition(*log) if log else None

@@ -22,11 +22,11 @@ class Log:
 
     Args:
         directory: The log's folder.
-        since: The first segment that is wanted, and the number of the last record before it: what the checkpoint says.
+        since: The checkpoint's log position: the first segment to read, and the number of the last record before it.
         run_id: The run that they must belong to.
 
     Attributes:
-        torn: The segment that ended within a record, if any: what was being written when the server died.
+        torn: The segment that ends in a partial record, if any: the one being written when the server died.
     """
 
     def __init__(self, directory: Path, since: LogPosition, run_id: str) -> None:
@@ -36,7 +36,7 @@ class Log:
         self.torn: Path | None = None
 
     def entries(self) -> Iterator[Entry]:
-        """The records in order. Raises DamagedLog where one that had reached the disk is missing."""
+        """The records in order. Raises DamagedLog if one that had reached the disk is missing."""
         due = self._since.number + 1
         for serial in serials(self._directory):
             if serial < self._since.serial:
@@ -44,7 +44,7 @@ class Log:
             segment = self._segment(serial)
             if segment.first != due:
                 raise DamagedLog(
-                    f"{segment.path} begins with record {segment.first} where record {due} is due: the log has a hole before it"
+                    f"{segment.path} begins with record {segment.first}, but record {due} is due: records are missing before it"
                 )
             for entry in segment.entries():
                 yield entry
@@ -59,12 +59,12 @@ class Log:
 
 
 def apply(core: Core, record: Record, now: float) -> None:
-    """Has what a record tells happen in the core again. Raises DamagedLog where it can't have happened there."""
+    """Applies a record to the core. Raises DamagedLog if it does not fit the core's state."""
     fields = record.fields
     try:
         _HANDLERS[record.kind](core, record, now)
     except (GemError, KeyError, ValueError, TypeError) as error:
-        raise DamagedLog(f"a record does not fit the run before it ({record.kind} {fields}): {error}") from error
+        raise DamagedLog(f"a record does not fit the run so far ({record.kind} {fields}): {error}") from error
 
 
 def _began(core: Core, record: Record, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The run that a server starts with: a new one, or the one that its checkpoints and log hold."""
+"""The run that a server starts with: a new one, or the one in its checkpoints and log."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from gem_server.durability.segment import DamagedLog
 from gem_server.durability.storage import Storage
 from gem_server.rules import require_named
 
-QUARANTINE_AFTER = 3  # refused commits in a row
-
 
 class Beginning(NamedTuple):
     """What a server starts with.
 
     Attributes:
-        core: A new run's, or as the newest checkpoint and the log since have it.
-        number: The log's last record.
-        outdated: Whether the run's workers go by settings that this start has changed.
+        core: A new run's, or the one restored from the newest checkpoint and the log since.
+        number: Number of the log's last record.
+        outdated: Whether this start has changed hyperparameters that the run's workers use.
     """
 
     core: Core
@@ -40,30 +38,28 @@ class Beginning(NamedTuple):
 
 
 def make_journal(config: ServerConfig, run_id: str, number: int) -> Journal | None:
-    """The log of a run whose last record is `number`; None where none is kept. Raises StartError."""
-    if config.durability != "log":
+    """The log of a run whose last record is `number`; None if no log is kept. Raises StartError."""
+    if config.durability != "log" or config.checkpoint_dir is None:
         return None
-    if config.checkpoint_dir is None:
-        raise StartError("--durability log needs --checkpoint-dir: say where checkpoints and log are to be kept")
     directory = recovery.log_directory(config.checkpoint_dir)
     try:
         Storage().make_directories(directory, 0o700)
     except OSError as error:
-        raise StartError(f"can't make a folder for the log: {error}") from error
+        raise StartError(f"can't create the log's folder: {error}") from error
     return Journal(Storage(), directory, run_id, recovery.next_serial(config.checkpoint_dir), number)
 
 
-def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> Beginning:
-    """A new core, or the one that the newest checkpoint and the log since hold.
+def make_core(config: ServerConfig, clock: Callable[[], float], logger: Logger) -> Beginning:
+    """A new core, or one restored from the newest checkpoint and the log since.
 
     Raises:
         StartError: There is no usable checkpoint, or the log is damaged.
     """
     try:
-        if resumed := _resumed(config, clock, log):
+        if resumed := _resumed(config, clock, logger):
             return resumed
-        _require_end(config.settings, config)
-        return Beginning(_new_core(secrets.token_hex(4), _new_settings(config, log), config), 0, False)
+        _require_end(config.hyperparameters, config)
+        return Beginning(_new_core(secrets.token_hex(4), _new_hyperparameters(config, logger), config), 0, False)
     except (ValueError, checkpoint.BadCheckpoint, DamagedLog) as error:
         raise StartError(str(error)) from error
     except OSError as error:
@@ -71,24 +67,24 @@ def make_core(config: ServerConfig, clock: Callable[[], float], log: Logger) -> 
 
 
 def _require_end(settings: Hyperparameters, config: ServerConfig) -> None:
-    """Raises ValueError for a run without a limit, unless that is what the user asked for."""
+    """Raises ValueError for a run without a limit, unless the user asked for one."""
     if settings.endless and not config.until_stopped:
         raise ValueError(
-            "--epochs 0 without --steps would train for ever: give one of them, or --until-stopped if that is what you want"
+            "--epochs 0 without --steps would train for ever: set one of them, or give --until-stopped if that is what you want"
         )
 
 
-def _new_settings(config: ServerConfig, log: Logger) -> Hyperparameters:
-    """The settings of a new run, with shards that hold a batch at least. Raises ValueError if the user wants smaller ones."""
-    settings = config.settings
+def _new_hyperparameters(config: ServerConfig, logger: Logger) -> Hyperparameters:
+    """The hyperparameters of a new run. Raises ValueError if the user wants shards smaller than a batch."""
+    settings = config.hyperparameters
     if settings.shard_size == SHARD_SIZE and "shard_size" not in config.given:
         settings = replace(settings, shard_size=default_shard_size(settings.batch_size))
         if settings.shard_size != SHARD_SIZE:
-            log.info("shards hold whole batches", shard_size=settings.shard_size, batch_size=settings.batch_size)
+            logger.info("shards hold whole batches", shard_size=settings.shard_size, batch_size=settings.batch_size)
     if settings.shard_size < settings.batch_size:
         raise ValueError(
             f"--shard-size {settings.shard_size} would cut batches of --batch-size {settings.batch_size} short: "
-            "raise the shard size to the batch size at least, or leave it out"
+            "set it to at least the batch size, or leave it out"
         )
     return settings
 
@@ -102,61 +98,74 @@ def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> C
         min_workers=config.min_workers,
         new_id=lambda: secrets.token_hex(16),
         norms=NormHistory(config.max_norm_ratio),
-        quarantine=Quarantine(_quarantine_after(config)),
+        quarantine=Quarantine(config.rejections_until_quarantine),
         logged=config.durability == "log",
     )
 
 
 def _kept_core(run_id: str, kept: Hyperparameters, config: ServerConfig) -> Core:
-    """For a run that goes on. Raises ValueError where its settings mean nothing to this server."""
-    require_named(kept.rule, config.settings.rule)
+    """A core for a resumed run. Raises ValueError if this server does not know its rule."""
+    require_named(kept.rule, config.hyperparameters.rule)
     return _new_core(run_id, kept, config)
 
 
-def _quarantine_after(config: ServerConfig) -> int:
-    if config.quarantine_after is not None:
-        return config.quarantine_after
-    return QUARANTINE_AFTER if config.max_norm_ratio else 0
-
-
-def _resumed(config: ServerConfig, clock: Callable[[], float], log: Logger) -> Beginning | None:
+def _resumed(config: ServerConfig, clock: Callable[[], float], logger: Logger) -> Beginning | None:
+    """The run of the newest checkpoint and the log since; None if a new run is to begin."""
     directory = config.checkpoint_dir
     if directory is None:
-        if config.resume:
-            raise ValueError("--resume needs --checkpoint-dir: say where the checkpoints are")
         return None
     if not config.resume:
-        if checkpoint.list_checkpoints(directory):
-            raise ValueError(
-                f"{directory} holds the checkpoints of another run: add --resume to go on with it, or name another folder"
-            )
+        _require_no_checkpoint(directory)
         return None
+    recovered = _recovered(directory, config, clock, logger)
+    if recovered is None:
+        logger.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))
+        return None
+    core = recovered.core
+    changed = _change_hyperparameters(core, config, logger)
+    if core.memory.limit and core.memory.held > core.memory.limit:
+        raise ValueError(
+            f"the run's workers hold {core.memory.held} bytes, but --memory-limit is {core.memory.limit}: raise the limit"
+        )
+    logger.info(
+        "resumed", checkpoint=str(recovered.checkpoint), version=core.central.version, leases=len(core.leases.live),
+        from_log=core.central.version - recovered.saved,
+    )  # fmt: skip
+    return Beginning(core, recovered.number, outdated=bool(changed.intersection(USED_BY_WORKERS)))
+
+
+def _require_no_checkpoint(directory: Path) -> None:
+    """Raises ValueError: a new run must not mix its checkpoints with another's."""
+    if checkpoint.list_checkpoints(directory):
+        raise ValueError(
+            f"{directory} holds the checkpoints of another run: add --resume to continue it, or name another folder"
+        )
+
+
+def _recovered(directory: Path, config: ServerConfig, clock: Callable[[], float], logger: Logger) -> recovery.Recovered | None:
     recovered = recovery.recover(
         directory,
         lambda run_id, kept: _kept_core(run_id, kept, config),
         clock(),
-        lambda path, why: log.warning("checkpoint refused", path=str(path), why=why),
+        lambda path, why: logger.warning("checkpoint refused", path=str(path), why=why),
         logged=config.durability == "log",
     )
-    if recovered is None:
-        log.info("nothing to resume; starting a new run", checkpoint_dir=str(directory))
-        return None
-    core, kept = recovered.core, recovered.core.settings
-    if recovered.torn is not None:
-        log.info("the log ends within a record that nobody was promised", segment=str(recovered.torn))
-    settings = resumed_settings(kept, config.settings, config.given)
+    if recovered is not None and recovered.torn is not None:
+        logger.info("the log ends in an unacknowledged partial record, which is ignored", segment=str(recovered.torn))
+    return recovered
+
+
+def _change_hyperparameters(core: Core, config: ServerConfig, logger: Logger) -> set[str]:
+    """Changes a resumed run's hyperparameters as the user asked; returns the changed names. Raises ValueError."""
+    kept = core.settings
+    wanted = resumed_hyperparameters(kept, config.hyperparameters, config.given)
     if not kept.endless:
-        _require_end(settings, config)
-    core.change(settings)
-    if changed := {name: f"{old} -> {vars(settings)[name]}" for name, old in vars(kept).items() if old != vars(settings)[name]}:
-        log.warning("this start changes the run's settings", **changed)
-    if core.memory.limit and core.memory.held > core.memory.limit:
-        raise ValueError(f"the run's workers hold {core.memory.held} bytes, --memory-limit is {core.memory.limit}: raise it")
-    log.info(
-        "resumed", checkpoint=str(recovered.checkpoint), version=core.central.version, leases=len(core.leases.live),
-        from_log=core.central.version - recovered.saved,
-    )  # fmt: skip
-    return Beginning(core, recovered.number, outdated=any(name in changed for name in USED_BY_WORKERS))
+        _require_end(wanted, config)
+    core.change(wanted)
+    changes = {name: f"{old} -> {new}" for name, old in vars(kept).items() if old != (new := vars(wanted)[name])}
+    if changes:
+        logger.warning("this start changes the run's hyperparameters", **changes)
+    return set(changes)
 
 
 def lock_directory(directory: Path) -> IO[bytes]:
@@ -174,12 +183,12 @@ def lock_directory(directory: Path) -> IO[bytes]:
     return lock
 
 
-def resumed_settings(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:
-    """The settings of a resumed run: the checkpoint's, changed where the user asked. Raises ValueError for what is fixed."""
+def resumed_hyperparameters(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:
+    """The checkpoint's hyperparameters, changed where the user asked. Raises ValueError for those that are fixed."""
     changes = {name: getattr(asked, name) for name in given if getattr(asked, name) != getattr(kept, name)}
     fixed = [f"--{name.replace('_', '-')} was {getattr(kept, name)}" for name in FIXED if name in changes]
     if fixed:
         raise ValueError(
-            f"a resumed run can't change these: {', '.join(fixed)}; leave them out, or start a new run in another folder"
+            f"a resumed run can't change: {', '.join(fixed)}; leave them out, or start a new run in another folder"
         )
     return replace(kept, **changes)

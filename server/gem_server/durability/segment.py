@@ -1,15 +1,15 @@
-"""One file of the log: records that follow one another, each with a checksum, and what can be told of a damaged one.
+"""A segment: one file of the log, a sequence of records with checksums. Tells a torn tail from damage.
 
 segment-<serial>   little-endian
     header   "GEMLOG1\\n", u64 serial, u64 number of the first record, u32 seed, 8 characters of run id, u32 CRC-32C of these
     record   "GEMr", u32 CRC-32C of the following 32 bytes, u64 number, u64 durable, u32 bytes of text, u64 bytes of payload,
              u32 CRC-32C of both; the text (JSON), the payload, zeros up to a multiple of 8 bytes
-    zeros    allocated ahead; or what an older segment left, whose file is written over
+    zeros    allocated ahead; or the remains of an older segment whose file is reused
 
-A file gets its name when its header is on the disk. Files of segments that are needed no more are called spare-<serial> and
-used again: a disk writes over what it has much faster than it finds new room. Each checksum starts from the segment's random
-seed, so that what an older one left is no record of this one. `durable` is the number of the last record that was on the disk
-when this one was written. That tells a torn tail, which nobody was ever promised, from a hole in what was acknowledged.
+A file gets its name when its header is on the disk. Files of obsolete segments are renamed to spare-<serial> and reused: a disk
+overwrites a file much faster than it allocates a new one. Each checksum starts from the segment's random seed, so that the
+remains of an older segment are never taken for records of this one. `durable` is the number of the last record that was on the
+disk when this one was written. It tells a torn tail, which was never acknowledged, from a hole among acknowledged records.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ MAX_SPARES = 2
 
 
 class DamagedLog(Exception):
-    """The log lacks something that was acknowledged; the message names the file and the place."""
+    """An acknowledged record is damaged or missing; the message names the file and the byte."""
 
 
 class Entry(NamedTuple):
-    """A record in a segment: its place among all records of the run, which is 1 for the first, and where it ends."""
+    """A record in a segment: its number (the run's first is 1), and the byte at which it ends."""
 
     number: int
     record: Record
@@ -59,12 +59,12 @@ def name(serial: int) -> str:
 
 
 def spares(directory: Path) -> list[Path]:
-    """Files to be used again."""
+    """Files to be reused."""
     return sorted(directory.glob("spare-*"))
 
 
 def put_aside(storage: Storage, directory: Path, serial: int) -> None:
-    """A segment is needed no more: keeps its file, if there are few. Raises OSError."""
+    """Retires a segment: keeps its file as a spare if there are fewer than MAX_SPARES, else removes it. Raises OSError."""
     path = directory / name(serial)
     if len(spares(directory)) < MAX_SPARES:
         storage.rename(path, directory / path.name.replace("segment", "spare"))
@@ -158,10 +158,10 @@ class Segment:
         serial: Which segment of the log it is.
         first: Index of its first record.
         run_id: The run's.
-        torn: Whether, once `entries` is exhausted, part of a further record was found.
+        torn: Whether part of a further record was found; known once `entries` is exhausted.
 
     Raises:
-        DamagedLog: It is no segment, or its header is damaged.
+        DamagedLog: It is not a segment, or its header is damaged.
         OSError: It can't be read.
     """
 
@@ -173,17 +173,17 @@ class Segment:
             self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
         header = self._data[: _HEADER.size]
         if len(self._data) < _HEADER_BYTES or _CRC.unpack_from(self._data, _HEADER.size)[0] != crc32c(header):
-            raise DamagedLog(f"{path}: its header is damaged, or it is no segment of a log")
+            raise DamagedLog(f"{path}: its header is damaged, or it is not a log segment")
         magic, self.serial, self.first, self._seed, run_id = _HEADER.unpack(header)
         self.run_id = run_id.decode(errors="replace")
         if magic != _MAGIC or path.name != name(self.serial):
-            raise DamagedLog(f"{path}: its header is that of segment {self.serial}, or of another version of the log")
+            raise DamagedLog(f"{path}: its header belongs to segment {self.serial}, or to another version of the log format")
 
     def entries(self) -> Iterator[Entry]:
-        """The whole records in order, up to a torn tail. A record's payload is a view of the file.
+        """The complete records in order, up to a torn tail. A record's payload is a view of the file.
 
         Raises:
-            DamagedLog: A damaged record is one that had reached the disk, as a later one says.
+            DamagedLog: A damaged record had reached the disk, according to a later one.
         """
         at, number = _aligned(_HEADER_BYTES), self.first
         while (entry := self._entry(at)) is not None and entry.number == number:
@@ -192,7 +192,7 @@ class Segment:
         self._require_torn(at, number)
 
     def _entry(self, at: int) -> Entry | None:
-        """The record that begins at a byte; None where there is no whole one."""
+        """The record that begins at a byte; None if there is no complete one."""
         fields = self._fields(at)
         if fields is None:
             return None
@@ -204,11 +204,13 @@ class Segment:
         try:
             record = from_text(self._data[begin:middle], self._data[middle:end])
         except (ValueError, TypeError) as error:
-            raise DamagedLog(f"{self.path}: record {number} at byte {at} is whole, but none of ours: {error}") from None
+            raise DamagedLog(
+                f"{self.path}: record {number} at byte {at} has a valid checksum, but invalid content: {error}"
+            ) from None
         return Entry(number, record, at + _aligned(end - at))
 
     def _fields(self, at: int) -> tuple[int, int, int, int, int] | None:
-        """What precedes a record at a byte; None where that is not what was written."""
+        """The fields before a record at a byte; None if they are damaged."""
         body = self._data[at + _PREFIX : at + _RECORD_BYTES]
         if len(body) < _RECORD.size or self._data[at : at + len(_MARK)] != _MARK:
             return None
@@ -218,7 +220,7 @@ class Segment:
         return number, durable, text_size, payload_size, check
 
     def _require_torn(self, at: int, number: int) -> None:
-        """The record `number`, due at a byte, is not there: makes sure that nobody had been promised it."""
+        """Raises DamagedLog if the record `number`, missing at a byte, had been acknowledged."""
         data = self._data.obj
         found = at
         while isinstance(data, mmap.mmap) and (found := data.find(_MARK, found)) >= 0:
@@ -227,8 +229,8 @@ class Segment:
                 self.torn = True
             if fields is not None and fields[1] >= number:
                 raise DamagedLog(
-                    f"{self.path} has a hole: record {number}, at byte {at}, is damaged or missing, though it had reached the "
-                    f"disk, as record {fields[0]} at byte {found} says"
+                    f"{self.path} has a hole: record {number}, at byte {at}, is damaged or missing. It had reached the disk, "
+                    f"according to record {fields[0]} at byte {found}"
                 )
             found += 1
 

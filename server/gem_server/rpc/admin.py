@@ -1,4 +1,4 @@
-"""AdminService: what an operator says."""
+"""AdminService: the operator's requests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class AdminServicer:
         apply_loop: ApplyLoop,
         quarantine: Quarantine,
         stop: Callable[[str], None],
-        log: Logger,
+        logger: Logger,
     ) -> None:
         self._checkpointer = checkpointer
         self._apply_loop = apply_loop
         self._quarantine = quarantine
         self._stop = stop
-        self._log = log
+        self._logger = logger
 
     async def create_checkpoint(
         self, call: Call, request: pb.CreateCheckpointRequest, context: Context
@@ -54,5 +54,5 @@ class AdminServicer:
         self, call: Call, request: pb.LiftQuarantineRequest, context: Context
     ) -> pb.LiftQuarantineResponse:
         self._quarantine.lift(request.worker_name)
-        self._log.info("quarantine lifted", worker=request.worker_name)
+        self._logger.info("quarantine lifted", worker=request.worker_name)
         return pb.LiftQuarantineResponse()

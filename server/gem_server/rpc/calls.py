@@ -32,7 +32,7 @@ class Call:
         self.error: GemError | None = None
 
     def require_own(self, lease_id: str) -> None:
-        """Raises PermissionDenied where a lease was opened with other credentials than this call's."""
+        """Raises PermissionDenied if a lease was opened with other credentials than this call's."""
         owner = self._owner_of(lease_id)
         if owner is not None and owner != self.identify().owner:
             raise PermissionDenied("this lease was opened with another credential: register with your own")
@@ -45,7 +45,7 @@ class Call:
 
 
 class Calls:
-    """All calls being served. `owner_of` tells whose a lease is, None where there is no such lease."""
+    """All calls being served. `owner_of` returns a lease's owner, None if there is no such lease."""
 
     def __init__(self, owner_of: Callable[[str], str | None]) -> None:
         self._owner_of = owner_of

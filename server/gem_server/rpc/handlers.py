@@ -1,4 +1,4 @@
-"""The seam between gRPC and the servicers: bytes to messages, errors to statuses, callers to identities, one place for all."""
+"""Between gRPC and the servicers: converts bytes to messages, errors to statuses, and callers to identities."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Context = Any  # grpc.aio.ServicerContext: grpcio has no type hints
 
 
 def rpc_handlers(
-    service: ServiceDescriptor, servicer: object, calls: Calls, access: Access, log: Logger
+    service: ServiceDescriptor, servicer: object, calls: Calls, access: Access, logger: Logger
 ) -> grpc.GenericRpcHandler:
     """gRPC's handlers for a servicer that has a coroutine `snake_case(call, [request,] context)` for each RPC."""
     table = {}
     for method in methods(service):
-        serve = _guard(method, getattr(servicer, _snake_case(method.name)), calls, access, log)
+        serve = _guard(method, getattr(servicer, _snake_case(method.name)), calls, access, logger)
         table[method.name] = getattr(grpc, f"{method.kind}_rpc_method_handler")(serve)
     return grpc.method_handlers_generic_handler(service.full_name, table)
 
 
-def _guard(method: Method, serve: Handler, calls: Calls, access: Access, log: Logger) -> Handler:
+def _guard(method: Method, serve: Handler, calls: Calls, access: Access, logger: Logger) -> Handler:
     async def guarded(request: Any, context: Context) -> bytes | None:
         with calls.serve() as call:
             try:
@@ -48,7 +48,7 @@ def _guard(method: Method, serve: Handler, calls: Calls, access: Access, log: Lo
                 return method.serialize_response(response) if method.serialize_response else None
             except GemError as error:
                 if isinstance(error, Unauthenticated | PermissionDenied):
-                    log.warning("call refused", rpc=method.name, peer=context.peer(), why=str(error))
+                    logger.warning("call refused", rpc=method.name, peer=context.peer(), why=str(error))
                 await _abort(context, error)
             except asyncio.CancelledError:
                 if call.error is None:
@@ -57,8 +57,8 @@ def _guard(method: Method, serve: Handler, calls: Calls, access: Access, log: Lo
             except Exception:
                 if context.cancelled():
                     raise asyncio.CancelledError from None  # the client has gone; grpc has many ways to say so
-                log.exception("a call failed in the server; please report this", rpc=method.name)
-                await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says how")
+                logger.exception("internal error while serving a call; please report it", rpc=method.name)
+                await context.abort(grpc.StatusCode.INTERNAL, "internal server error; see the server's log")
         raise AssertionError("abort does not return")
 
     return guarded
@@ -70,7 +70,7 @@ def _parse(method: Method, request: bytes, call: Call) -> Any:
     try:
         message = method.parse_request(request)
     except DecodeError as error:
-        raise InvalidRequest(f"{len(request)} bytes that are no {method.name}Request: {error}") from None
+        raise InvalidRequest(f"can't parse the {len(request)} bytes as {method.name}Request: {error}") from None
     call.require_own(getattr(message, "lease_id", ""))
     return message
 

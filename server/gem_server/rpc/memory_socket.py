@@ -1,4 +1,4 @@
-"""Hands regions of shared memory to workers on this machine, over a Unix socket: the one way to pass a file descriptor."""
+"""Hands out shared memory to workers on this machine over a Unix socket, the only way to pass a file descriptor."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class _Handed:
 
 
 class MemorySocket:
-    """The server's Unix socket. What a visitor must know is a token that the worker got under its lease, over gRPC.
+    """The server's Unix socket. A visitor must present a token that the worker got over gRPC, under its lease.
 
     Args:
         address: Path, or "@NAME" in Linux's abstract namespace; empty to share no memory.
         core: Keeps the regions with the leases.
-        log: The server's log.
+        logger: The server's logger.
 
     Raises:
         OSError: The address can't be used.
     """
 
-    def __init__(self, address: str, core: Core, log: Logger) -> None:
+    def __init__(self, address: str, core: Core, logger: Logger) -> None:
         self._address = address = address if address.startswith("@") else address and os.path.abspath(address)
         self._core = core
-        self._log = log
+        self._logger = logger
         self._leases: dict[bytes, str] = {}
         self._handed: dict[str, _Handed] = {}  # by lease, live or ended
         self._visitors: set[asyncio.Task[None]] = set()
@@ -58,7 +58,7 @@ class MemorySocket:
     def offer(self, lease_id: str) -> pb.ShareMemoryResponse:
         """Where the worker of a live lease gets its region. Raises InvalidRequest if the server shares no memory."""
         if self._socket is None:
-            raise InvalidRequest("this server shares no memory (--memory-socket off): send chunks")
+            raise InvalidRequest("this server shares no memory (--memory-socket off): send tensors over the network")
         self._leases = {token: other for token, other in self._leases.items() if other in self._core.leases.live}
         for token in [token for token, other in self._leases.items() if other == lease_id]:
             del self._leases[token]
@@ -87,7 +87,7 @@ class MemorySocket:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listening)
                 return connection
             except OSError as error:
-                self._log.warning("can't take a worker that wants shared memory; trying again", why=str(error))
+                self._logger.warning("can't accept a worker on the memory socket; trying again", why=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
     def close(self) -> None:
@@ -108,7 +108,9 @@ class MemorySocket:
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     await self._hand_over(connection)
         except (GemError, OSError, MemoryError, TimeoutError) as error:
-            self._log.info("no shared memory for a worker; it sends chunks", why=f"{type(error).__name__}: {error}")
+            self._logger.info(
+                "a worker got no shared memory; it sends its tensors over the network", why=f"{type(error).__name__}: {error}"
+            )
 
     async def _hand_over(self, connection: socket.socket) -> None:
         token = await _read(connection, TOKEN_BYTES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -17,21 +16,14 @@ from gem_server.core.central_variable import require_finite
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.rpc.calls import Call
 from gem_server.rpc.handlers import Context
-
-
-@dataclass
-class Traffic:
-    """Bytes of tensor frames so far."""
-
-    received: int = 0
-    sent: int = 0
+from gem_server.telemetry.progress import Traffic
 
 
 class Transfer:
     """One call's frames.
 
     Args:
-        call: The call, whose own the leases must be that its headers name.
+        call: The call; its headers must name its own leases.
         context: gRPC's side of it.
         message_type: The generated class of the frames that come in.
         traffic: Where bytes are counted.
@@ -49,7 +41,7 @@ class Transfer:
 
         Raises:
             IncompleteTransfer: A chunk comes instead.
-            PermissionDenied: It names another's lease.
+            PermissionDenied: It names a lease of another client.
         """
         frame = Frame(None, self._ahead) if self._ahead is not None else await self._read()
         if frame is None:
@@ -107,7 +99,7 @@ class Transfer:
                 kept.append(chunk.data)
 
     async def skip(self, size: int) -> None:
-        """Reads and drops the chunks of a gradient of `size` bytes that is here already."""
+        """Reads and drops the chunks of a repeated gradient of `size` bytes."""
         received = 0
         while received < size:
             chunk = await self._read_chunk()
@@ -122,8 +114,8 @@ class Transfer:
     async def send(self, opening: bytes, packed: Vector, form: ThetaFormat = FLOAT32, patience: float | None = None) -> None:
         """Streams a header and θ from where it lies (float32, shape (P,)); no one changes it before this exchange is over.
 
-        A client that takes longer than `patience` seconds for one frame is sent away: without a lease it could keep its
-        copy of θ for ever.
+        Raises DeadlineExceeded for a client that takes longer than `patience` seconds to read one frame: without a lease it
+        could keep its copy of θ for ever.
         """
         for frame in form.frames(packed, opening):
             try:

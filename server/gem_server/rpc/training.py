@@ -1,4 +1,4 @@
-"""TrainingService: what a worker says, turned into questions to the core, and the core's facts turned into answers."""
+"""TrainingService: turns workers' requests into calls of the core, and the core's facts into replies."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gem_server.rpc import messages
 from gem_server.rpc.calls import Call, Calls
 from gem_server.rpc.handlers import Context
 from gem_server.rpc.memory_socket import MemorySocket
-from gem_server.rpc.tensor_stream import Traffic, Transfer
-from gem_server.rpc.transports import Carrier, Network, SharedMemory, stated_theta_format
+from gem_server.rpc.tensor_stream import Transfer
+from gem_server.rpc.transports import Network, SharedMemory, Transport, stated_theta_format
 from gem_server.rules.base import largest
 from gem_server.security.access import require_name
-from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.progress import Progress, Traffic
 
 SHARD_WAIT_SECONDS = 0.5
 READER_SECONDS = 60.0
@@ -39,14 +39,15 @@ class TrainingServicer:
     """Serves `gem_api.v1.TrainingService`.
 
     Args:
-        core: Decides.
+        core: The state machine.
         apply_loop: Applies commits in order.
-        progress: Remembers what the status shows.
+        progress: What the status shows.
         calls: The calls in progress.
-        memory_socket: Where workers of this machine get shared memory.
-        durability: Says when what happened may be told.
+        memory_socket: Hands out shared memory to workers on this machine.
+        durability: Waited for before a reply.
+        traffic: Where the bytes of tensors are counted.
         clock: Monotonic seconds.
-        log: The server's log.
+        logger: The server's logger.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class TrainingServicer:
         calls: Calls,
         memory_socket: MemorySocket,
         durability: Durability,
+        traffic: Traffic,
         clock: Callable[[], float],
-        log: Logger,
+        logger: Logger,
     ) -> None:
         self._core = core
         self._apply_loop = apply_loop
@@ -66,10 +68,10 @@ class TrainingServicer:
         self._calls = calls
         self._memory_socket = memory_socket
         self._durability = durability
+        self.traffic = traffic
         self._clock = clock
-        self._log = log
+        self._logger = logger
         self._changed = asyncio.Event()
-        self.traffic = Traffic()
 
     # -- commits
 
@@ -84,7 +86,7 @@ class TrainingServicer:
                 self._count_rejected(header, error)
                 self._put_into_quarantine(header, error, call)
                 for ended in self._core.take_rolled_back():
-                    self.lease_ended(ended, told=call)
+                    self.lease_ended(ended, notified=call)
                 raise
             self._require_open()
 
@@ -93,25 +95,25 @@ class TrainingServicer:
         admission, lease = self._core.admit(header, self._clock())
         if message.region:
             self._core.adopt_region(lease, message.region)
-        carrier: Carrier = SharedMemory(transfer) if message.region else Network(message, transfer, self._core.logged)
+        transport: Transport = SharedMemory(transfer) if message.region else Network(message, transfer, self._core.logged)
         if admission is Admission.FRESH:
             await self._durability.reached(lease.recorded)  # the log may still need the last gradient, where this one goes
             self._durability.require_writable()
             norm = GradientNorm() if self._core.norms.bounded else None
-            arrived = await carrier.fetch(lease, self._core.rule.largest, norm)
+            arrived = await transport.fetch(lease, self._core.rule.largest, norm)
             self._require_open()
             measured = norm.value if norm is not None else None
             self._apply_loop.submit(self._core.ticket(lease, header, self._clock(), arrived, measured))
         else:
-            await carrier.skip(lease)
+            await transport.skip(lease)
         call.answering = True
         applied = await self._apply_loop.outcome(lease, header.sequence)
         if admission is not Admission.FRESH:
-            # A pull that this repeat overtook may still have its turn to come, and would change the answer under way.
+            # A pull that this repeat overtook may still be queued, and would change the reply while it is sent.
             await self._apply_loop.between_commits(lambda: partial(self._core.resend_reply, lease))
         await self._durability.reached(lease.recorded)
         result = messages.commit_result(applied, lease.base_version)
-        await carrier.deliver(pb.CommitResponse(result=result).SerializeToString(), self._core.reply(lease))
+        await transport.deliver(pb.CommitResponse(result=result).SerializeToString(), self._core.reply(lease))
 
     def _count_rejected(self, header: Header, error: GemError) -> None:
         if isinstance(error, Draining | UnknownRegion):
@@ -120,16 +122,16 @@ class TrainingServicer:
         lease = self._core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
         self._progress.refused(worker, type(error).__name__)
-        self._log.warning(
+        self._logger.warning(
             "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
         )
 
     def _put_into_quarantine(self, header: Header, error: GemError, call: Call) -> None:
-        """Raises Quarantined where this refusal was one too many, in place of it."""
+        """Raises Quarantined, instead of the rejection, if this one was one too many."""
         ended = self._core.refused(header.lease_id, error)
         if ended is not None:
-            self._log.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
-            self.lease_ended(ended, told=call)
+            self._logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
+            self.lease_ended(ended, notified=call)
             self._core.quarantine.require_free(ended.worker)
 
     # -- reading and initialising θ
@@ -179,7 +181,7 @@ class TrainingServicer:
             self._core.require_initializer(header.lease_id, self._clock())
             self._core.initialized()
             await self._durability.begin()
-        self._log.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)
+        self._logger.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)
         self.notify()
         return pb.InitializeCentralResponse(version=self._core.central.version)
 
@@ -196,7 +198,7 @@ class TrainingServicer:
         if registration.ended:
             self.lease_ended(registration.ended)
         awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}
-        self._log.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
+        self._logger.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
         await self._durability.settled()
         return messages.registration(registration, self._core)
 
@@ -215,25 +217,25 @@ class TrainingServicer:
         return self._memory_socket.offer(request.lease_id)
 
     def expire_leases(self) -> None:
-        """Ends the leases whose time is up. Time in which this server did not run is not charged to them."""
+        """Ends expired leases. Time during which this server was suspended does not count."""
         now = self._clock()
         if stood_still := self._core.leases.looked(now):
-            self._log.warning(
-                "this server stood still; the leases are extended", seconds=round(stood_still, 1),
+            self._logger.warning(
+                "the server was suspended; all leases are extended", seconds=round(stood_still, 1),
                 workers=len(self._core.leases.live),
             )  # fmt: skip
         for ended in self._core.expire(now):
             self.lease_ended(ended)
 
-    def lease_ended(self, ended: Ended, told: Call | None = None) -> None:
-        """Tells everyone concerned that a lease has ended; the call `told` hears of it in another way."""
+    def lease_ended(self, ended: Ended, notified: Call | None = None) -> None:
+        """Ends the calls of a lease that has ended, except for `notified`, which gets its own error."""
         self._progress.forget(ended.worker)
-        self._log.info(
+        self._logger.info(
             "lease ended", worker=ended.worker, reason=str(ended.reason), shards_returned=ended.shards_returned,
             workers=len(self._core.leases.live),
         )  # fmt: skip
         error = LeaseEnded(f"the lease has ended ({ended.reason}): register again", ended.reason)
-        self._calls.end_lease(ended.lease_id, error, told)
+        self._calls.end_lease(ended.lease_id, error, notified)
         self.notify()
 
     # -- shards, evaluation, status
@@ -257,7 +259,7 @@ class TrainingServicer:
         self, call: Call, request: pb.ReportEvaluationRequest, context: Context
     ) -> pb.ReportEvaluationResponse:
         if request.HasField("accuracy") and not 0 <= request.accuracy <= 1:
-            raise InvalidRequest(f"an accuracy lies between 0 and 1, not at {request.accuracy}")
+            raise InvalidRequest(f"the accuracy must lie between 0 and 1, not at {request.accuracy}")
         self._progress.evaluated(messages.evaluation(request))
         return pb.ReportEvaluationResponse()
 
@@ -271,12 +273,12 @@ class TrainingServicer:
             raise Draining(_DRAINING)
 
     def notify(self) -> None:
-        """Wakes those who wait for something to change."""
+        """Wakes calls that wait for the run's state to change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def drain(self) -> None:
-        """Takes no more commits; what holds a ticket is still applied and answered."""
+        """Accepts no more commits; those that hold a ticket are still applied and answered."""
         self._progress.draining = True
         self._calls.end_unanswered(Draining(_DRAINING))
         self.notify()

@@ -21,23 +21,23 @@ from gem_server.rpc.tensor_stream import Transfer
 PIECE = 1 << 18  # elements that are copied and looked at while they are in the cache, as many as a chunk holds
 
 
-class Carrier(Protocol):
-    """How one commit's gradient arrives and its answer leaves."""
+class Transport(Protocol):
+    """How one commit's gradient arrives, and how its reply is sent."""
 
     async def fetch(self, lease: Lease, limit: np.float32, norm: GradientNorm | None) -> Arrived:
-        """Has the whole gradient in `lease.upload`, and in `norm` where that is asked for; what is applied then is what was
-        measured. Raises NonFiniteGradient, IncompleteTransfer."""
+        """Returns once `lease.upload` holds the whole gradient. Adds it to `norm`, if given; what is measured is what is
+        applied. Raises NonFiniteGradient, IncompleteTransfer."""
 
     async def skip(self, lease: Lease) -> None:
-        """Lets a gradient pass that is here already."""
+        """Reads and drops the gradient of a repeated commit."""
 
     async def deliver(self, result: bytes, theta: Vector) -> None:
-        """Sends the commit's result, and has the worker get θ (float32, shape (P,))."""
+        """Sends the commit's result and θ (float32, shape (P,))."""
 
 
 class Network:
-    """Chunks in the call's stream, in the formats that the commit's header names; `logged`, their bytes are kept for the log.
-    Raises InvalidRequest for unknown formats."""
+    """Chunks in the call's stream, in the formats that the commit's header names. With `logged`, compressed bytes are kept for
+    the log. Raises InvalidRequest for unknown formats."""
 
     def __init__(self, header: pb.CommitHeader, transfer: Transfer, logged: bool) -> None:
         self._transfer = transfer
@@ -58,7 +58,7 @@ class Network:
 
 
 class SharedMemory:
-    """A region: the gradient lies there before its header arrives, and the rule writes the answer where the worker reads it."""
+    """A shared region: the gradient is there before its header arrives, and the rule writes θ where the worker reads it."""
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
@@ -72,15 +72,15 @@ class SharedMemory:
         return as_floats(lease.upload)
 
     async def _copy(self, lease: Lease, shared: Vector, limit: np.float32, norm: GradientNorm | None) -> None:
-        """Takes the gradient out of the worker's reach. On this thread, as chunks are taken in: a thread of its own could still
-        write to the buffer when a newer call has taken over."""
+        """Copies the gradient out of the worker's reach. On this thread: another one could still write to the buffer after a
+        newer call has taken over."""
         for begin in range(0, shared.size, PIECE):
             piece = lease.upload[begin : begin + PIECE]
             np.copyto(piece, shared[begin : begin + PIECE])
             require_finite(piece, limit, "gradient")
             if norm is not None:
                 norm.add(piece)
-            await asyncio.sleep(0)  # others' turn
+            await asyncio.sleep(0)  # lets other calls run
 
     async def skip(self, lease: Lease) -> None: ...
 
@@ -89,5 +89,5 @@ class SharedMemory:
 
 
 def stated_theta_format(dtype: int) -> ThetaFormat:
-    """The format for θ that a message names; float32 where it names none."""
+    """The format for θ that a message names; float32 if it names none."""
     return theta_format(dtype) if dtype else FLOAT32

@@ -1,4 +1,4 @@
-"""Who makes a call, and what they may call. A server that asks for no credentials takes everyone for its admin."""
+"""Identifies callers and their permissions. Without credentials, everyone is an admin."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class Access:
 
 
 def require_name(identity: Identity, worker: str) -> None:
-    """Raises PermissionDenied where a caller may not register under this name."""
+    """Raises PermissionDenied if a caller may not register under this name."""
     if identity.worker not in (ANY_NAME, worker):
         raise PermissionDenied(f"this credential is for the worker {identity.worker!r}: take that name, or another credential")
 
 
 def _bearer_token(context: Any) -> str:
-    """Raises Unauthenticated where the call carries none."""
+    """Raises Unauthenticated if the call carries none."""
     for key, value in context.invocation_metadata() or ():
         scheme, _, token = value.partition(" ") if key == AUTHORIZATION and isinstance(value, str) else ("", "", "")
         if scheme.lower() == "bearer":

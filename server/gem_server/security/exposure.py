@@ -1,4 +1,4 @@
-"""What a server leaves open to others than its own machine, so that its log can say so."""
+"""What a server exposes beyond its own machine, for warnings in its log."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gem_server.security.tls import TlsFiles
 
 
 def what_is_open(listen: str, metrics_listen: str, tokens: Path | None, tls: TlsFiles | None) -> list[tuple[str, str]]:
-    """What is open beyond this machine, and how to close it; nothing where only loopback is listened on."""
+    """What is open beyond this machine, and how to close it; empty if all addresses are loopback."""
     found = []
     if not is_loopback(listen):
         if tokens is None and (tls is None or tls.client_ca is None):
             found.append((
-                f"whoever reaches {listen} may train, read the model, and drain the server",
+                f"anyone who can reach {listen} may train, read the model and drain the server",
                 "--tokens FILE, or --tls-client-ca FILE",
             ))  # fmt: skip
         if tls is None:
             what = "tokens, gradients and the model" if tokens is not None else "gradients and the model"
             found.append((f"{what} cross the network unencrypted", "--tls-cert FILE --tls-key FILE"))
     if metrics_listen and not is_loopback(metrics_listen):
-        found.append((f"whoever reaches {metrics_listen} may read the metrics", "--metrics-listen on a private address"))
+        found.append((f"anyone who can reach {metrics_listen} may read the metrics", "--metrics-listen on a private address"))
     return found

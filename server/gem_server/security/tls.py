@@ -38,16 +38,16 @@ class Certificates:
 
     Args:
         files: Where everything is.
-        log: Told where changed files can't be used, as between the change of one and of the other; what was read before is
-            used still, then.
+        logger: Reports changed files that can't be used, for example a new certificate before its key; the previous ones stay
+            in use.
 
     Raises:
         ValueError: A file can't be read or holds something else; key and certificate don't match.
     """
 
-    def __init__(self, files: TlsFiles, log: Logger) -> None:
+    def __init__(self, files: TlsFiles, logger: Logger) -> None:
         self._files = files
-        self._log = log
+        self._logger = logger
         self._seen = files.stamps()
         self._first = load(files)
 
@@ -58,7 +58,7 @@ class Certificates:
         )
 
     def _changed(self) -> Any:
-        """What the files hold now; None where that is no news. gRPC calls it, on its own thread."""
+        """The files' new content; None if they have not changed. gRPC calls it on its own thread."""
         seen = self._files.stamps()
         if seen == self._seen:
             return None
@@ -66,9 +66,9 @@ class Certificates:
         try:
             fresh = load(self._files)
         except ValueError as error:
-            self._log.warning("the changed certificate can't be used; the one from before stays", why=str(error))
+            self._logger.warning("can't use the changed certificate; the previous one stays in use", why=str(error))
             return None
-        self._log.info("certificate read again", tls_cert=str(self._files.cert))
+        self._logger.info("certificate reloaded", tls_cert=str(self._files.cert))
         return fresh
 
 
@@ -97,4 +97,4 @@ def _check(what: str, path: Path, try_it: Callable[[], None]) -> None:
 
 
 def _refuse_passphrase() -> str:
-    raise ValueError("the key has a passphrase: give one without, which only the server's user can read")
+    raise ValueError("the key has a passphrase: give a key without one, readable by the server's user alone")

@@ -37,24 +37,24 @@ class Entry:
 
 
 class TokenFile:
-    """Tokens and what they are for: a line "TOKEN ROLE [WORKER]" for each; empty lines and those that begin with # are none.
+    """Tokens and their roles, one line "TOKEN ROLE [WORKER]" each. Empty lines and lines that begin with # are ignored.
 
     Args:
         path: The file.
-        log: Told where a changed file can't be used; the tokens read before are valid still, then.
+        logger: Reports a changed file that can't be used; the previous tokens stay valid.
 
     Raises:
         ValueError: The file can't be read, others can read it too, or it makes no sense.
     """
 
-    def __init__(self, path: Path, log: Logger) -> None:
+    def __init__(self, path: Path, logger: Logger) -> None:
         self._path = path
-        self._log = log
+        self._logger = logger
         self._seen = stamp(path)
         self._entries = parse(read_secret(path), str(path))
 
     def find(self, token: str) -> Entry:
-        """The token's entry. Takes the same time whichever it is. Raises Unauthenticated where there is none."""
+        """The token's entry, in constant time. Raises Unauthenticated if the token is unknown."""
         self._read_again()
         digest, found = hashlib.sha256(token.encode()).digest(), None
         for entry in self._entries:
@@ -72,13 +72,13 @@ class TokenFile:
         try:
             self._entries = parse(read_secret(self._path), str(self._path))
         except ValueError as error:
-            self._log.warning("the changed tokens can't be used; those from before stay valid", why=str(error))
+            self._logger.warning("can't use the changed token file; the previous tokens stay valid", why=str(error))
         else:
-            self._log.info("tokens read again", tokens=len(self._entries))
+            self._logger.info("tokens reloaded", tokens=len(self._entries))
 
 
 def stamp(path: Path) -> tuple[int, ...]:
-    """What changes when a file does; empty where it can't be looked at."""
+    """A value that changes when the file does; empty if the file can't be read."""
     try:
         status = path.stat()
     except OSError:
@@ -91,9 +91,9 @@ def parse(text: str, where: str) -> tuple[Entry, ...]:
     lines = ((f"{where}:{number}", line.split(None, 2)) for number, line in enumerate(text.splitlines(), 1))
     entries = tuple(_entry(place, words) for place, words in lines if words and not words[0].startswith("#"))
     if not entries:
-        raise ValueError(f"{where} holds no token: write a line TOKEN ROLE [WORKER] for each")
+        raise ValueError(f"{where} has no token: write one line for each, TOKEN ROLE [WORKER]")
     if len({entry.digest for entry in entries}) < len(entries):
-        raise ValueError(f"{where} holds a token twice")
+        raise ValueError(f"{where} has the same token twice")
     return entries
 
 
@@ -103,6 +103,6 @@ def _entry(place: str, words: list[str]) -> Entry:
         raise ValueError(f"{place}: the second word is the role, one of {', '.join(ROLES)}")
     worker = worker.strip()
     if worker and role != "worker":
-        raise ValueError(f"{place}: only a worker's token has a name")
+        raise ValueError(f"{place}: only a token of the role worker may have a name")
     require_token(token, place)
     return Entry(hashlib.sha256(token.encode()).digest(), role, "" if worker == "*" else worker)

@@ -1,4 +1,4 @@
-"""The run's history: a line of CSV for each commit, applied or left out by the rule, for plots and for auditing tickets."""
+"""The run's history: a line of CSV for each commit, applied or discarded by the rule, for plots and audits."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _LONGEST_LINE = 1 << 16  # characters; a worker's name has at most 128
 
 class History:
     """Appends to a CSV file. Lines wait in memory, and reach the file at `flush` and `close`, which may wait for the disk: call
-    them in a thread. A commit that the rule left out has 1 under `discarded`, and the version of the one before it.
+    them in a thread. A commit that the rule discarded has 1 under `discarded`, and the version of the one before it.
 
     Args:
-        path: The file. Lines from `next_ticket` on, which a crash left behind, are taken out first.
+        path: The file. Lines from `next_ticket` on, left behind by a crash, are removed first.
         next_ticket: Ticket of the run's next commit.
         wall: Unix seconds.
-        log: Told when a line could not be written. Training goes on: the history is an aid, not a promise.
+        logger: Reports lines that could not be written. Training continues without them.
 
     Raises:
         OSError: The file can't be written, or what is there is not a file.
     """
 
-    def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], log: Logger) -> None:
+    def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> None:
         self._wall = wall
-        self._log = log
+        self._logger = logger
         self._path = path
         self._failing = False
         self._lines: deque[tuple[object, ...]] = deque(maxlen=MAX_WAITING)
@@ -62,8 +62,10 @@ class History:
         try:
             return _lines_before(self._path, next_ticket)
         except (ValueError, csv.Error) as error:
-            self._log.warning(
-                "the history is damaged: it is kept as *.old, and a new one begins", path=str(self._path), why=str(error)
+            self._logger.warning(
+                "the history file is damaged: it is renamed to *.old, and a new one begins",
+                path=str(self._path),
+                why=str(error),
             )
             return []
 
@@ -94,18 +96,18 @@ class History:
             self._failing = False
         except OSError as error:
             if not self._failing:
-                self._log.error(
-                    "the history can't be written; lines are missing from here", path=str(self._path), why=str(error)
+                self._logger.error(
+                    "can't write the history file; lines are missing from here on", path=str(self._path), why=str(error)
                 )
             self._failing = True
 
 
-def open_history(path: Path, next_ticket: int, wall: Callable[[], float], log: Logger) -> History | None:
+def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> History | None:
     """The run's history; None, and a warning, if it can't be written. Arguments as for `History`."""
     try:
-        return History(path, next_ticket, wall, log)
+        return History(path, next_ticket, wall, logger)
     except OSError as error:
-        log.warning("no history is kept: it can't be written; check --history", path=str(path), why=str(error))
+        logger.warning("can't write the history file; continuing without it: check --history", path=str(path), why=str(error))
         return None
 
 

@@ -19,9 +19,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from gem_server.apply_loop import Timing
 from gem_server.core.facts import Applied, EndReason
 from gem_server.core.state_machine import Core
-from gem_server.rpc.tensor_stream import Traffic
 from gem_server.rules import PiFacts
-from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.progress import Progress, Traffic
 
 _STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 _SECONDS = (*(base * 10.0**exponent for exponent in range(-5, 1) for base in (1, 2, 5)), 10.0)
@@ -87,28 +86,52 @@ class Metrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        core, ledger, progress = self._core, self._core.ledger, self._progress
+        yield from self._run()
+        yield from self._commits()
+        yield from self._leases()
+        yield from self._resources()
+        yield from self._data()
+        yield from self._training()
+        yield from self._per_worker()
+        yield from self._checkpoint()
+
+    def _run(self) -> Iterator[Metric]:
+        core = self._core
         yield _gauge("gem_central_version", "Commits applied to the central variable.", core.central.version)
         yield InfoMetricFamily("gem_run", "The run and its settings.", {"run_id": core.run_id, **_texts(core.settings)})
         yield InfoMetricFamily("gem_build", "Versions of the software that the server runs on.", self._versions)
         if core.central.layout is not None:
             yield _gauge("gem_parameters", "Parameters of the model.", core.central.layout.size)
-        yield _counter("gem_commits", "Commits by outcome.", "outcome", core.outcomes)
+        yield _gauge(
+            "gem_draining", "1 while the server finishes what is queued before it ends, else 0.", self._progress.draining
+        )
+
+    def _commits(self) -> Iterator[Metric]:
+        progress = self._progress
+        yield _counter("gem_commits", "Commits by outcome.", "outcome", self._core.outcomes)
         yield _counter("gem_commits_rejected", "Rejected commits, by error.", "error", dict(progress.rejected))
         yield _counter(
             "gem_nonfinite_losses", "Commits whose reported loss was no finite number.", None, progress.nonfinite_losses
         )
-        yield _gauge("gem_draining", "1 while the server finishes what is queued before it ends, else 0.", progress.draining)
-        yield _gauge("gem_active_workers", "Workers that hold a lease.", len(core.leases.live))
-        ended = {reason: core.leases.ended.get(reason, 0) for reason in EndReason}
-        yield _counter("gem_leases_ended", "Leases that ended, by reason.", "reason", ended)
-        yield _gauge("gem_quarantined_workers", "Workers that are kept out of the run.", len(core.quarantine.held))
         yield _gauge("gem_commit_queue_length", "Commits that wait for their turn or have it.", self._queue_length())
+
+    def _leases(self) -> Iterator[Metric]:
+        leases = self._core.leases
+        yield _gauge("gem_active_workers", "Workers that hold a lease.", len(leases.live))
+        ended = {reason: leases.ended.get(reason, 0) for reason in EndReason}
+        yield _counter("gem_leases_ended", "Leases that ended, by reason.", "reason", ended)
+        yield _gauge("gem_quarantined_workers", "Workers that are kept out of the run.", len(self._core.quarantine.held))
+
+    def _resources(self) -> Iterator[Metric]:
+        memory = self._core.memory
         yield _counter("gem_received_bytes", "Bytes of tensor frames received.", None, self._traffic.received)
         yield _counter("gem_sent_bytes", "Bytes of tensor frames sent.", None, self._traffic.sent)
-        yield _gauge("gem_memory_bytes", "Bytes held for the central variable, its copies and the workers.", core.memory.held)
-        yield _gauge("gem_memory_limit_bytes", "Bytes that may be held; 0 for no limit.", core.memory.limit)
-        yield _gauge("gem_worker_memory_bytes", "Most bytes held for one worker.", core.memory.most_for_worker)
+        yield _gauge("gem_memory_bytes", "Bytes held for the central variable, its copies and the workers.", memory.held)
+        yield _gauge("gem_memory_limit_bytes", "Bytes that may be held; 0 for no limit.", memory.limit)
+        yield _gauge("gem_worker_memory_bytes", "Most bytes held for one worker.", memory.most_for_worker)
+
+    def _data(self) -> Iterator[Metric]:
+        ledger = self._core.ledger
         yield _gauge("gem_epoch", "Newest epoch that a shard was handed out of, from 0.", ledger.epoch)
         shards = GaugeMetricFamily(
             "gem_shards", "Shards: of the newest epoch pending, of all epochs the rest.", labels=["state"]
@@ -116,9 +139,10 @@ class Metrics(Collector):
         for state, count in {"pending": ledger.pending, "leased": len(ledger.held), "completed": ledger.completed}.items():
             shards.add_metric([state], count)
         yield shards
-        yield _counter("gem_samples_committed", "Samples in applied commits.", None, core.samples_committed)
-        yield from self._training()
-        yield from self._per_worker()
+        yield _counter("gem_samples_committed", "Samples in applied commits.", None, self._core.samples_committed)
+
+    def _checkpoint(self) -> Iterator[Metric]:
+        progress = self._progress
         if progress.checkpoint_version is not None:
             yield _gauge("gem_checkpoint_version", "Version of the last checkpoint.", progress.checkpoint_version)
             written = self._wall(progress.checkpoint_at)

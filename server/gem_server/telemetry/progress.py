@@ -31,6 +31,14 @@ class Smoothed:
             self.value = share * value + (0.0 if self.value is None else (1 - share) * self.value)
 
 
+@dataclass
+class Traffic:
+    """Bytes of tensor frames so far."""
+
+    received: int = 0
+    sent: int = 0
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Loss and accuracy (0 to 1, or None) of one version on held-out data."""

@@ -1,0 +1,103 @@
+"""The ports that a server listens on: gRPC with health checks and reflection, and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from gem_api.methods import ADMIN, MAX_MESSAGE_BYTES, TRAINING
+from gem_api.process.exposition import serve_metrics
+from gem_api.process.logs import Logger
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+from prometheus_client.registry import CollectorRegistry
+
+from gem_server.config import ServerConfig, StartError
+from gem_server.rpc.calls import Calls
+from gem_server.rpc.handlers import rpc_handlers
+from gem_server.security.access import Access
+from gem_server.security.tls import Certificates
+from gem_server.security.tokens import TokenFile
+
+REPLY_GRACE_SECONDS = 5.0
+_CHANNEL_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # two servers on one port would share out the workers by chance
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class Endpoint:
+    """Takes the server's addresses when it is made, and serves gRPC from `start` to `close`.
+
+    Args:
+        config: The addresses, and who may call.
+        registry: The metrics to serve.
+        logger: The server's logger.
+
+    Raises:
+        StartError: An address can't be used, or the file of tokens or certificates is invalid.
+
+    Attributes:
+        port: The port that gRPC is served on.
+        access: Identifies callers.
+    """
+
+    def __init__(self, config: ServerConfig, registry: CollectorRegistry, logger: Logger) -> None:
+        self._logger = logger
+        self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+        self._health = HealthServicer()
+        try:
+            tokens = TokenFile(config.tokens, logger) if config.tokens is not None else None
+            certificates = Certificates(config.tls, logger) if config.tls is not None else None
+            self.access = Access(tokens, config.tls is not None and config.tls.client_ca is not None)
+            self.port = _bind(self._server, config.listen, certificates)
+            serve_metrics(config.metrics_listen, registry)
+        except ValueError as error:
+            raise StartError(str(error)) from None
+
+    def add_services(self, training: object, admin: object, calls: Calls) -> None:
+        """Adds the contract's services, and health checks, which are open to everyone because containers need them. Reflection
+        is added only if no credentials are required."""
+        for service, servicer in ((TRAINING, training), (ADMIN, admin)):
+            handlers = rpc_handlers(service, servicer, calls, self.access, self._logger)
+            self._server.add_generic_rpc_handlers([handlers])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if not self.access.asks:
+            services = (TRAINING, ADMIN, health_pb2.DESCRIPTOR.services_by_name["Health"])
+            names = [service.full_name for service in services]
+            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
+
+    async def start(self) -> None:
+        """Serves, and reports it as healthy."""
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def report_ending(self) -> None:
+        """Health checks report from now on that the server is about to stop."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def close(self) -> None:
+        """Stops serving. Calls in progress have a few seconds to end."""
+        await self._server.stop(REPLY_GRACE_SECONDS)
+
+    async def _set_health(self, status: int) -> None:
+        for name in ("", TRAINING.full_name, ADMIN.full_name):
+            await self._health.set(name, status)
+
+
+def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
+    try:
+        if certificates is not None:
+            return int(server.add_secure_port(address, certificates.credentials()))
+        return int(server.add_insecure_port(address))
+    except RuntimeError as error:
+        why = str(error).partition(";")[0]
+        raise StartError(
+            f"can't listen on {address}: the address is in use, does not belong to this machine, or is not HOST:PORT ({why})"
+        ) from None
