@@ -22,10 +22,12 @@ class SideThread:
 
     Args:
         name: The thread's name.
+        lock: Held while the thread does one piece of work.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lock: threading.RLock) -> None:
         self._name = name
+        self._lock = lock
         self._queue: _Queue = SimpleQueue()
         self._started = False
         # The thread does not hold this object: it ends with a session that nobody closed, when that has no reference left.
@@ -37,7 +39,7 @@ class SideThread:
         self._queue.put((future, partial(work, *arguments, **named)))
         if not self._started:
             self._started = True
-            threading.Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
+            threading.Thread(target=_work, args=(self._queue, self._lock), name=self._name, daemon=True).start()
         return future
 
     def close(self) -> None:
@@ -49,12 +51,17 @@ class SideThread:
         self._queue.put(None)
 
 
-def _work(queue: _Queue) -> None:
+def _work(queue: _Queue, lock: threading.RLock) -> None:
     while (submitted := queue.get()) is not None:
         future, work = submitted
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(work())
+                future.set_result(_locked(lock, work))
             except BaseException as error:
                 future.set_exception(error)
         del submitted, future, work  # which hold the session
+
+
+def _locked(lock: threading.RLock, work: Callable[[], T]) -> T:
+    with lock:
+        return work()
