@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other, and that the process does not wait for when it ends."""
+"""A daemon thread that runs one task after the other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _Queue: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
 
 class SideThread:
-    """Like a ThreadPoolExecutor with one thread, except that the thread is a daemon: the interpreter joins an executor's
-    threads before it exits, so that a call that is tried again for minutes would keep the process alive.
+    """Like a ThreadPoolExecutor with one thread, but the thread is a daemon. The interpreter joins an executor's threads before
+    it exits, so a call that is retried for minutes would keep the process alive.
 
     Args:
         name: The thread's name.
-        lock: Held while the thread does one piece of work.
+        lock: Held while the thread runs a task.
     """
 
     def __init__(self, name: str, lock: threading.RLock) -> None:
@@ -30,11 +30,11 @@ class SideThread:
         self._lock = lock
         self._queue: _Queue = SimpleQueue()
         self._started = False
-        # The thread does not hold this object: it ends with a session that nobody closed, when that has no reference left.
+        # The thread holds no reference to this object, so that it ends with a session that nobody closed.
         weakref.finalize(self, self._queue.put, None).atexit = False
 
     def submit(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Has `work` called after what was submitted before."""
+        """Calls `work` in the thread, after the tasks submitted before."""
         future: Future[T] = Future()
         self._queue.put((future, partial(work, *arguments, **named)))
         if not self._started:
@@ -43,7 +43,7 @@ class SideThread:
         return future
 
     def close(self) -> None:
-        """Cancels what has not begun, and ends the thread after what it is doing. Does not wait."""
+        """Cancels the tasks that have not begun, and ends the thread after the present one. Does not wait."""
         with suppress(Empty):
             while True:
                 if (submitted := self._queue.get_nowait()) is not None:
