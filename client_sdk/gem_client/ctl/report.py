@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from gem_api import __version__
 
-from gem_client.ctl.panels import DASHBOARDS, Dashboard, Kind, Panel
+from gem_client.ctl.dashboards import DASHBOARDS
+from gem_client.ctl.panels import Dashboard, Kind, Panel
 from gem_client.ctl.plots import PlottedQuery, draw
 from gem_client.ctl.prometheus import Prometheus, PrometheusError, Series
 from gem_client.ctl.text import duration
