@@ -101,7 +101,7 @@ def _nobody_there(details: str, address: str) -> str:
     if unreachable := re.search(r"Failed to connect to remote host: (?:getsockopt\(SO_ERROR\): )?([^;]+)", details):
         return f"no connection to {address}: {unreachable[1].strip()}"
     if re.search(r"hostname lookup error|DNS resolution failed", details):
-        return f"the host name in {address} is unknown (is it spelled correctly?)"
+        return f"the host of {address} is not known (is the name right?)"
     return ""
 
 
