@@ -17,7 +17,7 @@ help:
 	@echo "make chaos   kill servers and workers 100 times each, cut connections, fill a disk, and look for what was lost (10 minutes)"
 	@echo "make soak    a million small commits from workers that come and go, then MINUTES=10 of the simulation"
 	@echo "make fuzz    coverage-guided fuzzing of what reads frames, log and checkpoints, SECONDS=60 each (Linux, Python up to 3.13)"
-	@echo "make dashboards   generate Grafana's dashboards from client_sdk/gem_client/ctl/panels.py"
+	@echo "make dashboards   generate Grafana's dashboards from client_sdk/gem_client/ctl/dashboards.py"
 	@echo "make proto   generate the Python code of the contract"
 
 $(READY): requirements.lock pyproject.toml

@@ -1,4 +1,4 @@
-"""What the integration tests share: a small model, leases that run out, patience that runs out, a wire that breaks."""
+"""Helpers of the integration tests: a small model, expiring leases, a retry whose time is controlled, a breakable network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ended(live: Live) -> dict[str, int]:
 
 
 def outcomes(live: Live) -> dict[str, int]:
-    """Commits by outcome, those that occurred."""
+    """Number of commits by outcome, without zeros."""
     return live.on_loop(lambda: {str(kind): count for kind, count in live.core.outcomes.items() if count})
 
 
@@ -54,13 +54,13 @@ def workers(live: Live) -> list[str]:
 
 
 def expire_all(live: Live) -> None:
-    """Lets every lease run out by the server's clock."""
+    """Lets every lease expire, by advancing the server's clock."""
     live.clock.advance(live.config.lease_seconds + 1)
     wait_until(lambda: not workers(live), "every lease to end")
 
 
 def expire_but(live: Live, sign_of_life: Callable[[], object]) -> None:
-    """Lets every lease run out but that of the worker that gives a sign of life meanwhile."""
+    """Lets every lease expire except that of the worker which `sign_of_life` renews."""
     before = ended(live).get("expired", 0)
     live.clock.advance(0.6 * live.config.lease_seconds)
     sign_of_life()
@@ -88,7 +88,7 @@ def traffic(live: Live) -> tuple[int, int]:
 
 
 def assert_goes_over_the_network(live: Live, session: Session) -> None:
-    """The session commits, and its θ is the server's, all of it in chunks."""
+    """Asserts that the session commits, receives the server's θ, and sends everything in chunks."""
     assert not session.shares_memory
     before = traffic(live)
     for _ in range(3):
@@ -98,10 +98,10 @@ def assert_goes_over_the_network(live: Live, session: Session) -> None:
 
 
 class Patience:
-    """The time that a `Retry` lives in: it stands still until `run_out`, and is up soon after.
+    """The clock of a `Retry`: it stands still until `run_out`, and then passes the limit soon.
 
     Attributes:
-        pauses: How often something was waited for.
+        pauses: Number of pauses so far.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Patience:
 
 
 class Wire:
-    """A relay between a client and a server that can lose answers, stall and break. New connections pass."""
+    """A relay between a client and a server that can lose responses, stall and break. New connections work."""
 
     def __init__(self, server: str) -> None:
         host, _, port = server.rpartition(":")
@@ -141,15 +141,15 @@ class Wire:
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def lose_answers(self) -> None:
-        """From now on nothing that the server says arrives."""
+        """From now on, drops everything that the server sends."""
         self._losing = True
 
     def stall(self) -> None:
-        """From now on nothing gets through, and nobody is told."""
+        """From now on, holds back everything, without an error."""
         self._passing.clear()
 
     def flow(self) -> None:
-        """Ends `stall`; what was held up arrives."""
+        """Ends `stall`; what was held back arrives."""
         self._passing.set()
 
     def cut(self) -> None:

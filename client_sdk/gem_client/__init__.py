@@ -34,8 +34,10 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 
 from gem_client.admin import Admin
+from gem_client.answer import Answer
+from gem_client.connecting import connect
 from gem_client.retry import Retry
-from gem_client.session import Answer, Session, connect
+from gem_client.session import Session
 
 __all__ = [
     "Admin",

@@ -1,4 +1,4 @@
-"""The operator's side: status, checkpoints, draining, evaluations."""
+"""`Admin`: reads and controls a run, for operators' tools and evaluators."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from gem_client.transport.security import Security, Source
 
 
 class Admin:
-    """A connection that asks and orders, but does not train.
+    """A connection to a server that reads and controls the run, but does not train. Use it as a context manager.
+
+    Every method raises a GemError if the server is unreachable or refuses. Nothing is retried.
 
     Args:
-        address: The server's "host:port", as for `connect`.
-        timeout: Seconds to wait for each answer.
-        token, tls_ca, tls_cert, tls_key: As for `connect`.
+        address: The server's address, "host:port", as for `connect`.
+        timeout: Seconds to wait for each response.
+        token: The access token, as for `connect`.
+        tls_ca: PEM file with the certificate authorities to trust, as for `connect`.
+        tls_cert: PEM file with this client's certificate, as for `connect`.
+        tls_key: PEM file with the private key of `tls_cert`, as for `connect`.
 
-    Every method raises a GemError where the server can't be reached or refuses.
+    Raises:
+        InvalidRequest: `address` or the token is malformed, a file can't be read, or the TLS arguments do not go together.
     """
 
     def __init__(
@@ -40,44 +46,51 @@ class Admin:
         self._timeout = timeout
 
     def status(self) -> pb.GetStatusResponse:
-        """The run at a glance."""
+        """Returns the state of the run: version, workers, shards, hyperparameters, memory and more."""
         response: pb.GetStatusResponse = self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout)
         return response
 
     def healthy(self) -> bool:
-        """Whether the server says that it serves; False while it finishes (`grpc.health.v1`)."""
-        answer: health_pb2.HealthCheckResponse = self._health(health_pb2.HealthCheckRequest(), timeout=self._timeout)
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        """Whether the server is healthy; False while it shuts down (`grpc.health.v1`)."""
+        response: health_pb2.HealthCheckResponse = self._health(health_pb2.HealthCheckRequest(), timeout=self._timeout)
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     def checkpoint(self, timeout: float = 600.0) -> admin_pb2.CreateCheckpointResponse:
-        """Has a checkpoint written, and waits for it."""
+        """Makes the server write a checkpoint, and waits up to `timeout` seconds for it."""
         response: admin_pb2.CreateCheckpointResponse = self._stub.CreateCheckpoint(
             admin_pb2.CreateCheckpointRequest(), timeout=timeout
         )
         return response
 
     def drain(self) -> int:
-        """Has the server finish, write a checkpoint and exit; returns how many commits were queued."""
+        """Makes the server apply the queued commits, write a checkpoint and exit; returns how many commits were queued."""
         response: admin_pb2.DrainResponse = self._stub.Drain(admin_pb2.DrainRequest(), timeout=self._timeout)
         return response.queue_length
 
     def quarantine(self) -> list[admin_pb2.QuarantinedWorker]:
-        """The workers that are kept out of the run because their gradients were refused, the longest there first."""
+        """Returns the quarantined workers, whose gradients were rejected too often; the longest quarantined first."""
         response: admin_pb2.ListQuarantineResponse = self._stub.ListQuarantine(
             admin_pb2.ListQuarantineRequest(), timeout=self._timeout
         )
         return list(response.workers)
 
     def lift_quarantine(self, worker: str) -> None:
-        """Lets a worker register again. Raises InvalidRequest where it is not in quarantine."""
+        """Lets a worker register again. Raises InvalidRequest if it is not in quarantine."""
         self._stub.LiftQuarantine(admin_pb2.LiftQuarantineRequest(worker_name=worker), timeout=self._timeout)
 
     def report_evaluation(self, version: int, loss: float, accuracy: float | None = None) -> None:
-        """Reports loss and accuracy (0 to 1) of one version on held-out data."""
+        """Reports the result of an evaluation on held-out data.
+
+        Args:
+            version: The version of θ that was evaluated.
+            loss: The loss.
+            accuracy: The fraction of correct predictions, 0 to 1, if there is one.
+        """
         report = pb.ReportEvaluationRequest(version=version, loss=loss, accuracy=accuracy)
         self._stub.ReportEvaluation(report, timeout=self._timeout)
 
     def close(self) -> None:
+        """Closes the connection."""
         self._channel.close()
 
     def __enter__(self) -> Admin:

@@ -1,4 +1,4 @@
-"""Carries one commit to the server and its answer back: by reference in shared memory, or in chunks over the network."""
+"""Sends one commit to the server and receives the new θ: by reference in shared memory, or in chunks over the network."""
 
 from __future__ import annotations
 
@@ -6,91 +6,127 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from gem_api.errors import LayoutMismatch, UnknownRegion
+from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, RejectedCommit, UnknownRegion
 from gem_api.layout import Vector
 from gem_api.update_kind import KINDS, UpdateKind
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import Encoder, Format
 
+from gem_client.answer import Base
 from gem_client.membership import Membership
 from gem_client.retry import Retry
 from gem_client.transport.connection import Connection
 
 
-class Carrier:
-    """A session's way to commit.
+class CommitSender:
+    """Sends the commits of one session.
 
     Args:
-        member: The lease, and the buffers that tensors lie in.
-        connection: The calls, one attempt each.
-        retry: How long to try again.
-        form: How gradients go over the network.
+        member: The session's membership: its lease and its buffers.
+        connection: The calls to the server, one attempt each.
+        retry: How long to retry.
+        gradient_format: The format of gradients on the network.
     """
 
-    def __init__(self, member: Membership, connection: Connection, retry: Retry, form: Format) -> None:
+    def __init__(self, member: Membership, connection: Connection, retry: Retry, gradient_format: Format) -> None:
         self._member = member
         self._connection = connection
         self._retry = retry
-        self._form = form
+        self._gradient_format = gradient_format
         self._encoder: Encoder | None = None
 
     def prepare(self) -> None:
-        """Loads what the first commit needs: a second, where the wire format converts."""
+        """Compiles the conversion to the wire format ahead of the first commit, which takes about a second."""
         if not self._member.region:
-            self._form.prepare()
+            self._gradient_format.prepare()
 
-    def pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
-        """The gradient as it is carried: float32, shape (P,), in shared memory where there is such. Raises LayoutMismatch."""
-        own, layout = self._member.gradient, self._member.known_layout
-        if isinstance(gradient, Mapping):
-            return layout.pack(gradient, own)
-        array = np.asarray(gradient)
-        if array.shape != (layout.size,):
-            raise LayoutMismatch(f"the gradient has shape {array.shape}, the model's is ({layout.size},)")
-        if not np.issubdtype(array.dtype, np.floating):
-            raise LayoutMismatch(f"the gradient has dtype {array.dtype}: give floats")
-        if not self._member.region:
-            return np.ascontiguousarray(array, dtype="<f4")
-        if array is not own:
-            np.copyto(own, array, casting="same_kind")
-        return own
-
-    def carry(self, packed: Vector, kind: UpdateKind, loss: float | None, samples: int, base_version: int) -> pb.CommitResult:
-        """Has the server apply a gradient or delta (float32, shape (P,), from `pack`); the member's θ is the answer then.
+    def pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike], kind: UpdateKind, decay: bool) -> Vector:
+        """Returns the update as it is sent: float32, shape (P,), weight decay included; in shared memory if there is any.
 
         Raises:
-            RejectedCommit: The server refuses it for what it is.
-            LeaseEnded: The lease has ended.
+            InvalidRequest: `kind` is neither "gradient" nor "delta", or the session has not joined.
+            LayoutMismatch: The shape or the dtype is wrong.
+        """
+        if kind not in KINDS:
+            raise InvalidRequest(f"a commit is of kind {' or '.join(KINDS)}, not {kind!r}")
+        self._member.settle_doubt()  # before an interrupted commit may read the next gradient from shared memory
+        packed = self._pack(gradient)
+        weight_decay = self._member.registration.hyperparameters.weight_decay
+        if kind == "delta" or not decay or not weight_decay:
+            return packed
+        # Into the session's own buffer: the caller's array must not change.
+        own = self._member.gradient
+        np.add(packed, np.float32(weight_decay) * self._member.theta, out=own)
+        return own
+
+    def send(self, packed: Vector, kind: UpdateKind, loss: float | None, samples: int, base: Base) -> pb.CommitResult | None:
+        """Has the server apply an update (float32, shape (P,), from `pack`); the member's `theta` then holds the new θ.
+
+        Returns None if the update was dropped because its lease had ended; the member then holds a new lease and a fresh θ.
+
+        Raises:
+            RejectedCommit: The server rejects the update for its content.
             TransportError: The server could not be reached for as long as `retry` allows.
         """
+        member = self._member
+        if base.generation != member.generation:
+            return None
+        member.commit_begins()
+        header = self._header(kind, loss, samples, base.version)
+        try:
+            result = self._retry.call(lambda: self._try(header, packed), member.report)
+        except RejectedCommit:
+            member.commit_rejected()
+            raise
+        except LeaseEnded as ended:
+            member.enter_again(ended)
+            return None
+        member.commit_applied(result)
+        return result
+
+    def _header(self, kind: UpdateKind, loss: float | None, samples: int, base_version: int) -> pb.CommitHeader:
         registration = self._member.registration
-        header = pb.CommitHeader(
+        return pb.CommitHeader(
             lease_id=registration.lease_id,
             sequence=self._member.sequence + 1,
             base_version=base_version,
-            wire_dtype=self._form.dtype,
+            wire_dtype=self._gradient_format.dtype,
             theta_dtype=self._member.theta_format.dtype,
             layout_fingerprint=registration.layout_fingerprint,
             loss=None if loss is None else float(loss),
             sample_count=samples,
             update_kind=KINDS[kind],
         )
-        return self._retry.call(lambda: self._try(header, packed), self._member.report)
+
+    def _pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
+        own, layout = self._member.gradient, self._member.known_layout
+        if isinstance(gradient, Mapping):
+            return layout.pack(gradient, own)
+        array = np.asarray(gradient)
+        if array.shape != (layout.size,):
+            raise LayoutMismatch(f"the gradient has shape {array.shape}; the model needs ({layout.size},)")
+        if not np.issubdtype(array.dtype, np.floating):
+            raise LayoutMismatch(f"the gradient has dtype {array.dtype}: use a floating-point dtype")
+        if not self._member.region:
+            return np.ascontiguousarray(array, dtype="<f4")
+        if array is not own:
+            np.copyto(own, array, casting="same_kind")
+        return own
 
     def _try(self, header: pb.CommitHeader, packed: Vector) -> pb.CommitResult:
-        """Once; a server that was restarted in between shares memory anew, or gets chunks."""
+        """Makes one attempt. A server that was restarted shares memory again, or receives chunks."""
         member, shared_again = self._member, False
         while member.region:
             header.region = member.region
             try:
                 return self._connection.commit([_opening(header)], None)
             except UnknownRegion:
-                member.region = b""
+                member.stop_sharing_memory()
                 if not shared_again:
                     member.share_memory()
                 shared_again = True
         header.region = b""
-        self._encoder = self._encoder or self._form.encoder(packed.size)
+        self._encoder = self._encoder or self._gradient_format.encoder(packed.size)
         theta = member.theta_format.assembly(member.theta)
         result = self._connection.commit(self._encoder.frames(packed, _opening(header)), theta)
         self._encoder.applied()

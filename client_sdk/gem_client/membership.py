@@ -1,9 +1,10 @@
-"""A session's lease and what comes and goes with it: registration, the first value, shared memory, the buffers."""
+"""A session's membership in a run: its lease, its registration, θ's first value and the buffers for θ and the gradient."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from gem_api.errors import GemError, InvalidRequest, LeaseEnded
@@ -16,30 +17,31 @@ from gem_client.retry import Retry, logging_failures
 from gem_client.transport.connection import Connection
 
 log = logging.getLogger("gem_client")
+T = TypeVar("T")
+FINAL_POLL_SECONDS = 0.5
 
 
 class Membership:
-    """One worker's place in the run, held under one lease after another.
+    """One worker's membership in a run, under one lease after another. Only its own methods change it.
 
     Args:
         name: The worker's name.
-        connection: Its calls, one attempt each.
-        retry: How long to try again.
-        shared_memory: Whether to ask a server on this machine for shared memory.
-        theta_format: How θ comes over the network.
+        connection: The calls to the server, one attempt each.
+        retry: How long to retry.
+        shared_memory: Whether to ask a server on the same machine for shared memory.
+        theta_format: The format of θ on the network.
 
     Attributes:
-        layout: The run's tensors; None before they are known.
+        layout: The run's tensors; None until they are known.
         theta: θ as last received, float32, shape (P,).
-        gradient: Room for the next gradient, float32, shape (P,). Both are replaced when a lease brings shared memory.
-        region: Nonce of the shared memory that both lie in; empty where they go over the network.
+        gradient: A buffer for the next gradient, float32, shape (P,). A lease with shared memory replaces both buffers.
+        region: Nonce of the shared memory that holds both buffers; empty if tensors go over the network.
         version: Version of `theta`.
-        sequence: The lease's last commit.
+        sequence: Number of the lease's last commit.
         steps_done: Commits applied under the worker's name in this run.
-        generation: Leases held so far.
-        in_doubt: Something was broken off half-way: the server may or may not have taken it.
-        overlap: Whether a gradient is computed while a commit is under way.
-        closed: Whether the session is over, so that nothing is tried again.
+        generation: Number of leases held so far.
+        overlap: Whether the worker computes a gradient while a commit is under way.
+        closed: Whether the session has ended, so that nothing is retried.
     """
 
     def __init__(self, name: str, connection: Connection, retry: Retry, shared_memory: bool, theta_format: ThetaFormat) -> None:
@@ -50,6 +52,7 @@ class Membership:
         self.theta_format = theta_format
         self._registration: pb.RegisterWorkerResponse | None = None
         self._replaced: LeaseEnded | None = None
+        self._in_doubt = False  # a call was interrupted, and the server may or may not have received it
         self.layout: Layout | None = None
         self.theta = empty(0)
         self.gradient = empty(0)
@@ -58,7 +61,6 @@ class Membership:
         self.sequence = 0
         self.steps_done = 0
         self.generation = 0
-        self.in_doubt = False
         self.overlap = False
         self.closed = False
 
@@ -68,7 +70,7 @@ class Membership:
 
     @property
     def registration(self) -> pb.RegisterWorkerResponse:
-        """What the server answered to the last registration. Raises InvalidRequest before the first."""
+        """The server's response to the last registration. Raises InvalidRequest before the first."""
         if self._registration is None:
             raise InvalidRequest("this session has not joined a run yet: call join with the model's parameters first")
         return self._registration
@@ -81,89 +83,113 @@ class Membership:
         return self.layout
 
     def require_open(self) -> None:
+        """Raises InvalidRequest once the session has ended."""
         if self.closed:
             raise InvalidRequest("this session is closed: open another with gem_client.connect")
 
     def require_not_replaced(self) -> None:
-        """Raises LeaseEnded once another worker has taken this one's name: registering again would only throw it out."""
+        """Raises LeaseEnded if another worker has registered under this name: registering again would only evict that one."""
         if self._replaced is not None:
             raise self._replaced
 
-    # -- in and out
+    # -- joining and leaving
+
+    def prepare(self, layout: Layout, overlap: bool) -> None:
+        """Makes the buffers for a model of this layout, before the first registration."""
+        self.layout, self.theta, self.gradient = layout, empty(layout.size), empty(layout.size)
+        self.overlap = overlap
 
     def enter(self) -> None:
-        """Registers and pulls, initialising θ if asked to, until all of it has worked under one lease."""
-        self.in_doubt = True
+        """Registers, initializes θ if the server asks for it, and pulls. Starts over if the lease ends in between."""
+        self._in_doubt = True
         while True:
             try:
                 self._register()
-                while self.retry_pull():
+                while self._retry_pull():
                     self._initialize()
-                self.in_doubt = False
+                self._in_doubt = False
                 return
             except LeaseEnded as ended:
                 self._require_not_replaced_by(ended)
 
     def enter_again(self, ended: LeaseEnded) -> None:
-        """The lease has ended: takes another, unless another worker has this one's name."""
+        """Takes a new lease after the old one has ended, unless another worker has registered under this name."""
         self._require_not_replaced_by(ended)
-        log.warning("%s: the lease ended (%s); registering again and dropping the gradient in hand", self._name, ended.reason)
+        log.warning("%s: the lease ended (%s); registering again and dropping the current gradient", self._name, ended.reason)
         self.enter()
 
     def settle_doubt(self) -> None:
-        """After a commit or a registration that was broken off, only a new lease is in a known state."""
-        if self.in_doubt:
+        """Takes a new lease if a commit or a registration was interrupted: only then is the lease's state known."""
+        if self._in_doubt:
             self.enter()
 
+    def under_lease(self, attempt: Callable[[str], T]) -> T:
+        """Calls `attempt` with the lease's id, with retries; takes a new lease if that one has ended."""
+        self.settle_doubt()
+        while True:
+            try:
+                return self._retry.call(lambda: attempt(self.registration.lease_id), self.report)
+            except LeaseEnded as ended:
+                self.enter_again(ended)
+
     def leave(self) -> None:
-        """Says good-bye, once; the lease expires by itself where that does not get through."""
+        """Tells the server, once, that the worker leaves. If that fails, the lease expires by itself."""
         if self._registration is None:
             return
         try:
             self._connection.leave(self._registration.lease_id, timeout=2.0)
         except GemError as error:
-            log.info("could not say good-bye; the lease will expire by itself: %s", error)
+            log.info("could not leave the run; the lease will expire by itself: %s", error)
 
     def forget(self) -> None:
-        """As before the first registration: another may be tried."""
+        """Returns to the state before the first registration, so that the session may join again."""
         self._registration = None
 
-    def renew(self) -> None:
-        if self._registration is not None:
-            self._connection.renew(self._registration.lease_id)
+    def end(self) -> None:
+        """Marks the session as ended: a call that is being retried raises InvalidRequest instead of trying again."""
+        self.closed = True
+
+    # -- a commit
+
+    def commit_begins(self) -> None:
+        """Until the commit's result is known, the lease is in doubt, whatever interrupts the call."""
+        self._in_doubt = True
+
+    def commit_rejected(self) -> None:
+        """The server did not apply the commit: the next one takes its sequence number."""
+        self._in_doubt = False
+
+    def commit_applied(self, result: pb.CommitResult) -> None:
+        """The server applied the commit, and `theta` holds the new θ."""
+        self.sequence, self.version = result.sequence, result.base_version
+        self._in_doubt = False
+        self.steps_done += 1
 
     # -- θ
 
-    def retry_pull(self) -> bool:
-        """Reads θ under the lease; returns whether this worker must give θ its first value instead."""
-        return self._retry.call(lambda: self.pull(self.registration.lease_id), self.report)
-
     def pull(self, lease_id: str) -> bool:
-        """One attempt to read θ, without a lease if that is empty."""
-        header = self._connection.pull(lease_id, self._room_for, self.theta_format)
+        """Makes one attempt to read θ; an empty `lease_id` means none. Returns whether this worker must initialize θ."""
+        header = self._connection.pull(lease_id, self._buffer_for, self.theta_format)
         if not header.must_initialize:
             self.version = header.version
         return header.must_initialize
 
+    def pull_without_lease(self) -> Vector:
+        """Reads θ into `theta`, with retries."""
+        self._retry.call(lambda: self.pull(""), self.report)
+        return self.theta
+
     def read(self) -> Vector:
-        """One attempt to read θ into a buffer of its own, without the lease: there the server would take this θ for the one
-        that the next gradient is computed on. Raises LayoutMismatch if the server has begun a run of another model."""
-        theta = empty(0)
+        """Reads θ into a new buffer, with retries. Raises LayoutMismatch if the server has begun a run of another model."""
+        return self._retry.call(self._read, self.report)
 
-        def make_room(header: pb.PullHeader) -> Vector:
-            nonlocal theta
-            layout = Layout.from_message(header.layout)
-            if self.joined:
-                self.known_layout.require_same(layout)
-            self.layout = layout
-            theta = empty(layout.size)
-            return theta
-
-        self._connection.pull("", make_room, self.theta_format)
-        return theta
+    def wait_until_run_is_over(self) -> None:
+        """Polls the server's status until no worker trains any more."""
+        while not _is_over(self._retry.call(self._connection.status, self.report)):
+            self._retry.sleep(FINAL_POLL_SECONDS)
 
     def share_memory(self) -> None:
-        """Moves θ and the gradient to memory shared with the server, where that is on this machine and willing."""
+        """Moves θ and the gradient to memory shared with the server, if the server is on this machine and offers it."""
         shared = (
             self._connection.share_memory(self.registration.lease_id, self.known_layout.size) if self._wants_region else None
         )
@@ -173,13 +199,13 @@ class Membership:
             np.copyto(shared.gradient, self.gradient)
             self.theta, self.gradient = shared.theta, shared.gradient
 
-    def make_room(self, layout: Layout) -> None:
-        """Buffers for a model of this layout."""
-        self.layout, self.theta, self.gradient = layout, empty(layout.size), empty(layout.size)
+    def stop_sharing_memory(self) -> None:
+        """The server does not know the shared memory any more: tensors go over the network."""
+        self.region = b""
 
     @property
     def report(self) -> Callable[[GemError, float], None]:
-        """For one `Retry.call`: logs its failures. Raises InvalidRequest if the session was closed meanwhile."""
+        """A callback for one `Retry.call` that logs its failures. Raises InvalidRequest if the session has ended meanwhile."""
         log_failure = logging_failures(self._name)
 
         def report(error: GemError, pause: float) -> None:
@@ -195,23 +221,42 @@ class Membership:
             lambda: self._connection.register(self._name, self.known_layout, self.overlap), self.report
         )
         if previous is not None and previous.run_id != registration.run_id:
-            log.warning("%s: the server has begun another run (%s); going on with that", self._name, registration.run_id)
+            log.warning("%s: the server has begun another run (%s); continuing with that run", self._name, registration.run_id)
         self._registration, self.sequence, self.steps_done = registration, 0, registration.steps_done
         self.generation += 1
-        self._connection.keep_alive(registration.lease_seconds / 3)
+        self._connection.keep_alive(registration.lease_id, registration.lease_seconds / 3)
         self.share_memory()
         if registration.must_initialize:
             self._initialize()
 
     def _initialize(self) -> None:
-        """Gives θ its first value: what the caller joined with, or after the loss of a server the θ last received."""
+        """Sends θ's first value: the values that the caller joined with, or the last θ received if the server lost its own."""
         registration = self.registration
         try:
             self._retry.call(lambda: self._connection.initialize(registration.lease_id, self.theta), self.report)
-        except InvalidRequest as error:  # the first try did arrive, and only its answer was lost
+        except InvalidRequest as error:  # the first attempt did arrive, and only its response was lost
             log.info("%s: θ has a first value already: %s", self._name, error)
 
-    def _room_for(self, header: pb.PullHeader) -> Vector:
+    def _retry_pull(self) -> bool:
+        return self._retry.call(lambda: self.pull(self.registration.lease_id), self.report)
+
+    def _read(self) -> Vector:
+        # Without the lease: under it, the server would take this θ for the one that the next gradient is computed on.
+        theta = empty(0)
+
+        def make_buffer(header: pb.PullHeader) -> Vector:
+            nonlocal theta
+            layout = Layout.from_message(header.layout)
+            if self.joined:
+                self.known_layout.require_same(layout)
+            self.layout = layout
+            theta = empty(layout.size)
+            return theta
+
+        self._connection.pull("", make_buffer, self.theta_format)
+        return theta
+
+    def _buffer_for(self, header: pb.PullHeader) -> Vector:
         if header.HasField("layout"):
             self.layout = Layout.from_message(header.layout)
         if self.theta.size != self.known_layout.size:
@@ -223,3 +268,7 @@ class Membership:
             message = f"another worker has registered as {self._name!r}: give each worker a name of its own"
             self._replaced = LeaseEnded(message, ended.reason)
             raise self._replaced
+
+
+def _is_over(status: pb.GetStatusResponse) -> bool:
+    return status.state in (pb.RUN_STATE_COMPLETE, pb.RUN_STATE_DRAINING) or not status.workers

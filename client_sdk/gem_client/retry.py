@@ -1,4 +1,4 @@
-"""When to try again: exponential backoff with full jitter, for as long as the caller allows."""
+"""Retries: exponential backoff with full jitter, for as long as the caller allows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ RETRYABLE = (TransportError, Overloaded)
 
 @dataclass(frozen=True)
 class Retry:
-    """How long and how often to try again after an error that may pass.
+    """How long and how often to retry a call after a temporary error: the server is unreachable or overloaded.
+
+    Each pause is a random time between 0 and a bound, which doubles after each failure.
 
     Attributes:
-        give_up_after: Seconds without success after which the error is raised. A server that restarts is out of reach
-            for a while; the default waits five minutes for it.
-        first_pause: Upper bound of the first pause, in seconds; it doubles each time.
-        longest_pause: What the bound stops doubling at.
-        clock: Monotonic seconds.
-        sleep: Waits that many seconds.
-        uniform: A random number between two bounds.
+        give_up_after: Seconds without success after which the error is raised. The default gives a server five minutes to
+            restart.
+        first_pause: The bound of the first pause, in seconds.
+        longest_pause: The largest bound of a pause, in seconds.
+        clock: Returns monotonic seconds. For tests, as the next two are.
+        sleep: Waits for a number of seconds.
+        uniform: Returns a random number between two bounds.
     """
 
     give_up_after: float = 300.0
@@ -38,15 +40,15 @@ class Retry:
     uniform: Callable[[float, float], float] = random.uniform
 
     def call(self, attempt: Callable[[], T], on_failure: Callable[[GemError, float], None] = lambda error, pause: None) -> T:
-        """Returns what `attempt` returns, trying again while it raises an error that may pass.
+        """Calls `attempt` until it succeeds, and returns its result.
 
         Args:
-            attempt: Safe to repeat.
-            on_failure: Told of each failure and the pause before the next try.
+            attempt: The call to make. It must be safe to repeat.
+            on_failure: Called after each temporary error, with the error and the seconds until the next attempt.
 
         Raises:
-            TransportError, Overloaded: The last failure, when the time is up.
-            GemError: Any other failure, at once.
+            TransportError, Overloaded: The last temporary error, after `give_up_after` seconds.
+            GemError: Any other error, at once.
         """
         began, bound = self.clock(), self.first_pause
         while True:
@@ -56,7 +58,7 @@ class Retry:
                 pause = self.uniform(0, bound)
                 if self.clock() - began + pause > self.give_up_after:
                     error.add_note(
-                        f"gave up after {self.give_up_after:g} s; gem_client.Retry(give_up_after=...) sets another time"
+                        f"gave up after {self.give_up_after:g} s; set another limit with gem_client.Retry(give_up_after=...)"
                     )
                     raise
                 on_failure(error, pause)
@@ -65,7 +67,7 @@ class Retry:
 
 
 def logging_failures(who: str) -> Callable[[GemError, float], None]:
-    """For `Retry.call`: logs a failure that is going to be tried again in full, and the same one again briefly."""
+    """Returns a callback for `Retry.call` that logs each failure; briefly, if it is the same as the one before."""
     last = ""
 
     def report(error: GemError, pause: float) -> None:

@@ -1,4 +1,4 @@
-"""Batches of sample indices from leased shards, and which of them have been committed."""
+"""Iterates over batches of sample indices from leased shards, and tracks which batches were committed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gem_api.v1 import training_pb2 as pb
 
 log = logging.getLogger("gem_client")
 
-IDLE_SECONDS = 0.5  # between two passes if nothing is committed: the same batches may come again at once, and in vain
-MAX_UNREPORTED = 100  # finished shards that a worker may keep to itself; the server lets it hold 1,000
+IDLE_SECONDS = 0.5  # pause between two passes if nothing was committed: the same batches may come again at once
+MAX_UNREPORTED = 100  # finished shards that a worker has not reported yet; the server lets it hold 1,000
 
 
 class LeasedShard(NamedTuple):
-    """What the server answered to a request for a shard, and the lease that it answered under."""
+    """The server's response to a request for a shard, and the number of the lease that the request was made under."""
 
     response: pb.LeaseShardResponse
     generation: int
 
 
 class Source(Protocol):
-    """What shards come from: a session."""
+    """What `Shards` needs of a session."""
 
     @property
     def hyperparameters(self) -> Hyperparameters: ...
@@ -51,7 +51,7 @@ class Source(Protocol):
 
 @dataclass(eq=False)
 class HeldShard:
-    """A shard that this worker holds, the lease that it came under, and its batches that are still to be committed."""
+    """A shard that this worker holds, the number of its lease, and the number of its batches that are not committed yet."""
 
     shard_id: int
     generation: int
@@ -59,34 +59,33 @@ class HeldShard:
 
 
 class Batch(NamedTuple):
-    """A batch that was handed out: its number of samples, and its shard."""
+    """A batch that was handed out: its number of samples and its shard."""
 
     samples: int
     shard: HeldShard
 
 
 class Shards:
-    """Iterates over batches (lists of sample indices) until the run is complete, or the worker's steps are done.
+    """Iterates over batches (lists of sample indices) until the run is complete, or the worker has done its steps.
 
-    A batch never straddles two shards. A shard is reported as done when each of its batches was committed, or left out by
-    `Session.skip`. A batch that was handed out and got neither goes back to the server, and its shard is trained on again,
-    whole: at the next commit if the loop takes one batch at a time, else when the next pass begins.
+    All samples of a batch come from one shard. A shard is reported as complete when each of its batches was committed, or left
+    out by `Session.skip`. If a batch gets neither, its whole shard goes back to the server and is trained on again. This
+    happens at the next commit if the loop takes one batch at a time, otherwise when the next pass begins.
 
-    Which batches a commit covers is known if the loop takes one batch at a time (those in its hands), or if a loader says which
-    batches it has delivered (`ShardSampler.loader`). Anything else that reads ahead must keep the order of the batches. Its
-    commits are counted, and its shards reported only when as many batches were committed as handed out: at the end of a pass,
+    The batches that a commit covers are known exactly in two cases: the loop takes one batch at a time, or a loader says which
+    batches it has delivered (`ShardSampler.loader`). Any other reader that reads ahead must keep the order of the batches. Its
+    commits are only counted. Its shards are reported when as many batches were committed as handed out: at the end of a pass,
     which comes after 100 shards at the latest.
 
-    The iteration may therefore end while the last batches are still to be committed; `complete` then says whether to iterate
-    once more.
+    An iteration may therefore end while the last batches still have to be committed. Iterate again until `complete` is True.
 
     Args:
         session: The session that has joined the run.
-        samples: Size of the training set.
+        samples: Number of samples in the training set.
         batch_size: Indices per batch; a shard's last batch may have fewer.
 
     Attributes:
-        complete: Whether the run is complete, or this worker's steps are done.
+        complete: Whether the run is complete, or this worker has done its steps.
     """
 
     def __init__(self, session: Source, samples: int, batch_size: int) -> None:
@@ -127,8 +126,8 @@ class Shards:
 
     @property
     def most_batches(self) -> int | None:
-        """Batches that this worker can still get if none comes twice; None in a run without an end. Others take their share of
-        them, unless each worker has shards of its own."""
+        """Upper bound of the batches that this worker can still get, if none comes twice; None in a run without a limit. Other
+        workers get some of them, unless each worker has its own shards."""
         settings = self._session.hyperparameters
         limits = []
         if settings.steps:
@@ -140,18 +139,18 @@ class Shards:
 
     @property
     def in_hand(self) -> int:
-        """Batches that the loop has and that no commit and no skip covers; 0 if that is not known."""
+        """Batches that the loop has and that no commit and no skip covers yet; 0 if that is not known."""
         with self._lock:
             return self._visible if self._certain or self._ended else 0
 
     # -- what becomes of batches
 
     def claim(self, batches: int) -> list[Batch]:
-        """The batches in hand that a commit of so many covers. `committed` or `dropped` follows.
+        """Returns the batches that a commit of `batches` batches covers. Call `committed` or `dropped` with them afterwards.
 
-        If there are more than that, the loop has left some out and did not say which: those go back. Of the loader that tells
-        the youngest is certain, as the loop committed while it had that; else none is, for the loop may have begun to read
-        ahead.
+        If the loop has more batches than that, it left some out and did not say which; those go back to the server. With a
+        loader that calls `deliver`, the commit certainly covers the youngest batch, because the loop had it. Otherwise no batch
+        is certain, because the loop may have begun to read ahead.
         """
         with self._lock:
             if not batches or not self._in_hand:
@@ -171,37 +170,36 @@ class Shards:
             return claimed
 
     def committed(self, claimed: Sequence[Batch]) -> None:
-        """The batches are part of the run now, or were refused for what they are and are left out of it."""
+        """The commit of these batches was applied, or rejected for its content; they are done in either case."""
         with self._lock:
             self._claimed -= len(claimed)
             self._settle(claimed)
 
     def dropped(self, claimed: Sequence[Batch]) -> None:
-        """The gradient of the batches was dropped, or nobody knows whether it arrived. Their shards go back, if they have not
-        gone with the lease: so must those of the next lease, which it may have brought before the loss was known."""
+        """The commit of these batches was dropped, or its outcome is unknown. Their shards go back to the server, also those
+        that the worker got under a new lease before the loss was known."""
         with self._lock:
             self._claimed -= len(claimed)
             for batch in claimed:
                 self._lose(batch.shard)
 
     def skip(self, batches: int) -> None:
-        """Leaves the youngest batches in hand out of the run. Raises InvalidRequest if there are not so many."""
+        """Leaves the youngest `batches` batches out of the run. Raises InvalidRequest if the loop has fewer."""
         with self._lock:
             if not 0 < batches <= self._visible:
                 raise InvalidRequest(
-                    f"{batches} batches can't be skipped, {self._visible} are in hand: "
-                    "skip a batch once, and instead of committing it"
+                    f"can't skip {batches} batches: {self._visible} are in hand. Skip each one once, instead of committing it"
                 )
             skipped = self._take(self._visible - batches if self._certain else 0, batches)
             self._note_balance()
             self._settle(skipped)
 
     def loader_tells(self) -> None:
-        """The next pass is a loader's that calls `deliver`."""
+        """Announces that the next pass belongs to a loader that calls `deliver`."""
         self._will_tell = True
 
     def deliver(self) -> None:
-        """The loop gets the next batch."""
+        """The loader calls this when it gives the loop the next batch."""
         with self._lock:
             if self._delivered is not None:
                 self._delivered += 1
@@ -209,7 +207,7 @@ class Shards:
     # -- batches
 
     def _begin_pass(self) -> None:
-        """What no commit under way covers goes back with the next request for a shard."""
+        """Gives up all batches that no commit covers; their shards go back with the next request for a shard."""
         self._session.wait_for_commit()
         if not self._got_on:
             time.sleep(IDLE_SECONDS)
@@ -225,25 +223,25 @@ class Shards:
 
     @property
     def _steps_left(self) -> bool:
-        """Whether the next batch belongs to a commit that this worker still has to make."""
+        """Whether this worker still has to make the commit of the next batch."""
         steps = self._session.hyperparameters.steps
         commits_ahead = (len(self._in_hand) + self._claimed) // self._session.batches_per_commit
         return not steps or self._session.steps_done + commits_ahead < steps
 
     @property
     def _must_report(self) -> bool:
-        """Whether so many shards wait for the loop to commit what was read ahead, that it has to do that first."""
+        """Whether too many shards wait for the loop to commit what was read ahead: the pass then ends."""
         with self._lock:
             return sum(not shard.left for shard in self._held.values()) >= MAX_UNREPORTED
 
     def _ask(self) -> Future[LeasedShard]:
-        # What is not named here goes back: shards whose answer was lost, and those that the caller broke off.
+        # Shards not named here go back: those whose response was lost, and those that the caller gave up.
         with self._lock:
             holding = {shard.shard_id for shard in self._held.values() if shard.generation == self._session.generation}
         return self._session.lease_shard(self._samples, holding)
 
     def _next(self) -> LeasedShard:
-        """The next shard: the one that was asked for ahead of time, if it is one and its lease is still held."""
+        """The next shard: the one requested ahead of time, if there is one and its lease is still held."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             leased = ahead.result()
@@ -281,7 +279,7 @@ class Shards:
 
     @property
     def _visible(self) -> int:
-        """How many of the batches handed out the loop has, at most."""
+        """Upper bound of the batches that the loop has."""
         return len(self._in_hand) if self._delivered is None else self._delivered
 
     def _take(self, first: int, count: int) -> list[Batch]:
@@ -292,8 +290,8 @@ class Shards:
         return taken
 
     def _note_balance(self) -> None:
-        """If everything handed out is accounted for before more was asked for, nothing has been read ahead; unless another
-        thread does the asking, and was only slow."""
+        """Notes whether the loop takes one batch at a time: it covered all batches before it asked for another one, in the same
+        thread. (Another thread that reads ahead might just have been slow.)"""
         if self._in_hand or self._delivered is not None:
             return
         if not self._ended and self._asked_by == threading.get_ident():
@@ -310,13 +308,13 @@ class Shards:
         if not self._certain and self._in_hand:
             return  # the batches committed may be others than those that were counted
         for shard in [shard for shard in self._held.values() if not shard.left]:
-            # Reported before it is forgotten here: a request for the next shard would else hand this one back first.
+            # Reported before it is deleted here: otherwise a request for the next shard would give this one back first.
             if shard.generation == self._session.generation:
                 self._session.complete_shard(shard.shard_id)
             del self._held[shard.shard_id]
 
     def _lose(self, shard: HeldShard) -> None:
-        """It goes back with the next request for a shard, whole."""
+        """Gives the whole shard back with the next request for a shard."""
         if self._held.get(shard.shard_id) is shard:
             del self._held[shard.shard_id]
 
@@ -324,7 +322,7 @@ class Shards:
         if not self._warned:
             self._warned = True
             log.warning(
-                "%d batches were handed out and not committed: their shards go back and are trained on again. "
-                "Call skip() for a batch that is left out on purpose; make a loader that reads ahead by ShardSampler.loader()",
+                "%d batches were handed out but not committed: their shards go back and are trained on again. "
+                "To leave a batch out on purpose, call skip(). To read ahead, use a loader made by ShardSampler.loader()",
                 batches,
             )

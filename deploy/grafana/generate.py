@@ -1,4 +1,4 @@
-"""Writes Grafana's dashboards from `gem_client.ctl.panels`, and the runbook's from docs/runbook.md: generate.py [--check]
+"""Writes Grafana's dashboards from `gem_client.ctl.dashboards`, and the runbook's from docs/runbook.md: generate.py [--check]
 
 Built with Grafana's typed Foundation SDK, so that a wrong option fails here and not in a browser. With --check nothing is
 written; exit status 1 if the committed files are not what would be written.
@@ -11,7 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from gem_client.ctl.panels import ALERTS, DASHBOARDS, EVENTS, Dashboard, Event, Kind, Limits, Panel
+from gem_client.ctl.dashboards import ALERTS, DASHBOARDS, EVENTS
+from gem_client.ctl.panels import Dashboard, Event, Kind, Limits, Panel
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, text, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
@@ -208,7 +209,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         there = {path: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
         if there != wanted:
-            print("the dashboards are not what gem_client.ctl.panels says: run `make dashboards`", file=sys.stderr)
+            print("the dashboards are not what gem_client.ctl.dashboards says: run `make dashboards`", file=sys.stderr)
             return 1
         return 0
     FOLDER.mkdir(exist_ok=True)

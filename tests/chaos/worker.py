@@ -75,8 +75,8 @@ class Diary(logging.Handler):
 
 def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
     """Has every attempt of the session, and every answer, written down: below the SDK's retries, above the network."""
-    carrier, member, connection = session._carrier, session._member, session._connection
-    attempt, pull, complete = carrier._try, member.pull, connection.complete_shard
+    sender, member, connection = session._sender, session._member, session._connection
+    attempt, pull, complete = sender._try, member.pull, connection.complete_shard
 
     def try_commit(header: Any, packed: Any) -> Any:
         gradient = zlib.crc32(packed) if kind.gradient_dtype != "int8" else None
@@ -100,7 +100,7 @@ def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
             diary.note(event="completed", lease=lease_id, shard=shard_id)
         return accepted
 
-    carrier._try, member.pull, connection.complete_shard = try_commit, read, complete_shard  # type: ignore[method-assign]
+    sender._try, member.pull, connection.complete_shard = try_commit, read, complete_shard  # type: ignore[method-assign]
 
 
 class Gradients:

@@ -322,16 +322,16 @@ def test_a_commit_of_which_nobody_knows_whether_it_arrived_is_made_again(monkeyp
     """The caller catches the error and goes on, with the batch after that."""
     with serving(config(settings())) as live, joined(live, "a") as session:
         shards, seen = session.shards(SAMPLES), Counter[int]()
-        carry, calls = session._carrier.carry, []
+        send, calls = session._sender.send, []
 
         def lose_the_second_answer(*arguments: Any) -> Any:
-            result = carry(*arguments)
+            result = send(*arguments)
             calls.append(arguments)
             if len(calls) == 2:
                 raise TransportError("lost")
             return result
 
-        monkeypatch.setattr(session._carrier, "carry", lose_the_second_answer)
+        monkeypatch.setattr(session._sender, "send", lose_the_second_answer)
 
         def train() -> None:
             while not shards.complete:
@@ -404,7 +404,7 @@ def test_the_length_of_a_loader_is_what_this_worker_can_get_at_most() -> None:
         assert len(ShardSampler(session, Numbers(SAMPLES))) == 4
     with serving(config(settings(epochs=0, steps=1))) as live, joined(live, "a") as session:
         endless = ShardSampler(session, Numbers(SAMPLES))
-        session._member.place.hyperparameters.steps = 0
+        session._member.registration.hyperparameters.steps = 0
         with pytest.raises(TypeError, match="neither epochs nor steps"):
             len(endless)
 

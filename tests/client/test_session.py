@@ -359,7 +359,7 @@ def test_the_lease_is_renewed_from_the_moment_it_is_opened(live: Live, monkeypat
     """The answer to the registration may have taken most of the lease, and what follows may take long too."""
     renewed: Future[float] = Future()
 
-    def renew(connection: Connection, lease_id: str) -> None:
+    def renew(connection: Connection) -> None:
         if not renewed.done():
             renewed.set_result(connection._renew_timeout)
 

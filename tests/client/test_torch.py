@@ -273,7 +273,7 @@ def test_a_loss_that_is_given_is_reported(live: Live, make: Callable[[float], An
 
 def reported_loss(live: Live) -> Any:
     """What the server knows of its only worker's loss."""
-    return live.on_loop(lambda: next(iter(live.core.leases.live.values())).answer.loss)
+    return live.on_loop(lambda: next(iter(live.core.leases.live.values())).last_applied.loss)
 
 
 def test_clipped_gradients_are_what_is_committed(plain: Live) -> None:

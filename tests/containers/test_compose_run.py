@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from containers.project import ROOT, Project, wait_until
-from gem_client.ctl.panels import DASHBOARDS
+from gem_client.ctl.dashboards import DASHBOARDS
 from gem_client.ctl.report import fill_in
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]

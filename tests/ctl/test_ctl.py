@@ -248,7 +248,7 @@ def test_drain_ends_the_server_with_a_checkpoint_to_resume_from(tmp_path: Path) 
         session.commit(GRADIENT)
         result = on(live, "drain")
         assert result.exit_code == 0
-        assert "finishing" in result.stdout
+        assert "shutting down" in result.stdout
         live.stop()
         with serving(replace(live.config, listen=live.address, resume=True)) as back, session:
             assert version(back) == 1

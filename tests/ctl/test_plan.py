@@ -70,8 +70,8 @@ def test_a_worker_that_overlaps_waits_for_the_longer_of_the_two() -> None:
 def test_the_command_says_what_the_plan_says() -> None:
     done = CliRunner().invoke(main, ["plan", "--parameters", "25M", "--workers", "100", "--compute-seconds", "0.5"])
     assert done.exit_code == 0
-    assert "28.16 GiB, 286.1 MiB of it for each worker" in done.stdout
-    assert "190.7 MiB for each commit" in done.stdout
+    assert "28.16 GiB, of which 286.1 MiB per worker" in done.stdout
+    assert "190.7 MiB per commit" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from click.testing import CliRunner
 from gem_api.process.exposition import serve_metrics
 from gem_client import Admin, NonFiniteGradient, connect
 from gem_client.ctl.cli import main
-from gem_client.ctl.panels import DASHBOARDS, Kind
+from gem_client.ctl.dashboards import DASHBOARDS
+from gem_client.ctl.panels import Kind
 from gem_client.ctl.prometheus import Prometheus, PrometheusError
 from gem_client.ctl.report import fill_in, find_run
 from gem_worker.process.metrics import WorkerMetrics

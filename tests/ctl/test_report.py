@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from gem_client.ctl.cli import main
-from gem_client.ctl.panels import DASHBOARDS, Kind, Panel, Query
+from gem_client.ctl.dashboards import DASHBOARDS
+from gem_client.ctl.panels import Kind, Panel, Query
 from gem_client.ctl.plots import draw
 from gem_client.ctl.prometheus import Prometheus, PrometheusError, Series
 from gem_client.ctl.report import Run, fill_in, find_run, page
@@ -179,7 +180,7 @@ def test_a_run_that_is_unknown_is_refused_with_those_that_are_known(fake: FakePr
 
 
 def test_where_no_server_was_seen_it_is_said_where_to_look(fake: FakePrometheus) -> None:
-    with pytest.raises(PrometheusError, match=r"last 24:00:00: does it scrape gem-server\? --last"):
+    with pytest.raises(PrometheusError, match=r"last 24:00:00\. Does it scrape gem-server\? Use --last"):
         found(fake)
 
 
@@ -672,7 +673,7 @@ def test_a_heatmap_is_as_high_as_the_buckets_that_hold_anything() -> None:
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:9090", "ftp://127.0.0.1", "file:///etc/passwd"])
 def test_an_address_without_http_is_refused(url: str) -> None:
-    with pytest.raises(PrometheusError, match="give http://HOST:9090"):
+    with pytest.raises(PrometheusError, match="write http://HOST:9090"):
         Prometheus(url)
 
 
@@ -881,10 +882,10 @@ def test_the_report_goes_where_it_is_told(fresh: FakePrometheus, tmp_path: Path)
 
 def test_a_report_that_can_not_be_made_is_one_line_and_leaves_no_file(fresh: FakePrometheus, tmp_path: Path) -> None:
     for arguments, words in {
-        ("--prometheus", "nonsense"): "give http://HOST:9090",
-        ("--prometheus", "http://127.0.0.1:1"): "no answer of a Prometheus",
+        ("--prometheus", "nonsense"): "write http://HOST:9090",
+        ("--prometheus", "http://127.0.0.1:1"): "no response from a Prometheus",
         ("--prometheus", fresh.url, "--run", "strange"): "only newer, older",
-        ("--prometheus", fresh.url, "--last", "0.1"): "does it scrape gem-server?",
+        ("--prometheus", fresh.url, "--last", "0.1"): "Does it scrape gem-server?",
     }.items():
         result = ctl(str(tmp_path / "out.html"), *arguments)
         assert result.exit_code == 1

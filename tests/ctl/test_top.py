@@ -158,8 +158,8 @@ def test_a_server_that_goes_and_comes_back_is_waited_for_under_its_last_picture(
             top.until_it_shows(f"run {live.core.run_id}  TRAINING")
             session.close()
             live.stop()
-            top.until_it_shows(rf"! no answer since \d+ s: .*\nrun {live.core.run_id}")
-            top.until_it_shows("no answer")  # and goes on
+            top.until_it_shows(rf"! no response for \d+ s: .*\nrun {live.core.run_id}")
+            top.until_it_shows("no response")  # and goes on
             with serving(replace(live.config, listen=live.address)) as back:
                 top.until_it_shows(rf"(?s)\n\nrun {back.core.run_id}  WAITING.*commits/s   –")
                 assert top.end(signal.SIGTERM) == 0
@@ -170,7 +170,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     with serving() as live:
         pass
     with piped(live.address, "--timeout", "0.5", "top", "--every", "0.05") as top:
-        top.until_it_shows("no answer since")
+        top.until_it_shows("no response for")
         with serving(replace(live.config, listen=live.address)) as back:
             top.until_it_shows(f"run {back.core.run_id}  WAITING")
 
@@ -178,7 +178,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
 def test_the_exit_status_says_that_the_last_picture_had_no_answer() -> None:
     with piped(NOBODY, "top", "--count", "2", "--every", "0.01") as top:
         assert top.wait() == 1
-    assert top.written.count("no answer since") == 2
+    assert top.written.count("no response for") == 2
     assert "Traceback" not in top.written
     assert top.written.splitlines()[-1].startswith("gem-ctl: no server at ")
 

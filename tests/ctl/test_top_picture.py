@@ -345,7 +345,7 @@ def test_an_eighty_by_twenty_four_terminal_shows_a_dozen_of_a_hundred_workers() 
 
 def test_workers_that_are_off_are_counted_where_there_is_no_room_for_them() -> None:
     workers = [*crew(98), worker("worker-98", loss=NAN), worker("worker-99", lease_remaining_seconds=1.0)]
-    assert drawn(watched(status(workers=workers)), 80, 24)[-1] == "… and 88 more  ! 2 of them off"
+    assert drawn(watched(status(workers=workers)), 80, 24)[-1] == "… and 88 more  ! 2 of them abnormal"
 
 
 def test_every_worker_is_there_where_the_height_has_no_end() -> None:
@@ -379,20 +379,20 @@ def test_a_narrow_terminal_has_fewer_columns_but_shows_what_is_off() -> None:
     assert re.fullmatch(r"worker-1 +0 +– +! 9 +– +60 s", line)
 
 
-# -- no answer
+# -- no response
 
 
 def test_before_the_first_answer_there_is_only_the_error() -> None:
     watch = Watch(2.0)
     watch.missed(ServerUnavailable("connection\nrefused"))
-    assert drawn(watch, now=9.4) == ["! no answer since 7 s: connection refused"]
+    assert drawn(watch, now=9.4) == ["! no response for 7 s: connection refused"]
 
 
 def test_without_an_answer_the_last_picture_stays_greyed_below_the_error() -> None:
     watch = watched(status(workers=crew(2)))
     before = drawn(watch)
     watch.missed(ServerUnavailable("gone"))
-    assert drawn(watch, now=13.0) == ["! no answer since 12 s: gone", *before]
+    assert drawn(watch, now=13.0) == ["! no response for 12 s: gone", *before]
     page = io.StringIO()
     Console(file=page, width=80, force_terminal=True, color_system="standard").print(
         Picture(watch, "host:1", "name").draw(80, None, 13.0)
@@ -404,7 +404,7 @@ def test_an_answer_ends_the_error() -> None:
     watch = watched(status())
     watch.missed(ServerUnavailable("gone"))
     watch.saw(status(), 5.0)
-    assert "no answer" not in "".join(drawn(watch))
+    assert "no response" not in "".join(drawn(watch))
 
 
 def test_what_a_run_has_set_beside_its_rule_is_shown() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gem_client.ctl import panels
+from gem_client.ctl import dashboards
 from telemetry.exported import TARGET, exported, grouped_by, metrics_of, worker_registry
 from telemetry.test_metrics import after_everything
 
@@ -76,7 +76,7 @@ def test_a_dashboard_is_found_by_its_uid_and_by_its_name() -> None:
     assert {board["uid"] for board in BOARDS.values()} == {f"gem-{name}" for name in BOARDS}
     assert {board["uid"]: board["title"] for board in BOARDS.values()} == {
         "gem-runbook": "GEM / Runbook",
-        **{page.uid: page.title for page in panels.DASHBOARDS},
+        **{page.uid: page.title for page in dashboards.DASHBOARDS},
     }
 
 
@@ -149,7 +149,7 @@ def queries() -> Iterator[tuple[str, str, str]]:
     for where, panel in ASKING.items():
         for target in panel["targets"]:
             yield f"{where}, {target['refId']}", target["expr"], target["legendFormat"]
-    for event in panels.EVENTS:
+    for event in dashboards.EVENTS:
         yield f"event: {event.name}", event.expr, ""
 
 

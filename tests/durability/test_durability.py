@@ -51,7 +51,7 @@ def state(live: Live) -> bytes:
 
 def leased_shard(live: Live, session: Session) -> int:
     """The id of a shard that the session's worker gets now."""
-    lease_id = session._member.place.lease_id
+    lease_id = session._member.registration.lease_id
     return int(live.on_loop(lambda: live.core.lease_shard(lease_id, 400, live.clock()).shard_id))
 
 

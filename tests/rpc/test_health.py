@@ -43,7 +43,7 @@ def test_a_server_that_finishes_is_not_healthy_any_more(live: Live, how: str) ->
         result = health(live.address)
         assert result.exit_code == 1
         assert result.stdout == ""
-        assert "finishing" in result.stderr
+        assert "shutting down" in result.stderr
 
 
 def test_a_server_that_has_ended_is_not_healthy(live: Live) -> None:

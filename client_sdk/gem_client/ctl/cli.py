@@ -1,4 +1,4 @@
-"""gem-ctl: asks a server how it is, and tells it what to do."""
+"""gem-ctl: the operator's command line. It shows a run and controls its server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _POWERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
 class Count(click.ParamType[int]):
-    """A number of things, with an optional k, M, B or G, or T (powers of 1,000), in capitals or not."""
+    """A number with an optional suffix k, M, B (or G) or T: powers of 1,000, in upper or lower case."""
 
     name = "count"
 
@@ -69,13 +69,13 @@ class Count(click.ParamType[int]):
 
 @dataclass(frozen=True)
 class Target:
-    """The server that a command is for.
+    """The server that a command talks to.
 
     Attributes:
-        given: Its address, if the user named it.
-        runs: Where gem-train keeps its runs; looked through for a server that is not named.
-        timeout: Seconds to wait for an answer.
-        options: The options that say how to show who we are.
+        given: The server's address, if the user named one.
+        runs: Folder with gem-train's runs. Without an address, the server of the run in progress there is used.
+        timeout: Seconds to wait for a response.
+        options: The options for the token and TLS.
     """
 
     given: str | None
@@ -85,23 +85,23 @@ class Target:
 
     @cached_property
     def server(self) -> str:
-        """Its address. Raises click.UsageError if several local runs are going on."""
+        """The server's address. Raises click.UsageError if several local runs are in progress."""
         if self.given is not None:
             return self.given
-        found = find_runs(self.runs)
-        if len(found) > 1:
-            choices = "".join(f"\n  --server {address}   {folder}" for folder, address in found.items())
-            raise click.UsageError(f"{len(found)} runs are going on in {self.runs}: choose one\n{choices}")
-        for folder, address in found.items():
+        local_runs = find_runs(self.runs)
+        if len(local_runs) > 1:
+            choices = "".join(f"\n  --server {address}   {folder}" for folder, address in local_runs.items())
+            raise click.UsageError(f"{len(local_runs)} runs are in progress in {self.runs}: choose one\n{choices}")
+        for folder, address in local_runs.items():
             click.echo(f"gem-ctl: {folder}, server {address}", err=True)
             return address
         return f"127.0.0.1:{DEFAULT_PORT}"
 
     def credentials(self) -> dict[str, Any]:
-        """What `Admin` and `connect` are given. Read only by commands that ask the server; warns of a token in the clear."""
+        """Arguments for `Admin` and `connect`. Warns if the token would be sent unencrypted."""
         given = credentials(self.options)
         if Security(**given).exposes_token(self.server):
-            click.echo(f"gem-ctl: the token goes to {self.server} UNENCRYPTED: give --tls-ca", err=True)
+            click.echo(f"gem-ctl: the token is sent to {self.server} UNENCRYPTED: use --tls-ca", err=True)
         return given
 
     def admin(self) -> Admin:
@@ -109,8 +109,8 @@ class Target:
 
 
 class _TypedErrors(WithHeadings, click.Group):
-    """Turns the SDK's errors into one line and exit status 1, and Ctrl-C into exit status 130. Takes in commands that other
-    installed packages offer, such as those that need the server's code."""
+    """Turns the SDK's errors into one line and exit status 1, and Ctrl-C into exit status 130. Includes the commands that other
+    installed packages provide, such as those that need the server's code."""
 
     command_class = WithHeadings
 
@@ -123,8 +123,8 @@ class _TypedErrors(WithHeadings, click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
-        offered = entry_points(group=_PLUGINS, name=cmd_name) if command is None else ()
-        return next((entry.load() for entry in offered), command)
+        plugins = entry_points(group=_PLUGINS, name=cmd_name) if command is None else ()
+        return next((entry.load() for entry in plugins), command)
 
     @interruptible()
     def invoke(self, ctx: click.Context) -> Any:
@@ -140,7 +140,7 @@ class _TypedErrors(WithHeadings, click.Group):
     "--server",
     envvar="GEM_SERVER",
     type=ServerAddress(),
-    show_default="the server of the run of gem-train in --runs, else 127.0.0.1:50051",
+    show_default="the server of the run in --runs, else 127.0.0.1:50051",
     help="The server's address.",
 )
 @option(
@@ -148,14 +148,14 @@ class _TypedErrors(WithHeadings, click.Group):
     envvar="GEM_RUNS",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs"),
-    help="Folder with gem-train's runs. Without --server the run that is going on there is asked.",
+    help="Folder with gem-train's runs. Without --server, the run in progress there is used.",
 )
-@option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for an answer.")
+@option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for the server's response.")
 @credential_options
 @click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, /, server: str | None, runs: Path, timeout: float, **options: Any) -> None:
-    """Looks after a GEM server.
+    """Shows and controls a GEM server.
 
     \b
     Examples:
@@ -165,71 +165,77 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
       gem-ctl pull model.safetensors
       gem-ctl report run.html
 
-    Exit status of every command: 0 if it is done; 1 if it failed: the server is out of reach, refuses or is finishing, a file
-    can't be written, a log is damaged, or Ctrl-C (top ends with 0 then); 2 for wrong use.
+    Exit status of every command: 0 on success; 1 if it failed (the server is unreachable, refuses or is shutting down, a file
+    can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends top with 0.
     """
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
     context.obj = Target(server, runs, timeout, options)
 
 
-@main.command(short_help="Shows the run at a glance.")
+@main.command(short_help="Shows the state of the run.")
 @option(
-    "--json", "as_json", envvar="GEM_STATUS_JSON", is_flag=True, help="For scripts: one JSON object, all fields always there."
+    "--json",
+    "as_json",
+    envvar="GEM_STATUS_JSON",
+    is_flag=True,
+    help="Print one JSON object that always has all fields, for scripts.",
 )
 @click.pass_obj
 def status(target: Target, as_json: bool) -> None:
-    """Shows the run at a glance: version, workers, staleness, π, shards, memory."""
+    """Shows the state of the run: version, workers, staleness, π, shards, memory."""
     with target.admin() as admin:
-        answer = admin.status()
-    click.echo(json.dumps(as_dict(answer), indent=2, allow_nan=False) if as_json else as_text(answer))
+        run = admin.status()
+    click.echo(json.dumps(as_dict(run), indent=2, allow_nan=False) if as_json else as_text(run))
 
 
 @main.command(short_help="Shows the run live, until Ctrl-C.")
-@option("--every", envvar="GEM_TOP_EVERY", type=Number(0.01), default=1.0, help="Seconds from one picture to the next.")
+@option("--every", envvar="GEM_TOP_EVERY", type=Number(0.01), default=1.0, help="Seconds between two updates.")
 @option(
-    "--count", envvar="GEM_TOP_COUNT", type=click.IntRange(min=0), default=0, help="End after this many pictures; 0: never."
+    "--count", envvar="GEM_TOP_COUNT", type=click.IntRange(min=0), default=0, help="Exit after this many updates; 0: never."
 )
 @option(
     "--sort",
     envvar="GEM_TOP_SORT",
     type=click.Choice(SORTS),
     default="name",
-    help="Sort workers by this: names upwards, figures downwards.",
+    help="Sort the workers by this column: names ascending, numbers descending.",
 )
 @click.pass_obj
 def top(target: Target, every: float, count: int, sort: str) -> None:
-    """Shows the run live, until Ctrl-C: progress, rates, loss, staleness, π, every worker; "!" marks what is off.
+    """Shows the run live, until Ctrl-C: progress, rates, loss, staleness, π and every worker. "!" marks abnormal values.
 
-    Without a terminal it prints plain text, one picture after another.
+    If standard output is not a terminal, it prints plain text, one update after the other.
     """
     show(target.admin(), target.server, every, count, sort)
 
 
-@main.command("plan", short_help="Predicts memory, network and speed before a run is started.")
-@option("--parameters", type=Count(), required=True, help="Size of the model, for example 124M or 1B.")
-@option("--workers", type=click.IntRange(1), default=10, help="How many workers.")
-@option("--compute-seconds", type=Number(0), default=0.1, help="Forward and backward pass of one step.")
-@option("--local-steps", type=click.IntRange(1, 10_000), default=1, help="Steps that a worker makes for each commit.")
+@main.command("plan", short_help="Predicts memory, network traffic and speed of a run.")
+@option("--parameters", type=Count(), required=True, help="Number of the model's parameters, for example 124M or 1B.")
+@option("--workers", type=click.IntRange(1), default=10, help="Number of workers.")
+@option("--compute-seconds", type=Number(0), default=0.1, help="Seconds for the forward and backward pass of one step.")
+@option("--local-steps", type=click.IntRange(1, 10_000), default=1, help="Steps that a worker makes per commit.")
 @option("--rule", type=click.Choice(RULES), default="gem", help="The update rule.")
-@option("--proxy", type=click.Choice(list(PROXIES)), default="momentum", help="What gem compares a commit with.")
-@option("--durability", type=click.Choice(DURABILITIES), default="snapshot", help="What outlives the server.")
-@option("--shared-memory", is_flag=True, help="The workers are on the server's machine.")
+@option("--proxy", type=click.Choice(list(PROXIES)), default="momentum", help="The proxy of the rule gem.")
+@option("--durability", type=click.Choice(DURABILITIES), default="snapshot", help="What the server keeps on disk.")
+@option("--shared-memory", is_flag=True, help="The workers run on the server's machine and share memory with it.")
 @option("--overlap", is_flag=True, help="The workers compute while a commit is under way.")
-@option("--gradient-dtype", type=click.Choice(list(GRADIENT_FORMATS)), default="float32", help="Gradients on the network.")
-@option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Parameters on the network.")
+@option(
+    "--gradient-dtype", type=click.Choice(list(GRADIENT_FORMATS)), default="float32", help="Format of gradients on the network."
+)
+@option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Format of θ on the network.")
 def plan_run(**options: Any) -> None:
-    """Predicts what a run needs: the server's memory, the network, and how many workers one server keeps up with.
+    """Predicts what a run needs: the server's memory, the network traffic, and how many workers one server can serve.
 
-    Measured on two cores that server and workers share; a machine with more cores does better.
+    The prediction is based on measurements on two cores that server and workers share. More cores do better.
     """
     click.echo(text.plan(plan(Setup(**options))))
 
 
-@main.command(short_help="Writes the model to a safetensors file.")
+@main.command(short_help="Saves the model as a safetensors file.")
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.pass_obj
 def pull(target: Target, out: Path) -> None:
-    """Writes the central variable to OUT, a safetensors file with the model's own tensor names, all float32.
+    """Saves the model (the central variable) to OUT, a safetensors file with the model's own tensor names, all float32.
 
     OUT may be - for standard output.
     """
@@ -244,84 +250,90 @@ def pull(target: Target, out: Path) -> None:
         click.echo(f"wrote {out}: {what}", err=str(out) == "-")
 
 
-@main.command(short_help="Writes one HTML page with plots and settings of a run.")
+@main.command(short_help="Writes a report of a run: one HTML page with plots.")
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
 @option(
-    "--prometheus", envvar="GEM_PROMETHEUS", default="http://127.0.0.1:9090", help="The Prometheus that scrapes the server."
+    "--prometheus",
+    envvar="GEM_PROMETHEUS",
+    default="http://127.0.0.1:9090",
+    help="Address of the Prometheus that scrapes the server.",
 )
-@option("--run", envvar="GEM_REPORT_RUN", help="The run's id, as status shows it; the newest one if not given.")
+@option("--run", envvar="GEM_REPORT_RUN", help="The run's id, as shown by gem-ctl status.", show_default="the newest run")
 @option("--last", envvar="GEM_REPORT_LAST", type=Number(0.01), default=24.0, help="Hours to look back.")
 def report(out: Path | None, prometheus: str, run: str | None, last: float) -> None:
-    """Writes a report of a run to OUT: one HTML page with plots and settings, to keep and send around.
+    """Writes a report of a run to OUT: one self-contained HTML page with plots and settings.
 
-    OUT is gem-RUN.html if not given, - for standard output. Everything comes from Prometheus; the server need not be running
-    any more.
+    The default for OUT is gem-RUN.html; - is standard output. All data comes from Prometheus, so the server need not be
+    running.
     """
     try:
         from gem_client.ctl.report import find_run, page
     except ImportError as error:
         raise click.ClickException(
-            f'reports are drawn with Matplotlib: pip install "gem-ps[report]", or use the workers\' image ({error})'
+            f'reports need Matplotlib: pip install "gem-ps[report]", or use the workers\' image ({error})'
         ) from error
     try:
         source, now = Prometheus(prometheus), time.time()
-        found = find_run(source, run, 3600 * last, now)
-        path = out or Path(f"gem-{re.sub(r'[^A-Za-z0-9_.-]', '_', found.run_id)}.html")
-        _write(path, page(source, found, now).encode())
+        reported = find_run(source, run, 3600 * last, now)
+        path = out or Path(f"gem-{re.sub(r'[^A-Za-z0-9_.-]', '_', reported.run_id)}.html")
+        _write(path, page(source, reported, now).encode())
     except PrometheusError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"can't write the report: {error}") from error
-    click.echo(f"wrote {path}: run {found.run_id}, {text.duration(found.end - found.begin)}", err=str(path) == "-")
+    click.echo(f"wrote {path}: run {reported.run_id}, {text.duration(reported.end - reported.begin)}", err=str(path) == "-")
 
 
-@main.command(short_help="Exit status 0 if the server serves, else 1.")
+@main.command(short_help="Exits with 0 if the server is healthy, else with 1.")
 @click.pass_obj
 def health(target: Target) -> None:
-    """For health checks: exit status 0 if the server serves, 1 if it does not answer or is finishing."""
+    """For health checks: exits with 0 if the server is healthy, with 1 if it does not respond or is shutting down."""
     with target.admin() as admin:
         if not admin.healthy():
-            raise click.ClickException("the server is finishing")
+            raise click.ClickException("the server is shutting down")
     click.echo("serving")
 
 
-@main.command(short_help="Has the server write a checkpoint now.")
+@main.command(short_help="Makes the server write a checkpoint now.")
 @click.pass_obj
 def checkpoint(target: Target) -> None:
-    """Has the server write a checkpoint now, and waits for it."""
+    """Makes the server write a checkpoint now, and waits until it is written."""
     with target.admin() as admin:
-        answer = admin.checkpoint()
-    click.echo(f"checkpoint of version {answer.version} in {printable(answer.path)} (on the server)")
+        written = admin.checkpoint()
+    click.echo(f"checkpoint of version {written.version} in {printable(written.path)} (on the server)")
 
 
-@main.command(short_help="Ends the server gracefully: nothing that was sent is lost.")
+@main.command(short_help="Shuts the server down without losing a commit.")
 @click.pass_obj
 def drain(target: Target) -> None:
-    """Ends the server gracefully: queued commits are applied and answered, the process exits.
+    """Shuts the server down: it applies the queued commits, responds to them and exits.
 
-    A server that has a --checkpoint-dir writes a checkpoint before it exits.
+    With --checkpoint-dir, the server writes a checkpoint before it exits.
 
-    Workers wait for a server to come back; start it with --resume.
+    The workers wait for the server to come back. Start it again with --resume.
     """
     with target.admin() as admin:
         queued = admin.drain()
-    click.echo(f"the server is finishing; {queued} commits were queued")
+    click.echo(f"the server is shutting down; {queued} commits were queued")
 
 
-@main.group(short_help="Lists the workers that are kept out of the run, or lets one in.")
+@main.group(short_help="Lists the quarantined workers, or lets one register again.")
 def quarantine() -> None:
-    """Workers that are kept out of the run because their gradients were refused too often in a row."""
+    """Lists the quarantined workers, or lets one register again.
+
+    The server puts a worker in quarantine if it rejects too many of its gradients in a row.
+    """
 
 
 @quarantine.command("list")
 @click.pass_obj
 def list_quarantine(target: Target) -> None:
-    """Shows who is in quarantine, and why."""
+    """Lists the workers in quarantine, and why they are there."""
     with target.admin() as admin:
         held = admin.quarantine()
     for worker in held:
         name, why = printable(worker.name), printable(worker.why)
-        click.echo(f"{name}: {worker.refusals} refused in a row, the last for {why}")
+        click.echo(f"{name}: {worker.refusals} commits rejected in a row, the last because of {why}")
     if not held:
         click.echo("no worker is in quarantine", err=True)
 
@@ -337,7 +349,7 @@ def lift_quarantine(target: Target, worker: str) -> None:
 
 
 def _write(out: Path, content: bytes) -> None:
-    """Writes a file that appears whole or not at all; - is standard output. Raises OSError."""
+    """Writes a file atomically, or to standard output if `out` is "-". Raises OSError."""
     if str(out) == "-":
         sys.stdout.buffer.write(content)
         return
@@ -355,7 +367,7 @@ def _write(out: Path, content: bytes) -> None:
 
 
 def as_dict(message: Message) -> dict[str, Any]:
-    """A message as JSON values, names as in the .proto file: every field is there, None where it is not set."""
+    """Converts a message to JSON values, with the names of the .proto file. A field that is not set is None."""
     return {field.name: _json_value(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -375,32 +387,32 @@ def _json_value(message: Message, field: FieldDescriptor) -> Any:
     return values if field.is_repeated else values[0]
 
 
-def as_text(answer: pb.GetStatusResponse) -> str:
-    """The status for people."""
-    settings, shards = answer.hyperparameters, answer.shards
+def as_text(status: pb.GetStatusResponse) -> str:
+    """Formats the status for people."""
+    settings, shards = status.hyperparameters, status.shards
     lines = [
-        f"run         {answer.run_id}, {text.state(answer)}, up {text.duration(answer.uptime_seconds)}",
+        f"run         {status.run_id}, {text.state(status)}, up {text.duration(status.uptime_seconds)}",
         f"rule        {settings.rule}, learning rate {settings.learning_rate}, momentum {settings.momentum}, "
         f"batch {settings.batch_size}",
         *(f"{name:<11} {value}" for name, value in text.special(Hyperparameters.from_message(settings)).items()),
-        f"version     {answer.version} ({text.counts(answer.commits)})",
-        f"model       {answer.parameter_count} parameters, memory {text.memory(answer)}",
-        f"staleness   {answer.staleness:.1f}",
-        f"median π    {text.optional(answer, 'pi_median', '.3f')}",
-        f"loss        {text.optional(answer, 'training_loss', '.4f')}",
-        f"evaluation  {text.evaluation(answer)}",
+        f"version     {status.version} ({text.counts(status.commits)})",
+        f"model       {status.parameter_count} parameters, memory {text.memory(status)}",
+        f"staleness   {status.staleness:.1f}",
+        f"median π    {text.optional(status, 'pi_median', '.3f')}",
+        f"loss        {text.optional(status, 'training_loss', '.4f')}",
+        f"evaluation  {text.evaluation(status)}",
         f"shards      {text.epoch(shards)}: {shards.pending} pending, {shards.leased} leased, {shards.completed} completed",
-        f"checkpoint  {text.checkpoint(answer)}",
-        f"queue       {answer.queue_length}",
-        f"leases      {len(answer.workers)} live; ended: {text.counts(answer.leases_ended) or 'none'}",
+        f"checkpoint  {text.checkpoint(status)}",
+        f"queue       {status.queue_length}",
+        f"leases      {len(status.workers)} live; ended: {text.counts(status.leases_ended) or 'none'}",
     ]
-    if answer.workers:
+    if status.workers:
         lines += [
             "",
             f"{'worker':<32} {'commits':>8} {'staleness':>9} {'median π':>9} {'loss':>8} {'shards':>6} {'rejected':>8} "
             f"{'lease':>7}",
         ]
-    for worker in answer.workers:
+    for worker in status.workers:
         lines.append(
             f"{worker.name:<32} {worker.commits:>8} {worker.staleness:>9} {text.optional(worker, 'pi_median', '.3f'):>9} "
             f"{text.optional(worker, 'loss', '.4f'):>8} {worker.shards:>6} {worker.rejected:>8} "

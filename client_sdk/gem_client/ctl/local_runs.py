@@ -1,4 +1,4 @@
-"""Finds the runs of gem-train on this machine: a run's folder holds its server's address for as long as gem-train runs."""
+"""Finds the runs of gem-train on this machine. A run's folder holds its server's address while gem-train runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _FILE = "server.address"
 class Announcement:
     """Writes the address of a run's server into the run's folder, until `close`.
 
-    The file is locked meanwhile: the lock of a process that was killed is gone, so that its file counts for nothing. Where
-    files can't be locked nothing is announced.
+    The file is locked meanwhile. If the process is killed, the lock is released, and the file is ignored. If the file system
+    has no locks, nothing is written.
     """
 
     def __init__(self, folder: Path, address: str) -> None:
@@ -39,20 +39,20 @@ class Announcement:
 
 
 def find_runs(runs: Path) -> dict[Path, str]:
-    """The runs in this folder that are going on: each one's folder, and its server's address."""
-    found = {}
+    """The runs in progress in this folder: each run's folder, and its server's address."""
+    addresses = {}
     with suppress(OSError, ImportError):
         for path in sorted(runs.glob(f"*/{_FILE}")):
             with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
                 address = file.read().strip()
-                # gem-train serves this machine alone: a file that leads elsewhere must not get hold of a token.
+                # gem-train serves this machine alone: a file with another address must not receive a token.
                 if not _lock(file, shared=True) and is_loopback(address):
-                    found[path.parent] = address
-    return found
+                    addresses[path.parent] = address
+    return addresses
 
 
 def _lock(file: IO[str], *, shared: bool = False) -> bool:
-    """Whether the file could be locked, until it is closed; False if another has it."""
+    """Locks the file until it is closed. Returns False if another process has locked it."""
     import fcntl  # not on Windows
 
     try:

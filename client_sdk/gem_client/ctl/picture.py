@@ -1,4 +1,4 @@
-"""The picture that gem-ctl top shows: a watched run, drawn for a terminal of a given size."""
+"""The picture that gem-ctl top shows: a run, drawn for a terminal of a given size."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Picture:
 
     Args:
         watch: The run.
-        server: Its server's address, to be shown.
-        sort: What the workers are sorted by, one of SORTS: names ascending, figures descending.
+        server: The address of its server, to be shown.
+        sort: The column to sort the workers by, one of SORTS: names ascending, numbers descending.
     """
 
     def __init__(self, watch: Watch, server: str, sort: str) -> None:
         self._watch, self._server, self._sort = watch, server, sort
 
     def draw(self, width: int, height: int | None, now: float) -> RenderableType:
-        """The picture, `width` wide and at most `height` high, None for as high as it takes."""
+        """Draws the picture, `width` columns wide and at most `height` lines high; None means no limit."""
         watch, status = self._watch, self._watch.status
         if watch.error is None:
             return Group(*(self._run(status, width, height) if status else []))
         why = printable(" ".join(text.error(watch.error).split()))
-        notice = _line((f"! no answer since {now - watch.answered:.0f} s: {why}".ljust(width), "bold white on red"))
+        notice = _line((f"! no response for {now - watch.answered:.0f} s: {why}".ljust(width), "bold white on red"))
         last = self._run(status, width, height and max(1, height - 1)) if status else []
         return Group(notice, Styled(Group(*last), "dim"))
 
@@ -63,7 +63,7 @@ class Picture:
         return title.append(server.rjust(width - title.cell_len), "dim")
 
     def _figures(self, status: pb.GetStatusResponse, width: int) -> list[Text]:
-        """Two figures to a line where there is room for two; then those that want a line of their own."""
+        """Two values per line if there is room; then those that need a line of their own."""
         columns = 2 if width >= 76 else 1
         room = width // columns
         watch, workers, loss = self._watch, len(status.workers), known(status, "training_loss")
@@ -96,7 +96,7 @@ class Picture:
         return figure
 
     def _table(self, status: pb.GetStatusResponse, width: int, room: int | None) -> list[Text]:
-        """The workers, as many of them as there is room for."""
+        """The table of workers, with as many rows as there is room for."""
         workers = sorted(status.workers, key=self._order)
         if not workers:
             return [_line(("no live workers", "bold yellow"))]
@@ -111,11 +111,11 @@ class Picture:
         ]
         if fit < len(rows):
             off = sum(any(off for _, off in cells.values()) for _, cells in rows[fit:])
-            lines.append(_line((f"… and {len(rows) - fit} more", "dim"), (f"  ! {off} of them off" if off else "", _OFF)))
+            lines.append(_line((f"… and {len(rows) - fit} more", "dim"), (f"  ! {off} of them abnormal" if off else "", _OFF)))
         return lines
 
     def _cells(self, worker: pb.WorkerStatus, workers: int) -> dict[str, tuple[str, bool]]:
-        """A worker's figures by column, each with whether it is off."""
+        """A worker's values by column, and whether each is abnormal."""
         loss, lease = known(worker, "loss"), worker.lease_remaining_seconds
         return {
             "commits": (str(worker.commits), False),
@@ -128,7 +128,7 @@ class Picture:
         }
 
     def _order(self, worker: pb.WorkerStatus) -> Any:
-        """Names as people count, worker-2 before worker-10; figures downwards, what is no number first."""
+        """Sorts names with worker-2 before worker-10, and numbers descending with NaN first."""
         name = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", worker.name)]
         figure = {
             "name": 0,
@@ -141,7 +141,7 @@ class Picture:
 
 
 def plain(picture: RenderableType, width: int) -> str:
-    """A picture without escape codes, and without blanks at the ends of lines."""
+    """A picture as text without escape codes and trailing blanks."""
     page = io.StringIO()
     Console(file=page, width=width, force_terminal=False, color_system=None).print(picture)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
@@ -153,7 +153,7 @@ def _line(*parts: str | tuple[str, str]) -> Text:
 
 
 def _marked(value: str, off: bool) -> str:
-    """What is off says so not by colour alone."""
+    """Marks an abnormal value by more than its colour."""
     return f"! {value}" if off else value
 
 
@@ -162,7 +162,7 @@ def _is_off(figure: float | None) -> bool:
 
 
 def _columns(width: int) -> dict[str, int]:
-    """The table's columns and their widths, fewer where names would have no room."""
+    """The table's columns and their widths; fewer if the names would have no room."""
     columns = dict(_COLUMNS)
     for least in ("shards", "median π", "commits"):
         if width - sum(columns.values()) < _NAME:
@@ -188,7 +188,7 @@ def _settings(status: pb.GetStatusResponse) -> Text:
 
 
 def _progress(status: pb.GetStatusResponse, width: int) -> Text:
-    """The epoch, and how far the run is where it has a last one."""
+    """The epoch, and the progress of the run if its number of epochs is limited."""
     shards = status.shards
     epoch, samples = f"{text.epoch(shards)}  ", f"  {shards.samples_completed} samples"
     if not shards.epochs:

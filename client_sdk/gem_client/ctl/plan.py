@@ -1,4 +1,4 @@
-"""What a run will need, before it is started: memory, network, and how many workers one server keeps busy.
+"""Predicts what a run needs: memory, network traffic, and how many workers one server can serve.
 
     seconds of the server per commit   t = fixed + pass·P + wire·bytes
     bytes of a commit, both ways       those of the chosen formats; 0 through shared memory
@@ -20,14 +20,14 @@ PROCESS_BYTES = 130 << 20  # the server without a model
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Arrays of P floats that a rule keeps, or makes while it works.
+class RuleMemory:
+    """How many arrays of P floats a rule needs.
 
     Attributes:
-        each: For each worker, beside the one that its gradient arrives in.
-        shared: For all of them.
-        temporaries: For the length of a commit.
-        by_reference: Whether it reads a gradient where its worker has put it, in shared memory; else it gets a copy.
+        each: Arrays per worker, without the one that receives its gradient.
+        shared: Arrays for all workers together.
+        temporaries: Arrays while a commit is applied.
+        by_reference: Whether the rule reads a gradient directly from shared memory; otherwise it gets a copy.
     """
 
     each: int = 1
@@ -36,16 +36,26 @@ class Kept:
     by_reference: bool = False
 
 
-IN_PLACE = Kept(by_reference=True)
-KEPT = {
-    "gem": Kept(each=2, by_reference=True), "downpour": IN_PLACE, "adaptive": IN_PLACE, "agn": IN_PLACE, "ringmaster": IN_PLACE,
-    "aeasgd": Kept(temporaries=2), "dcasgd": Kept(temporaries=4), "fedasync": Kept(temporaries=1),
-    "fedbuff": Kept(shared=1, temporaries=1), "diloco": Kept(shared=2, temporaries=2),
-}  # fmt: skip
+IN_PLACE = RuleMemory(by_reference=True)
+RULE_MEMORY = {
+    "gem": RuleMemory(each=2, by_reference=True),
+    "downpour": IN_PLACE,
+    "adaptive": IN_PLACE,
+    "agn": IN_PLACE,
+    "ringmaster": IN_PLACE,
+    "aeasgd": RuleMemory(temporaries=2),
+    "dcasgd": RuleMemory(temporaries=4),
+    "fedasync": RuleMemory(temporaries=1),
+    "fedbuff": RuleMemory(shared=1, temporaries=1),
+    "diloco": RuleMemory(shared=2, temporaries=2),
+}
 PROXIES = {
-    "momentum": KEPT["gem"], "nesterov": Kept(each=2, temporaries=1), "adam": Kept(each=3, temporaries=3),
-    "global": Kept(shared=8, temporaries=1), "yellowfin": Kept(each=2, shared=2, temporaries=3),
-}  # fmt: skip
+    "momentum": RULE_MEMORY["gem"],
+    "nesterov": RuleMemory(each=2, temporaries=1),
+    "adam": RuleMemory(each=3, temporaries=3),
+    "global": RuleMemory(shared=8, temporaries=1),
+    "yellowfin": RuleMemory(each=2, shared=2, temporaries=3),
+}
 
 
 @dataclass(frozen=True)
@@ -55,9 +65,9 @@ class Costs:
     Attributes:
         by_reference: Fixed cost of a commit through shared memory.
         by_network: Fixed cost of a commit over the network.
-        parameter: Of the check and the pass, for each parameter.
-        byte: Of receiving or sending, for each byte.
-        conversion: Of reading or writing a format other than float32, for each parameter and direction.
+        parameter: Cost of checking and applying, per parameter.
+        byte: Cost of receiving or sending, per byte.
+        conversion: Cost of reading or writing a format other than float32, per parameter and direction.
     """
 
     by_reference: float = 2.0e-4
@@ -75,16 +85,16 @@ class Setup:
     """A run to plan for.
 
     Attributes:
-        parameters: P.
-        workers: How many.
-        compute_seconds: Forward and backward pass of a step.
-        local_steps: Steps that a worker makes for each commit.
+        parameters: P, the number of the model's parameters.
+        workers: Number of workers.
+        compute_seconds: Seconds for the forward and backward pass of a step.
+        local_steps: Steps that a worker makes per commit.
         rule: The update rule.
-        proxy: Of `gem`.
-        durability: Of the server.
+        proxy: The proxy of the rule `gem`.
+        durability: What the server keeps on disk.
         shared_memory: Whether the workers are on the server's machine and share memory with it.
         overlap: Whether they compute while a commit is under way.
-        gradient_dtype, theta_dtype: Formats over the network.
+        gradient_dtype, theta_dtype: Formats on the network.
     """
 
     parameters: int
@@ -102,17 +112,17 @@ class Setup:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is predicted for a setup.
+    """The prediction for a setup.
 
     Attributes:
-        worker_bytes: Server memory for each worker.
-        server_bytes: Server memory in all.
-        commit_bytes: On the network for each commit, both ways.
-        server_seconds: The server's time for each commit.
-        commits_per_second: Of all workers together.
-        bytes_per_second: On the network, of all workers together.
-        full_at: Workers with which the server is busy all the time.
-        load: Share of the time that the server is busy, 0 to 1.
+        worker_bytes: Server memory per worker.
+        server_bytes: Server memory in total.
+        commit_bytes: Bytes on the network per commit, both ways.
+        server_seconds: The server's time per commit.
+        commits_per_second: Commits of all workers together.
+        bytes_per_second: Bytes on the network, of all workers together.
+        full_at: Number of workers that keep the server busy all the time.
+        load: Fraction of the time that the server is busy, 0 to 1.
     """
 
     worker_bytes: int
@@ -126,13 +136,13 @@ class Plan:
 
 
 def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
-    """Predicts. Raises InvalidRequest for a format that does not exist."""
+    """Predicts what the setup needs. Raises InvalidRequest for an unknown format."""
     size = setup.parameters
-    kept = PROXIES[setup.proxy] if setup.rule == "gem" else KEPT[setup.rule]
-    copied = not setup.shared_memory or not kept.by_reference or setup.durability == "log"
-    worker_bytes = size * FLOAT_BYTES * (kept.each + copied + setup.overlap)
+    arrays = PROXIES[setup.proxy] if setup.rule == "gem" else RULE_MEMORY[setup.rule]
+    copied = not setup.shared_memory or not arrays.by_reference or setup.durability == "log"
+    worker_bytes = size * FLOAT_BYTES * (arrays.each + copied + setup.overlap)
     worker_bytes += region_bytes(size) if setup.shared_memory else 0
-    central_bytes = size * FLOAT_BYTES * (1 + kept.shared + kept.temporaries)
+    central_bytes = size * FLOAT_BYTES * (1 + arrays.shared + arrays.temporaries)
     commit_bytes = 0 if setup.shared_memory else _wire_bytes(setup)
     seconds = server_seconds(setup, costs)
     compute = setup.local_steps * setup.compute_seconds
@@ -151,7 +161,7 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
 
 
 def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
-    """The server's time for one commit."""
+    """The server's time for one commit, in seconds."""
     arithmetic = costs.parameter * setup.parameters
     if setup.shared_memory:
         return costs.by_reference + arithmetic
@@ -162,4 +172,4 @@ def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
 
 def _wire_bytes(setup: Setup) -> int:
     formats = gradient_format(setup.gradient_dtype), theta_format(setup.theta_dtype)
-    return sum(form.nbytes(setup.parameters) for form in formats)
+    return sum(wire_format.nbytes(setup.parameters) for wire_format in formats)

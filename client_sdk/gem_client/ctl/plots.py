@@ -1,4 +1,4 @@
-"""Panels as pictures: SVG, drawn with Matplotlib."""
+"""Draws panels as SVG, with Matplotlib."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullForm
 from gem_client.ctl.panels import Kind, Panel, Query
 from gem_client.ctl.prometheus import Column, Series
 
-Answer = tuple[Query, list[Series]]  # and what came back
+PlottedQuery = tuple[Query, list[Series]]  # a panel's query, and the series that Prometheus returned for it
 _COLOURS = ("#1f4e79", "#c0392b", "#e08e0b", "#2e7d4f", "#7d5ba6", "#5d6d7e", "#16a0a0", "#b5651d", "#d16ba5", "#8c8c00")
 _STYLE: Any = {"svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif", "text.parse_math": False}
 _MAX_NAMED = 10  # more series than that are drawn alike and not named
 
 
-def draw(panel: Panel, answers: list[Answer], begin: float, end: float) -> str:
-    """The panel between two times (Unix seconds), as an SVG element; empty where there is nothing to draw."""
-    if not any(np.isfinite(one.values).any() for _, series in answers for one in series):
+def draw(panel: Panel, plotted: list[PlottedQuery], begin: float, end: float) -> str:
+    """Draws the panel between two times (Unix seconds) as an SVG element; returns an empty string if there is no data."""
+    if not any(np.isfinite(one.values).any() for _, series in plotted for one in series):
         return ""
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": panel.title}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the text stays text: the browser has the font
         figure = Figure(figsize=(6.2, 2.9), layout="constrained")
         axes = figure.add_subplot()
         if panel.kind is Kind.HEATMAP:
-            _draw_heatmap(axes, answers[0][1])
+            _draw_heatmap(axes, plotted[0][1])
         else:
-            _draw_lines(axes, panel, answers)
+            _draw_lines(axes, panel, plotted)
         unit, seconds = _time_unit(end - begin)
         axes.set_xlim(begin, max(end, begin + 1))
         axes.xaxis.set_major_locator(_Since(begin, seconds))
@@ -44,8 +44,8 @@ def draw(panel: Panel, answers: list[Answer], begin: float, end: float) -> str:
         return _svg(figure)
 
 
-def _draw_lines(axes: Axes, panel: Panel, answers: list[Answer]) -> None:
-    lines = [(query, _with_gaps(one)) for query, several in answers for one in several]
+def _draw_lines(axes: Axes, panel: Panel, plotted: list[PlottedQuery]) -> None:
+    lines = [(query, _with_gaps(one)) for query, several in plotted for one in several]
     few = len(lines) <= _MAX_NAMED
     for number, (query, one) in enumerate(lines):
         style, name = "--" if query.dashed else "-", _name(query.legend, one)
@@ -68,7 +68,7 @@ def _draw_lines(axes: Axes, panel: Panel, answers: list[Answer]) -> None:
 
 
 def _draw_heatmap(axes: Axes, buckets: list[Series]) -> None:
-    """One row for each bucket, however wide it is; colours on a logarithmic scale."""
+    """Draws one row per bucket, whatever its width, with colours on a logarithmic scale."""
     ordered = sorted(buckets, key=lambda one: float(one.labels["le"]))
     times = np.unique(np.concatenate([one.times for one in ordered]))
     below = np.array([_at(times, one) for one in ordered])
@@ -87,7 +87,7 @@ def _draw_heatmap(axes: Axes, buckets: list[Series]) -> None:
 
 
 class _Since(MaxNLocator):
-    """Ticks at round times since the beginning."""
+    """Places ticks at round times since the beginning."""
 
     def __init__(self, begin: float, unit: float) -> None:
         super().__init__(nbins=8, steps=[1, 2, 5, 10])
@@ -105,14 +105,14 @@ def _time_unit(span: float) -> tuple[str, float]:
 
 
 def _with_gaps(one: Series) -> Series:
-    """The series with NaN where samples are missing, so that no line is drawn across."""
+    """The series with NaN for missing samples, so that no line is drawn across the gap."""
     steps = np.diff(one.times)
     holes = np.flatnonzero(steps > 1.5 * steps.min(initial=np.inf)) + 1
     return Series(one.labels, np.insert(one.times, holes, one.times[holes - 1]), np.insert(one.values, holes, np.nan))
 
 
 def _at(times: Column, one: Series) -> Column:
-    """The series at other times, nothing where it is no number."""
+    """The series interpolated at other times; 0 if it has no finite value."""
     known = np.isfinite(one.values)
     return np.interp(times, one.times[known], one.values[known]) if known.any() else np.zeros_like(times)
 

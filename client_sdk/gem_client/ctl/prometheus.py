@@ -1,4 +1,4 @@
-"""Asks a Prometheus server, over its HTTP API."""
+"""Queries a Prometheus server over its HTTP API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class PrometheusError(Exception):
-    """Prometheus can't be reached or refuses the question; the message says which and why."""
+    """Prometheus can't be reached or rejects the query; the message says which and why."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Series:
     """One time series.
 
     Attributes:
-        labels: What tells it from the others.
+        labels: The labels that identify the series.
         times: float64, shape (n,): Unix seconds.
         values: float64, shape (n,); may hold NaN and infinities.
     """
@@ -44,47 +44,47 @@ class Prometheus:
     """A Prometheus server.
 
     Args:
-        url: Where it is, for example http://127.0.0.1:9090.
-        timeout: Seconds to wait for each answer.
+        url: Its address, for example http://127.0.0.1:9090.
+        timeout: Seconds to wait for each response.
     """
 
     def __init__(self, url: str, timeout: float = 30.0) -> None:
         if not url.startswith(("http://", "https://")):
-            raise PrometheusError(f"{url!r} is no address of Prometheus: give http://HOST:9090")
+            raise PrometheusError(f"{url!r} is not an address of Prometheus: write http://HOST:9090")
         self._url = url.rstrip("/")
         self._timeout = timeout
 
     def range(self, query: str, start: float, end: float, step: float) -> list[Series]:
-        """What PromQL gives at every `step` seconds of [start, end], in Unix seconds. Raises PrometheusError."""
+        """Evaluates a PromQL query every `step` seconds in [start, end], in Unix seconds. Raises PrometheusError."""
         span = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
         return self._get(_all_series, "query_range", query=query, **span)
 
     def value(self, query: str, at: float) -> float | None:
-        """The one number that PromQL gives at a time; None where there is none. Raises PrometheusError."""
+        """Evaluates a PromQL query at a time and returns the first number, or None. Raises PrometheusError."""
         return self._get(_first_value, "query", query=query, time=f"{at:.3f}")
 
     def values(self, query: str, at: float) -> list[Series]:
-        """All series that PromQL gives at a time, with one value each. Raises PrometheusError."""
+        """Evaluates a PromQL query at a time and returns all series, with one value each. Raises PrometheusError."""
         return self._get(_one_value_each, "query", query=query, time=f"{at:.3f}")
 
     def scrape_interval(self, instance: str) -> float:
-        """Seconds between two scrapes of a server and of workers, whichever are rarer; 15 where nothing is known.
+        """Seconds between two scrapes of the server or of the workers, whichever is longer; 15 if unknown.
 
         Raises:
-            PrometheusError: Prometheus gives no answer.
+            PrometheusError: Prometheus does not respond.
         """
         return self._get(partial(_interval, instance), "targets", state="active")
 
     def _get(self, read: Callable[[Any], T], what: str, **arguments: str) -> T:
-        """What `read` makes of an answer's data."""
+        """Requests an API endpoint, and returns what `read` makes of the response's data."""
         body = urllib.parse.urlencode(arguments)
         try:
-            with urllib.request.urlopen(f"{self._url}/api/v1/{what}?{body}", timeout=self._timeout) as answer:
-                return read(json.load(answer)["data"])
+            with urllib.request.urlopen(f"{self._url}/api/v1/{what}?{body}", timeout=self._timeout) as response:
+                return read(json.load(response)["data"])
         except urllib.error.HTTPError as error:
-            raise PrometheusError(f"Prometheus refuses a query: {_refusal(error)}; it was {arguments}") from None
+            raise PrometheusError(f"Prometheus rejected a query: {_refusal(error)}; the query was {arguments}") from None
         except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise PrometheusError(f"no answer of a Prometheus at {self._url}: {type(error).__name__}: {error}") from None
+            raise PrometheusError(f"no response from a Prometheus at {self._url}: {type(error).__name__}: {error}") from None
 
 
 def _all_series(data: Any) -> list[Series]:

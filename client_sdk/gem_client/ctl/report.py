@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page with its plots and parameters, from what Prometheus has recorded."""
+"""The report of a run: one HTML page with plots and settings, made from the metrics in Prometheus."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from gem_api import __version__
 
-from gem_client.ctl.panels import DASHBOARDS, Dashboard, Kind, Panel
-from gem_client.ctl.plots import Answer, draw
+from gem_client.ctl.dashboards import DASHBOARDS
+from gem_client.ctl.panels import Dashboard, Kind, Panel
+from gem_client.ctl.plots import PlottedQuery, draw
 from gem_client.ctl.prometheus import Prometheus, PrometheusError, Series
 from gem_client.ctl.text import duration
 
@@ -48,11 +49,11 @@ class Run:
     """A run that Prometheus knows.
 
     Attributes:
-        run_id: Its name.
+        run_id: The run's id.
         instance: The server's `instance` label.
         settings: The run's hyper-parameters, as text.
-        begin: First sight of it, Unix seconds.
-        end: Shortly after its last commit.
+        begin: When Prometheus first saw it, Unix seconds.
+        end: Shortly after its last commit, Unix seconds.
     """
 
     run_id: str
@@ -63,7 +64,7 @@ class Run:
 
 
 def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float) -> Run:
-    """The run of that id, or the newest one, of the last `last` seconds. Raises PrometheusError where there is none."""
+    """Finds the run with this id, or the newest one, in the last `last` seconds. Raises PrometheusError if there is none."""
     step = max(1.0, last / _MAX_POINTS)
     seen = _seen(prometheus, "gem_run_info", now - last, now, step)
     wanted = [one for one in seen if run_id in (None, one.labels["run_id"])]
@@ -80,30 +81,30 @@ def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float
 
 
 def _seen(prometheus: Prometheus, metric: str, begin: float, end: float, step: float) -> list[Series]:
-    """The metric at each step, as it was last seen since the step before: a short run may begin and end between two."""
+    """The metric's last value within each step, so that a short run between two steps is not missed."""
     return prometheus.range(f"last_over_time({metric}[{math.ceil(step)}s])", begin, end, step)
 
 
 def _first_and_last(prometheus: Prometheus, run: str, instance: str, begin: float, end: float) -> tuple[float, float]:
-    """When the run was first and last seen, to a second where that can be."""
+    """When Prometheus first and last saw the run, to the second if possible."""
     query = _of("gem_run_info", instance, run_id=run)
     step = max(1.0, (end - begin) / _MAX_POINTS)
     times = [one.times for one in _seen(prometheus, query, begin, end + step, step)]  # the last step may reach beyond the end
-    found = np.minimum(np.concatenate(times), end) if times else np.array([begin, end])
-    return float(found.min()), float(found.max())
+    sightings = np.minimum(np.concatenate(times), end) if times else np.array([begin, end])
+    return float(sightings.min()), float(sightings.max())
 
 
 def _not_found(run_id: str | None, known: set[str], last: float) -> str:
     if known:
-        return f"Prometheus knows no run {run_id!r}, only {', '.join(sorted(known))}"
+        return f"Prometheus has no run {run_id!r}, only {', '.join(sorted(known))}"
     return (
-        f"Prometheus has seen no server's metrics in the last {duration(last)}: does it scrape gem-server? "
-        "--last looks further back"
+        f"Prometheus has no metrics of a server from the last {duration(last)}. Does it scrape gem-server? "
+        "Use --last to look further back"
     )
 
 
 def _last_commit(prometheus: Prometheus, instance: str, begin: float, end: float) -> float:
-    """When the version last changed: a server that idles after its run adds nothing to look at."""
+    """When the version last changed. The report leaves out the time when the server idles after the run."""
     step = max(1.0, (end - begin) / _MAX_POINTS)
     versions = prometheus.range(_of("gem_central_version", instance), begin, end, step)
     times = [one.times[1:][np.diff(one.values) != 0] for one in versions]
@@ -160,21 +161,21 @@ def _listed(texts: dict[str, str]) -> str:
 
 
 def _over(metric: str, run: Run) -> str:
-    """A metric of the run's server, all its samples while the run went on."""
+    """All samples of a metric of the run's server during the run, in PromQL."""
     return f"{_of(metric, run.instance)}[{max(1, round(run.end - run.begin))}s]"
 
 
 def _versions(prometheus: Prometheus, run: Run) -> str:
-    """What software the server ran on; nothing for a server that does not tell."""
-    found = prometheus.values(f"last_over_time({_over('gem_build_info', run)})", run.end)
-    labels = {name: value for one in found for name, value in one.labels.items() if name not in (*_TARGET, "__name__")}
+    """The versions of the server's software; empty if the server does not report them."""
+    series = prometheus.values(f"last_over_time({_over('gem_build_info', run)})", run.end)
+    labels = {name: value for one in series for name, value in one.labels.items() if name not in (*_TARGET, "__name__")}
     if "version" in labels:
         labels["gem-ps"] = labels.pop("version")
     return f"<h2>Versions</h2><dl>{_listed(labels)}</dl>" if labels else ""
 
 
 def _workers(prometheus: Prometheus, run: Run) -> str:
-    """A line for each worker: commits and mean staleness under the lease with most of them, and refused commits."""
+    """A row per worker: commits and mean staleness under its lease with the most commits, and rejected commits."""
     columns = ("gem_worker_commits_total", "gem_worker_staleness_total", "gem_worker_rejected_total")
     commits, staleness, rejected = (_by_worker(prometheus, run, metric) for metric in columns)
     rows = [
@@ -191,9 +192,9 @@ def _workers(prometheus: Prometheus, run: Run) -> str:
 
 
 def _by_worker(prometheus: Prometheus, run: Run, metric: str) -> dict[str, float]:
-    """Where a worker's counter got to while the run went on; it starts anew with each lease."""
-    found = prometheus.values(f"max by (worker) (max_over_time({_over(metric, run)}))", run.end)
-    return {one.labels.get("worker", ""): float(one.values[0]) for one in found if np.isfinite(one.values[0])}
+    """Each worker's highest value of a counter during the run. The counter restarts with each lease."""
+    series = prometheus.values(f"max by (worker) (max_over_time({_over(metric, run)}))", run.end)
+    return {one.labels.get("worker", ""): float(one.values[0]) for one in series if np.isfinite(one.values[0])}
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -206,7 +207,7 @@ def _footer(now: float, window: float, step: float) -> str:
 
 
 def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> str:
-    """The run in a few numbers."""
+    """The run's most important numbers."""
     whole = f"{max(1, round(run.end - run.begin))}s"
 
     def over(metric: str) -> str:
@@ -227,13 +228,13 @@ def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> str:
         ("mean staleness", mean("gem_commit_staleness"), "{:.1f}"),
         ("mean π", mean("gem_pi"), "{:.3f}"),
     )
-    found = [(name, prometheus.value(query, run.end), form) for name, query, form in figures]
-    shown = [(name, form.format(value)) for name, value, form in found if value is not None and np.isfinite(value)]
+    values = [(name, prometheus.value(query, run.end), template) for name, query, template in figures]
+    shown = [(name, template.format(value)) for name, value, template in values if value is not None and np.isfinite(value)]
     return "".join(f'<div class="tile"><b>{value}</b>{html.escape(name)}</div>' for name, value in shown)
 
 
 def _alerts(prometheus: Prometheus, run: Run, step: float) -> str:
-    """The alerts that fired meanwhile, of this server or of none in particular."""
+    """The alerts that fired during the run, for this server or for no server in particular."""
     fired = prometheus.range('ALERTS{alertstate="firing", alertname=~"Gem.*"}', run.begin, run.end, step)
     mine = [one for one in fired if one.labels.get("instance", run.instance) == run.instance]
     rows = [
@@ -261,11 +262,11 @@ def _section(prometheus: Prometheus, board: Dashboard, run: Run, step: float, wi
 
 
 def _picture(prometheus: Prometheus, panel: Panel, run: Run, step: float, window: float) -> str:
-    answers: list[Answer] = []
+    plotted: list[PlottedQuery] = []
     for query in panel.queries:
         expr = fill_in(query.expr, run.instance, window)
-        answers.append((query, prometheus.range(expr, run.begin, run.end, step)))
-    return draw(panel, answers, run.begin, run.end)
+        plotted.append((query, prometheus.range(expr, run.begin, run.end, step)))
+    return draw(panel, plotted, run.begin, run.end)
 
 
 def fill_in(expr: str, instance: str, window: float) -> str:

@@ -1,4 +1,4 @@
-"""A status in words and figures, as `gem-ctl status` and `gem-ctl top` print it."""
+"""Formats the parts of a status, for `gem-ctl status` and `gem-ctl top`."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ def counts(numbers: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(numbers.items()))
 
 
-def optional(message: Any, field: str, form: str) -> str:
-    return format(getattr(message, field), form) if message.HasField(field) else "–"
+def optional(message: Any, field: str, format_spec: str) -> str:
+    return format(getattr(message, field), format_spec) if message.HasField(field) else "–"
 
 
 def error(failure: GemError) -> str:
-    """Names the failure's type, unless the message alone says as much."""
+    """The error's message, with its type unless the message says enough."""
     return str(failure) if isinstance(failure, ServerUnavailable) else f"{type(failure).__name__}: {failure}"
 
 
-def state(answer: pb.GetStatusResponse) -> str:
-    return pb.RunState.Name(answer.state).removeprefix("RUN_STATE_").lower()
+def state(status: pb.GetStatusResponse) -> str:
+    return pb.RunState.Name(status.state).removeprefix("RUN_STATE_").lower()
 
 
 def epoch(shards: pb.ShardStatus) -> str:
-    """The newest epoch, counted from 1, of how many."""
+    """The newest epoch, counted from 1, and the number of epochs."""
     return f"epoch {shards.epoch + 1}" + (f" of {shards.epochs}" if shards.epochs else ", no limit")
 
 
-def memory(answer: pb.GetStatusResponse) -> str:
-    limit = f" of {size(answer.memory_limit_bytes)}" if answer.memory_limit_bytes else ""
-    return size(answer.memory_bytes) + limit
+def memory(status: pb.GetStatusResponse) -> str:
+    limit = f" of {size(status.memory_limit_bytes)}" if status.memory_limit_bytes else ""
+    return size(status.memory_bytes) + limit
 
 
-def evaluation(answer: pb.GetStatusResponse) -> str:
-    if not answer.HasField("evaluation"):
+def evaluation(status: pb.GetStatusResponse) -> str:
+    if not status.HasField("evaluation"):
         return "–"
-    score = answer.evaluation
+    score = status.evaluation
     accuracy = f", accuracy {100 * score.accuracy:.2f} %" if score.HasField("accuracy") else ""
     return f"loss {score.loss:.4f}{accuracy} at version {score.version}"
 
 
-def checkpoint(answer: pb.GetStatusResponse) -> str:
-    if not answer.HasField("checkpoint_version"):
+def checkpoint(status: pb.GetStatusResponse) -> str:
+    if not status.HasField("checkpoint_version"):
         return "none"
-    return f"version {answer.checkpoint_version}, {duration(answer.checkpoint_age_seconds)} ago"
+    return f"version {status.checkpoint_version}, {duration(status.checkpoint_age_seconds)} ago"
 
 
 def special(settings: Hyperparameters) -> dict[str, str]:
@@ -70,7 +70,7 @@ def special(settings: Hyperparameters) -> dict[str, str]:
 
 
 def schedule(settings: Hyperparameters) -> str:
-    """How the learning rate follows the version; empty where it does not."""
+    """The schedule of the learning rate; empty if it is constant."""
     span, last = settings.decay_versions, settings.decay_factor
     parts = {
         "step": [f"×{last:g} every {span} versions"],
@@ -83,13 +83,13 @@ def schedule(settings: Hyperparameters) -> str:
 
 def plan(planned: Plan) -> str:
     lines = {
-        "server memory": f"{size(planned.server_bytes)}, {size(planned.worker_bytes)} of it for each worker",
-        "network": f"{size(planned.bytes_per_second)}/s, {size(planned.commit_bytes)} for each commit"
+        "server memory": f"{size(planned.server_bytes)}, of which {size(planned.worker_bytes)} per worker",
+        "network": f"{size(planned.bytes_per_second)}/s, {size(planned.commit_bytes)} per commit"
         if planned.commit_bytes
         else "headers only: tensors pass through shared memory",
-        "commits": f"{planned.commits_per_second:.4g}/s, {_brief(planned.server_seconds)} of the server each",
+        "commits": f"{planned.commits_per_second:.4g}/s, {_brief(planned.server_seconds)} of the server's time each",
         "server load": f"{100 * planned.load:.0f} %",
-        "full at": f"{planned.full_at:.3g} workers; more of them bring no more commits",
+        "full at": f"{planned.full_at:.3g} workers; more workers bring no more commits",
     }
     return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
 
@@ -112,7 +112,7 @@ def size(count: float) -> str:
 
 
 def figure(value: float | None) -> str:
-    """In at most nine characters, however large or small; a dash for what is unknown."""
+    """A number in at most nine characters; a dash for None."""
     if value is None:
         return "–"
     return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.2e}"
@@ -125,9 +125,9 @@ def rate(value: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """One character for each value; × for what is not finite, a blank for None.
+    """One character per value; × for NaN and infinities, a blank for None.
 
-    The range is the values' own, but at least half of their middle: what is steady looks steady.
+    The range is that of the values, but at least half of their middle, so that a steady series looks steady.
     """
     finite = [value for value in values if value is not None and math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)

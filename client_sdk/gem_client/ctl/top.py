@@ -1,4 +1,4 @@
-"""gem-ctl top: asks a server for its status again and again, and shows the run in the terminal."""
+"""gem-ctl top: polls a server's status and shows the run in the terminal."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 def show(admin: Admin, server: str, every: float, count: int, sort: str) -> None:
-    """Shows the run of the server that `admin` asks until SIGINT or SIGTERM, or until `count` pictures were shown (0: no end).
+    """Shows the run of the server behind `admin` until SIGINT or SIGTERM, or until `count` updates were shown (0: no limit).
 
     Raises:
-        GemError: There was no answer for the last of `count` pictures.
+        GemError: The server did not respond for the last of `count` updates.
     """
     watch, interrupts = Watch(time.monotonic()), Interrupts()
     picture = Picture(watch, server, sort)
@@ -48,7 +48,7 @@ def show(admin: Admin, server: str, every: float, count: int, sort: str) -> None
 
 
 def _canvas(stack: ExitStack) -> Callable[[Picture], None]:
-    """What shows a picture: the terminal's alternate screen, left when the stack ends; or plain lines where there is none."""
+    """Returns a function that shows a picture: on the alternate screen until the stack ends, or as plain text."""
     console = Console(force_terminal=sys.stdout.isatty())
     if not console.is_terminal or console.is_dumb_terminal:
         return lambda picture: click.echo(plain(picture.draw(console.width, None, time.monotonic()), console.width) + "\n")
@@ -57,32 +57,32 @@ def _canvas(stack: ExitStack) -> Callable[[Picture], None]:
 
 
 class Interrupts:
-    """SIGINT and SIGTERM for the length of a `with` block: they end a wait at once, but break into nothing else.
+    """Handles SIGINT and SIGTERM within a `with` block: they interrupt `wait` at once, and nothing else.
 
-    An exception in the midst of drawing, or of leaving the alternate screen, would leave the terminal as it is then.
+    An exception while drawing, or while leaving the alternate screen, would leave the terminal in a broken state.
     """
 
     def __init__(self) -> None:
-        self._told = self._waiting = False
+        self._signalled = self._waiting = False
 
     def wait(self, call: Callable[[], T]) -> T:
-        """Calls `call`. Raises KeyboardInterrupt once there was a signal, and as soon as there is one."""
+        """Calls `call`. Raises KeyboardInterrupt as soon as a signal arrives, or if one has arrived before."""
         self._waiting = True
         try:
-            if self._told:
+            if self._signalled:
                 raise KeyboardInterrupt
             return call()
         finally:
             self._waiting = False
 
     def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, *_: object) -> None:
-        self._told = True
+    def _on_signal(self, *_: object) -> None:
+        self._signalled = True
         if self._waiting:
             raise KeyboardInterrupt

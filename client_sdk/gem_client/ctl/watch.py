@@ -1,4 +1,4 @@
-"""What successive statuses tell of a run that no single one does: rates, and how figures went."""
+"""What only successive statuses of a run show: rates, and the recent history of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEMBERED = 200  # points of a history
 
 
 class Rate:
-    """How fast a counter grows, per second. Unknown (None) at first, and again once the counter has gone backwards."""
+    """How fast a counter grows, per second. None at first, and again after the counter has gone backwards."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -37,12 +37,12 @@ class Watch:
     """A run, watched from a time `now` on.
 
     Attributes:
-        status: The last answer, None before the first.
-        error: Why there was none since, or None.
-        answered: When the last answer came; at first, when the watch began.
+        status: The last status received, None before the first.
+        error: Why the last request failed; None if it succeeded.
+        answered: When the last status was received; at first, when the watch began.
         commits, samples, workers: Rates; the workers' commits by name.
-        histories: Recent values by the names that the picture gives them, one for each answer; None where there was none.
-        lease: The longest time left that a lease had: about the length of a lease, which no status tells.
+        histories: Recent values by the names that the picture shows, one per status; None if a status lacks the value.
+        lease: The longest remaining time seen of any lease: about the length of a lease, which no status contains.
     """
 
     def __init__(self, now: float) -> None:
@@ -55,7 +55,7 @@ class Watch:
         self._start_rates()
 
     def saw(self, status: pb.GetStatusResponse, now: float) -> None:
-        """The server answered."""
+        """Records a status received."""
         before = self.status or status
         if status.run_id != before.run_id:
             self._start_histories()
@@ -75,7 +75,7 @@ class Watch:
         self.histories["median π"].append(known(status, "pi_median"))
 
     def missed(self, error: GemError) -> None:
-        """The server did not answer."""
+        """Records a failed request."""
         self.error = error
 
     def _start_histories(self) -> None:

@@ -1,4 +1,4 @@
-"""The steps of SGD that a worker makes by itself between two commits, and what they amount to."""
+"""The SGD steps that a worker makes between two commits, and the update that they add up to."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch import Tensor
 
 
 class LocalSteps:
-    """A window of local steps on a model's parameters; one window follows the other.
+    """Windows of local steps on a model's parameters. Each window ends with a commit.
 
-    One step, at η_t of the θ that the window began on, each parameter x by itself:
+    One step, with the η_t of the θ that the window began on, for each parameter x:
 
         g ← ∇L(x) + weight_decay·x
         v ← μ·v + g              μ = local_momentum; v starts at zero and goes on from window to window
         x ← x − η_t·(g + μ·v)    Nesterov's momentum as `torch.optim.SGD(nesterov=True)` has it; without momentum x ← x − η_t·g
 
-    With V = −η·v that is V ← μ·V − η·g, x ← x + μ·V − η·g while η stays the same; where it falls, past gradients count at the
-    present rate. A parameter without a gradient stays as it is, decay included.
+    With V = −η·v and a constant η this is V ← μ·V − η·g, x ← x + μ·V − η·g. If η falls, past gradients count at the present
+    rate. A parameter without a gradient does not change, not even by decay.
 
-    A window of k steps from θ amounts to
+    The commit of a window of k steps from θ holds
 
         delta       x − θ
         gradient    (1/k)·Σ g     (Accumulated Gradient Normalization, 1710.02368): each g at the worker's own x
 
     Args:
-        parameters: What is trained. Steps are made in float32, where the parameters are; those of other dtypes are rounded
-            from that.
-        settings: The run's.
-        kind: Which of the two the run takes.
+        parameters: The trained parameters. Steps are made in float32, on the parameters' device; parameters of other dtypes are
+            rounded from the result.
+        settings: The run's hyperparameters.
+        kind: What the run's commits hold, "delta" or "gradient".
 
     Attributes:
-        made: Steps in this window so far.
+        made: Number of steps in this window so far.
     """
 
     def __init__(self, parameters: Sequence[Tensor], settings: Hyperparameters, kind: UpdateKind) -> None:
@@ -42,36 +42,38 @@ class LocalSteps:
         self._decay, self._momentum, self._kind = settings.weight_decay, settings.local_momentum, kind
         self._own = [p if p.dtype == torch.float32 else _zeros(p) for p in parameters]
         self._velocities = [_zeros(p) for p in parameters] if self._momentum else []
-        self._kept = [_zeros(p) for p in parameters]  # θ as given, of which a delta is the change; or the sum of the gradients
+        self._references = [
+            _zeros(p) for p in parameters
+        ]  # for a delta, θ at the window's beginning; else the sum of gradients
         self._losses: list[float] = []
         self.made = 0
 
     @property
     def loss(self) -> float | None:
-        """Mean of the losses that the window's steps were told of."""
+        """Mean of the losses given to the window's steps; None if there were none."""
         return sum(self._losses) / len(self._losses) if self._losses else None
 
     def begin(self) -> None:
-        """A new window, on the θ that the parameters hold now."""
+        """Begins a window on the θ that the parameters hold now."""
         self._losses.clear()
         self.made = 0
         self._follow()
         with torch.no_grad():
-            for parameter, own, kept in zip(self._parameters, self._own, self._kept, strict=True):
+            for parameter, own, reference in zip(self._parameters, self._own, self._references, strict=True):
                 if own is not parameter:
                     own.copy_(parameter)
                 if self._kind == "delta":
-                    kept.copy_(own)
+                    reference.copy_(own)
                 else:
-                    kept.zero_()
+                    reference.zero_()
 
     def forget(self) -> None:
-        """The velocity is zero again: a window that was refused shall not move the next one."""
+        """Sets the velocity to zero, so that a rejected window does not affect the next one."""
         for velocity in self._velocities:
             velocity.zero_()
 
     def step(self, rate: float, loss: float | None) -> None:
-        """One step of SGD with the gradients that the parameters have."""
+        """Makes one step of SGD with the parameters' gradients."""
         self._follow()
         with torch.no_grad():
             for position, parameter in enumerate(self._parameters):
@@ -82,19 +84,19 @@ class LocalSteps:
         self.made += 1
 
     def write(self, into: Sequence[Tensor]) -> None:
-        """Puts what the window amounts to into float32 tensors, flat, on the host."""
+        """Writes the window's update into flat float32 tensors on the host."""
         self._follow()
         with torch.no_grad():
-            for own, kept, update in zip(self._own, self._kept, into, strict=True):
-                update.view(own.shape).copy_(own - kept if self._kind == "delta" else kept / self.made)
+            for own, reference, update in zip(self._own, self._references, into, strict=True):
+                update.view(own.shape).copy_(own - reference if self._kind == "delta" else reference / self.made)
 
     def _follow(self) -> None:
-        """The parameters may have another dtype or device than before (`model.bfloat16()`, `model.cuda()`)."""
+        """Follows a change of the parameters' dtype or device (`model.bfloat16()`, `model.cuda()`)."""
         with torch.no_grad():
             for position, parameter in enumerate(self._parameters):
                 if self._own[position] is parameter and parameter.dtype != torch.float32:
                     self._own[position] = parameter.to(torch.float32)
-                for buffers in (self._own, self._kept, self._velocities):
+                for buffers in (self._own, self._references, self._velocities):
                     if buffers and buffers[position].device != parameter.device:
                         buffers[position] = buffers[position].to(parameter.device)
 
@@ -103,7 +105,7 @@ class LocalSteps:
         if self._decay:
             gradient = gradient.add(own, alpha=self._decay)
         if self._kind == "gradient":
-            self._kept[position].add_(gradient)
+            self._references[position].add_(gradient)
         if self._momentum:
             velocity = self._velocities[position].mul_(self._momentum).add_(gradient)
             gradient = gradient.add(velocity, alpha=self._momentum)
@@ -113,7 +115,7 @@ class LocalSteps:
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """A gradient without sparseness."""
+    """The gradient as a dense tensor."""
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 

@@ -1,4 +1,4 @@
-"""A session's one background thread: it renews the lease and breaks off calls that make no progress."""
+"""A session's background thread: it renews the lease and cancels calls that make no progress."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gem_api.errors import GemError
 
 
 class Background:
-    """Runs `renew` every `interval` seconds, and watches the calls that it is told of.
+    """Calls `renew` every `interval` seconds, and cancels a watched call that makes no progress.
 
     Args:
-        renew: Renews the lease; a GemError is taken for a passing failure. Held weakly: a session that nobody closed ends
-            with its last reference, and its lease with it.
-        timeout: Seconds without progress after which a watched call is broken off.
+        renew: Renews the lease. A GemError counts as a temporary failure. The reference is weak: a session that nobody
+            closed is deleted with its last reference, and then its lease expires.
+        timeout: Seconds without progress after which a watched call is cancelled.
     """
 
     def __init__(self, renew: weakref.WeakMethod[Callable[[], None]], timeout: float) -> None:
@@ -31,7 +31,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name="gem-session", daemon=True)
 
     def start(self, interval: float) -> None:
-        """Renews now, for the answer to the registration may have taken long, and every `interval` seconds from now on."""
+        """Renews now, because the registration may have taken long, and then every `interval` seconds."""
         self._interval = interval
         self._renew_at = time.monotonic()
         self._run_thread()
@@ -49,7 +49,7 @@ class Background:
 
     @contextmanager
     def watching(self, cancel: Callable[[], object]) -> Iterator[Callable[[], None]]:
-        """Calls `cancel` once too long a time passes without a call of what this yields."""
+        """Yields a function that reports progress; calls `cancel` if it is not called for `timeout` seconds."""
 
         def progress() -> None:
             self._watched = cancel, time.monotonic()
@@ -72,10 +72,10 @@ class Background:
             if now >= self._renew_at and not self._closed:
                 renew = self._renew()
                 if renew is None:
-                    return  # there is no session any more
+                    return  # the session is gone
                 self._renew_at = now + self._interval
                 try:
                     renew()
-                except GemError:  # the session's next call meets the same error, and deals with it
+                except GemError:  # the session's next call gets the same error, and handles it
                     self._renew_at = time.monotonic() + self._interval / 4
-                del renew  # while it waits here, nothing but its owner holds the session
+                del renew  # so that the thread holds no reference while it waits

@@ -1,4 +1,4 @@
-"""The connection to a server: its RPCs as plain callables, every failure as a typed error."""
+"""A channel to a server: its RPCs as plain callables that raise typed errors."""
 
 from __future__ import annotations
 
@@ -27,9 +27,16 @@ _OPTIONS = (
 
 
 class Stub:
-    """The server's RPCs by name: `stub.GetStatus(request, timeout=...)`. Streamed sides carry bare frames (bytes),
-    and streaming calls raise grpc.RpcError, which `typed_error` and `next_frame` turn into GemErrors. Every call carries
-    `metadata`. `address`, the server's, is for the texts of errors."""
+    """The server's RPCs by name: `stub.GetStatus(request, timeout=...)`.
+
+    Streams carry serialized frames (bytes). Streaming calls raise grpc.RpcError, which `typed_error` and `next_frame` turn into
+    GemErrors.
+
+    Args:
+        channel: The channel to the server.
+        metadata: Sent with every call.
+        address: The server's address, for error messages.
+    """
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata = (), address: str = "") -> None:
         self._metadata = metadata
@@ -49,7 +56,7 @@ class Stub:
 
 
 class _Carrying:
-    """An RPC, each call of which carries the metadata."""
+    """An RPC that sends the metadata with every call."""
 
     def __init__(self, rpc: Any, metadata: Metadata) -> None:
         self._rpc = rpc
@@ -63,7 +70,7 @@ class _Carrying:
 
 
 def checked_address(address: str) -> str:
-    """The address as it is dialled, with its port. Raises InvalidRequest if it is not an address."""
+    """The address with its port, as gRPC expects it. Raises InvalidRequest if it is not an address."""
     try:
         return server_address(address)
     except ValueError as error:
@@ -71,15 +78,14 @@ def checked_address(address: str) -> str:
 
 
 def open_channel(address: str, security: Security = NONE) -> grpc.Channel:
-    """Raises InvalidRequest if a file that `security` names can't be read."""
+    """Opens a channel. Raises InvalidRequest if a file that `security` names can't be read."""
     return security.channel(address, _OPTIONS)
 
 
 def typed_error(error: grpc.RpcError, address: str = "") -> GemError:
     """The typed error for a failed call to `address`.
 
-    Takes the other's traceback away: it would hold all that the frames hold until the garbage collector runs, such as a model's
-    gradient.
+    Removes the traceback of `error`, which would keep the variables of its frames (such as a gradient) alive.
     """
     error.__traceback__ = None
     if address and error.code() == grpc.StatusCode.UNAVAILABLE and (why := _nobody_there(error.details() or "", address)):
@@ -89,7 +95,7 @@ def typed_error(error: grpc.RpcError, address: str = "") -> GemError:
 
 
 def _nobody_there(details: str, address: str) -> str:
-    """That no server is at `address`, in plain words, if that is what gRPC's details say; else empty."""
+    """A plain message if gRPC's details say that no server is at `address`; else empty."""
     if re.search(r"[Cc]onnect.*(Connection refused|No such file or directory)", details):
         return f"no server at {address} (is gem-server running?)"
     if unreachable := re.search(r"Failed to connect to remote host: (?:getsockopt\(SO_ERROR\): )?([^;]+)", details):
@@ -100,7 +106,7 @@ def _nobody_there(details: str, address: str) -> str:
 
 
 def next_frame(frames: Iterator[bytes], address: str = "") -> bytes | None:
-    """The stream's next frame, None at its end. Raises the typed error if it failed."""
+    """The stream's next frame, or None at its end. Raises the typed error if the stream failed."""
     try:
         return next(frames, None)
     except grpc.RpcError as error:
@@ -108,13 +114,13 @@ def next_frame(frames: Iterator[bytes], address: str = "") -> bytes | None:
 
 
 def typed(call: Callable[..., Any], address: str = "") -> Callable[..., Any]:
-    """A unary call that fails with typed errors."""
+    """Makes a unary call raise typed errors."""
 
     def answered(*arguments: Any, **settings: Any) -> Any:
         try:
             return call(*arguments, **settings)
         except grpc.FutureTimeoutError:
-            raise DeadlineExceeded("the server did not answer in time") from None
+            raise DeadlineExceeded("the server did not respond in time") from None
         except grpc.RpcError as error:
             raise typed_error(error, address) from None
         except ValueError as error:  # gRPC's way to say that the channel was closed

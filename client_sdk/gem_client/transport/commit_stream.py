@@ -1,4 +1,4 @@
-"""One long Commit stream: a commit goes up, its result and the new θ come down, with no call set-up in between."""
+"""One long Commit stream: it sends commits and receives their results and the new θ, without a call set-up for each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gem_client.transport.channel import Stub, next_frame
 
 
 class CommitStream:
-    """An open stream. gRPC takes the frames to send from an iterator, in a thread of its own; a commit is queued as a
-    whole, so that this thread wakes up once per commit."""
+    """An open stream. gRPC reads the frames to send from an iterator, in a thread of its own. A commit is queued as a whole, so
+    that this thread wakes up once per commit."""
 
     def __init__(self, stub: Stub) -> None:
         self._outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
@@ -24,15 +24,15 @@ class CommitStream:
         self._call = stub.Commit(chain.from_iterable(iter(self._outgoing.get, None)))
 
     def exchange(self, frames: Iterable[bytes], theta: Assembly | None, progress: Callable[[], None]) -> pb.CommitResult:
-        """Sends one commit and receives its answer.
+        """Sends one commit and receives its result.
 
         Args:
-            frames: Its header and its gradient; the header alone where the gradient lies in shared memory.
-            theta: Receives θ; None where the server puts it into shared memory.
-            progress: Called for every frame that goes either way.
+            frames: The commit's header and gradient; the header alone if the gradient is in shared memory.
+            theta: Receives θ; None if the server writes it to shared memory.
+            progress: Called for every frame sent or received.
 
         Raises:
-            GemError: The stream failed and is of no more use.
+            GemError: The stream failed and can't be used again.
         """
         self._outgoing.put(noting(progress, frames))
         first = next_frame(self._call, self._address)
@@ -40,14 +40,14 @@ class CommitStream:
             raise ServerUnavailable("the server ended the stream")
         result, chunk = parse_frame(first, pb.CommitResponse)
         if result is None:
-            raise ServerUnavailable("the server sent a chunk where a result was due")
+            raise ServerUnavailable("the server sent a chunk instead of a result")
         if theta is not None:
             receive_chunks(chunk, self._call, pb.CommitResponse, theta, progress)
         committed: pb.CommitResult = result
         return committed
 
     def cancel(self) -> None:
-        """Breaks off, from any thread; an exchange in progress raises ServerUnavailable."""
+        """Cancels the stream, from any thread; an exchange in progress raises ServerUnavailable."""
         self._call.cancel()
         self._outgoing.put(None)
 
@@ -55,7 +55,7 @@ class CommitStream:
 def receive_chunks(
     first: ChunkView | None, frames: Iterator[bytes], message_type: Any, into: Assembly, progress: Callable[[], None]
 ) -> None:
-    """Receives the chunk that came with a header, and the stream's others. Raises ServerUnavailable where they end early."""
+    """Receives θ: the chunk that came with the header, and those that follow. Raises ServerUnavailable if any is missing."""
     chunk = first
     while True:
         if chunk is not None:
@@ -66,11 +66,11 @@ def receive_chunks(
         frame = next_frame(frames)
         header, chunk = parse_frame(frame, message_type) if frame is not None else (None, None)
         if chunk is None or header is not None:
-            raise ServerUnavailable("the answer ended before the whole of θ had arrived")
+            raise ServerUnavailable("the response ended before the whole of θ was received")
 
 
 def noting(progress: Callable[[], None], frames: Iterable[bytes]) -> Iterator[bytes]:
-    """The frames, `progress` being called as each is taken to be sent."""
+    """Yields the frames, and calls `progress` for each."""
     for frame in frames:
         progress()
         yield frame

@@ -1,4 +1,4 @@
-"""One attempt at each call of a worker. Nothing is tried again here: session.py decides that."""
+"""A worker's calls to the server, one attempt each. The callers retry, by `Retry.call`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ log = logging.getLogger("gem_client")
 
 
 class Connection:
-    """A worker's calls, each raising a GemError where it fails.
+    """A worker's calls to the server. Each raises a GemError if it fails.
 
     Args:
         address: The server's "host:port".
-        timeout: Seconds that a unary call may take.
-        renew: Renews the lease, called in the background from `keep_alive` on; held weakly.
-        security: The token and TLS.
+        timeout: Seconds that a unary call may take, and seconds without progress that a streaming call may take.
+        security: The token and the TLS files.
     """
 
-    def __init__(self, address: str, timeout: float, renew: weakref.WeakMethod[Callable[[], None]], security: Security) -> None:
+    def __init__(self, address: str, timeout: float, security: Security) -> None:
         address = checked_address(address)
         self._channel = open_channel(address, security)
         self._stub = Stub(self._channel, security.metadata, address)
         self._timeout = timeout
-        self._background = Background(renew, timeout)
+        self._background = Background(weakref.WeakMethod(self.renew), timeout)
+        self._lease_id = ""  # of the lease that is renewed in the background; empty if there is none
         self._renew_timeout = timeout
         self._stream: CommitStream | None = None
 
@@ -47,15 +47,20 @@ class Connection:
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
         return response
 
-    def keep_alive(self, seconds: float) -> None:
-        """Has the lease renewed every so many seconds from now on."""
-        self._renew_timeout = min(self._timeout, max(1.0, seconds))  # one that is stuck leaves time for another
+    def keep_alive(self, lease_id: str, seconds: float) -> None:
+        """Renews this lease every `seconds` seconds from now on, in the background, until `leave` or `stop`."""
+        self._lease_id = lease_id
+        self._renew_timeout = min(self._timeout, max(1.0, seconds))  # a renewal that hangs leaves time for another
         self._background.start(seconds)
 
-    def renew(self, lease_id: str) -> None:
-        self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=lease_id), timeout=self._renew_timeout)
+    def renew(self) -> None:
+        """Renews the lease of `keep_alive`, once."""
+        if self._lease_id:
+            self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=self._lease_id), timeout=self._renew_timeout)
 
     def leave(self, lease_id: str, timeout: float) -> None:
+        """Leaves the run. The lease is renewed no more, even if the call fails."""
+        self._lease_id = ""
         self._stub.LeaveCluster(pb.LeaveClusterRequest(lease_id=lease_id), timeout=timeout)
 
     def lease_shard(self, lease_id: str, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse:
@@ -83,10 +88,10 @@ class Connection:
             except grpc.RpcError as error:
                 raise typed_error(error, self._stub.address) from None
             except grpc.FutureCancelledError:
-                raise ServerUnavailable("the server took nothing in for too long") from None
+                raise ServerUnavailable(f"the server received nothing for {self._timeout:g} s") from None
 
     def share_memory(self, lease_id: str, parameters: int) -> Region | None:
-        """Memory shared with the server; None where it is on another machine, or shares none."""
+        """Returns memory shared with the server; None if the server is on another machine or shares none."""
         try:
             offer = self._stub.ShareMemory(pb.ShareMemoryRequest(lease_id=lease_id), timeout=self._timeout)
             return fetch_region(offer, parameters, self._timeout)
@@ -94,21 +99,23 @@ class Connection:
             log.info("no shared memory with the server; tensors go over the network: %s", error)
             return None
 
-    def pull(self, lease_id: str, make_room: Callable[[pb.PullHeader], Vector], form: ThetaFormat = FLOAT32) -> pb.PullHeader:
-        """Reads θ into what `make_room` returns (float32, shape (P,)), unless the header asks this worker for a first value."""
-        call = self._stub.Pull(pb.PullRequest(lease_id=lease_id, theta_dtype=form.dtype))
+    def pull(
+        self, lease_id: str, make_buffer: Callable[[pb.PullHeader], Vector], theta_format: ThetaFormat = FLOAT32
+    ) -> pb.PullHeader:
+        """Reads θ into the buffer that `make_buffer` returns: float32, shape (P,). Reads nothing if θ has no value yet."""
+        call = self._stub.Pull(pb.PullRequest(lease_id=lease_id, theta_dtype=theta_format.dtype))
         with self._background.watching(call.cancel) as progress:
             frame = next_frame(call, self._stub.address)
             header, chunk = parse_frame(frame, pb.PullResponse) if frame is not None else (None, None)
             if header is None:
                 raise ServerUnavailable("the server sent no header")
             if not header.must_initialize:
-                receive_chunks(chunk, call, pb.PullResponse, form.assembly(make_room(header)), progress)
+                receive_chunks(chunk, call, pb.PullResponse, theta_format.assembly(make_buffer(header)), progress)
         pulled: pb.PullHeader = header
         return pulled
 
     def commit(self, frames: Iterable[bytes], theta: Assembly | None) -> pb.CommitResult:
-        """Sends a commit on the open stream, or on a new one, and receives θ, as `CommitStream.exchange` says."""
+        """Sends a commit on the open stream, or opens one, and receives θ. See `CommitStream.exchange`."""
         self._stream = self._stream or CommitStream(self._stub)
         try:
             with self._background.watching(self._stream.cancel) as progress:
@@ -123,7 +130,7 @@ class Connection:
             self._stream = None
 
     def stop(self) -> None:
-        """Ends the renewals and the stream; what is left to do is to say good-bye."""
+        """Ends the renewals and the stream; only `leave` is still possible."""
         self._background.close()
         self.drop_stream()
 

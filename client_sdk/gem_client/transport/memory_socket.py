@@ -10,10 +10,10 @@ from gem_api.v1 import training_pb2 as pb
 
 
 def fetch_region(offer: pb.ShareMemoryResponse, parameters: int, timeout: float) -> Region:
-    """The region for P parameters that a server offers.
+    """Fetches the shared memory that a server offers, for P parameters.
 
     Raises:
-        OSError: The socket is on another machine or out of reach, or what it gave is no such region.
+        OSError: The socket is on another machine or unreachable, or its region is not valid.
     """
     if not hasattr(socket, "recv_fds"):
         raise OSError("this system can't pass memory through a socket")
@@ -23,7 +23,7 @@ def fetch_region(offer: pb.ShareMemoryResponse, parameters: int, timeout: float)
         connection.sendall(offer.token)
         _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     if not descriptors:
-        raise ConnectionError("the server handed over no memory")
+        raise ConnectionError("the server sent no memory")
     try:
         return attach_region(descriptors[0], parameters)
     finally:

@@ -1,4 +1,4 @@
-"""How a client shows who it is, and which server it believes."""
+"""A client's token and TLS files: how it authenticates itself and the server."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Security:
 
     Attributes:
         token: The bearer token that every call carries.
-        tls_ca: Authorities that the server's certificate must come from; encrypts.
-        tls_cert: The client's own certificate, for a server that asks for one.
-        tls_key: Its private key.
+        tls_ca: PEM file with the authorities to trust. If given, the connection is encrypted.
+        tls_cert: PEM file with the client's certificate, for a server that asks for one.
+        tls_key: PEM file with the private key of `tls_cert`.
 
     Raises:
-        InvalidRequest: They don't go together, or the token is none.
+        InvalidRequest: The files do not go together, or the token is malformed.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -41,23 +41,23 @@ class Security:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("a client certificate needs both tls_cert and tls_key")
         if self.tls_cert is not None and self.tls_ca is None:
-            raise InvalidRequest("a client certificate needs tls_ca too: the authority that the server's comes from")
+            raise InvalidRequest("a client certificate needs tls_ca too: the authority that issued the server's certificate")
         if self.token is not None:
             _checked(lambda: require_token(str(self.token), "token"))
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """The metadata of every call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token is not None else ()
 
     def exposes_token(self, address: str) -> bool:
-        """Whether the token crosses a network in the clear on its way there."""
+        """Whether the token would be sent to `address` unencrypted over a network."""
         return self.token is not None and self.tls_ca is None and not is_loopback(address)
 
     def channel(self, address: str, options: Any) -> grpc.Channel:
-        """A channel to the server. Raises InvalidRequest where a file can't be read."""
+        """Opens a channel to the server. Raises InvalidRequest if a file can't be read."""
         if self.exposes_token(address):
-            log.warning("the token goes to %s UNENCRYPTED, for everyone on the way to read: give tls_ca", address)
+            log.warning("the token is sent to %s UNENCRYPTED, so that others on the network can read it: set tls_ca", address)
         if self.tls_ca is None:
             return grpc.insecure_channel(address, options=options)
         ca, key, cert = (_pem(path) for path in (self.tls_ca, self.tls_key, self.tls_cert))
@@ -77,7 +77,7 @@ def _pem(path: Source | None) -> bytes | None:
     except OSError as error:
         raise InvalidRequest(f"can't read {path}: {error.strerror}") from None
     if b"-----BEGIN " not in content:
-        raise InvalidRequest(f"{path} is no PEM file")
+        raise InvalidRequest(f"{path} is not a PEM file")
     return content
 
 

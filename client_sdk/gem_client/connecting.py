@@ -1,0 +1,61 @@
+"""`connect`: opens a session with a server."""
+
+from __future__ import annotations
+
+from gem_api.wire import gradient_format, theta_format
+
+from gem_client.retry import Retry
+from gem_client.session import Session
+from gem_client.transport.security import Security, Source
+
+
+def connect(
+    address: str,
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: float = 60.0,
+    shared_memory: bool = True,
+    gradient_dtype: str = "float32",
+    theta_dtype: str = "float32",
+    token: str | None = None,
+    tls_ca: Source | None = None,
+    tls_cert: Source | None = None,
+    tls_key: Source | None = None,
+) -> Session:
+    """Opens a session with a server. Sends nothing yet: the first call of the session does.
+
+    Args:
+        address: The server's address, "host:port". The host is a name, an IPv4 address, or an IPv6 address in brackets
+            ("[::1]:50051"). The default port is 50051. gRPC's own forms, such as "unix:/path", work too.
+        name: The worker's name, unique within the run. The default is made of the host, the process id and a random suffix.
+        retry: How long to retry while the server is unreachable. The default retries for five minutes.
+        timeout: Seconds without progress after which a call is cancelled and retried.
+        shared_memory: Whether to exchange tensors through shared memory if the server runs on the same machine. Has no effect
+            if the server is on another machine.
+        gradient_dtype: Format of gradients on the network: "float32", "bfloat16", "float16" or "int8" (blocks that have one
+            scale each, with error feedback). Gradients in shared memory are always float32.
+        theta_dtype: Format of θ on the network: "float32", "bfloat16" or "float16".
+        token: The access token, for a server that runs with --tokens. The SDK reads no file or environment variable for it.
+        tls_ca: PEM file with the certificate authorities to trust. If given, the connection is encrypted, and the server's
+            certificate must come from one of them.
+        tls_cert: PEM file with this client's certificate, for a server that runs with --tls-client-ca.
+        tls_key: PEM file with the private key of `tls_cert`.
+
+    Returns:
+        The session. Use it as a context manager, or call `close` at the end.
+
+    Raises:
+        InvalidRequest: `address`, a dtype or the token is malformed, a file can't be read, or the TLS arguments do not go
+            together.
+    """
+    return Session(
+        address,
+        name=name,
+        retry=retry or Retry(),
+        timeout=timeout,
+        shared_memory=shared_memory,
+        gradient_format=gradient_format(gradient_dtype),
+        theta_format=theta_format(theta_dtype),
+        security=Security(token, tls_ca, tls_cert, tls_key),
+    )

@@ -1,0 +1,89 @@
+"""Batches of sample indices for PyTorch's DataLoader, from the shards that the server leases to this worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from gem_client.session import Session
+from gem_client.shards import Shards
+
+
+class ShardSampler(Sampler[list[int]]):
+    """Batches of sample indices from the run's shards. Use it as `for batch in ShardSampler(session, dataset).loader():`.
+
+    **Passes.** One iteration is a pass. A pass usually ends with the run: every sample of every epoch was trained on, or this
+    worker has done its steps. It ends earlier if the last batches still have to be committed, or if other workers hold the
+    last shards. So iterate again `while not sampler.complete:`.
+
+    **Shards.** Each step of the session's optimizer covers the batches that it was computed on. A shard is complete when all
+    its batches are committed. If a worker dies, the server gives its shards to other workers. If a batch gets no step, its
+    whole shard is trained on again, by any worker, unless the loop calls `Optimizer.skip` for the batch.
+
+    **Reading ahead.** `loader` makes a DataLoader that tells the session which batch the loop has reached. It is exact even if
+    the DataLoader reads ahead. A plain `DataLoader(dataset, batch_sampler=sampler)` with `num_workers=0` is exact from the
+    first step of a pass that follows its batch. With more workers, the session only counts steps: a pass then ends after 100
+    shards, and all of these are trained on again if a batch got no step or the loop ended early. Such a DataLoader must not
+    fork the session: pass `multiprocessing_context="spawn"`.
+
+    **Length.** `len()` is the number of batches that this worker would get if it got all that are left. It is exact for a
+    single worker or with `--shards replicate`, otherwise an upper bound. In a run without epochs and steps, `len()` raises
+    TypeError.
+
+    Args:
+        session: A session that has joined the run: make the optimizer first.
+        dataset: The training set, which must be the same for all workers.
+        batch_size: Number of samples per batch. The default is the run's batch size.
+
+    Raises:
+        InvalidRequest: The session has not joined, or has a sampler already.
+    """
+
+    def __init__(self, session: Session, dataset: Sized, batch_size: int | None = None) -> None:
+        self._dataset = dataset
+        self._shards = session.shards(len(dataset), batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        most = self._shards.most_batches
+        if most is None:
+            raise TypeError("the number of batches is unlimited: this run has neither epochs nor steps")
+        return most
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run is complete, or this worker has done its steps."""
+        return self._shards.complete
+
+    def loader(self, **settings: Any) -> Loader:
+        """Returns an iterable over batches of the dataset, made by a `DataLoader` with this sampler.
+
+        Args:
+            settings: Further arguments of `DataLoader`, such as `num_workers` and `collate_fn`. Worker processes are spawned
+                unless `multiprocessing_context` says otherwise.
+        """
+        if settings.get("num_workers"):
+            settings = {"multiprocessing_context": "spawn", **settings}
+        dataset: Dataset[Any] = self._dataset  # type: ignore[assignment]
+        return Loader(DataLoader(dataset, batch_sampler=self, **settings), self._shards)
+
+
+class Loader:
+    """A DataLoader that tells the session which batch the loop has reached. `ShardSampler.loader` makes it."""
+
+    def __init__(self, loader: DataLoader[Any], shards: Shards) -> None:
+        self._loader = loader
+        self._shards = shards
+
+    def __iter__(self) -> Iterator[Any]:
+        self._shards.loader_tells()
+        for batch in self._loader:
+            self._shards.deliver()
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._loader)

@@ -1,0 +1,44 @@
+"""The names that users of the SDK rely on. Whoever removes or renames one has to change this test, and the changelog."""
+
+from __future__ import annotations
+
+import gem_client
+import pytest
+from gem_client.torch import Loader, Optimizer, ShardSampler
+
+PACKAGE = """
+    Admin Answer CheckpointFailed DeadlineExceeded Draining GemError Hyperparameters IncompleteTransfer InvalidRequest Layout
+    LayoutMismatch LeaseEnded NonFiniteGradient NormOutOfBounds NotInitialized Overloaded PermissionDenied Quarantined
+    RejectedCommit Retry RuleFailed SequenceGap ServerUnavailable Session Superseded TransportError Unauthenticated connect
+"""
+ADMIN = "checkpoint close drain healthy lift_quarantine quarantine report_evaluation status"
+ANSWER = "discarded dropped pi_median staleness theta version"
+SESSION = """
+    add_to_window base batches_in_hand batches_per_commit begin_commit close commit complete_shard finish_commit generation
+    gradient hyperparameters join layout learning_rate lease_shard pull pull_final pull_only_reads read run_id
+    set_batches_per_commit shards shares_memory skip skipped steps_done take_theta theta update_kind version wait_for_commit
+"""  # and `name`, which is set at construction
+OPTIMIZER = "add_param_group finish load_final skip step zero_grad"  # and `answer`, which is set at construction
+SHARD_SAMPLER = "complete loader"
+
+
+def test_the_package_exports_these_names() -> None:
+    assert gem_client.__all__ == PACKAGE.split()
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (gem_client.Admin, ADMIN),
+        (gem_client.Session, SESSION),
+        (Optimizer, OPTIMIZER),
+        (ShardSampler, SHARD_SAMPLER),
+        (Loader, ""),
+    ],
+)
+def test_a_class_has_these_public_attributes(kind: type, names: str) -> None:
+    assert sorted(name for name in vars(kind) if not name.startswith("_")) == names.split()
+
+
+def test_an_answer_has_these_fields() -> None:
+    assert sorted(gem_client.Answer.__dataclass_fields__) == ANSWER.split()
