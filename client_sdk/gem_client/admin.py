@@ -78,6 +78,7 @@ class Admin:
         self._stub.ReportEvaluation(report, timeout=self._timeout)
 
     def close(self) -> None:
+        """Closes the connection."""
         self._channel.close()
 
     def __enter__(self) -> Admin:

@@ -468,7 +468,7 @@ class Session:
     # -- shards, for `Shards`
 
     def lease_shard(self, samples: int, holding: Collection[int]) -> Future[LeasedShard]:
-        """Asks for a shard, under the present lease or a new one if that has ended; keeps the shards `holding`."""
+        """Asks for a shard of `samples`, under the present lease or a new one if that has ended; keeps the shards `holding`."""
         self._require_usable()
         return self._side.submit(self._locked, self._lease_shard, samples, holding)
 

@@ -106,6 +106,7 @@ class Hyperparameters:
         return replace(self, **{name: value for name, value in defaults.items() if name not in given})
 
     def to_message(self) -> pb.Hyperparameters:
+        """The wire form."""
         fields = asdict(self)
         fields["snapshot"] = pb.SnapshotConvention.Value(f"SNAPSHOT_CONVENTION_{self.snapshot.upper()}")
         fields["shards"] = pb.ShardMode.Value(f"SHARD_MODE_{self.shards.upper()}")
@@ -113,6 +114,7 @@ class Hyperparameters:
 
     @classmethod
     def from_message(cls, message: pb.Hyperparameters) -> Hyperparameters:
+        """Reads the wire form."""
         fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
         fields["snapshot"] = pb.SnapshotConvention.Name(message.snapshot).removeprefix("SNAPSHOT_CONVENTION_").lower()
         fields["shards"] = pb.ShardMode.Name(message.shards).removeprefix("SHARD_MODE_").lower()

@@ -280,8 +280,8 @@ def test_tickets_are_applied_in_any_order_that_the_loop_chooses_and_versions_fol
     first, second = send(core, header(core, ann, 1), ONES), send(core, header(core, bob, 1), ONES)
     assert (first.ticket, second.ticket) == (1, 2)
     assert (apply(core, first).version, apply(core, second).version) == (1, 2)
-    assert core.leases.get(bob).answer is not None
-    assert core.leases.get(bob).answer.ticket == 2  # type: ignore[union-attr]
+    assert core.leases.get(bob).last_applied is not None
+    assert core.leases.get(bob).last_applied.ticket == 2  # type: ignore[union-attr]
 
 
 # -- leases
@@ -388,14 +388,14 @@ def test_a_restored_lease_is_answered_a_repeat_and_goes_on() -> None:
     first = commit(core, ann, 1, ONES)
     as_restored(core)
     assert core.admit(header(core, ann, 1), 0.0)[0] is Admission.REPEATED
-    assert core.leases.get(ann).answer is first
+    assert core.leases.get(ann).last_applied is first
     assert commit(core, ann, 2, ONES).version == 2
     with pytest.raises(SequenceGap):  # it has committed since: a gap is a bug again
         core.admit(header(core, ann, 9), 0.0)
 
 
 @pytest.mark.parametrize("change", [{"sequence": 3}, {"base_version": 5}], ids=["later sequence", "later base"])
-def test_a_restored_lease_that_lacks_acknowledged_commits_ends_rolled_back(change: dict[str, int]) -> None:
+def test_a_restored_lease_that_lacks_acknowledged_commits_ends_rolled_back(change: dict[str, Any]) -> None:
     core = make_core()
     ann, bob = start(core, ["ann", "bob"])
     commit(core, ann, 1, ONES)
@@ -553,7 +553,7 @@ class DumbLease:
     expires: float
     starting: bool = True  # no sign of life yet
     sequence: int = 0
-    answer: tuple[int, int, int] | None = None  # version, base version, staleness
+    last_applied: tuple[int, int, int] | None = None  # version, base version, staleness
     base: int = 0
     queued: tuple[int, int, float] | None = None  # sequence, base, gradient
 
@@ -730,7 +730,7 @@ class Both:
         elif said is Admission.REPEATED:
             assert lease is not None
             assert known is not None
-            assert self.facts(lease.last_applied) == known.answer
+            assert self.facts(lease.last_applied) == known.last_applied
 
     def turn(self, _: None) -> None:
         if self.dumb.queue:
@@ -741,7 +741,7 @@ class Both:
 
     @staticmethod
     def facts(applied: Applied | None) -> tuple[int, int, int] | None:
-        return applied and (applied.version, applied.base_version, applied.staleness)
+        return (applied.version, applied.base_version, applied.staleness) if applied else None
 
     def compare(self) -> None:
         assert self.core.central.version == self.dumb.version

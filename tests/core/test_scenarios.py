@@ -101,7 +101,7 @@ class Player:
             yield str(decision)
             return
         lease = self._core.leases.get(lease_id)
-        yield f"version {self._core.pull(lease)}: {_show(self._core.answer(lease))}"
+        yield f"version {self._core.pull(lease)}: {_show(self._core.reply(lease))}"
 
     def commit(self, lease_id: str, sequence: str, *words: str) -> Iterator[str]:
         waiting = len(self._tickets)
@@ -119,7 +119,7 @@ class Player:
             yield f"ticket {self._tickets[-1].ticket}"
         elif admission is Admission.REPEATED:
             assert lease.last_applied is not None
-            yield f"repeated: {_applied(lease.last_applied)}: {_show(self._core.answer(lease))}"
+            yield f"repeated: {_applied(lease.last_applied)}: {_show(self._core.reply(lease))}"
         else:
             yield "queued already"
 
@@ -127,7 +127,7 @@ class Player:
         ticketed = self._tickets.pop(0)
         step = self._core.begin(ticketed)
         applied = self._core.finish(step, step.run(), self._now)
-        yield f"{_applied(applied)}: {_show(self._core.answer(ticketed.lease))}"
+        yield f"{_applied(applied)}: {_show(self._core.reply(ticketed.lease))}"
 
     def renew(self, lease_id: str) -> Iterator[str]:
         yield f"until {self._core.renew(lease_id, self._now).expires_at:g}"

@@ -51,7 +51,7 @@ def state(live: Live) -> bytes:
 
 def leased_shard(live: Live, session: Session) -> int:
     """The id of a shard that the session's worker gets now."""
-    lease_id = session._member.place.lease_id
+    lease_id = session._member.registration.lease_id
     return int(live.on_loop(lambda: live.core.lease_shard(lease_id, 400, live.clock()).shard_id))
 
 
@@ -269,7 +269,7 @@ def test_a_disk_that_fails_in_another_way_ends_the_server(logged: ServerConfig, 
         with pytest.raises(GemError):
             session.commit(GRADIENT)
     with pytest.raises(StartError, match="Input/output error"):
-        live._thread.join(30), live.stop()  # type: ignore[func-returns-value]
+        live._thread.join(30), live.stop()
 
 
 def stalled(live: Live) -> float | None:

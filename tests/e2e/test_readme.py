@@ -16,7 +16,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 def worker_text() -> str:
     """The README's first block of Python."""
-    return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[0]
+    return str(re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[0])
 
 
 def test_the_readmes_worker_is_short_and_trains(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ from gem_client.session import Answer, Session
 from gem_client.shards import Shards
 from gem_client.torch.local_steps import LocalSteps, dense
 
+__all__ = ["Loader", "Optimizer", "ShardSampler"]
+
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
 
@@ -412,7 +414,7 @@ def _lives_at(parameter: Tensor, theta: Tensor) -> bool:
         parameter.device.type == "cpu"
         and parameter.dtype == torch.float32
         and parameter.is_contiguous()
-        and not parameter.is_shared()  # type: ignore[no-untyped-call]
+        and not parameter.is_shared()
         and parameter.untyped_storage().nbytes() == 4 * parameter.numel()
     ):
         return False
