@@ -9,7 +9,7 @@ help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types (of the tests too), generated code in step"
-	@echo "make coverage   the tests again, with the share of lines that they run, which must not fall below the floor"
+	@echo "make coverage   the tests again, with the share of lines that they run"
 	@echo "make test-slow   the tests that need minutes or the real MNIST"
 	@echo "make test-docker   the same cluster in containers: training, crashes, scaling (needs Docker; about 10 minutes)"
 	@echo "make format  format the code"
@@ -52,7 +52,7 @@ check: $(READY)
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/python deploy/grafana/generate.py --check
 
-# Apart from `test`: measuring slows the tests down. pyproject.toml has the floor.
+# Apart from `test`: measuring slows the tests down.
 coverage: $(READY)
 	@$(BIN)/pytest -m "not slow and not docker" --cov --cov-report=term:skip-covered --cov-report=xml:build/coverage.xml $(ARGS)
 
