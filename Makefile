@@ -4,14 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test test-slow test-docker check format proto dashboards bench paper chaos soak fuzz clean
+.PHONY: help train test test-slow test-docker coverage check format hooks proto dashboards docs-api wheel bench paper chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests"
-	@echo "make check   lint, types, generated code in step"
+	@echo "make check   lint, types (of the tests too), generated code in step"
+	@echo "make coverage   the tests again, with the share of lines that they run"
 	@echo "make test-slow   the tests that need minutes or the real MNIST"
 	@echo "make test-docker   the same cluster in containers: training, crashes, scaling (needs Docker; about 10 minutes)"
 	@echo "make format  format the code"
+	@echo "make hooks   install git hooks that lint each commit and check its generated code"
+	@echo "make docs-api   the reference of gem_client as HTML, in build/api"
+	@echo "make wheel   build the wheel, in dist/"
 	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
 	@echo "make paper   the paper's figures from MNIST's four files in DATA=DIR (hours); ARGS=--quick for a rough look (12 minutes)"
 	@echo "make chaos   kill servers and workers 100 times each, cut connections, fill a disk, and look for what was lost (10 minutes)"
@@ -44,9 +48,26 @@ test-docker: $(READY)
 check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy proto server worker client_sdk
+	@$(BIN)/mypy proto server worker client_sdk tests benchmarks
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/python deploy/grafana/generate.py --check
+
+# Apart from `test`: measuring slows the tests down.
+coverage: $(READY)
+	@$(BIN)/pytest -m "not slow and not docker" --cov --cov-report=term:skip-covered --cov-report=xml:build/coverage.xml $(ARGS)
+
+# Without them a commit is checked by `make check` alone.
+hooks: $(READY)
+	@$(BIN)/pre-commit install
+
+docs-api: $(READY)
+	@$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api gem_client gem_client.torch \
+	  '!gem_client.ctl' '!gem_client.transport'
+
+# From a fresh folder: setuptools would take along what an older build left there.
+wheel: $(READY)
+	@rm -rf build/lib build/bdist.* dist
+	@$(BIN)/pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
 format: $(READY)
 	@$(BIN)/ruff format .
@@ -82,4 +103,4 @@ fuzz: $(READY)
 	@cd tests && for target in $(TARGETS); do ../$(BIN)/python -m fuzz.run $$target $(SECONDS) || exit 1; done
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

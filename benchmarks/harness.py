@@ -160,7 +160,7 @@ def _work(contender: Contender, place: Place, index: int, seconds: float, signal
 
 
 def _count(turn: RoundTrip, index: int, seconds: float, signals: Signals) -> Count:
-    times = []
+    times: list[float] = []
     ended = began = time.perf_counter()
     while ended < began + seconds or len(times) < MIN_TURNS:
         last = ended

@@ -41,7 +41,7 @@ class Row:
         return self.median("rate")
 
     def median(self, figure: str) -> float:
-        return median(getattr(each, figure) for each in self.figures.values())
+        return float(median(getattr(each, figure) for each in self.figures.values()))
 
     @property
     def spread(self) -> tuple[float, float]:

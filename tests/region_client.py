@@ -157,7 +157,7 @@ def theta_of(live: Live) -> Theta:
 
 
 def memory_bytes(live: Live) -> int:
-    return live.on_loop(lambda: live.core.memory.held)
+    return int(live.on_loop(lambda: live.core.memory.held))
 
 
 def shares(worker: Worker) -> bool:

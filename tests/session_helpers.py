@@ -30,7 +30,7 @@ def model() -> dict[str, Array]:
 
 
 def version(live: Live) -> int:
-    return live.on_loop(lambda: live.core.central.version)
+    return int(live.on_loop(lambda: live.core.central.version))
 
 
 def theta(live: Live) -> Array:

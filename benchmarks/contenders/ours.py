@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from gem_client import connect
@@ -37,7 +37,7 @@ class Ours(Contender):
     @contextmanager
     def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         shared = self.transport == "shm"
-        formats = {"gradient_dtype": self.gradient_dtype, "theta_dtype": self.theta_dtype}
+        formats: dict[str, Any] = {"gradient_dtype": self.gradient_dtype, "theta_dtype": self.theta_dtype}
         with connect(place.address, name=f"worker-{index}", shared_memory=shared, **formats) as session:
             session.join({"theta": np.zeros(place.parameters, np.float32)})
             if session.shares_memory != shared:

@@ -83,7 +83,7 @@ class PytorchRpc(OwnProcess):
     def _options(self, place: Place) -> Any:
         from torch.distributed import rpc
 
-        only_tcp = {"_transports": ["uv"], "_channels": ["basic"]} if self.transport == "tcp" else {}
+        only_tcp: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]} if self.transport == "tcp" else {}
         return rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{HOST}:{place.port}", rpc_timeout=START_SECONDS, **only_tcp)
 
 

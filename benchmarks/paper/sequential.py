@@ -38,7 +38,7 @@ def run(experiment: Experiment, data: Path | None, told: Callable[[int], None]) 
     for step, batch in enumerate(_batches(task, experiment), 1):
         optimizer.zero_grad()
         loss = task.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses[step - 1], sizes[step - 1], times[step - 1] = loss.item(), len(batch[0]), time.monotonic() - began
         if step in evaluate_at:

@@ -388,7 +388,7 @@ class Session:
     # -- for `Shards` and `Optimizer`
 
     def lease_shard(self, samples: int, holding: Collection[int]) -> Future[LeasedShard]:
-        """Requests a shard, and keeps the shards `holding`. Takes a new lease if the present one has ended."""
+        """Requests a shard of `samples`, and keeps the shards `holding`. Takes a new lease if the present one has ended."""
         self._require_usable()
         return self._shard_leases.lease(samples, holding)
 

@@ -257,6 +257,7 @@ class Hyperparameters:
         return replace(self, **changes)
 
     def to_message(self) -> pb.Hyperparameters:
+        """The wire form."""
         values = asdict(self)
         values["snapshot"] = pb.SnapshotConvention.Value(f"SNAPSHOT_CONVENTION_{self.snapshot.upper()}")
         values["shards"] = pb.ShardMode.Value(f"SHARD_MODE_{self.shards.upper()}")
@@ -264,6 +265,7 @@ class Hyperparameters:
 
     @classmethod
     def from_message(cls, message: pb.Hyperparameters) -> Hyperparameters:
+        """Reads the wire form."""
         values = {each.name: getattr(message, each.name) for each in message.DESCRIPTOR.fields}
         values["snapshot"] = pb.SnapshotConvention.Name(message.snapshot).removeprefix("SNAPSHOT_CONVENTION_").lower()
         values["shards"] = pb.ShardMode.Name(message.shards).removeprefix("SHARD_MODE_").lower()

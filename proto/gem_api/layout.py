@@ -88,6 +88,7 @@ class Layout:
         return layout
 
     def to_message(self) -> pb.TensorLayout:
+        """The wire form."""
         specs = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in self.tensors]
         return pb.TensorLayout(tensors=specs, range_begin=0, range_end=self.size)
 

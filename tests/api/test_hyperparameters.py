@@ -46,7 +46,7 @@ def test_the_largest_value_that_the_command_takes_reaches_the_workers_and_the_ch
         ("seed", 1 << 63), ("batch_size", 1 << 32), ("rule_options", "proxy=\udcff"),
     ],
 )  # fmt: skip
-def test_what_the_contract_cannot_carry_is_refused_before_a_worker_asks(name: str, value: object) -> None:
+def test_what_the_contract_cannot_carry_is_refused_before_a_worker_asks(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}"):
         make_core(replace(Hyperparameters(), **{name: value}))
     core = make_core(Hyperparameters())

@@ -53,8 +53,13 @@ def test_different_layouts_have_different_fingerprints(one: Layout, other: Layou
 
 
 def test_order_and_shape_are_part_of_the_fingerprint() -> None:
-    same_size = [{"a": (2, 3), "b": (6,)}, {"b": (6,), "a": (2, 3)}, {"a": (3, 2), "b": (6,)}, {"a": (6,), "b": (6,)}]
-    assert len({Layout.of(shapes).fingerprint for shapes in same_size}) == 4
+    same_size: list[dict[str, tuple[int, ...]]] = [
+        {"a": (2, 3), "b": (6,)},
+        {"b": (6,), "a": (2, 3)},
+        {"a": (3, 2), "b": (6,)},
+        {"a": (6,), "b": (6,)},
+    ]
+    assert len({Layout.of(each).fingerprint for each in same_size}) == 4
 
 
 @given(LAYOUTS)

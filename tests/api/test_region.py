@@ -105,13 +105,13 @@ def test_the_servers_name_for_it_stays_whatever_a_worker_writes() -> None:
 # -- a worker that pulls it away
 
 FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which older Pythons have no name for
-SHRINK_OR_GROW: dict[str, Callable[[int], None]] = {
+SHRINK_OR_GROW: dict[str, Callable[[int], object]] = {
     "to nothing": lambda descriptor: os.ftruncate(descriptor, 0),
     "by a byte": lambda descriptor: os.ftruncate(descriptor, region_bytes(5000) - 1),
     "by a page more": lambda descriptor: os.ftruncate(descriptor, region_bytes(5000) + PAGE),
     "with fallocate": lambda descriptor: os.posix_fallocate(descriptor, 0, 2 * region_bytes(5000)),
-    "by appending": lambda descriptor: os.pwrite(descriptor, b"x", region_bytes(5000)) and None,
-    "with a seal of its own": lambda descriptor: fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, FUTURE_WRITE) and None,
+    "by appending": lambda descriptor: os.pwrite(descriptor, b"x", region_bytes(5000)),
+    "with a seal of its own": lambda descriptor: fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, FUTURE_WRITE),
 }
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from core_helpers import commit, make_core, save_core, start
 from durability.test_checkpoint import restored
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.schedule import factor, rate
-from gem_server.core.state_machine import FIXED
 from gem_server.durability.resume import resumed_hyperparameters
 
 ONE = Layout.of({"w": (1,)})

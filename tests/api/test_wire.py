@@ -11,7 +11,7 @@ import pytest
 from core_helpers import bits
 from gem_api import wire
 from gem_api.errors import IncompleteTransfer, InvalidRequest
-from gem_api.framing import CHUNK_BYTES, ChunkView, Packing, chunk_frames, empty, parse_frame
+from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, Packing, chunk_frames, empty, parse_frame
 from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2, training_pb2
 from hypothesis import given
@@ -236,7 +236,7 @@ def test_only_whole_blocks_in_order_complete_a_buffer(packing: Packing, size: in
     for first in range(0, size, packing.elements):
         borders.append(borders[-1] + packing.head + min(packing.elements, size - first) * packing.item)
     unpacked: list[int] = []
-    assembly = wire.Assembly(np.zeros(size, np.float32), packing, lambda data, into: unpacked.append(into.size))
+    assembly = Assembly(np.zeros(size, np.float32), packing, lambda data, into: unpacked.append(into.size))
     due = 0
     for shift, length in pieces:
         offset = due + shift

@@ -169,7 +169,7 @@ class _Judge:
         elif fields["sequence"] != 1 and (fields["lease"], fields["sequence"] - 1) not in self._applied:
             verdict.object_to(f"version {version} is {known}, and the commit before that is not applied")
         self._applied[known] = version
-        gradient = zlib.crc32(decoded(fields["dtype"], entry.payload, self._replay.theta.size))
+        gradient = zlib.crc32(decoded(fields["dtype"], entry.payload, self._replay.theta.size).tobytes())
         if not {(gradient, fields["base_version"]), (None, fields["base_version"])} & self._told.sent.get(known, set()):
             verdict.strange += 1
             verdict.object_to(f"version {version} ({known}) is no commit that any worker sent")
@@ -248,4 +248,4 @@ def _bytes(values: Floats | None) -> bytes:
 
 
 def _crc(theta: Floats, dtype: str) -> int:
-    return zlib.crc32(as_bfloat16(theta) if dtype == "bfloat16" else theta)
+    return zlib.crc32((as_bfloat16(theta) if dtype == "bfloat16" else theta).tobytes())

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +140,16 @@ def _run(folder: Path, seed: int, report: DiskReport) -> None:
     report.workers_told = sum(REFUSAL in path.read_text() for path in cluster.diaries.paths())
 
 
+def _has_more_refusals(path: Path, before: int) -> bool:
+    return path.read_text().count(REFUSAL) > before
+
+
 def _fill(cluster: Cluster, ballast: Ballast, report: DiskReport) -> None:
     """Until the server acknowledges nothing more, and every worker has been told."""
     told = {path: path.read_text().count(REFUSAL) for path in cluster.diaries.paths()}
     ballast.fill()
     wait_until(lambda: stalled(cluster), "the metric says that the log is stalled", DEADLINE)
     for path, before in told.items():
-        wait_until(lambda path=path, before=before: path.read_text().count(REFUSAL) > before, f"{path.name} is told", DEADLINE)
+        wait_until(partial(_has_more_refusals, path, before), f"{path.name} is told", DEADLINE)
     assert cluster.server.poll() is None, cluster.server_log.read_text()
     report.stalls += 1

@@ -97,7 +97,7 @@ class Replay:
         if entry.kind == "began":
             return  # a life of the server: this run's settings never change
         if entry.kind == "opened":
-            zeros = [np.zeros_like(self.theta) for _ in range(3 if fields["overlap"] else 2)]
+            zeros: list[Any] = [np.zeros_like(self.theta) for _ in range(3 if fields["overlap"] else 2)]
             self.workers[fields["lease"]] = Worker(fields["worker"], *zeros)
         elif fields["lease"] not in self.workers:
             raise Contradiction(f"record {entry.number} ({entry.kind}) is of a lease that is not live")

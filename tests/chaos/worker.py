@@ -85,13 +85,13 @@ def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
         result = attempt(header, packed)
         facts = {"version": result.version, "staleness": result.staleness, "base": result.base_version}
         dtype = "float32" if member.region else kind.theta_dtype
-        diary.note(event="ack", **commit, **facts, theta=zlib.crc32(member.theta), dtype=dtype)
+        diary.note(event="ack", **commit, **facts, theta=zlib.crc32(member.theta.tobytes()), dtype=dtype)
         return result
 
     def read(lease_id: str) -> bool:
         must_initialize = pull(lease_id)
         if not must_initialize:
-            diary.note(event="read", version=member.version, theta=zlib.crc32(member.theta), dtype=kind.theta_dtype)
+            diary.note(event="read", version=member.version, theta=zlib.crc32(member.theta.tobytes()), dtype=kind.theta_dtype)
         return must_initialize
 
     def complete_shard(lease_id: str, shard_id: int) -> bool:

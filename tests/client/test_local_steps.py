@@ -6,8 +6,10 @@ import copy
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from client.torch_helpers import flat, loss_of, network, take_step, training
@@ -25,7 +27,7 @@ RATE = 0.1
 AGN = Hyperparameters(rule="agn", learning_rate=RATE, local_steps=3)
 DELTA = Hyperparameters(rule="downpour", learning_rate=RATE, local_steps=3)
 NESTEROV = Hyperparameters(rule="downpour", learning_rate=RATE, local_steps=3, local_momentum=0.9, weight_decay=0.05)
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def gradient(model: nn.Module, step: int) -> Array:
@@ -47,7 +49,7 @@ class ByHand:
 
     def __init__(self, model: nn.Module, settings: Hyperparameters) -> None:
         self.model, self.settings = copy.deepcopy(model), settings
-        self.velocity = np.zeros_like(flat(model))
+        self.velocity: npt.NDArray[np.floating] = np.zeros_like(flat(model))
         self.gradients: list[Array] = []
 
     def step(self, number: int, eta: float = RATE) -> None:
@@ -231,14 +233,14 @@ def test_the_rate_follows_the_version(local_steps: int) -> None:
 # -- windows that end early
 
 
-def batches(live: Live, samples: int = 23, **kinds: int) -> tuple[list[int], Session]:
+def batches(live: Live, samples: int = 23, **kinds: Any) -> tuple[list[int], Session]:
     """Trains on zeros through the sampler, until the run is complete; the size of each batch, and the session."""
     sizes: list[int] = []
     with connect(live.address, name="a") as session:
         parameter = nn.Parameter(torch.zeros(3))
         optimizer = Optimizer([("w", parameter)], session, **kinds)
         data = TensorDataset(torch.zeros(samples))
-        sampler = ShardSampler(session, data)  # type: ignore[arg-type]
+        sampler = ShardSampler(session, data)
         while not sampler.complete:
             for number, (batch,) in enumerate(DataLoader(data, batch_sampler=sampler)):
                 sizes.append(len(batch))
@@ -341,7 +343,7 @@ def test_a_lease_found_lost_between_two_steps_ends_the_window_at_once_and_all_sa
                 before = optimizer.answer
                 optimizer.step()
                 if optimizer.answer is not before:
-                    applied.update(() if optimizer.answer.dropped else window)
+                    applied.update(() if optimizer.answer is None or optimizer.answer.dropped else window)
                     dropped_at = dropped_at or handed_out
                     window = []
             optimizer.finish()
@@ -363,7 +365,7 @@ def test_a_window_that_is_refused_is_forgotten_velocity_and_all(settings: Hyperp
             for step in range(3):
                 take_step(other, second, step)
             loss_of(model, 2).backward()
-            model[0].weight.grad[0, 0] = float("nan")  # type: ignore[index, union-attr]
+            model[0].weight.grad[0, 0] = float("nan")  # type: ignore[index]
             with pytest.raises(NonFiniteGradient):
                 optimizer.step()
             assert outcomes(live) == {"applied": 1, "rejected": 1}

@@ -86,7 +86,7 @@ def test_one_worker_sees_every_sample_of_every_epoch_once(mode: str, epochs: int
         optimizer = Optimizer([("w", parameter)], session)
         data = Numbers(SAMPLES)
         seen: list[int] = []
-        for batch in DataLoader(data, batch_sampler=ShardSampler(session, data)):  # type: ignore[arg-type]
+        for batch in DataLoader(data, batch_sampler=ShardSampler(session, data)):
             seen += batch.tolist()
             parameter.grad = torch.zeros(3)
             optimizer.step()
@@ -311,7 +311,7 @@ def test_a_loop_that_commits_nothing_does_not_spin(live: Live, monkeypatch: pyte
     pauses: list[float] = []
     with joined(live, "a") as session:
         shards = session.shards(SAMPLES)
-        monkeypatch.setattr(shards_module.time, "sleep", pauses.append)
+        monkeypatch.setattr("gem_client.shards.time.sleep", pauses.append)
         for _ in range(4):
             assert sum(map(len, shards)) == SAMPLES  # all of it, again and again
         assert pauses == [IDLE_SECONDS] * 3
@@ -379,7 +379,7 @@ def test_finish_makes_a_step_of_what_is_left_of_an_accumulation(scaled: bool) ->
         scaler = torch.amp.GradScaler("cpu")
         for number, _ in enumerate(sampler.loader(), start=1):
             loss = parameter.sum()
-            (scaler.scale(loss) if scaled else loss).backward()  # type: ignore[no-untyped-call]
+            (scaler.scale(loss) if scaled else loss).backward()
             if number % 2 == 0:
                 scaler.step(optimizer) if scaled else optimizer.step()
                 scaler.update() if scaled else None

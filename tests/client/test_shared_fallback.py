@@ -122,7 +122,7 @@ IMPOSTORS: dict[str, Callable[[socket.socket], None]] = {
 
 
 @contextmanager
-def impostor(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[None]:
+def impostor(path: Path, answer: Callable[[socket.socket], object]) -> Iterator[None]:
     """Something that is not the server answers at its socket's path."""
     path.unlink()
     listener = socket.socket(socket.AF_UNIX)
@@ -178,7 +178,7 @@ def test_a_server_with_no_room_for_a_region_gets_chunks_and_is_trained_all_the_s
 def test_a_server_that_hands_over_nothing_in_time_gets_chunks(tmp_path: Path) -> None:
     release = threading.Event()
     with serving(config(memory_socket=str(tmp_path / "s"))) as live, connect(live.address, timeout=1.0) as session:
-        with impostor(tmp_path / "s", lambda visitor: release.wait(DEADLINE) and None):
+        with impostor(tmp_path / "s", lambda visitor: release.wait(DEADLINE)):
             in_background(lambda: session.join(model())).result(DEADLINE)
             release.set()
         assert_goes_over_the_network(live, session)

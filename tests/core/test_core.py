@@ -396,7 +396,7 @@ def test_a_restored_lease_is_answered_a_repeat_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("change", [{"sequence": 3}, {"base_version": 5}], ids=["later sequence", "later base"])
-def test_a_restored_lease_that_lacks_acknowledged_commits_ends_rolled_back(change: dict[str, int]) -> None:
+def test_a_restored_lease_that_lacks_acknowledged_commits_ends_rolled_back(change: dict[str, Any]) -> None:
     core = make_core()
     ann, bob = start(core, ["ann", "bob"])
     commit(core, ann, 1, ONES)
@@ -742,7 +742,7 @@ class Both:
 
     @staticmethod
     def facts(applied: Applied | None) -> tuple[int, int, int] | None:
-        return applied and (applied.version, applied.base_version, applied.staleness)
+        return (applied.version, applied.base_version, applied.staleness) if applied else None
 
     def compare(self) -> None:
         assert self.core.central.version == self.dumb.version

@@ -119,7 +119,7 @@ class FakePrometheus:
         return {"activeTargets": self.targets}
 
     def _value(self, arguments: dict[str, str]) -> Any:
-        found = [[({}, number)] for part, number in self.numbers.items() if part in arguments["query"]]
+        found: list[Any] = [[({}, number)] for part, number in self.numbers.items() if part in arguments["query"]]
         found += [vector for part, vector in self.vectors.items() if part in arguments["query"]]
         rows = [{"metric": labels, "value": [float(arguments["time"]), value]} for labels, value in (found or [[]])[0]]
         return {"resultType": "vector", "result": rows}
@@ -549,7 +549,7 @@ def test_a_hundred_workers_are_drawn_but_not_named(fake: FakePrometheus) -> None
 
 
 def series(values: Any, begin: float = BEGIN, **labels: str) -> Series:
-    return Series(labels, begin + 5.0 * np.arange(len(values)), np.array(values, np.float64))
+    return Series(labels, begin + 5.0 * np.arange(len(values), dtype=np.float64), np.array(values, np.float64))
 
 
 def lines(*several: Series, legend: str = "", end: float = BEGIN + 60, **panel: Any) -> list[str]:
@@ -822,7 +822,7 @@ RUDE = {
 }
 
 
-@pytest.fixture(params=RUDE.values(), ids=RUDE)
+@pytest.fixture(params=list(RUDE.values()), ids=list(RUDE))
 def rude(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a server that reads a request, answers with these bytes and hangs up."""
 

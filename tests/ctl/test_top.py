@@ -80,7 +80,8 @@ def running(reading: int, writing: int, server: str, *arguments: str, **environm
 
 @contextmanager
 def piped(server: str, *arguments: str, **environment: str) -> Iterator[Top]:
-    with running(*os.pipe(), server, *arguments, **environment) as top:
+    reading, writing = os.pipe()
+    with running(reading, writing, server, *arguments, **environment) as top:
         yield top
 
 

@@ -458,7 +458,7 @@ def two(directory: Path) -> tuple[Path, Path, Core]:
     return older, newer, core
 
 
-def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
     """A state that is another but vouches for itself: what a server of another version may have written."""
 
     def damage(path: Path) -> None:
@@ -471,15 +471,15 @@ def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     return damage
 
 
-def truncate(name: str, size: int) -> Callable[[Path], None]:
+def truncate(name: str, size: int) -> Callable[[Path], object]:
     return lambda path: os.truncate(path / name, size)
 
 
-def grow(name: str) -> Callable[[Path], None]:
-    return lambda path: (path / name).write_bytes((path / name).read_bytes() + b"x") and None
+def grow(name: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_bytes((path / name).read_bytes() + b"x")
 
 
-def flip(name: str, place: int) -> Callable[[Path], None]:
+def flip(name: str, place: int) -> Callable[[Path], object]:
     def damage(path: Path) -> None:
         content = bytearray((path / name).read_bytes())
         content[place] ^= 1
@@ -488,15 +488,15 @@ def flip(name: str, place: int) -> Callable[[Path], None]:
     return damage
 
 
-def text(name: str, content: bytes) -> Callable[[Path], None]:
-    return lambda path: (path / name).write_bytes(content) and None
+def text(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_bytes(content)
 
 
-def remove(name: str) -> Callable[[Path], None]:
+def remove(name: str) -> Callable[[Path], object]:
     return lambda path: (path / name).unlink()
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     **{f"{name} is missing": (remove(name), name) for name in FILES},
     **{f"{name} is truncated": (truncate(name, 50), name) for name in FILES},
     **{f"{name} is empty": (truncate(name, 0), name) for name in FILES},

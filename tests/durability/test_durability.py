@@ -273,7 +273,7 @@ def test_a_disk_that_fails_in_another_way_ends_the_server(logged: ServerConfig, 
         with pytest.raises(GemError):
             session.commit(GRADIENT)
     with pytest.raises(StartError, match="Input/output error"):
-        live._thread.join(30), live.stop()  # type: ignore[func-returns-value]
+        live._thread.join(30), live.stop()
 
 
 def stalled(live: Live) -> float | None:

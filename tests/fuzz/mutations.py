@@ -10,7 +10,26 @@ NASTY = [
     b"-1", b"0", b"null", b"1e999", b"NaN", b"true", b"[]", b"{}", b'""', b"9223372036854775807", b"9223372036854775808",
     b"18446744073709551615", b"1" * 400, b"[" * 2000, b"\xff" * 8, b"\0" * 8, b"\x7f\xff\xff\xff", b"F64", b"lease-2",
 ]  # fmt: skip
-VALUES = [-1, 0, 1, 2**31, 2**63 - 1, 2**63, 2**64, 10**30, 1e308, -0.5, float("nan"), None, True, "", "x", [], {}, [[]]]
+VALUES: list[Any] = [
+    -1,
+    0,
+    1,
+    2**31,
+    2**63 - 1,
+    2**63,
+    2**64,
+    10**30,
+    1e308,
+    -0.5,
+    float("nan"),
+    None,
+    True,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+]
 
 
 def mutated(dice: random.Random, data: bytes) -> bytes:

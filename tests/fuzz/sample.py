@@ -9,8 +9,9 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import gradient_format
+from gem_server.core.commits import Arrived
 from gem_server.core.facts import EndReason, Header
-from gem_server.core.state_machine import Arrived, Core
+from gem_server.core.state_machine import Core
 from gem_server.durability import recovery, segment
 from gem_server.durability.journal import Journal
 from gem_server.durability.segment import Entry, Segment

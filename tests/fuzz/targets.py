@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 from fuzz.sample import LAYOUT, RUN, SAMPLES, SEED, commit, entries, new_core, write_run
 from gem_api.errors import GemError
 from gem_api.framing import Frame, chunk_frame, parse_frame
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import GRADIENT_FORMATS
+from gem_server.core.shards import Shard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery, segment
 from gem_server.durability.checkpoint import BadCheckpoint
@@ -133,8 +135,8 @@ def run_log(data: bytes) -> None:
 def sealed_segment(records: list[bytes]) -> bytes:
     """A file of the log that holds these."""
     head = segment._HEADER.pack(segment._MAGIC, 1, 1, SEED, RUN.encode())
-    head += segment._CRC.pack(segment.crc32c(head))
-    pieces = [head.ljust(segment._aligned(len(head)), b"\0")]
+    head += segment._CRC.pack(crc32c(head))
+    pieces: list[bytes | memoryview] = [head.ljust(segment._aligned(len(head)), b"\0")]
     for number, each in enumerate(records, 1):
         text, _, payload = each.partition(PAYLOAD)
         pieces += segment.encode(number, text, [payload], number - 1, SEED)
@@ -227,7 +229,7 @@ def carry_on(directory: Path) -> None:
 
 def ask_for_shards(core: Core, lease_id: str) -> None:
     shard = core.lease_shard(lease_id, core.ledger.samples or SAMPLES, 0.0)
-    if hasattr(shard, "begin"):
+    if isinstance(shard, Shard):
         messages.shard(shard, core.ledger.indices(shard)).SerializeToString()
 
 

@@ -53,7 +53,7 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
             "import_module",
             "importlib.import_module",
         ):
-            yield from ((node.lineno, arg.value) for arg in node.args if isinstance(arg, ast.Constant))
+            yield from ((node.lineno, str(arg.value)) for arg in node.args if isinstance(arg, ast.Constant))
 
 
 def offences(paths: list[Path], forbidden: set[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def test_a_peers_gem_is_bit_for_bit_ours(library: ModuleType) -> None:
     convert = torch.from_numpy if library is torch else np.asarray
     random = np.random.default_rng(1)
     theta, moment, snapshot = (random.normal(size=SMALL.size).astype(np.float32) for _ in range(3))
-    theirs = [convert(array.copy()) for array in (theta, moment, snapshot)]
+    theirs: list[Any] = [convert(array.copy()) for array in (theta, moment, snapshot)]
     for _ in range(5):
         gradient = random.normal(size=SMALL.size).astype(np.float32)
         rule.apply(SMALL, theta, gradient, {"moment": moment, "snapshot": snapshot}, RuleInput(0))

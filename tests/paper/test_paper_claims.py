@@ -50,7 +50,7 @@ def the_opposite(experiment: Experiment) -> Result:
 
 def verdicts(claims: tuple[Claim, ...], make: Make, scale: Scale = FULL) -> dict[str, str | None]:
     found = {claim.text: claim.judge(measured(claim.figure, scale, make)) for claim in claims}
-    return {text: verdict and str(verdict.agrees) for text, verdict in found.items()}
+    return {text: str(verdict.agrees) if verdict else None for text, verdict in found.items()}
 
 
 def test_results_as_the_paper_claims_agree_with_every_claim() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import numpy as np
@@ -48,7 +49,7 @@ def corpus(victim: Worker) -> Corpus:
     lease = victim.lease_id
     poison = np.full(SMALL.size, np.nan, np.float32)
     other = pb.RegisterWorkerRequest(worker_name="fuzzer", layout=SMALL.to_message())
-    messages = {
+    messages: dict[str, list[Any]] = {
         "RegisterWorker": [other, pb.RegisterWorkerRequest()],
         "Pull": [pb.PullRequest(lease_id=lease), pb.PullRequest()],
         "ShareMemory": [pb.ShareMemoryRequest(lease_id=lease)],
@@ -128,9 +129,11 @@ async def ask(channel: grpc.aio.Channel, rpc: str, frames: list[bytes]) -> Refus
     return Refusal(await call.code(), "", "", "")
 
 
-def storm(live: Live, seed: int, draw: Callable[[random.Random], tuple[str, list[bytes]]], calls: int) -> Counter[tuple]:
+def storm(
+    live: Live, seed: int, draw: Callable[[random.Random], tuple[str, list[bytes]]], calls: int
+) -> Counter[tuple[str, str, str]]:
     """Makes the calls, AT_ONCE at a time, and counts (rpc, status, error); fails at an untyped status."""
-    dice, seen = random.Random(seed), Counter()
+    dice, seen = random.Random(seed), Counter[tuple[str, str, str]]()
 
     async def caller(channel: grpc.aio.Channel, share: int) -> None:
         for _ in range(share):

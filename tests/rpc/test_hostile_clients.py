@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -41,7 +42,7 @@ many_times = pytest.mark.parametrize("times", [1_000, pytest.param(10_000, marks
 
 
 @contextmanager
-def limited(workers: int, layout: Layout = SMALL, **changes: object) -> Iterator[tuple[Live, Wire, Worker]]:
+def limited(workers: int, layout: Layout = SMALL, **changes: Any) -> Iterator[tuple[Live, Wire, Worker]]:
     """A server that has room for so many workers and a copy of θ, the first of which is honest and in the run."""
     limit = 4 * layout.size * (1 + 1 + 3 * workers)
     with serving(config(memory_limit=limit, **changes)) as live, wired(live) as wire:
@@ -49,7 +50,7 @@ def limited(workers: int, layout: Layout = SMALL, **changes: object) -> Iterator
 
 
 def memory(live: Live) -> int:
-    return live.on_loop(lambda: live.core.memory.held)
+    return int(live.on_loop(lambda: live.core.memory.held))
 
 
 def resident() -> int:
@@ -154,7 +155,8 @@ def test_a_log_that_only_registrations_fill_stays_within_its_limit(tmp_path: Pat
 
 
 def log_size(live: Live) -> int:
-    return live.on_loop(lambda: live.server._checkpointer._journal.size)
+    journal: Any = live.server._checkpointer._journal
+    return int(live.on_loop(lambda: journal.size))
 
 
 # -- uploads that never end
@@ -294,7 +296,8 @@ def test_a_worker_that_completes_no_shard_holds_so_many_and_no_more() -> None:
     settings = Hyperparameters(shard_size=4, batch_size=4)
     with serving(config(settings)) as live, wired(live) as wire:
         honest = wire.started("honest")
-        greedy, holding = wire.join("greedy"), []
+        holding: list[Any] = []
+        greedy = wire.join("greedy")
         for _ in range(MAX_SHARDS):
             holding.append(ask(greedy, holding).shard.shard_id)
         request = pb.LeaseShardRequest(lease_id=greedy.lease_id, sample_count=10**6, holding=holding)

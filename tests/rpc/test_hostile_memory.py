@@ -56,7 +56,7 @@ def scribbling(region: Shared) -> Iterator[None]:
     noise[::7] = np.float32(np.nan).view(np.uint32)
     noise[1::7] = np.float32(np.inf).view(np.uint32)
     calm = np.full(region.gradient.size, 0.5, np.float32).view(np.uint32)
-    gradient, answer = region.gradient.view(np.uint32), region.theta.view(np.uint32)
+    gradient, answer = region.gradient.view(np.uint32), region.answer.view(np.uint32)
 
     def scribble() -> None:
         for bits in itertools.cycle((noise, calm, calm)):
@@ -86,7 +86,7 @@ def test_a_worker_that_scribbles_all_the_time_harms_no_one_else(rule: str) -> No
             for _ in range(200):
                 result = result_or_none(wire.whole("Commit", region.header()))
                 if result is not None:
-                    hostile.took((result, region.theta))
+                    hostile.took((result, region.answer))
                     applied += 1
                 assert home.commit(0.001)[1].tobytes() == theta_bits(live)[1]
         assert applied > 0, "no commit got past the check: the pass never met what the worker wrote"

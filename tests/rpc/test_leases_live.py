@@ -18,6 +18,7 @@ from live import Live, config, serving, wait_until
 from rpc.test_drain import Process
 from wire_client import (
     SMALL,
+    Stream,
     Wire,
     Worker,
     apply_thread_held,
@@ -35,7 +36,7 @@ EACH = 3 * 4 * P  # what the server holds for a worker: moment, snapshot, and th
 
 
 def memory(live: Live) -> int:
-    return live.on_loop(lambda: live.core.memory.held)
+    return int(live.on_loop(lambda: live.core.memory.held))
 
 
 def renew(*workers: Worker) -> None:
@@ -44,7 +45,9 @@ def renew(*workers: Worker) -> None:
 
 
 def shard_of(worker: Worker) -> pb.LeaseShardResponse:
-    return worker.wire.call("LeaseShard", pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=10))
+    request = pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=10)
+    shard: pb.LeaseShardResponse = worker.wire.call("LeaseShard", request)
+    return shard
 
 
 def pass_time(live: Live, *survivors: Worker) -> None:
@@ -232,7 +235,7 @@ def test_exactly_one_of_many_workers_is_asked_for_the_first_value(live: Live, wi
     assert [worker.registration.must_initialize for worker in crew].count(True) == 1
 
 
-def half_initialized(live: Live, worker: Worker) -> object:
+def half_initialized(live: Live, worker: Worker) -> Stream:
     """The stream of an initialiser that stopped half-way."""
     frames = [initialize_header(worker.lease_id), chunk(0, np.full(8, 9.0, np.float32).tobytes(), pb.InitializeCentralRequest)]
     before = received_bytes(live)

@@ -84,7 +84,7 @@ def test_no_tensor_passes_through_the_network(live: Live, worker: Worker, region
 
 def test_the_answer_lies_in_the_region_before_the_result_is_sent(live: Live, worker: Worker, region: Shared) -> None:
     for expected in range(1, 4):
-        region.theta[:] = np.nan
+        region.answer[:] = np.nan
         result, theta = region.commit()
         assert (result.version, theta.tobytes()) == (expected, theta_bits(live)[1])
 
@@ -117,7 +117,7 @@ def test_the_contract_that_a_pull_still_sends_theta(live: Live, worker: Worker, 
 
 # -- refused, and nothing moved
 
-SEQUENCE_GAP = {"sequence": 5}
+SEQUENCE_GAP: dict[str, object] = {"sequence": 5}
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
     "a gap in the sequence": ("SEQUENCE_GAP", SEQUENCE_GAP),
     "a base version from the future": ("INVALID_REQUEST", {"base_version": 1}),
@@ -245,7 +245,7 @@ def test_an_answer_that_the_worker_wrote_over_is_given_again(rule: str) -> None:
     with sharing(RULES[rule]) as (live, _, worker, region):
         result, theta = region.commit()
         before = theta_bits(live)
-        region.theta[:] = np.nan
+        region.answer[:] = np.nan
         again, restored = region.answered(worker.wire.whole("Commit", region.header(sequence=1, base_version=0)))
         assert again == result
         assert restored.tobytes() == theta.tobytes()

@@ -145,12 +145,12 @@ class Mixed(Oracle):
 
 def polynomial(a: float) -> Callable[[int], float]:
     """s(τ) = (τ + 1)^−a."""
-    return staticmethod(lambda late: 1 / (late + 1) ** a)  # type: ignore[return-value]
+    return staticmethod(lambda late: 1 / (late + 1) ** a)
 
 
 def hinge(a: float, b: float) -> Callable[[int], float]:
     """s(τ) = 1 up to b, then 1/(a(τ − b) + 1)."""
-    return staticmethod(lambda late: 1.0 if late <= b else 1 / (a * (late - b) + 1))  # type: ignore[return-value]
+    return staticmethod(lambda late: 1.0 if late <= b else 1 / (a * (late - b) + 1))
 
 
 class Buffered(Oracle):

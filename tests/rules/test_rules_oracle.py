@@ -117,7 +117,7 @@ def test_a_rule_equals_its_oracle_over_hundreds_of_interleaved_commits(case: str
         assert applied.discarded is not taken
         assert (core.central.version, applied.base_version) == (expected.version, worker.base_version)
         if case in EXACT:
-            assert bits(core.central.theta) == bits(np.float32(expected.theta))
+            assert bits(core.central.theta) == bits(np.asarray(expected.theta, np.float32))
         np.testing.assert_allclose(core.central.theta, expected.theta, rtol=0, atol=CLOSE * scale)
         np.testing.assert_allclose(core.reply(lease), worker.answer, rtol=0, atol=CLOSE * scale)
         left_out += applied.discarded

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,10 @@ from hypothesis.extra.numpy import arrays
 EPS = float(np.finfo(np.float32).eps)
 CONVENTIONS = ["after", "paper", "reference"]
 SIZES = st.sampled_from([1, 2, 9, 130])
+
+
+def vector(values: Sequence[object]) -> Vector:
+    return np.array(values, np.float32)
 
 
 def values(size: int, most: float = 1e3) -> st.SearchStrategy[Vector]:
@@ -70,7 +76,7 @@ def assert_no_nan(run: Run) -> None:
 def runs(draw: st.DrawFn, *, most: float = 1e3, eta: float = 0.05) -> tuple[Run, list[tuple[int, Vector]]]:
     """A gem run of two workers in any convention, and a few commits for it."""
     size = draw(SIZES)
-    settings = {
+    settings: dict[str, Any] = {
         "momentum": draw(st.sampled_from([0.0, 0.5, 0.9, 0.999])),
         "kappa": draw(st.sampled_from([0.1, 1.0, 30.0])),
         "pi_max": draw(st.sampled_from([1e-3, 1.0, 5.0, 1e6])),
@@ -225,10 +231,10 @@ def test_alternating_extremes_stay_finite(snapshot: str, eta: float) -> None:
     most = np.float32(min(MAX_MAGNITUDE / eta, MAX_MAGNITUDE))
     run = Run.of(
         make_rule("gem", learning_rate=eta, kappa=1e3, pi_max=1e6, snapshot=snapshot),
-        np.float32([MAX_MAGNITUDE, -MAX_MAGNITUDE]),
+        vector([MAX_MAGNITUDE, -MAX_MAGNITUDE]),
     )
     for sign in (1, -1, -1, 1, 1, 1):
-        run.commit(np.float32([sign * most, -sign * most]))
+        run.commit(vector([sign * most, -sign * most]))
     assert_no_nan(run)
     assert np.isfinite(run.theta).all()
 
@@ -237,7 +243,7 @@ def test_by_reference_a_denominator_of_exactly_zero_is_clamped() -> None:
     """|Δ + ε| = 0 where Δ = −ε: κ|m| is positive, so π is infinite before the clip, and π_max after it."""
     epsilon = float(np.float32(2.0**-40))
     run = Run.of(make_rule("gem", learning_rate=1.0, epsilon=epsilon, snapshot="reference"), np.zeros(1, np.float32))
-    facts = run.commit(np.float32([epsilon]))
+    facts = run.commit(vector([epsilon]))
     assert facts is not None
     assert facts.max_ratio == 1
     assert run.theta.tolist() == [-5 * epsilon]
@@ -274,10 +280,10 @@ def test_no_update_that_is_taken_in_makes_theta_a_nan_or_an_infinity(name: str, 
     """Two workers in turn, 200 updates of the largest size, of the smallest, of zeros, with signs at random, from a large θ."""
     rule = variant(name, learning_rate=eta, kappa=1e3, pi_max=1e6)
     random = np.random.default_rng(1)
-    run = Run.of(rule, np.float32([1e30, -1e30, 0, 1e-30, 1]), workers=2)
-    sizes = np.float32([rule.largest, rule.largest / 1e6, 1, 1e-38, 1e-45, 0])
+    run = Run.of(rule, vector([1e30, -1e30, 0, 1e-30, 1]), workers=2)
+    sizes = vector([rule.largest, rule.largest / 1e6, 1, 1e-38, 1e-45, 0])
     for _ in range(200):
-        update = random.choice(sizes, run.theta.size) * random.choice(np.float32([-1, 1]), run.theta.size)
+        update = random.choice(sizes, run.theta.size) * random.choice(vector([-1, 1]), run.theta.size)
         require_finite(update, rule.largest, "gradient")
         run.commit(update, worker=int(random.integers(2)), staleness=int(random.integers(5)))
         assert np.isfinite(run.theta).all()
@@ -326,7 +332,7 @@ def test_a_gradient_that_could_overflow_is_refused_wherever_it_stands(bad: float
         ("snapshot", "before", "snapshot"),
     ],
 )
-def test_a_hyper_parameter_out_of_its_range_is_refused_by_name(name: str, value: object, named: str) -> None:
+def test_a_hyper_parameter_out_of_its_range_is_refused_by_name(name: str, value: Any, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         make_rule("gem", **{name: value})
 
@@ -345,7 +351,7 @@ def test_an_unknown_rule_is_refused_and_the_known_ones_named() -> None:
 @pytest.mark.parametrize(
     "settings", [{"learning_rate": 1e-60}, {"momentum": 1 - 1e-12}], ids=["learning rate becomes 0", "momentum becomes 1"]
 )
-def test_a_hyper_parameter_that_float32_rounds_out_of_its_range_is_refused(settings: dict[str, float]) -> None:
+def test_a_hyper_parameter_that_float32_rounds_out_of_its_range_is_refused(settings: dict[str, Any]) -> None:
     """The pass computes in float32: a learning rate that is zero there, or a momentum that is one, is not what was asked."""
     with pytest.raises(ValueError, match=r"learning rate|momentum"):
         make_rule("gem", **settings)

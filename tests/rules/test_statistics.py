@@ -35,7 +35,7 @@ def within_a_bin(value: float, exact: float, pi_max: float) -> bool:
     if exact == 0 or exact == np.float32(pi_max):
         return value == exact
     lowest = pi_max * 2.0**-OCTAVES  # everything below shares bin 1
-    return abs(value - exact) <= max(exact, lowest) / 16 or max(value, exact) <= lowest * 1.1
+    return bool(abs(value - exact) <= max(exact, lowest) / 16 or max(value, exact) <= lowest * 1.1)
 
 
 # -- bins
@@ -145,7 +145,7 @@ def test_every_column_of_a_matrix_is_met_sooner_or_later() -> None:
 def test_small_tensors_are_exact_beside_large_ones() -> None:
     """A sampled tensor's counts neither spill into the next tensor's nor take its place."""
     layout = Layout.of({"large": (70_000,), "small": (2000,), "empty": (0,), "scalar": ()})
-    facts, _ = facts_for(np.repeat(np.float32([0, 2, 5]), [70_000, 2000, 1]), layout=layout)
+    facts, _ = facts_for(np.repeat(np.array([0, 2, 5], np.float32), [70_000, 2000, 1]), layout=layout)
     assert facts.counts[[0, bin_of(2.0, 5.0), -1]].tolist() == [70_000, 2000, 1]
     assert facts.tensor_medians[[0, 2, 3]].tolist() == [0, 0, 5]
     assert facts.tensor_medians[1] == pytest.approx(2, rel=1 / 16)
@@ -207,5 +207,5 @@ def test_one_value_out_of_the_limit_is_seen_wherever_it_stands(bad: float, size:
 
 
 def test_the_limit_itself_is_within() -> None:
-    assert all_within(np.float32([2, -2, 0, -0.0, 1e-45]), np.float32(2))
+    assert all_within(np.array([2, -2, 0, -0.0, 1e-45], np.float32), np.float32(2))
     assert all_within(np.zeros(0, np.float32), np.float32(2))

@@ -49,7 +49,7 @@ def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
         losses, expected = [], np.ones(16)
         for _ in range(120):
             losses.append(float(theta @ theta) / 2)
-            expected -= 0.5 * expected * min(1.0, 0.1 / np.linalg.norm(expected))
+            expected -= 0.5 * expected * min(1.0, 0.1 / float(np.linalg.norm(expected)))
             theta = session.commit(theta.copy(), loss=losses[-1]).theta
             np.testing.assert_allclose(theta, expected, rtol=1e-4, atol=1e-6)
     assert losses[0] == 8.0

@@ -70,7 +70,7 @@ class Server:
     step: Step | None = None
     writing: list[journal_module.Waiting] | None = None
     written: deque[int] = field(default_factory=deque)  # the last records of groups that are not synced
-    answers: list[tuple[int, Response, Callable[[], None]]] = field(default_factory=list)  # due when a record is durable
+    answers: list[tuple[int, Response, Callable[[], object]]] = field(default_factory=list)  # due when a record is durable
     asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
 
 

@@ -6,7 +6,7 @@ import csv
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -93,7 +93,7 @@ def test_a_full_disk_is_logged_and_does_not_stop_the_training(tmp_path: Path, mo
     """The history is an aid, not a promise; what could not be written is tried again."""
     log = Log()
     core = training()
-    history = History(tmp_path / "history.csv", 1, lambda: 0.0, log)
+    history = History(tmp_path / "history.csv", 1, lambda: 0.0, cast(Any, log))
     with monkeypatch.context() as patch:
         patch.setattr(history, "_file", FullDisk(history._file))
         history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
@@ -206,7 +206,7 @@ def test_a_damaged_history_is_set_aside_and_a_new_one_begun(content: bytes, tmp_
     path, log, core = tmp_path / "history.csv", Log(), training()
     path.write_bytes(content)
     core.next_ticket = 4
-    history = open_history(path, core.next_ticket, lambda: 0.0, log)
+    history = open_history(path, core.next_ticket, lambda: 0.0, cast(Any, log))
     assert history is not None
     history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
     history.close()
@@ -233,7 +233,7 @@ def test_a_server_starts_without_a_history_that_it_cannot_write(occupy: Callable
     path, log = tmp_path / "folder" / "history.csv", Log()
     path.parent.mkdir()
     occupy(path)
-    assert open_history(path, 4, lambda: 0.0, log) is None
+    assert open_history(path, 4, lambda: 0.0, cast(Any, log)) is None
     assert len(log.warnings) == 1
     assert not (tmp_path / "folder" / "history.csv.old").exists()
     with serving(config(history=path)) as live, wired(live) as wire:

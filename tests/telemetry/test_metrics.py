@@ -357,7 +357,7 @@ def test_a_scrape_stands_workers_that_come_and_go_and_new_errors_at_every_step(m
 
         return call
 
-    monkeypatch.setattr(Lease, "nbytes", property(disturbed(Lease.nbytes.fget)))
+    monkeypatch.setattr(Lease, "nbytes", property(disturbed(vars(Lease)["nbytes"].fget)))
     for family in (CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily):
         monkeypatch.setattr(family, "add_metric", disturbed(family.add_metric))
     assert watch.families() >= PROMISED

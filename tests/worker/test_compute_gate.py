@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 from gem_worker.process.compute_gate import Turns
@@ -39,11 +40,14 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
         with turns.taken():
             order.append(number)
 
+    def is_waiting(count: int) -> bool:
+        return len(turns._waiting) == count
+
     threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
     with turns.taken():
         for number, thread in enumerate(threads):
             thread.start()
-            wait_until(lambda number=number: len(turns._waiting) == number + 1, "the next to wait in line")
+            wait_until(partial(is_waiting, number + 1), "the next to wait in line")
     for thread in threads:
         thread.join(30)
     assert order == [0, 1, 2, 3, 4]

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, Retry, Session, connect
 from gem_worker.evaluation import evaluator
 from gem_worker.evaluation.evaluate import Evaluator, RemoteEvaluator
@@ -63,7 +62,7 @@ def parameters(network: nn.Module) -> dict[str, Any]:
     return {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
 
 
-def evaluation(live: Live) -> pb.Evaluation | None:
+def evaluation(live: Live) -> Any:
     """What the server says of the last evaluation; None where it knows of none."""
     with Admin(live.address) as admin:
         status = admin.status()
@@ -197,7 +196,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     kept = Log()
     monkeypatch.setattr(evaluator, "stop_on_signals", lambda: None)
     monkeypatch.setattr(evaluator, "log_as", lambda name: None)
-    monkeypatch.setattr(evaluator.logs, "configure", lambda log_format: kept)
+    monkeypatch.setattr("gem_worker.evaluation.evaluator.logs.configure", lambda log_format: kept)
     return kept
 
 

@@ -43,7 +43,7 @@ class Counting:
     test_data = training_data
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return model(batch).sum()
+        return torch.sum(model(batch))
 
     def correct(self, model: nn.Module, batch: Any) -> int | None:
         return 7
@@ -102,10 +102,11 @@ def test_all_workers_of_a_process_have_equal_models_of_their_own_and_the_same_da
     torch.manual_seed(99)
     mine = shares(task, 5, 3)
     torch.manual_seed(5)
-    first = task.model().weight
+    first = next(task.model().parameters())
     models = [share.model() for share in mine]
-    assert all(torch.equal(model.weight, first) for model in models)
-    assert len({model.weight.data_ptr() for model in models}) == 3
+    weights = [next(model.parameters()) for model in models]
+    assert all(torch.equal(weight, first) for weight in weights)
+    assert len({weight.data_ptr() for weight in weights}) == 3
     assert task.loaded == 1
     assert len({id(share.training_data()) for share in mine}) == 1
     assert task.loaded == 1

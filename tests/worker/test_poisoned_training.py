@@ -46,7 +46,7 @@ def run(live: Live, task: Task, name: str, **settings: Any) -> int:
 
 
 def version(live: Live) -> int:
-    return live.on_loop(lambda: live.core.central.version)
+    return int(live.on_loop(lambda: live.core.central.version))
 
 
 def loss_of(live: Live, task: Task) -> float:

@@ -144,7 +144,7 @@ def test_an_evaluation_weighs_batches_by_their_size() -> None:
     with serving() as live, connect(live.address) as session:
         first = session.join({name: value.detach().numpy() for name, value in Uneven().model().named_parameters()})
         result = Evaluator(Uneven()).score(7, session.layout, first)
-    assert (result.version, result.loss, result.accuracy) == (7, pytest.approx(1 / 501), pytest.approx(500 / 501))
+    assert (result.version, result.loss, result.accuracy) == pytest.approx((7, 1 / 501, 500 / 501))
 
 
 def test_a_task_without_right_answers_has_no_accuracy() -> None:

@@ -37,6 +37,8 @@ from gem_client.torch.sampler import Loader, ShardSampler
 
 __all__ = ["Loader", "Optimizer", "ShardSampler"]
 
+__all__ = ["Loader", "Optimizer", "ShardSampler"]
+
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
 
@@ -71,9 +73,9 @@ class Optimizer(torch.optim.Optimizer):
         in_place: Whether the parameters may live in the memory that the server writes θ to, instead of being copied from it.
             This applies to packed float32 parameters on the CPU, with shared memory, without `overlap` and without local
             steps; others are copied all the same. It saves P·4 bytes and the time of a copy: 0.3 % of a step of ResNet-50 on
-            batches of 8, 2 to 8 % of a step of a perceptron on batches of 64 (docs/results/performance.md). Leave it off if the model
-            keeps views of its parameters (a weight tied by `.t()` or `.detach()`), because a view would keep an old θ. Leave
-            it off if the process forks, because the child would share the parameters' memory.
+            batches of 8, 2 to 8 % of a step of a perceptron on batches of 64 (docs/results/performance.md). Leave it off if the
+            model keeps views of its parameters (a weight tied by `.t()` or `.detach()`), because a view would keep an old θ.
+            Leave it off if the process forks, because the child would share the parameters' memory.
 
     Raises:
         InvalidRequest: A parameter is not a real floating-point tensor, two parameters have the same name, `params` holds
@@ -358,7 +360,7 @@ def _lives_at(parameter: Tensor, theta: Tensor) -> bool:
         parameter.device.type == "cpu"
         and parameter.dtype == torch.float32
         and parameter.is_contiguous()
-        and not parameter.is_shared()  # type: ignore[no-untyped-call]
+        and not parameter.is_shared()
         and parameter.untyped_storage().nbytes() == 4 * parameter.numel()
     ):
         return False

@@ -59,7 +59,7 @@ def train(
             with metrics.phase("compute"), pace.step():
                 optimizer.zero_grad()
                 loss = task.loss(model, batch)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             with metrics.phase("exchange"):
                 _leaving_out(partial(optimizer.step, loss=loss))
             metrics.loss(loss.item())
