@@ -1,4 +1,4 @@
-"""Many small commits from workers that come, leave and are killed: does the server stay as it is? `python -m benchmarks.soak`.
+"""Many small commits from workers that come, leave and are killed: does the server stay as it is? `python -m benchmarks.server.soak`.
 
 A real gem-server that logs every commit. What it holds, resident memory, open file descriptors and threads, is sampled all the
 time; after a warm-up, a line is fitted to each.
