@@ -80,8 +80,8 @@ dashboards: $(READY)
 	@$(BIN)/python deploy/grafana/generate.py
 
 bench: $(READY)
-	@$(BIN)/python -m benchmarks.throughput $(ARGS)
-	@$(BIN)/python -m benchmarks.sessions $(filter --quick,$(ARGS))
+	@$(BIN)/python -m benchmarks.peers $(ARGS)
+	@$(BIN)/python -m benchmarks.server.sessions $(filter --quick,$(ARGS))
 
 DATA ?=
 paper: $(READY)
@@ -92,7 +92,7 @@ chaos: $(READY)
 
 MINUTES ?= 10
 soak: $(READY)
-	@$(BIN)/python -m benchmarks.soak $(ARGS)
+	@$(BIN)/python -m benchmarks.server.soak $(ARGS)
 	@cd tests && ../$(BIN)/python -m simulation.soak --minutes $(MINUTES)
 
 # Apart from requirements.lock: it is made for few systems, and nothing else needs it.

@@ -79,7 +79,7 @@ def measure(
 ) -> Load:
     """Commits from `sessions` sessions at once, for a while after all of them have made their first commit."""
     context = mp.get_context("spawn")
-    counts = shares(sessions)
+    counts = split_evenly(sessions)
     results: Queue[tuple[list[int], list[float]]] = context.Queue()
     ready, leave = context.Barrier(len(counts) + 1), context.Event()
     clients = [
@@ -100,7 +100,7 @@ def measure(
     return Load(commits, np.concatenate([times for _, times in gathered]), seconds, used, held)
 
 
-def shares(count: int, processes: int = CLIENT_PROCESSES) -> list[int]:
+def split_evenly(count: int, processes: int = CLIENT_PROCESSES) -> list[int]:
     """How many of so many sessions, or workers, each process holds: as evenly as can be, and none without any."""
     processes = min(count, processes)
     return [count // processes + (number < count % processes) for number in range(processes)]

@@ -19,7 +19,7 @@ from gem_worker.tasks import TaskError
 from benchmarks.paper import sequential
 from benchmarks.paper.estimate import Pace, duration, seconds_left
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.monitor import Monitor
+from benchmarks.paper.metrics_poller import MetricsPoller
 from benchmarks.paper.results import Result, load, read_run
 
 _ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ class Runner:
                 command(experiment, self.data, folder / "runs", self.processes), cwd=_ROOT, env=environment,
                 stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, process_group=0,
             )  # fmt: skip
-        monitor = Monitor(output)
+        monitor = MetricsPoller(output)
         try:
             while not _ended(process, _POLL_SECONDS):
                 monitor.poll()

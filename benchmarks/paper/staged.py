@@ -19,11 +19,11 @@ from gem_api.process.options import flags, hyperparameter_options
 from gem_client import Admin, GemError
 from gem_worker.command import data_option, ignore_signals, task_option
 from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, Member, free_port, python
-from gem_worker.launcher.monitor import Follower
+from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
 
-from benchmarks.processes import shares
+from benchmarks.processes import split_evenly
 
 _NO_END = 1_000_000_000  # steps: the launcher ends the run, at a version
 _LEASE_SECONDS = 5
@@ -105,14 +105,14 @@ def main(**options: Any) -> None:
         cluster = _cluster(options, settings, folder, address, metrics, admin)
         click.echo(f"run {folder.path}: {options['workers']} workers, rule {settings.rule}, task {options['task']}")
         click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
-        follower = Follower(address, cluster, folder, task, settings, {**options, "evaluate_every": 2.0})
+        monitor = RunMonitor(address, cluster, folder, task, settings, {**options, "evaluate_every": 2.0})
         try:
             cluster.start()
-            status = follower.follow()
+            status = monitor.run()
         finally:
             ignore_signals()
             cluster.stop()
-            follower.close()
+            monitor.close()
     sys.exit(status)
 
 
@@ -136,7 +136,7 @@ def _cluster(
         )
 
     slow = [member("straggler", 1, seconds * options["slowdown"])] if options["slowdown"] > 1 else []
-    sizes = shares(workers - len(slow), groups)
+    sizes = split_evenly(workers - len(slow), groups)
     members = [member(f"group-{number}", size, seconds) for number, size in enumerate(sizes)]
     every = options["commits"] // (options["replacements"] + 1) if options["replacements"] else 0
     return Staged(

@@ -19,6 +19,7 @@ from benchmarks.paper.statistics import Band, Spread
 RULE_COLOURS = {"gem": "#1f77b4", "adaptive": "#ff7f0e", "downpour": "#2ca02c", "momentum": "#444444"}
 OTHERS = ("#9467bd", "#d62728", "#8c564b", "#e377c2", "#17becf", "#bcbd22")
 RULE_NAMES = {"gem": "GEM", "adaptive": "adaptive staleness", "downpour": "DOWNPOUR"}
+PI_LINEAR = 1e-3  # π below this is shown on a linear scale
 LOSS_LIMIT = 2.6  # a little above chance; what lies beyond has diverged
 
 
@@ -69,6 +70,15 @@ def panels(rows: int, columns: int, title: str, width: float = 4.6, height: floa
 def loss_axes(axes: Axes, title: str, x: str = "worker steps (commits / workers)", y: str = "training loss") -> None:
     """A panel with the loss over something."""
     axes.set(title=title, xlabel=x, ylabel=y, ylim=(0, LOSS_LIMIT))
+    legend(axes)
+
+
+def pi_axes(axes: Axes, title: str, y: str = "median of π") -> None:
+    """A panel with π over worker steps. The axis is logarithmic, and linear below `PI_LINEAR`: medians of 0 are common."""
+    axes.set_yscale("symlog", linthresh=PI_LINEAR, linscale=0.3)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(title=title, xlabel="worker steps (commits / workers)", ylabel=f"{y} (log scale)")
+    axes.set_ylim(bottom=-PI_LINEAR / 10, top=4 * axes.get_ylim()[1])  # room for a line at 0, and for the legend
     legend(axes)
 
 

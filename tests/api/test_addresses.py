@@ -110,8 +110,8 @@ def test_a_name_that_nobody_has_is_said_so() -> None:
 
 
 def test_a_worker_says_that_it_waits_for_a_server(caplog: pytest.LogCaptureFixture) -> None:
-    from gem_worker.process.trainer import settings_of
+    from gem_worker.process.trainer import run_hyperparameters
 
     with caplog.at_level(logging.WARNING), pytest.raises(ServerUnavailable):
-        settings_of("127.0.0.1:1", Patience().retry())
+        run_hyperparameters("127.0.0.1:1", Patience().retry())
     assert "no server at 127.0.0.1:1 (is gem-server running?); trying again" in caplog.messages[0]

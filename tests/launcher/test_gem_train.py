@@ -263,12 +263,12 @@ def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: La
     launcher = launch("--workers", "2", "--epochs", "30")
     launcher.until_version(30)
     launcher.kill_member("--name=worker-0")
-    launcher.until_it_says("worker-0 was killed by SIGKILL; starting it again")
+    launcher.until_it_says("worker-0 was killed by SIGKILL; restarting it")
     with Admin(launcher.address) as admin:
         kept = admin.checkpoint().version
     launcher.until_version(kept + 10)
     launcher.kill_member("gem_server")
-    launcher.until_it_says("server was killed by SIGKILL; starting it again")
+    launcher.until_it_says("server was killed by SIGKILL; restarting it")
     launcher.until_version(kept + 1)
     assert launcher.wait() == 0, launcher.output
     assert_every_sample_accounted_for(launcher.folder, epochs=30)
@@ -377,8 +377,8 @@ def test_a_task_with_a_bug_ends_the_run_at_once_with_the_users_own_line(launch: 
     assert message[1].startswith(f'  File "{tmp_path / "own_task.py"}", line ')
     assert message[2].strip() == "return self.criterion(model(batch[0]), batch[1])  # there is no criterion"
     assert "AttributeError: 'Fails' object has no attribute 'criterion'" in message
-    assert Path(message[-1].removeprefix("the whole log: ")).parent == launcher.folder / "logs"
-    assert launcher.output.count("starting it again") < 3
+    assert Path(message[-1].removeprefix("full log: ")).parent == launcher.folder / "logs"
+    assert launcher.output.count("restarting it") < 3
     assert launcher.members() == {}
 
 
@@ -386,7 +386,7 @@ def test_a_task_with_a_bug_ends_the_run_at_once_with_the_users_own_line(launch: 
 def test_a_bug_that_one_worker_alone_has_gets_its_restarts_and_the_run_a_report(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "own_task.py").write_text(OWN_TASK)
     launcher = launch("--workers", "2", "--task", "own_task:FailsInOneWorker", "--epochs", "1000000", path=tmp_path)
-    launcher.until_it_says(r"(?s)(worker-1 ended with status 1; starting it again.*){2}")
+    launcher.until_it_says(r"(?s)(worker-1 ended with status 1; restarting it.*){2}")
     launcher.until_version(1)
     launcher.process.send_signal(signal.SIGTERM)
     assert launcher.wait() == 130, launcher.output
@@ -474,15 +474,15 @@ def test_a_run_without_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    assert_refused(train("--resume", str(tmp_path)), str(tmp_path), "no folder of a run")
+    assert_refused(train("--resume", str(tmp_path)), str(tmp_path), "not the folder of a run")
 
 
 def test_a_resumed_run_says_what_it_keeps_and_why(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"rule": "gem", "task": "digits", "epochs": 3, "steps": 0}')
-    kept = ("--rule", "can't change", "shards dealt so far", "start a new run")
+    kept = ("--rule", "can't change", "shards leased so far", "start a new run")
     assert_refused(train("--resume", str(tmp_path), "--rule", "downpour", "--learning-rate", "0.01"), *kept)
     assert_refused(train("--resume", str(tmp_path), "--task", "mnist"), "--task", "can't change")
-    assert_refused(train("--resume", str(tmp_path), "--epochs", "0"), "would train for ever", "--until-stopped")
+    assert_refused(train("--resume", str(tmp_path), "--epochs", "0"), "would train forever", "--until-stopped")
 
 
 def test_a_run_until_stopped_has_no_limit(tmp_path: Path) -> None:

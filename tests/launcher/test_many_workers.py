@@ -18,7 +18,7 @@ def test_five_workers_in_two_processes_survive_the_death_of_one_and_a_restart_wi
     launcher.until_it_says("5 workers in 2 processes, rule gem")
     launcher.until_version(60)
     launcher.kill_member("--first-worker=2")
-    launcher.until_it_says("workers-2-4 was killed by SIGKILL; starting it again")
+    launcher.until_it_says("workers-2-4 was killed by SIGKILL; restarting it")
     launcher.until_version(100)
     launcher.process.send_signal(signal.SIGINT)
     assert launcher.wait() == 130, launcher.output

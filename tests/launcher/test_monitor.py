@@ -8,7 +8,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_worker.launcher.cluster import Cluster, Member
-from gem_worker.launcher.monitor import Follower
+from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
 
@@ -20,11 +20,11 @@ def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(tmp_pa
     folder.commits.write_text("version,worker,discarded,staleness,samples,pi_median\n1,a,0,0,64,\n1,b,1,9,64,\n2,a,0,1,32,\n")
     cluster = Cluster(Member("server", [], tmp_path / "server.log"), [], print)
     settings = Hyperparameters(rule="ringmaster")
-    follower = Follower("127.0.0.1:1", cluster, folder, load_task("digits", None), settings, OPTIONS)
+    monitor = RunMonitor("127.0.0.1:1", cluster, folder, load_task("digits", None), settings, OPTIONS)
     try:
-        summary = follower._summary("complete", folder.history(), None, 1.0)
+        summary = monitor._summary("complete", folder.history(), None, 1.0)
     finally:
-        follower.close()
+        monitor.close()
     assert summary["samples"] == 64 + 32
 
 
@@ -32,14 +32,14 @@ def test_the_first_line_of_progress_has_the_rate_since_the_first_commit_was_seen
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Cluster(Member("server", [], tmp_path / "server.log"), [], print)
-    follower = Follower("127.0.0.1:1", cluster, RunFolder(tmp_path), load_task("digits", None), Hyperparameters(), OPTIONS)
-    began = follower._began
+    monitor = RunMonitor("127.0.0.1:1", cluster, RunFolder(tmp_path), load_task("digits", None), Hyperparameters(), OPTIONS)
+    began = monitor._began
     try:
         for version, after in ((0, 10.0), (20, 10.5), (50, 11.0)):
-            follower._saw(pb.GetStatusResponse(version=version), began + after)
-        follower._print_progress(began + 11.0)
+            monitor._saw(pb.GetStatusResponse(version=version), began + after)
+        monitor._print_progress(began + 11.0)
         header, line = capsys.readouterr().out.splitlines()
     finally:
-        follower.close()
+        monitor.close()
     assert header.split()[:3] == ["time", "commits", "commits/s"]
     assert line.split()[:3] == ["0:11", "50", "60.0"]

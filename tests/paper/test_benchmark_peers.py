@@ -12,7 +12,7 @@ from core_helpers import SMALL, bits
 from gem_server.rules import RuleInput
 from gem_server.rules.gem import Gem
 
-from benchmarks.contenders.equations import SETTINGS, rescaled
+from benchmarks.peers.contenders.equations import SETTINGS, rescaled
 
 
 @pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])

@@ -16,7 +16,7 @@ from benchmarks.paper.figures import DRAWINGS
 from benchmarks.paper.page import _HEADINGS
 from benchmarks.paper.plan import ALIASES, EFFECTIVE_BATCH, FIGURES, Scale, experiments, quick
 from benchmarks.paper.runner import command
-from benchmarks.processes import shares
+from benchmarks.processes import split_evenly
 
 FULL = Scale()
 NOT_THE_SAME: dict[str, Any] = {
@@ -126,4 +126,4 @@ def test_workers_share_processes_only_where_they_are_more() -> None:
 
 @pytest.mark.parametrize(("workers", "groups", "sizes"), [(30, 5, [6, 6, 6, 6, 6]), (16, 5, [4, 3, 3, 3, 3]), (2, 5, [1, 1])])
 def test_workers_of_a_staged_run_are_spread_evenly(workers: int, groups: int, sizes: list[int]) -> None:
-    assert shares(workers, groups) == sizes
+    assert split_evenly(workers, groups) == sizes

@@ -15,7 +15,7 @@ from paper.paper_helpers import made_up
 
 from benchmarks.paper import sequential
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.monitor import read_metrics
+from benchmarks.paper.metrics_poller import read_metrics
 from benchmarks.paper.results import load, read_run, thin
 from benchmarks.paper.runner import Runner
 

@@ -10,7 +10,7 @@ from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_client import Retry, connect
 from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.process.metrics import WorkerMetrics
-from gem_worker.process.trainer import settings_of, train
+from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks.digits import Digits
 from live import DEADLINE, Live, config, serving
 from prometheus_client.registry import CollectorRegistry
@@ -28,7 +28,7 @@ def digits() -> Digits:
 
 def work(live: Live, task: Digits, name: str) -> int:
     with connect(live.address, name=name) as session:
-        return train(task, session, settings_of(live.address, Retry()), WorkerMetrics(CollectorRegistry()))
+        return train(task, session, run_hyperparameters(live.address, Retry()), WorkerMetrics(CollectorRegistry()))
 
 
 def loss_of(live: Live, task: Digits) -> float:

@@ -1,4 +1,4 @@
-"""Turns among threads: few at a time, first come first served."""
+"""The compute gate: a few threads at a time, first come first served."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import threading
 from functools import partial
 
 import pytest
-from gem_worker.process.compute_gate import Turns
+from gem_worker.process.compute_gate import ComputeGate
 from live import wait_until
 
 
 def test_so_many_get_through_at_once_and_no_more() -> None:
-    turns, inside, most = Turns(2), [], []
+    gate, inside, most = ComputeGate(2), [], []
     lock = threading.Lock()
 
     def work() -> None:
         for _ in range(200):
-            with turns.taken():
+            with gate.slot():
                 with lock:
                     inside.append(1)
                     most.append(len(inside))
@@ -34,17 +34,17 @@ def test_so_many_get_through_at_once_and_no_more() -> None:
 
 
 def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
-    turns, order = Turns(1), []
+    gate, order = ComputeGate(1), []
 
     def work(number: int) -> None:
-        with turns.taken():
+        with gate.slot():
             order.append(number)
 
     def is_waiting(count: int) -> bool:
-        return len(turns._waiting) == count
+        return len(gate._waiting) == count
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
-    with turns.taken():
+    with gate.slot():
         for number, thread in enumerate(threads):
             thread.start()
             wait_until(partial(is_waiting, number + 1), "the next to wait in line")
@@ -54,9 +54,9 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
 
 
 def test_a_turn_is_given_back_by_one_that_fails() -> None:
-    turns = Turns(1)
-    with pytest.raises(ValueError, match="broken"), turns.taken():
+    gate = ComputeGate(1)
+    with pytest.raises(ValueError, match="broken"), gate.slot():
         raise ValueError("broken")
-    with turns.taken():
-        assert turns._free == 0
-    assert turns._free == 1
+    with gate.slot():
+        assert gate._free == 0
+    assert gate._free == 1

@@ -141,7 +141,7 @@ def evaluating(folder: Path, *arguments: str) -> Iterator[Process]:
 def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp_path: Path, live: Live, line: Task) -> None:
     """Also again after the server has forgotten, as it does when it comes back from a checkpoint."""
     with evaluating(tmp_path, f"--server={live.address}", "--task=line_task:Line", "--evaluate-every=0.1") as running:
-        running.until_it_says("no model yet: waiting for the first worker")
+        running.until_it_says("waiting: the server has no model yet; the first worker provides it")
         with connect(live.address, name="worker") as session:
             session.join(parameters(line.model()))
             for version in (1, 2):
@@ -255,7 +255,7 @@ def test_a_run_that_trains_another_model_is_a_failure_that_says_so(live: Live, l
     assert run("--server", live.address, "--task", "line_task:Line") == 1
     ((_, more),) = log.entries
     assert more["error"] == "LayoutMismatch"
-    assert "give the task that the workers have" in more["why"]
+    assert "use the same --task as the workers" in more["why"]
     assert evaluation(live) is None
 
 
@@ -269,7 +269,7 @@ def test_a_model_of_the_same_names_and_other_shapes_is_another_model(live: Live,
 def test_a_server_out_of_reach_for_too_long_is_a_failure(line: Task, log: Log) -> None:
     assert run("--server", NOBODY, "--task", "line_task:Line", "--give-up-after", "1") == 1
     ((event, more),) = log.entries
-    assert (event, more["error"]) == ("the evaluation ended", "ServerUnavailable")
+    assert (event, more["error"]) == ("the evaluation failed", "ServerUnavailable")
 
 
 def test_not_to_wait_for_a_server_is_no_reason_not_to_wait_for_its_answers(live: Live, worker: Session, log: Log) -> None:

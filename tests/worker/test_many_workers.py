@@ -11,13 +11,13 @@ import torch
 from gem_api.errors import LeaseEnded, NonFiniteGradient, Quarantined
 from gem_worker.command import Stopped
 from gem_worker.launcher.cluster import spread
-from gem_worker.process import pool as crew_module
+from gem_worker.process import pool as pool_module
 from gem_worker.process.cli import _names
 from gem_worker.process.metrics import WorkerMetrics
-from gem_worker.process.pool import Crew
-from gem_worker.process.share import shares
+from gem_worker.process.pool import WorkerPool
 from gem_worker.process.stopping import Stopping
-from gem_worker.process.worker_thread import LogicalWorker, worst
+from gem_worker.process.worker_task import worker_tasks
+from gem_worker.process.worker_thread import WorkerThread, worst
 from live import wait_until
 from prometheus_client.registry import CollectorRegistry
 from structlog.testing import CapturingLogger
@@ -67,10 +67,10 @@ class FakeSession:
             self.broken_off.set()
 
 
-def worker(name: str, train: Any, stopping: Stopping | None = None) -> tuple[LogicalWorker, FakeSession]:
+def worker(name: str, train: Any, stopping: Stopping | None = None) -> tuple[WorkerThread, FakeSession]:
     session = FakeSession()
     connect: Any = lambda: session  # noqa: E731
-    return LogicalWorker(name, connect, train, stopping or Stopping(), structlog.get_logger()), session
+    return WorkerThread(name, connect, train, stopping or Stopping(), structlog.get_logger()), session
 
 
 def raising(error: BaseException) -> Any:
@@ -100,7 +100,7 @@ def test_several_workers_of_a_process_are_numbered(count: int, first: int, names
 def test_all_workers_of_a_process_have_equal_models_of_their_own_and_the_same_data() -> None:
     task = Counting()
     torch.manual_seed(99)
-    mine = shares(task, 5, 3)
+    mine = worker_tasks(task, 5, 3)
     torch.manual_seed(5)
     first = next(task.model().parameters())
     models = [share.model() for share in mine]
@@ -179,7 +179,7 @@ def test_a_worker_that_ended_without_a_status_has_failed() -> None:
             super().__exit__(kind)
 
     session: Any = Broken()
-    one = LogicalWorker("ann", lambda: session, raising(Stopped()), Stopping(), structlog.get_logger())
+    one = WorkerThread("ann", lambda: session, raising(Stopped()), Stopping(), structlog.get_logger())
     with pytest.raises(OSError, match="left already"):
         one.work()
     assert one.status is None
@@ -199,14 +199,14 @@ def test_the_others_go_on_when_a_worker_fails() -> None:
 
     stopping = Stopping()
     (ann, left), (bob, _) = worker("ann", goes_on, stopping), worker("bob", fails, stopping)
-    assert Crew([ann, bob], stopping).run() is False
+    assert WorkerPool([ann, bob], stopping).run() is False
     assert (ann.status, bob.status) == (0, 3)
     assert left.ends == ["closed"]
 
 
 def test_a_worker_inside_a_long_step_leaves_when_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "_STEP_SECONDS", 0.0)
-    monkeypatch.setattr(crew_module, "ignore_signals", lambda: None)
+    monkeypatch.setattr(pool_module, "_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(pool_module, "ignore_signals", lambda: None)
     stopping, computing = Stopping(), threading.Event()
     left: list[FakeSession] = []
 
@@ -221,8 +221,8 @@ def test_a_worker_inside_a_long_step_leaves_when_the_process_is_stopped(monkeypa
             stopping.sleep(WAIT)
 
     (ann, _), (bob, bobs) = worker("ann", long_step, stopping), worker("bob", steps, stopping)
-    crew = Crew([ann, bob], stopping)
-    really_wait = crew._ended[0].wait
+    pool = WorkerPool([ann, bob], stopping)
+    really_wait = pool._ended[0].wait
 
     def wait(timeout: float | None = None) -> bool:
         """What SIGTERM does to the main thread while it waits."""
@@ -231,8 +231,8 @@ def test_a_worker_inside_a_long_step_leaves_when_the_process_is_stopped(monkeypa
             raise Stopped
         return really_wait(timeout)
 
-    monkeypatch.setattr(crew._ended[0], "wait", wait)
-    assert crew.run() is True
+    monkeypatch.setattr(pool._ended[0], "wait", wait)
+    assert pool.run() is True
     wait_until(lambda: ann.status is not None and bob.status is not None, "both to end")
     assert (ann.status, bob.status) == (0, 0)
     assert left[0].ends[0] == "broken off"

@@ -167,7 +167,7 @@ def test_the_one_worker_of_a_process_keeps_its_name(tmp_path: Path, endless: Liv
     [
         ("OneDiverges", 3, "training diverged"),
         ("OneBreaks", 1, "the task failed"),
-        ("OneExits", 1, "the task ended its worker before the run was done"),
+        ("OneExits", 1, "the task exited before the run was done"),
     ],
 )
 def test_a_worker_that_fails_is_named_and_the_others_finish(tmp_path: Path, task: str, status: int, event: str) -> None:

@@ -18,7 +18,7 @@ from gem_client.ctl.cli import main
 from gem_server.core.norm_bound import MIN_NORMS
 from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.process.metrics import WorkerMetrics
-from gem_worker.process.trainer import settings_of, train
+from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks import Task
 from gem_worker.tasks.digits import Digits
 from live import DEADLINE, Live, config, serving, wait_until
@@ -42,7 +42,7 @@ def run(live: Live, task: Task, name: str, **settings: Any) -> int:
     """One worker's whole run; returns its commits."""
     with connect(live.address, name=name) as session:
         metrics = WorkerMetrics(CollectorRegistry())
-        return train(task, session, settings_of(live.address, Retry()), metrics, **settings)
+        return train(task, session, run_hyperparameters(live.address, Retry()), metrics, **settings)
 
 
 def version(live: Live) -> int:
@@ -204,10 +204,10 @@ def test_gem_worker_ends_with_status_4_and_says_why(tmp_path: Path) -> None:
             )
             assert done.returncode == 4, done.stderr
             lines = [json.loads(line) for line in done.stderr.splitlines()]
-            assert [line["event"] for line in lines if line["event"].startswith("a batch is left out")] == [
+            assert [line["event"] for line in lines if line["event"].startswith("batch skipped")] == [
                 line["event"] for line in lines if "--max-norm-ratio" in line["event"]
             ]
-            assert sum(line["event"].startswith("a batch is left out") for line in lines) == refusals
-            assert lines[-1]["event"].startswith("in quarantine")
+            assert sum(line["event"].startswith("batch skipped") for line in lines) == refusals
+            assert lines[-1]["event"].startswith("quarantined")
             assert "gem-ctl quarantine lift" in lines[-1]["why"]
         assert version(live) == MIN_NORMS + 1

@@ -14,7 +14,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import NonFiniteGradient, Retry, connect
 from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.process.metrics import WorkerMetrics
-from gem_worker.process.trainer import settings_of, train
+from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks import Task, TaskError, load_task
 from gem_worker.tasks.convnet import ConvNet
 from gem_worker.tasks.digits import Digits
@@ -62,7 +62,7 @@ def run(live: Live, task: Task, name: str = "a") -> tuple[int, CollectorRegistry
     """One worker's whole run; its commits and its metrics."""
     registry = CollectorRegistry()
     with connect(live.address, name=name) as session:
-        steps = train(task, session, settings_of(live.address, Retry()), WorkerMetrics(registry))
+        steps = train(task, session, run_hyperparameters(live.address, Retry()), WorkerMetrics(registry))
     return steps, registry
 
 
@@ -125,7 +125,7 @@ def test_training_that_diverges_says_so() -> None:
 
 def test_the_settings_are_asked_for_before_joining() -> None:
     with serving(config(TINY)) as live:
-        assert settings_of(live.address, Retry()) == TINY
+        assert run_hyperparameters(live.address, Retry()) == TINY
         assert live.on_loop(lambda: len(live.core.leases.live)) == 0
 
 

@@ -1,1 +1,1 @@
-"""Workers: they compute gradients of a task on leased shards; and a launcher for a whole cluster on one machine."""
+"""Workers, which compute gradients of a task on leased shards, and a launcher for a whole cluster on one machine."""

@@ -1,4 +1,4 @@
-"""What the commands of this package have in common: options, logs, exit statuses, how they are stopped."""
+"""Shared by the commands of this package: options, logging, exit statuses, signal handling."""
 
 from __future__ import annotations
 
@@ -17,57 +17,56 @@ from gem_worker.tasks import BUILT_IN
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4
 
-task_option = option("--task", default="digits", help=f"What to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
-data_option = option("--data", type=click.Path(path_type=Path), help="Folder of the task's data, for tasks that need one.")
+task_option = option("--task", default="digits", help=f"Task to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
+data_option = option("--data", type=click.Path(path_type=Path), help="Folder with the task's data, if the task needs one.")
 
 step_seconds_option = option(
     "--step-seconds",
     type=Number(0),
     default=0.0,
-    help="Simulated compute time: a gradient takes at least so long, the rest of it is slept. For experiments on machines with "
-    "too few cores.",
+    help="Simulated compute time: the minimum time for one gradient; the worker sleeps for the rest. For experiments on "
+    "machines with few cores.",
 )
 
 
 def member_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every process that works on a server's run."""
+    """Adds the options of every process that connects to a run: gem-worker and gem-evaluator."""
     for decorate in (
-        option("--give-up-after", type=Number(0), default=300.0, help="Seconds to wait for a server that is out of reach."),
-        option("--threads", type=click.IntRange(1), default=1, help="Threads that PyTorch may use."),
+        option("--give-up-after", type=Number(0), default=300.0, help="Seconds to keep retrying an unreachable server."),
+        option("--threads", type=click.IntRange(1), default=1, help="Number of threads that PyTorch uses."),
         data_option,
         task_option,
         credential_options,
-        option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="The server's address."),
+        option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="Address of the server."),
     ):
         command = decorate(command)
     return command
 
 
 def exchange_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How a worker exchanges gradients for parameters with its server."""
+    """Adds the options for how a worker sends gradients to the server and receives parameters."""
     for decorate in (
         option(
             "--shared-memory/--no-shared-memory",
             default=True,
-            help="Share memory with a server on this machine, where it offers that, instead of sending tensors to it.",
+            help="Exchange tensors through shared memory if the server runs on this machine and offers it.",
         ),
         option(
             "--theta-dtype",
             type=click.Choice(list(THETA_FORMATS)),
             default="float32",
-            help="How parameters come back over the network; shared memory makes it moot.",
+            help="Format of parameters sent over the network; not used with shared memory.",
         ),
         option(
             "--gradient-dtype",
             type=click.Choice(list(GRADIENT_FORMATS)),
             default="float32",
-            help="How gradients go over the network: int8 has a scale for each 256 of them, and error feedback.",
+            help="Format of gradients sent over the network. int8 has one scale per 256 elements, and error feedback.",
         ),
         option(
             "--overlap/--no-overlap",
             default=False,
-            help="Compute the next gradient while a commit is under way. Staleness grows by one; pays off where the network "
-            "is slow.",
+            help="Compute the next gradient while a commit is in progress. Staleness grows by one; worth it on a slow network.",
         ),
     ):
         command = decorate(command)
@@ -75,29 +74,29 @@ def exchange_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def exchange_flags(options: dict[str, Any]) -> list[str]:
-    """The command-line flags that state what `exchange_options` were given."""
+    """The values of `exchange_options` as command-line flags, for a process to be started."""
     switches = [f"--{'' if options[name] else 'no-'}{name.replace('_', '-')}" for name in ("shared_memory", "overlap")]
     return [*switches, f"--gradient-dtype={options['gradient_dtype']}", f"--theta-dtype={options['theta_dtype']}"]
 
 
 class Stopped(BaseException):
-    """SIGTERM or Ctrl-C: leave the run, whatever is going on. No Exception, so that nobody takes it for a failure."""
+    """SIGTERM or Ctrl-C: leave the run now. A BaseException, so that `except Exception` does not catch it."""
 
 
 def stop_on_signals() -> None:
-    """Has SIGTERM and Ctrl-C raise Stopped."""
+    """Makes SIGTERM and Ctrl-C raise Stopped in the main thread."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_stopped)
 
 
 def ignore_signals() -> None:
-    """A second SIGTERM or Ctrl-C must not break off the orderly end."""
+    """Ignores SIGTERM and Ctrl-C, so that a second one does not interrupt the shutdown."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
 def log_as(name: str) -> None:
-    """Marks the process's log lines with its name, and has the SDK's lines join them."""
+    """Adds the process's name to its log lines, and sends the SDK's log lines to the same log."""
     logging.basicConfig(level=logging.INFO, handlers=[_ToStructlog()])
     structlog.contextvars.bind_contextvars(worker=name)
 
@@ -107,7 +106,7 @@ def _raise_stopped(number: int, frame: Any) -> None:
 
 
 class _ToStructlog(logging.Handler):
-    """The SDK logs through the standard library; here that joins the process's own log."""
+    """Forwards what the SDK logs through the standard library to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(record.levelno, record.getMessage())

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.paper.plan import STRAGGLER_SLOWDOWN, Scale
 from benchmarks.paper.statistics import Band, Measured, accuracy, band, worker_steps
-from benchmarks.paper.style import RULE_COLOURS, RULE_NAMES, Drawing, legend, loss_axes, palette, panels, shades
+from benchmarks.paper.style import RULE_COLOURS, RULE_NAMES, Drawing, legend, loss_axes, palette, panels, pi_axes, shades
 
 
 def conventions(measured: list[Measured], scale: Scale) -> Drawing:
@@ -78,14 +78,12 @@ def rules(measured: list[Measured], scale: Scale) -> Drawing:
 
 def _loss_and_pi(measured: list[Measured], title: str) -> Drawing:
     """Variants of GEM, a colour for each: the loss, and the median π."""
-    drawing, (left, right) = panels(1, 2, title)
+    drawing, (left, right) = panels(1, 2, title, 5.4, 4)
     for each, colour in zip(measured, palette(len(measured)), strict=True):
         drawing.line(left, "loss", _with_accuracy(each), _loss(each), colour)
         drawing.line(right, "pi", each.label, band(each.results, worker_steps, "pi_median"), colour)
     loss_axes(left, "training loss, and test accuracy")
-    right.set(title="median π of a commit", xlabel="worker steps (commits / workers)", ylabel="median of π")
-    right.set_ylim(bottom=0)
-    legend(right)
+    pi_axes(right, "median π of a commit (0: most parameters stay)")
     return drawing
 
 

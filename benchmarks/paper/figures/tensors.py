@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from matplotlib import colormaps
-
 from benchmarks.paper.plan import Scale
-from benchmarks.paper.statistics import Measured, over_seeds, smooth
-from benchmarks.paper.style import Drawing, legend, panels
+from benchmarks.paper.statistics import Band, Measured, over_seeds, smooth
+from benchmarks.paper.style import Drawing, palette, panels, pi_axes
+
+_COLUMNS = 5
 
 
 def medians(measured: list[Measured], scale: Scale) -> Drawing:
-    """A panel for each number of workers, a line for each tensor: weights solid, biases dashed, layers by colour."""
+    """A panel for each tensor, biases last; a line for each number of workers. All panels have the same axes."""
+    names = [name for name in measured[0].results[0].tensors if name != "version"]
+    names.sort(key=lambda name: name.endswith("bias"))
+    columns = min(_COLUMNS, len(names))
     drawing, axes = panels(
-        1, len(measured), "Figs. 9 and 10: median π of each tensor under GEM, sampled twice a second", 6, 4.2
+        -(-len(names) // columns),
+        columns,
+        "Figs. 9 and 10: median π of each tensor under GEM, sampled twice a second",
+        2.8,
+        2.8,
     )
-    top = 0.0
-    for place, each in zip(axes, measured, strict=True):
-        names = [name for name in each.results[0].tensors if name != "version"]
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-        for name in names:
-            curves = [
-                (run.tensors["version"] / run.experiment.workers, smooth(run.tensors[name], 0.1))
-                for run in each.results
-                if name in run.tensors
-            ]
-            colour = colormaps["tab10"](layers.index(name.rpartition(".")[0]) % 10)
-            drawing.line(place, each.label, name, over_seeds(curves), colour, "--" if name.endswith("bias") else "-")
-        place.set(title=each.label, xlabel="worker steps (commits / workers)", ylabel="median of π over the tensor")
-        legend(place)
-        top = max(top, place.get_ylim()[1])
-    for place in axes:
-        place.set_ylim(0, top)
+    for place, name in zip(axes, names, strict=False):
+        for each, colour in zip(measured, palette(len(measured)), strict=True):
+            drawing.line(place, name, each.label, _median(each, name), colour)
+        pi_axes(place, name)
+    top = max(place.get_ylim()[1] for place in axes[: len(names)])
+    for place in axes[: len(names)]:
+        place.set_ylim(top=top)
+        place.label_outer()
+    for empty in axes[len(names) :]:
+        empty.set_axis_off()
     return drawing
+
+
+def _median(each: Measured, tensor: str) -> Band:
+    """The smoothed median π of one tensor over worker steps."""
+    return over_seeds([
+        (run.tensors["version"] / run.experiment.workers, smooth(run.tensors[tensor], 0.1))
+        for run in each.results
+        if tensor in run.tensors
+    ])  # fmt: skip

@@ -15,7 +15,7 @@ from benchmarks.paper.statistics import (
     over_seeds,
     worker_steps,
 )
-from benchmarks.paper.style import RULE_COLOURS, RULE_NAMES, Drawing, legend, loss_axes, panels, shades
+from benchmarks.paper.style import RULE_COLOURS, RULE_NAMES, Drawing, legend, loss_axes, panels, pi_axes, shades
 
 
 def loss(measured: list[Measured], scale: Scale) -> Drawing:
@@ -74,7 +74,5 @@ def pi(measured: list[Measured], scale: Scale) -> Drawing:
     drawing, (axes,) = panels(1, 1, "Fig. 3: median scaling factor π under GEM", 7, 4)
     for each, colour in zip(measured, shades(len(measured)), strict=True):
         drawing.line(axes, "pi", each.label, band(each.results, worker_steps, "pi_median"), colour)
-    axes.set(xlabel="worker steps (commits / workers)", ylabel="median of π over the parameters of a commit")
-    axes.set_ylim(bottom=0)
-    legend(axes)
+    pi_axes(axes, "", "median of π over the parameters of a commit")
     return drawing

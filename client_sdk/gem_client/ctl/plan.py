@@ -5,7 +5,7 @@
     a worker's cycle                   its local steps' compute time and a round trip; the longer of the two if they overlap
     workers that fill the server       cycle / t
 
-The constants are fitted to `python -m benchmarks.throughput`, which prints its measurements beside what this predicts.
+The constants are fitted to `python -m benchmarks.peers`, which prints its measurements beside what this predicts.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Scores the model on held-out data: `gem-evaluator`, and the evaluations of `gem-train`."""
+"""Evaluates the model on held-out data: for `gem-evaluator` and `gem-train`."""

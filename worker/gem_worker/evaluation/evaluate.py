@@ -1,4 +1,4 @@
-"""Loss and accuracy of the central variable on held-out data, and their report to the server."""
+"""Computes loss and accuracy of θ on held-out data, and reports them to the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss, and share of correct answers (0 to 1; None where the task has none), of one version."""
+    """Mean loss and accuracy (0 to 1; None if the task defines none) of one version of θ."""
 
     version: int
     loss: float
@@ -26,9 +26,9 @@ class Score:
 
 
 class Evaluator:
-    """Keeps a model and the test set; scores whatever θ it is given.
+    """A model and the test set; evaluates the θ that it is given.
 
-    Buffers such as BatchNorm's statistics are not part of θ: they keep their first values here.
+    Buffers such as BatchNorm's statistics are not part of θ, so they keep their initial values.
     """
 
     def __init__(self, task: Task) -> None:
@@ -39,11 +39,11 @@ class Evaluator:
 
     @torch.no_grad()
     def score(self, version: int, layout: Layout, theta: Vector) -> Score:
-        """Scores θ (float32, shape (P,)). Raises LayoutMismatch where the run trains another model."""
+        """Evaluates θ (float32, shape (P,)). Raises LayoutMismatch if the run trains a different model."""
         tensors = layout.split(theta)
-        mine = {name: tuple(parameter.shape) for name, parameter in self._parameters.items() if name in tensors}
-        if mine != {name: value.shape for name, value in tensors.items()}:
-            raise LayoutMismatch("the run trains another model than this task's: give the task that the workers have")
+        expected = {name: tuple(parameter.shape) for name, parameter in self._parameters.items() if name in tensors}
+        if expected != {name: value.shape for name, value in tensors.items()}:
+            raise LayoutMismatch("the run trains a different model than this task's: use the same --task as the workers")
         for name, value in tensors.items():
             self._parameters[name].copy_(torch.from_numpy(value))
         samples, loss, correct = 0, 0.0, 0
@@ -57,17 +57,17 @@ class Evaluator:
 
 
 class RemoteEvaluator:
-    """Scores the newest θ of a server, and reports the score to it.
+    """Evaluates the newest θ of a server, and reports the score to it.
 
     Args:
-        address: The server's.
+        address: The server's address.
         task: The model and the held-out data.
-        retry: How long to wait for a server that is out of reach.
+        retry: How long to keep retrying an unreachable server.
         credentials: `token`, `tls_ca`, `tls_cert` and `tls_key` as for `Admin`.
 
     Attributes:
-        reader: The session that θ is pulled with; it takes no part in the training.
-        admin: For everything else that is asked of the server.
+        reader: The session that pulls θ; it does not join the run.
+        admin: For all other requests to the server.
     """
 
     def __init__(self, address: str, task: Task, retry: Retry, **credentials: Any) -> None:
@@ -77,7 +77,7 @@ class RemoteEvaluator:
         self.admin = Admin(address, **credentials)
 
     def evaluate(self) -> Score:
-        """Raises a GemError where the server can't be reached, has no θ yet, or trains another model."""
+        """Raises a GemError if the server is unreachable, has no θ yet, or trains a different model."""
         theta = self.reader.pull()
         score = self._evaluator.score(self.reader.version, self.reader.layout, theta)
         self._retry.call(lambda: self.admin.report_evaluation(score.version, score.loss, score.accuracy))

@@ -1,4 +1,4 @@
-"""gem-evaluator: the command. Evaluates a running server's θ on held-out data, again and again."""
+"""The command gem-evaluator: evaluates a running server's θ on held-out data at intervals."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ from gem_worker.tasks import TaskError, load_task
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
 @member_options
-@option("--evaluate-every", type=Number(0.1), default=5.0, help="Seconds between two evaluations, at least.")
-@click.option("--once", is_flag=True, help="Evaluate once, as soon as there is a model, and end.")
+@option("--evaluate-every", type=Number(0.1), default=5.0, help="Minimum seconds between two evaluations.")
+@click.option("--once", is_flag=True, help="Evaluate once, as soon as the server has a model, and exit.")
 @log_format_option
 @click.version_option(__version__)
 def main(**options: Any) -> None:
-    """Evaluates what a GEM server holds on the task's held-out data, and reports loss and accuracy to it.
+    """Evaluates a GEM server's model on the task's held-out data, and reports loss and accuracy to the server.
 
-    Takes no part in the training. Looks every few seconds, evaluates where there is a new version, and stays until it is
-    stopped by SIGTERM or Ctrl-C.
+    It does not train. Every few seconds it asks for the version and evaluates a new one, until SIGTERM or Ctrl-C.
 
-    Exit status: 0 after SIGTERM or Ctrl-C, or if --once is done; 1 if the server refuses or is out of reach too long, or the
+    Exit status: 0 after SIGTERM or Ctrl-C, or after --once; 1 if the server refuses the request or stays unreachable, or if the
     task fails or is not the run's; 2 for wrong use, or a task that can't be loaded.
     """
     log = logs.configure(options["log_format"])
@@ -68,23 +67,23 @@ def _evaluate(options: dict[str, Any], log: logs.Logger) -> int:
                 return 0
             time.sleep(options["evaluate_every"])
     except GemError as error:
-        log.error("the evaluation ended", error=type(error).__name__, why=str(error))
+        log.error("the evaluation failed", error=type(error).__name__, why=str(error))
         return EXIT_FAILED
     finally:
         evaluator.close()
 
 
 def _evaluate_if_new(evaluator: RemoteEvaluator, status: pb.GetStatusResponse, log: logs.Logger) -> bool:
-    """Evaluates a version that the server has no evaluation of; returns whether there is a model at all.
+    """Evaluates θ if the server has no evaluation of its version; returns whether the server has a model.
 
-    Compares with what the server knows, not with what was sent: a server that came back has forgotten.
+    Asks the server each time: a restarted server no longer knows earlier evaluations.
     """
     if status.HasField("evaluation") and status.evaluation.version == status.version:
         return True
     try:
         score = evaluator.evaluate()
     except NotInitialized:
-        log.info("no model yet: waiting for the first worker")
+        log.info("waiting: the server has no model yet; the first worker provides it")
         return False
     accuracy = None if score.accuracy is None else round(score.accuracy, 4)
     log.info("evaluated", version=score.version, loss=round(score.loss, 4), accuracy=accuracy)

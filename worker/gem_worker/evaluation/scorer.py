@@ -1,4 +1,4 @@
-"""Evaluates the central variable while training goes on, in a thread of its own, and reports to the server."""
+"""Evaluates θ in a background thread during training, and reports to the server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gem_worker.tasks import Task
 
 
 class Scorer:
-    """Scores the newest θ every so often; the workers want the processor, so at most a tenth of the time.
+    """Evaluates the newest θ at intervals. It uses at most a tenth of the time, because the workers need the processor.
 
     Args:
-        address: The server's.
+        address: The server's address.
         task: The model and the held-out data.
-        folder: Keeps the scores, those of an interrupted run included.
-        pause: Seconds between two evaluations, at least.
+        folder: Stores the scores, including those of an interrupted run.
+        pause: Minimum seconds between two evaluations.
     """
 
     def __init__(self, address: str, task: Task, folder: RunFolder, pause: float) -> None:
@@ -31,7 +31,7 @@ class Scorer:
         self._closed = False
         self._next_at = 0.0
         self.scores: list[Score] = folder.load_evaluations()
-        self.failure: Exception | None = None  # of the task, which a further try would only repeat
+        self.failure: Exception | None = None  # raised by the task; evaluation ends, because a retry would fail too
         self._thread = threading.Thread(target=self._run, name="scorer", daemon=True)
         self._thread.start()
 
@@ -40,12 +40,12 @@ class Scorer:
         return self.scores[-1] if self.scores else None
 
     def offer(self, version: int) -> None:
-        """The run is at this version: evaluates it, if it is new and the time has come."""
+        """Starts an evaluation if `version` is new and the pause since the last one is over."""
         if self.failure is None and version > (self.last.version if self.last else 0) and time.monotonic() >= self._next_at:
             self._due.set()
 
-    def last_of_all(self) -> Score | None:
-        """Scores the final θ and saves it as the run's model."""
+    def final_score(self) -> Score | None:
+        """Evaluates the final θ and saves it as the run's model."""
         score = self._evaluate()
         with self._lock:
             reader = self._evaluator.reader
@@ -72,7 +72,7 @@ class Scorer:
             try:
                 score = self._evaluator.evaluate()
             except GemError:
-                return None  # the server is being started again: there will be another evaluation
+                return None  # the server is restarting: a later evaluation will succeed
             except Exception as error:
                 self.failure = error
                 return None

@@ -1,1 +1,1 @@
-"""`gem-train`: a server and its workers on one machine, followed until the run is complete."""
+"""`gem-train`: runs a server and its workers on one machine until training is complete."""

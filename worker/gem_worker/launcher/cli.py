@@ -1,4 +1,4 @@
-"""gem-train: a server and its workers on this machine, from the first commit to the report."""
+"""The command gem-train: runs a server and its workers on this machine, and reports the results."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ from gem_worker.command import (
     task_option,
 )
 from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, ClusterError, Member, WrongSettings, free_port, python, spread
-from gem_worker.launcher.monitor import Follower
+from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.launcher.tracebacks import users_part
 from gem_worker.tasks import Task, TaskError, load_task
 
-_SETTINGS = [field.name for field in fields(Hyperparameters)]
+_HYPERPARAMETERS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
 _CHECKPOINT_SECONDS = 10
-# In a resumed run; of its settings, what the server does not keep.
+# Options that may change when a run is resumed: those that neither the server nor the results depend on.
 _MAY_CHANGE = {
     "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
-    "processes", *(set(_SETTINGS) - set(FIXED)),
+    "processes", *(set(_HYPERPARAMETERS) - set(FIXED)),
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ _SWITCHES = ("1", "0", "true", "false", "yes", "no", "on", "off", "t", "f", "y",
 
 
 class _RunToResume(click.Path):
-    """A run's folder. GEM_RESUME=true is meant for gem-server, which may share the environment: it names no folder."""
+    """The folder of a run. Ignores GEM_RESUME=true, which is meant for a gem-server with the same environment."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         by_variable = ctx and param and param.name and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
@@ -76,12 +76,12 @@ class _RunToResume(click.Path):
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
-@option("--workers", type=click.IntRange(1, 1000), default=4, help="Workers.")
+@option("--workers", type=click.IntRange(1, 1000), default=4, help="Number of workers.")
 @option(
     "--processes",
     type=click.IntRange(1, 1000),
     show_default="one for each worker",
-    help="Processes that the workers are spread over. Few take less memory: 100 workers fit into 2.",
+    help="Number of processes for the workers. Fewer processes take less memory: 100 workers fit into 2.",
 )
 @step_seconds_option
 @task_option
@@ -93,27 +93,27 @@ class _RunToResume(click.Path):
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs"),
-    help="Where the folder of the run is made.",
+    help="Folder in which the run's own folder is created.",
 )
 @option(
     "--resume",
     envvar=["GEM_RESUME_RUN", "GEM_RESUME"],
     type=_RunToResume(exists=True, file_okay=False, path_type=Path),
-    help="Go on with the run in this folder, with its own settings; those that you give change it, if they can be changed.",
+    help="Resume the run in this folder with its stored options. Options given now replace those that may change.",
 )
-@option("--evaluate-every", type=Number(0.1), default=2.0, help="Seconds between evaluations on held-out data, at least.")
+@option("--evaluate-every", type=Number(0.1), default=2.0, help="Minimum seconds between evaluations on held-out data.")
 @option(
     "--lease-seconds",
     type=Number(1, 3600),
     default=15.0,
-    help="How long a worker may be silent before its shards go to others.",
+    help="Seconds without a message after which a worker loses its shards to the others.",
 )
 @option(
     "--durability",
     type=click.Choice(DURABILITIES),
     default="snapshot",
-    help="What a server that dies comes back with. memory: nothing; snapshot: all up to its last checkpoint, 10 seconds old; "
-    "log: every commit that was answered.",
+    help="What survives a crash of the server. memory: nothing; snapshot: everything up to the last checkpoint (one every 10 "
+    "seconds); log: every acknowledged commit.",
 )
 @click.version_option(__version__)
 @click.pass_context
@@ -121,12 +121,12 @@ class _RunToResume(click.Path):
 def main(context: click.Context, /, **options: Any) -> None:
     """Trains a task with an asynchronous cluster on this machine: one server process, several workers.
 
-    Shows live progress and leaves runs/<id>/ with summary.json, report.png and model.safetensors. Processes that die
-    are started again; a bug that all workers hit before their first commit ends the run and is shown. Ctrl-C stops everything,
-    leaves a checkpoint, summary.json and report.png, and says how to resume.
+    Prints live progress and writes summary.json, report.png and model.safetensors to runs/<id>/. Processes that die are
+    restarted. If all workers fail alike before their first commit, the run ends and shows the error. Ctrl-C stops the run,
+    writes a checkpoint, summary.json and report.png, and prints how to resume.
 
-    Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch), made
-    with the --data folder as its only argument; README.md shows one.
+    Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch). Its
+    only argument is the --data folder. README.md has an example.
 
     \b
     Examples:
@@ -136,20 +136,12 @@ def main(context: click.Context, /, **options: Any) -> None:
       gem-train --rule downpour --workers 30 ...  what happens without GEM
       gem-train --task my_module:MyTask           your own model and data
 
-    Exit status: 0 if the run is complete; 1 if it can't go on, because a process dies again and again; 2 if it can't start as
-    asked (no folder is left); 3 if training diverged; 130 after Ctrl-C or SIGTERM.
+    Exit status: 0 if the run is complete; 1 if it can't continue, because a process keeps dying; 2 if it can't start (no
+    folder is left behind); 3 if training diverged; 130 after Ctrl-C or SIGTERM.
     """
     try:
-        user_gave = given(context)
-        if options["until_stopped"]:
-            options |= vars(without_end(_settings(options), user_gave))
-            user_gave |= {"epochs", "steps"}
-        if options["resume"]:
-            options = _resumed(options, user_gave)
-        else:
-            options = _completed(options)
-            options |= vars(_settings(options).with_defaults(user_gave))
-        with _users_code():
+        options = _effective(options, given(context))
+        with _task_errors():
             task = load_task(options["task"], options["data"] and Path(options["data"]))
         folder = _folder(options)
     except (TaskError, ClusterError) as error:
@@ -158,30 +150,52 @@ def main(context: click.Context, /, **options: Any) -> None:
     sys.exit(_run(folder, options, task, resume=options["resume"] is not None))
 
 
+def _effective(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
+    """The options that the run uses: those of the user, of the run to resume, and defaults. Raises ClusterError."""
+    if options["until_stopped"]:
+        options |= vars(without_end(_hyperparameters(options), user_gave))
+        user_gave |= {"epochs", "steps"}
+    if options["resume"]:
+        return _resumed(options, user_gave)
+    options = _completed(options)
+    return options | vars(_hyperparameters(options).with_defaults(user_gave))
+
+
 def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool) -> int:
+    """Runs the cluster to its end; returns the exit status."""
     torch.set_num_threads(1)
-    settings = _settings(options)
-    address = f"127.0.0.1:{free_port()}"
-    metrics = f"127.0.0.1:{free_port()}"
-    cluster = _cluster(folder, options, settings, address, metrics, resume)
+    hyperparameters = _hyperparameters(options)
+    address, metrics = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    cluster = _cluster(folder, options, hyperparameters, address, metrics, resume)
     size = f"{options['workers']} workers{_in_processes(cluster, options['workers'])}"
-    click.echo(f"run {folder.path}: {size}, rule {settings.rule}, task {options['task']}")
+    click.echo(f"run {folder.path}: {size}, rule {hyperparameters.rule}, task {options['task']}")
     click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
     try:
-        with _users_code():
-            follower = Follower(address, cluster, folder, task, settings, options)
+        with _task_errors():
+            monitor = RunMonitor(address, cluster, folder, task, hyperparameters, options)
     except TaskError as error:
         return _refuse(folder, error, resume)
     announcement = Announcement(folder.path, address)
     try:
+        return _monitor(monitor, cluster, folder, resume)
+    finally:
+        ignore_signals()
+        cluster.stop()
+        monitor.close()
+        announcement.close()
+
+
+def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: bool) -> int:
+    """Starts the cluster and monitors it; if the run ends early, stops the cluster and saves what there is."""
+    try:
         cluster.start()
-        return follower.follow()
+        return monitor.run()
     except KeyboardInterrupt:
         ignore_signals()
-        click.echo("\nstopping: the workers leave, the server writes a checkpoint ...")
+        click.echo("\nstopping: workers leave, the server writes a checkpoint ...")
         cluster.stop()
-        follower.end_early("stopped")
-        click.echo(f"stopped. Go on with:  {_program()} --resume {shlex.quote(str(folder.path))}")
+        monitor.end_early("stopped")
+        click.echo(f"stopped. Resume with:  {_program()} --resume {shlex.quote(str(folder.path))}")
         return EXIT_INTERRUPTED
     except WrongSettings as error:
         cluster.stop()
@@ -190,18 +204,13 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         ignore_signals()
         click.echo(f"gem-train: {error}", err=True)
         cluster.stop()
-        follower.end_early("failed")
+        monitor.end_early("failed")
         return 1
-    finally:
-        ignore_signals()
-        cluster.stop()
-        follower.close()
-        announcement.close()
 
 
 @contextmanager
-def _users_code() -> Iterator[None]:
-    """Turns what the user's own code raises into a TaskError that shows their part of the traceback."""
+def _task_errors() -> Iterator[None]:
+    """Turns an exception of the task into a TaskError with the task's part of the traceback."""
     try:
         yield
     except TaskError:
@@ -211,7 +220,7 @@ def _users_code() -> Iterator[None]:
 
 
 def _refuse(folder: RunFolder, error: Exception, resume: bool) -> int:
-    """Says why the run can't begin, and leaves no folder of one that has not; returns the exit status."""
+    """Prints why the run can't start and removes the folder of a new run; returns the exit status."""
     click.echo(f"gem-train: {error}", err=True)
     if not resume:
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -219,17 +228,17 @@ def _refuse(folder: RunFolder, error: Exception, resume: bool) -> int:
 
 
 def _program() -> str:
-    """This command as the user called it."""
+    """This command as the user typed it."""
     return sys.argv[0] if sys.argv[0].endswith("gem-train") else "gem-train"
 
 
-def _settings(options: dict[str, Any]) -> Hyperparameters:
+def _hyperparameters(options: dict[str, Any]) -> Hyperparameters:
     shard_size = options["shard_size"] or default_shard_size(options["batch_size"])
-    return Hyperparameters(**{name: options[name] for name in _SETTINGS} | {"shard_size": shard_size})
+    return Hyperparameters(**{name: options[name] for name in _HYPERPARAMETERS} | {"shard_size": shard_size})
 
 
 def _completed(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the epochs that were left open. Raises ClusterError."""
+    """The options with the default number of epochs filled in. Raises ClusterError if the run would never end."""
     epochs = options["epochs"]
     if epochs is None:
         epochs = 0 if options["steps"] else _EPOCHS.get(options["task"], 1)
@@ -237,52 +246,52 @@ def _completed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_an_end(options: dict[str, Any]) -> dict[str, Any]:
-    """The options, unless the run would never end and the user did not ask for that: ClusterError then."""
+    """Returns the options. Raises ClusterError if the run would never end without --until-stopped."""
     if not options["epochs"] and not options["steps"] and not options["until_stopped"]:
         raise ClusterError(
-            "--epochs 0 without --steps would train for ever: give one of them, or --until-stopped if that is what you want"
+            "--epochs 0 without --steps would train forever: set one of them, or --until-stopped if you want that"
         )
     return options
 
 
 def _resumed(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
-    """The options of the run to resume, with those that the user changes. Raises ClusterError."""
+    """The stored options of the run to resume, with the user's changes. Raises ClusterError."""
     path = options["resume"]
     try:
-        kept = json.loads(RunFolder(path).options.read_text())
+        stored = json.loads(RunFolder(path).options.read_text())
     except (OSError, ValueError) as error:
-        raise ClusterError(f"{path} is no folder of a run that can be resumed: {error}") from error
+        raise ClusterError(f"{path} is not the folder of a run that can be resumed: {error}") from error
     changes = {name: options[name] for name in user_gave - {"resume", "runs", "until_stopped"}}
-    _require_changeable({name for name, value in changes.items() if name not in kept or str(value) != str(kept[name])})
-    resumed = {**options, **kept, **changes, "resume": path}
+    _require_changeable({name for name, value in changes.items() if name not in stored or str(value) != str(stored[name])})
+    resumed = {**options, **stored, **changes, "resume": path}
     if {"epochs", "steps"} & changes.keys():
         return _with_an_end({**resumed, "until_stopped": options["until_stopped"]})
     return resumed
 
 
 def _require_changeable(changed: set[str]) -> None:
-    """Raises ClusterError, with the reason, for options that a run keeps for good."""
+    """Raises ClusterError, with the reason, if an option was changed that a resumed run can't change."""
     for names, why in (
-        (changed & set(FIXED), "what the server holds for the workers, and the shards dealt so far, depend on them"),
-        (changed - _MAY_CHANGE - set(FIXED), "its results are of the task, data and step time that it began with"),
+        (changed & set(FIXED), "the server's state for each worker, and the shards leased so far, depend on them"),
+        (changed - _MAY_CHANGE - set(FIXED), "its results must come from one task, one data set and one step time"),
     ):
         if names:
             flags_ = ", ".join("--" + name.replace("_", "-") for name in sorted(names))
-            raise ClusterError(f"a resumed run can't change {flags_}: {why}; leave them out, or start a new run")
+            raise ClusterError(f"a resumed run can't change {flags_}: {why}; omit them, or start a new run")
 
 
 def _folder(options: dict[str, Any]) -> RunFolder:
-    """The run's folder, a new one unless it is resumed. Raises ClusterError."""
+    """The folder of the run to resume, or a new one. Raises ClusterError."""
     if options["resume"]:
         return RunFolder(options["resume"])
     try:
         return RunFolder.create(options["runs"], f"{options['task']}-{options['rule']}-{options['workers']}", options)
     except OSError as error:
-        raise ClusterError(f"can't make a folder in {options['runs']}: {error}") from error
+        raise ClusterError(f"can't create a folder in {options['runs']}: {error}") from error
 
 
 def _cluster(
-    folder: RunFolder, options: dict[str, Any], settings: Hyperparameters, address: str, metrics: str, resume: bool
+    folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, address: str, metrics: str, resume: bool
 ) -> Cluster:
     server = Member(
         "server",
@@ -295,8 +304,8 @@ def _cluster(
             f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
             f"--durability={options['durability']}",
             f"--lease-seconds={options['lease_seconds']}",
-            *flags(settings),
-            *(["--until-stopped"] if settings.endless else []),
+            *flags(hyperparameters),
+            *(["--until-stopped"] if hyperparameters.endless else []),
         ),
         folder.logs / "server.log",
     )
@@ -307,17 +316,17 @@ def _cluster(
 
 
 def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
-    """What all worker processes are told."""
-    told = [f"--server={address}", f"--task={options['task']}", *exchange_flags(options)]
+    """The flags that all worker processes have in common."""
+    common = [f"--server={address}", f"--task={options['task']}", *exchange_flags(options)]
     if options["data"]:
-        told.append(f"--data={options['data']}")
+        common.append(f"--data={options['data']}")
     if options["step_seconds"]:
-        told.append(f"--step-seconds={options['step_seconds']}")
-    return told
+        common.append(f"--step-seconds={options['step_seconds']}")
+    return common
 
 
 def _worker(folder: RunFolder, numbers: range, common: list[str]) -> Member:
-    """A process with the workers of these numbers; worker-7 is called so whichever process it is in, this time or the next."""
+    """The process for these workers. A worker keeps its name when a resumed run spreads them over other processes."""
     if len(numbers) == 1:
         name, names = f"worker-{numbers[0]}", [f"--name=worker-{numbers[0]}"]
     else:
@@ -327,7 +336,7 @@ def _worker(folder: RunFolder, numbers: range, common: list[str]) -> Member:
 
 
 def _in_processes(cluster: Cluster, workers: int) -> str:
-    """Where there are fewer processes than workers."""
+    """The number of processes as text; empty if every worker has its own process."""
     count = len(cluster.workers)
     return f" in {count} process{'es' if count > 1 else ''}" if count < workers else ""
 

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: a server process and worker processes, started again when they die."""
+"""A cluster on this machine: a server process and worker processes, restarted if they die."""
 
 from __future__ import annotations
 
@@ -17,22 +17,32 @@ from gem_api.process.lifetime import LAUNCHER
 from gem_worker.command import EXIT_DIVERGED, EXIT_WRONG_USE
 from gem_worker.launcher.tracebacks import same_failure, users_part
 
-WORKER_NICENESS = 10  # where cores are few, a worker that computes makes way for the server that the others wait for
-MAX_RESTARTS = 5  # in a row, of one process, without a commit in between
+WORKER_NICENESS = 10  # with few cores, the server must not wait for a worker that computes
+MAX_RESTARTS = 5  # of one process in a row, without a commit in between
 _STOP_SECONDS = 20.0
 
 
 class ClusterError(Exception):
-    """The cluster can't go on; the message says why and where to look."""
+    """The cluster can't continue; the message says why and where to look."""
 
 
 class WrongSettings(ClusterError):
-    """The server refused to start with these settings; the message is its own."""
+    """The server rejected its settings at the start; the message is the server's."""
 
 
 @dataclass
 class Member:
-    """One process of the cluster, its log appended to a file; `niceness` is how far it stands back for the others."""
+    """One process of the cluster.
+
+    Attributes:
+        name: The process's name in messages.
+        command: Its command line.
+        log: The file that its output is appended to.
+        niceness: Added to the launcher's own niceness; higher means lower priority.
+        process: The running, or last, process.
+        restarts: Restarts since the last commit.
+        log_start: Where in `log` the output of `process` begins, in bytes.
+    """
 
     name: str
     command: list[str]
@@ -40,12 +50,12 @@ class Member:
     niceness: int = 0
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
-    log_start: int = 0  # where in the log the present process began
+    log_start: int = 0
 
     def start(self, *extra: str) -> None:
-        # A process group of its own: Ctrl-C in the terminal reaches the launcher alone, which stops the others in order. Not a
-        # session of its own: Linux weighs processes by their niceness only against others of the same session. The
-        # launcher's GEM_ variables are its own; what the others need is in their flags.
+        # A process group of its own: Ctrl-C in the terminal reaches only the launcher, which stops the others in order. Not a
+        # session of its own: Linux compares niceness only within a session. GEM_ variables are meant for the launcher;
+        # the other processes get flags.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
@@ -62,7 +72,7 @@ class Member:
 
     @property
     def status(self) -> int | None:
-        """Exit status; negative for a signal; None while it runs."""
+        """Exit status, negative if a signal ended it; None while it runs."""
         return self.process.poll() if self.process is not None else None
 
     def signal(self, number: signal.Signals) -> None:
@@ -70,7 +80,7 @@ class Member:
             self.process.send_signal(number)
 
     def wait(self, seconds: float) -> None:
-        """Waits for its end; kills it after that time."""
+        """Waits for the process to end; kills it after `seconds`."""
         if self.process is None:
             return
         try:
@@ -80,11 +90,11 @@ class Member:
             self.process.wait()
 
     def logged(self) -> str:
-        """What the present process has logged."""
+        """The log output of the current process."""
         return self.log.read_bytes()[self.log_start :].decode(errors="replace") if self.log.exists() else ""
 
     def last_words(self) -> str:
-        """What its log says of its end: the user's part of a traceback, else the last lines."""
+        """Why the process ended, from its log: the user's part of a traceback, else the last lines."""
         log = self.logged()
         return users_part(log) or "\n".join(log.splitlines()[-5:])
 
@@ -97,6 +107,10 @@ class Cluster:
         server: The server's process.
         workers: The workers' processes.
         say: Prints a line for the user.
+        resume: Whether to start the server with --resume.
+        diverged: Names of worker processes whose training diverged.
+        committed: Whether a commit was made since the start.
+        failures: By worker process: the traceback that it last ended with.
     """
 
     server: Member
@@ -104,8 +118,8 @@ class Cluster:
     say: Callable[[str], None]
     resume: bool = False
     diverged: list[str] = field(default_factory=list)
-    committed: bool = False  # since the start
-    failures: dict[str, str] = field(default_factory=dict)  # by worker: the traceback that it last ended with
+    committed: bool = False
+    failures: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> None:
         self.server.start(*(["--resume"] if self.resume else []))
@@ -113,35 +127,42 @@ class Cluster:
             worker.start()
 
     def tend(self, healthy: bool) -> None:
-        """Starts again what has died; `healthy` says that commits were made since the last call.
+        """Restarts processes that have died; `healthy` says whether commits were made since the last call.
 
         Raises:
-            WrongSettings: The server refuses its settings.
-            ClusterError: A process dies again and again, or was started wrongly; or all workers fail alike at once.
+            WrongSettings: The server rejects its settings.
+            ClusterError: A process keeps dying or has wrong options, or all workers fail alike before their first commit.
         """
         if healthy:
             self.committed = True
             for member in (self.server, *self.workers):
                 member.restarts = 0
-        if not self.server.running:
-            if self.server.status == EXIT_WRONG_USE and not self.committed and not self.server.restarts:
-                raise WrongSettings(_refusal(self.server.last_words()))
-            self._restart(self.server, "--resume")
+        self._tend_server()
         for worker in self.workers:
-            if worker.status == EXIT_DIVERGED and worker.name not in self.diverged:
-                self.diverged.append(worker.name)
-                self.say(f"{worker.name} diverged: its gradient is no longer finite")
-            elif worker.status not in (None, 0, EXIT_DIVERGED):
-                self._stop_if_all_fail_alike(worker)
-                self._restart(worker)
+            self._tend_worker(worker)
+
+    def _tend_server(self) -> None:
+        if self.server.running:
+            return
+        if self.server.status == EXIT_WRONG_USE and not self.committed and not self.server.restarts:
+            raise WrongSettings(_refusal(self.server.last_words()))
+        self._restart(self.server, "--resume")
+
+    def _tend_worker(self, worker: Member) -> None:
+        if worker.status == EXIT_DIVERGED and worker.name not in self.diverged:
+            self.diverged.append(worker.name)
+            self.say(f"{worker.name} diverged: its gradient is no longer finite")
+        elif worker.status not in (None, 0, EXIT_DIVERGED):
+            self._stop_if_all_fail_alike(worker)
+            self._restart(worker)
 
     @property
     def finished(self) -> bool:
-        """Whether every worker has ended of its own accord."""
+        """Whether every worker process has ended by itself, done or diverged."""
         return all(worker.status in (0, EXIT_DIVERGED) for worker in self.workers)
 
     def stop(self) -> None:
-        """Ends the workers, then the server, which writes a checkpoint. Leaves no process behind."""
+        """Stops the workers, then the server, which writes a checkpoint. Leaves no process behind."""
         deadline = time.monotonic() + _STOP_SECONDS
         for worker in self.workers:
             worker.signal(signal.SIGTERM)
@@ -151,37 +172,37 @@ class Cluster:
         self.server.wait(_STOP_SECONDS)
 
     def _stop_if_all_fail_alike(self, failed: Member) -> None:
-        """A task with a bug fails in every worker: to start them again would only hide that. Raises ClusterError."""
+        """Raises ClusterError if every worker failed alike before a commit: a bug in the task, which a restart would hide."""
         failure = users_part(failed.logged())
         self.failures[failed.name] = failure
         if self.committed or not failure:
             return
         if all(same_failure(self.failures.get(worker.name, ""), failure) for worker in self.workers):
             who = failed.name if len(self.workers) == 1 else "every worker"
-            raise ClusterError(f"{who} failed before its first commit:\n{failure}\nthe whole log: {failed.log}")
+            raise ClusterError(f"{who} failed before its first commit:\n{failure}\nfull log: {failed.log}")
 
     def _restart(self, member: Member, *extra: str) -> None:
         ending = _ending(member.status)
         if member.status == EXIT_WRONG_USE or member.restarts >= MAX_RESTARTS:
-            raise ClusterError(f"{member.name} {ending}:\n{member.last_words()}\nthe whole log: {member.log}")
+            raise ClusterError(f"{member.name} {ending}:\n{member.last_words()}\nfull log: {member.log}")
         member.restarts += 1
-        self.say(f"{member.name} {ending}; starting it again")
+        self.say(f"{member.name} {ending}; restarting it")
         member.start(*extra)
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of ours in this interpreter."""
+    """The command line that runs a module in this interpreter."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def spread(workers: int, processes: int) -> list[range]:
-    """The numbers of the workers in each of so many processes, as evenly as can be; no process without a worker."""
+    """Splits the workers' numbers evenly over the processes; no process is left without a worker."""
     count = min(processes, workers)
     return [range(workers * process // count, workers * (process + 1) // count) for process in range(count)]
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """A port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -195,5 +216,5 @@ def _ending(status: int | None) -> str:
 
 
 def _refusal(last_words: str) -> str:
-    """The reason that a command gave for not starting, its last line, without who says so."""
+    """Why the server did not start: its last line of output, without the program's name."""
     return (last_words.splitlines() or ["the server refused to start"])[-1].removeprefix("gem-server: ").removeprefix("Error: ")

@@ -1,4 +1,4 @@
-"""Follows a running cluster: progress on the terminal, evaluations, and the run's results at its end."""
+"""Monitors a running cluster: progress on the terminal, evaluations, and the results at the end."""
 
 from __future__ import annotations
 
@@ -26,24 +26,30 @@ _POLL_SECONDS, _PRINT_SECONDS = 0.25, 2.0
 _HEADER = "    time  commits  commits/s     loss  staleness  median π  workers     epoch  accuracy"
 
 
-class Follower:
-    """Watches one run from the launcher.
+class RunMonitor:
+    """Polls the server of one run, prints progress, restarts dead processes and saves the results.
 
     Args:
-        address: The server's.
-        cluster: Its processes.
-        folder: Where the results go.
-        task: For the evaluations.
-        settings: The run's hyper-parameters.
+        address: The server's address.
+        cluster: The run's processes.
+        folder: Receives the results.
+        task: The model and the held-out data.
+        hyperparameters: The run's hyper-parameters.
         options: The launcher's other options.
     """
 
     def __init__(
-        self, address: str, cluster: Cluster, folder: RunFolder, task: Task, settings: Hyperparameters, options: dict[str, Any]
+        self,
+        address: str,
+        cluster: Cluster,
+        folder: RunFolder,
+        task: Task,
+        hyperparameters: Hyperparameters,
+        options: dict[str, Any],
     ) -> None:
         self._cluster = cluster
         self._folder = folder
-        self._settings = settings
+        self._hyperparameters = hyperparameters
         self._options = options
         self._admin = Admin(address, timeout=5.0)
         self._scorer = Scorer(address, task, folder, options["evaluate_every"])
@@ -54,9 +60,9 @@ class Follower:
         self._joined = -1
         self._status: pb.GetStatusResponse | None = None
 
-    def follow(self) -> int:
-        """Until all workers have ended; then writes the results. Returns the exit status. Raises ClusterError."""
-        seen: int | None = None if self._cluster.resume else 0  # a resumed run has commits from before
+    def run(self) -> int:
+        """Monitors the run to its end and writes the results; returns the exit status. Raises ClusterError."""
+        seen: int | None = None if self._cluster.resume else 0  # a resumed run already has commits
         while not self._cluster.finished:
             time.sleep(_POLL_SECONDS)
             self._poll()
@@ -68,11 +74,11 @@ class Follower:
         return self._finish()
 
     def end_early(self, outcome: str) -> None:
-        """Writes the results of a run that was "stopped", or "failed", if it has any; the cluster has been stopped."""
+        """Writes the results so far of a run that was "stopped" or "failed". Call it after the cluster has stopped."""
         try:
             history = self._folder.history()
         except (OSError, ValueError):
-            return  # there is none yet, or a server that was killed has left half a line
+            return  # no history yet, or a killed server left a partial line
         if history and history["version"].size:
             self._save_results(outcome, history, self._scorer.last, time.monotonic() - self._began)
 
@@ -85,16 +91,16 @@ class Follower:
             status = self._admin.status()
         except GemError:
             self._rate = Rate()
-            return  # not up yet, or being started again: `tend` sees to that
+            return  # the server is starting or has died; `tend` restarts it
         if self._status is None and self._options.get("resume"):
-            self._folder.save_options(self._options)  # the server has accepted what this start changes
+            self._folder.save_options(self._options)  # the server has accepted the changed options
         self._saw(status, time.monotonic())
         self._scorer.offer(status.version)
 
     def _saw(self, status: pb.GetStatusResponse, now: float) -> None:
-        """The server has told its status."""
+        """Takes in a status of the server."""
         self._status = status
-        if status.version:  # before the first commit nothing has a rate
+        if status.version:  # there is no rate before the first commit
             self._rate.saw(status.version, now)
 
     def _raise_failed_evaluation(self) -> None:
@@ -122,7 +128,7 @@ class Follower:
 
     def _finish(self) -> int:
         self._poll()
-        score = self._scorer.last_of_all()
+        score = self._scorer.final_score()
         seconds = time.monotonic() - self._began
         self._raise_failed_evaluation()
         self._cluster.stop()
@@ -130,19 +136,19 @@ class Follower:
         return 3 if self._cluster.diverged else 0
 
     def _save_results(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> None:
-        """Writes the plot and the summary, and prints what came out."""
+        """Writes the plot and the summary, and prints the closing lines."""
         plot = self._plot(history)
         summary = self._summary(outcome, history, score, seconds)
         self._folder.save_summary(summary)
         click.echo(_closing(summary, self._folder, plot))
 
     def _plot(self, history: dict[str, Any]) -> str:
-        """Draws the report; returns where it is, or why there is none."""
+        """Draws the report; returns its path, or why it could not be drawn."""
         try:
             from gem_worker.launcher.plot import plot_report
         except ModuleNotFoundError as error:
             return f"none: {error.name} is not installed: {install('report')}"
-        title = _title(self._settings, self._options)
+        title = _title(self._hyperparameters, self._options)
         plot_report(self._folder.report, title, history, self._scorer.scores, self._options["workers"])
         return str(self._folder.report)
 
@@ -154,29 +160,29 @@ class Follower:
             "outcome": outcome,
             "test_accuracy": score.accuracy if score else None,
             "test_loss": score.loss if score else None,
-            # The history may lack some if a server was killed; the last status may be older than the last commit.
+            # The history may lack commits if a server was killed; the last status may be older than the last commit.
             "commits": max(status.version, recorded) if status else recorded,
             "samples": int(samples_applied(history).sum()),
             "staleness_mean": float(staleness.mean()) if staleness.size else None,
             "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
-            "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over commits of each one's median
+            "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over the commits of their medians
             "seconds": round(seconds, 1),
-            "rule": self._settings.rule,
+            "rule": self._hyperparameters.rule,
             "workers": self._options["workers"],
             "processes": len(self._cluster.workers),
             "step_seconds": self._options["step_seconds"],
             "task": self._options["task"],
-            "hyperparameters": asdict(self._settings),
+            "hyperparameters": asdict(self._hyperparameters),
             "leases_ended": dict(status.leases_ended) if status else {},
             "run_id": status.run_id if status else None,
             "versions": versions(),
         }
 
 
-def _title(settings: Hyperparameters, options: dict[str, Any]) -> str:
-    """What the report is of."""
-    title = f"{options['task']}: rule {settings.rule}, {options['workers']} workers, learning rate {settings.learning_rate}"
-    title += f", {settings.local_steps} local steps" if settings.local_steps > 1 else ""
+def _title(run: Hyperparameters, options: dict[str, Any]) -> str:
+    """The report's title: task, rule, workers, learning rate, and what else is unusual."""
+    title = f"{options['task']}: rule {run.rule}, {options['workers']} workers, learning rate {run.learning_rate}"
+    title += f", {run.local_steps} local steps" if run.local_steps > 1 else ""
     return f"{title}\n{_simulated(options['step_seconds'])}" if options["step_seconds"] else title
 
 

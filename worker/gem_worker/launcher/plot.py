@@ -16,7 +16,7 @@ _INK, _DOTS, _MARK = "#1f4e79", "#9db8d2", "#c0392b"
 
 
 def plot_report(path: Path, title: str, history: dict[str, Column], scores: list[Score], workers: int) -> None:
-    """Draws a run's commits (the columns of commits.csv) and evaluations into a PNG."""
+    """Draws the commits (columns of commits.csv) and evaluations of a run as a PNG."""
     plt.switch_backend("Agg")  # draws without a screen
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 9), sharex=True, constrained_layout=True)
     figure.suptitle(title)
@@ -38,7 +38,7 @@ def plot_report(path: Path, title: str, history: dict[str, Column], scores: list
 
 
 def _curve(axes: Axes, x: Column, y: Column, label: str) -> None:
-    """Dots for the commits, a line for their mean over about a hundredth of the run."""
+    """Draws a dot per commit, and a line for the moving mean over a hundredth of the run."""
     axes.plot(x, y, ".", color=_DOTS, markersize=2, rasterized=True)
     width = max(10, len(x) // 100)
     known = np.isfinite(y)

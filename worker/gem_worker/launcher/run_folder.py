@@ -1,4 +1,4 @@
-"""The folder of one run: what was asked for, what is needed to resume, and what came out."""
+"""The folder of one run: its options, the data needed to resume it, and its results."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ PACKAGES = ("torch", "numpy", "numba", "grpcio", "protobuf", "safetensors")
 
 
 class RunFolder:
-    """runs/<id>/: run.json, commits.csv, checkpoints/, logs/, server.address while it runs; at the end summary.json, report.png
-    and model.safetensors."""
+    """The paths in runs/<id>/.
+
+    During the run: run.json, commits.csv, checkpoints/, logs/, server.address. At the end also summary.json, report.png and
+    model.safetensors.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,7 +43,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, parent: Path, label: str, options: dict[str, Any]) -> RunFolder:
-        """A new folder named after the time and the label. Raises OSError."""
+        """Creates a folder named after the time and the label. Raises OSError."""
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', label)}"
         taken = 0
         while (path := parent / (f"{name}-{taken + 1}" if taken else name)).exists():
@@ -51,11 +54,11 @@ class RunFolder:
         return folder
 
     def save_options(self, options: dict[str, Any]) -> None:
-        """Keeps the run's options for a later --resume."""
+        """Stores the run's options for a later --resume."""
         self.options.write_text(json.dumps({**options, "resume": None}, indent=2, default=str) + "\n")
 
     def history(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The columns of commits.csv as float64, NaN where a field is empty; the workers' names are left out."""
+        """The columns of commits.csv as float64, without the workers' names; NaN for an empty field."""
         with self.commits.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             rows, names = list(reader), [name for name in reader.fieldnames or () if name != "worker"]
@@ -71,7 +74,7 @@ class RunFolder:
         return [Score(**score) for score in json.loads(self.evaluations.read_text())] if self.evaluations.exists() else []
 
     def save_summary(self, summary: dict[str, Any]) -> None:
-        """Writes summary.json; what is no number is null there, because JSON has no NaN."""
+        """Writes summary.json; NaN and infinity become null, because JSON has neither."""
         known = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in summary.items()
         }
@@ -79,10 +82,10 @@ class RunFolder:
 
 
 def samples_applied(history: dict[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """The samples of each commit in `history`, float64; 0 where the rule discarded it: nothing was trained on them."""
+    """The samples of each commit in `history`, float64; 0 for a commit that the rule discarded."""
     return np.where(history["discarded"] == 0, history["samples"], 0.0)
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, of Python and of what the figures may depend on."""
+    """Versions of this package, of Python and of the libraries that results may depend on."""
     return {"gem-ps": __version__, "python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}

@@ -1,4 +1,4 @@
-"""The part of a traceback that tells users about their own code."""
+"""Finds the part of a traceback that lies in the user's own code."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import gem_worker
 
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line \d+, in ')
-_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # how each line of a log begins
+_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # the beginning of every log line
 _OURS = tuple(package.__path__[0] for package in (gem_worker, gem_api, gem_client))
 _LIBRARIES = (*site.getsitepackages(), sysconfig.get_path("stdlib"), "<frozen ")
 
 
 def users_part(text: str) -> str:
-    """The last traceback in `text`, an error or a whole log, from the first line of the user's own code on; empty without one.
+    """The last traceback in `text`, from the first frame of the user's own code on; empty if `text` has no traceback.
 
-    All of it if no line is the user's: a library may fail on what it was given.
+    If no frame is the user's, the whole traceback: a library may have failed on its input. `text` may be a whole log.
     """
     _, header, rest = text.rpartition(_HEADER + "\n")
     if not header:
@@ -37,11 +37,11 @@ def users_part(text: str) -> str:
 
 
 def same_failure(one: str, other: str) -> bool:
-    """Whether two tracebacks name the same lines of code and the same exception; its message may differ."""
-    return _place(one) == _place(other)
+    """Whether two tracebacks have the same lines of code and the same exception type; messages may differ."""
+    return _signature(one) == _signature(other)
 
 
-def _place(traceback: str) -> list[str]:
+def _signature(traceback: str) -> list[str]:
     lines = traceback.splitlines()
     frames = [line for line in lines if _FRAME.match(line)]
     raised = [line.partition(":")[0] for line in lines if not line.startswith(" ")]

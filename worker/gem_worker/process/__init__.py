@@ -1,1 +1,1 @@
-"""The worker process `gem-worker`, which runs one worker or many."""
+"""The worker process `gem-worker`: one worker, or several in threads."""

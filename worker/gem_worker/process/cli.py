@@ -1,4 +1,4 @@
-"""gem-worker: the command."""
+"""The command gem-worker."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from gem_worker.command import (
     step_seconds_option,
     stop_on_signals,
 )
-from gem_worker.process.compute_gate import Turns
+from gem_worker.process.compute_gate import ComputeGate
 from gem_worker.process.metrics import WorkerMetrics
-from gem_worker.process.pace import Pace
-from gem_worker.process.pool import Crew
-from gem_worker.process.share import Share, shares
+from gem_worker.process.pool import WorkerPool
+from gem_worker.process.step_limits import StepLimits
 from gem_worker.process.stopping import Stopping
-from gem_worker.process.trainer import settings_of, train
-from gem_worker.process.worker_thread import LogicalWorker, worst
+from gem_worker.process.trainer import run_hyperparameters, train
+from gem_worker.process.worker_task import WorkerTask, worker_tasks
+from gem_worker.process.worker_thread import WorkerThread, worst
 from gem_worker.tasks import TaskError, load_task
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
 @member_options
-@option("--name", help="What the worker calls itself; unique in the run. Host and process by default.")
+@option("--name", help="Name of the worker, unique in the run. Default: host name and process id.")
 @option(
     "--workers",
     "workers_per_process",
     type=click.IntRange(1, 1000),
     default=1,
-    help="Logical workers in this process, each a thread with a session of its own; several are called NAME-0, NAME-1 …",
+    help="Workers in this process, each with its own thread and session. If several, they are named NAME-0, NAME-1 …",
 )
-@option("--first-worker", type=click.IntRange(0), default=0, help="Number of the first of several workers, instead of 0.")
+@option("--first-worker", type=click.IntRange(0), default=0, help="Number of the first worker, if there are several.")
 @step_seconds_option
 @exchange_options
 @option(
@@ -67,17 +67,16 @@ from gem_worker.tasks import TaskError, load_task
 @log_format_option
 @click.version_option(__version__)
 def main(**options: Any) -> None:
-    """Joins the run of a GEM server as one worker, or as several, and trains until the run is done.
+    """Joins the run of a GEM server as one or several workers, and trains until the run is done.
 
-    The run's settings come from the server. SIGTERM or Ctrl-C leaves the run and hands the shards back.
+    The server provides the run's hyper-parameters. After SIGTERM or Ctrl-C the worker leaves the run and returns its shards.
 
-    The workers of one process share the task's data and its loss function, which must not keep anything from one batch to
-    the next.
+    The workers of one process share the task's data and its loss function, which must not keep state between batches.
 
-    Exit status: 0 if the run is done, or after SIGTERM or Ctrl-C; 1 if the server refuses or is out of reach too long, or the
-    task fails; 2 for wrong use, or a task that does not fit the run; 3 if training diverged; 4 if the server keeps this worker
-    out because it refused too many of its gradients. Several workers end one by one; the process ends with the last of them,
-    with the worst status: 1 before 2 before 4 before 3.
+    Exit status: 0 if the run is done, or after SIGTERM or Ctrl-C; 1 if the server refuses the worker or stays unreachable, or
+    if the task fails; 2 for wrong use, or a task that does not fit the run; 3 if training diverged; 4 if the server
+    quarantined this worker because it rejected too many of its gradients. A process with several workers ends when the last
+    one has ended, with the worst status: 1 before 2 before 4 before 3.
     """
     log = logs.configure(options["log_format"])
     name = options["name"] or f"{socket.gethostname()}-{os.getpid()}"
@@ -87,76 +86,80 @@ def main(**options: Any) -> None:
     try:
         status = _work(name, options, log)
     except Stopped:
-        log.info("stopped before it had joined the run")
+        log.info("stopped before joining the run")
         status = 0
     sys.exit(status)
 
 
 def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
-    """The process's whole work; returns its exit status."""
+    """Runs the process's workers; returns the exit status."""
     torch.set_num_threads(options["threads"])
     registry = CollectorRegistry()
-    metrics = WorkerMetrics(registry)
+    metrics, stopping = WorkerMetrics(registry), Stopping()
     try:
         serve_metrics(options["metrics_listen"], registry)
     except ValueError as error:
         log.error("can't start", why=str(error))
         return EXIT_WRONG_USE
-    stopping = Stopping()
     try:
         workers = _workers(_names(name, options), options, metrics, stopping, log)
     except TaskError as error:
         log.error("the task can't be loaded", why=str(error))
         return EXIT_WRONG_USE
-    except InvalidRequest as error:  # a file that can't be read, or something else than a GEM server
+    except InvalidRequest as error:  # an unreadable file, or the address is not that of a GEM server
         log.error("can't start", why=str(error))
         return EXIT_WRONG_USE
     except GemError as error:
-        log.error("the server can't be asked for the run's settings", error=type(error).__name__, why=str(error))
+        log.error("can't get the run's hyper-parameters from the server", error=type(error).__name__, why=str(error))
         return EXIT_FAILED
-    crew = Crew(workers, stopping)
-    stopped = crew.run()
+    return _run(workers, stopping, metrics, log)
+
+
+def _run(workers: list[WorkerThread], stopping: Stopping, metrics: WorkerMetrics, log: logs.Logger) -> int:
+    """Runs the workers to their end and logs the time of each phase; returns the exit status."""
+    pool = WorkerPool(workers, stopping)
+    stopped = pool.run()
     status = worst(workers)
-    if len(workers) > 1 or status == 0:  # one that failed has had the last word
+    if len(workers) > 1 or status == 0:  # a single worker that failed has logged why
         seconds = {f"{phase}_seconds": round(taken, 2) for phase, taken in metrics.seconds().items()}
         log.info("stopped" if stopped else "ended", workers=len(workers), **seconds)
-    if crew.busy:
-        os._exit(status)  # it has left the run; the interpreter's own end does not bear threads inside PyTorch
+    if pool.busy:
+        os._exit(status)  # the run has been left; the interpreter's shutdown crashes while threads are inside PyTorch
     return status
 
 
 def _names(name: str, options: dict[str, Any]) -> list[str]:
-    """The logical workers' names."""
+    """The names of the process's workers."""
     count, first = options["workers_per_process"], options["first_worker"]
     return [name] if count == 1 else [f"{name}-{first + number}" for number in range(count)]
 
 
 def _workers(
     names: list[str], options: dict[str, Any], metrics: WorkerMetrics, stopping: Stopping, log: logs.Logger
-) -> list[LogicalWorker]:
-    """The workers, ready to start. Raises TaskError, and GemError where the server can't be asked for the settings."""
+) -> list[WorkerThread]:
+    """The workers, not started. Raises TaskError, and GemError if the server does not tell the run's hyper-parameters."""
     security = credentials(options)
     task = load_task(options["task"], options["data"])
     retry = Retry(give_up_after=options["give_up_after"], sleep=stopping.sleep)
-    settings = settings_of(options["server"], retry, **security)
+    hyperparameters = run_hyperparameters(options["server"], retry, **security)
     exchange = {key: options[key] for key in ("shared_memory", "gradient_dtype", "theta_dtype")}
-    pace = Pace(options["step_seconds"], sleep=stopping.sleep, turns=Turns(_cores() // options["threads"] or 1))
-    log.info("training", server=options["server"], task=options["task"], rule=settings.rule, workers=len(names))
+    limits = StepLimits(options["step_seconds"], sleep=stopping.sleep, gate=ComputeGate(_cores() // options["threads"] or 1))
+    log.info("training", server=options["server"], task=options["task"], rule=hyperparameters.rule, workers=len(names))
 
     def session(name: str) -> Session:
         return connect(options["server"], name=name, retry=retry, **exchange, **security)
 
-    def training(share: Share, session: Session) -> int:
-        torch.set_num_threads(options["threads"])  # which OpenMP counts by thread
-        return train(share, session, settings, metrics, options["overlap"], pace)
+    def training(task: WorkerTask, session: Session) -> int:
+        torch.set_num_threads(options["threads"])  # OpenMP keeps this number per thread
+        return train(task, session, hyperparameters, metrics, options["overlap"], limits)
 
-    own = shares(task, settings.seed, len(names))
+    tasks = worker_tasks(task, hyperparameters.seed, len(names))
     return [
-        LogicalWorker(name, partial(session, name), partial(training, share), stopping, log)
-        for name, share in zip(names, own, strict=True)
+        WorkerThread(name, partial(session, name), partial(training, task), stopping, log)
+        for name, task in zip(names, tasks, strict=True)
     ]
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

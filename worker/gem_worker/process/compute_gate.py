@@ -1,4 +1,4 @@
-"""Who of many threads may compute now."""
+"""Limits how many threads of a process compute at the same time."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turns:
-    """Lets a few threads at a time through, in the order in which they ask.
+class ComputeGate:
+    """A first-in first-out semaphore for the threads that compute gradients.
 
-    Gradients that are computed side by side on one core are no sooner done, and each keeps its activations in memory meanwhile.
-    The order has the workers commit about equally often: without it, some would wait while others overtake them.
+    Computing several gradients at once on one core finishes none of them earlier, and each keeps its activations in memory.
+    First in, first out makes the workers commit about equally often.
 
     Args:
-        count: How many at a time.
+        slots: How many threads may compute at the same time.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, slots: int) -> None:
         self._lock = threading.Lock()
-        self._free = count
+        self._free = slots
         self._waiting: deque[threading.Lock] = deque()
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """One turn, waited for and given back."""
-        self._take()
+    def slot(self) -> Iterator[None]:
+        """Waits for a free slot and holds it inside the block."""
+        self._acquire()
         try:
             yield
         finally:
-            self._give_back()
+            self._release()
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         with self._lock:
             if self._free:
                 self._free -= 1
                 return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        mine.acquire()
+            granted = threading.Lock()
+            granted.acquire()
+            self._waiting.append(granted)
+        granted.acquire()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()

@@ -1,4 +1,4 @@
-"""A worker's own metrics: where its steps' time goes, and its loss."""
+"""Metrics of a worker process: the time of each phase of a step, and the loss."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 2) for base in 
 
 
 class WorkerMetrics:
-    """`gem_worker_step_seconds{phase}` and `gem_worker_loss`, in the registry that is passed in.
+    """`gem_worker_step_seconds{phase}` and `gem_worker_loss`, in the given registry.
 
-    The phases: "data" (waiting for a batch), "compute" (forward and backward, simulated time included), "exchange" (commit and
-    pull). The workers of a process share one: their threads may use it at once, times are summed, the loss is the last that any
-    of them saw.
+    Phases: "data" (waiting for a batch), "compute" (forward and backward, with simulated time), "exchange" (commit and new θ).
+    All workers of a process share one instance, from several threads: times add up, the loss is the latest of any worker.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -36,7 +35,7 @@ class WorkerMetrics:
             yield
 
     def timing(self, name: str, items: Iterable[Any]) -> Iterator[Any]:
-        """The items, the wait for each being timed as a phase."""
+        """Yields the items; the wait for each one is timed as a phase."""
         iterator, end = iter(items), object()
         while True:
             began = time.perf_counter()

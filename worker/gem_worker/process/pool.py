@@ -1,4 +1,4 @@
-"""The logical workers of one process, each in a thread of its own, and how they are stopped in order."""
+"""Runs the workers of one process, one thread each, and stops them in order."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from collections.abc import Callable
 
 from gem_worker.command import Stopped, ignore_signals
 from gem_worker.process.stopping import Stopping
-from gem_worker.process.worker_thread import LogicalWorker
+from gem_worker.process.worker_thread import WorkerThread
 
-# gem-train kills what has not ended 20 seconds after its SIGTERM.
+# Together less than the 20 seconds after which gem-train kills a process that got SIGTERM.
 _STEP_SECONDS, _LEAVE_SECONDS = 5.0, 5.0
 
 
-class Crew:
-    """The workers' threads. Those that fail end alone; the others go on.
+class WorkerPool:
+    """One thread per worker. If a worker fails, the others go on.
 
     Args:
-        workers: Not started yet.
-        stopping: What their sleeps end with.
+        workers: The workers, not started yet.
+        stopping: Wakes the workers' sleeps when they are to stop.
     """
 
-    def __init__(self, workers: list[LogicalWorker], stopping: Stopping) -> None:
+    def __init__(self, workers: list[WorkerThread], stopping: Stopping) -> None:
         self._stopping = stopping
         self._workers = workers
-        # Waited for instead of the threads: a join that a signal breaks off takes the thread for ended (CPython 3.11, 3.12).
+        # `run` waits for these, not for the threads: a join interrupted by a signal marks it as ended (CPython 3.11, 3.12).
         self._ended = [threading.Event() for _ in workers]
         pairs = zip(workers, self._ended, strict=True)
         self._threads = [_thread(worker.work, worker.name, ended) for worker, ended in pairs]
 
     @property
     def busy(self) -> bool:
-        """Whether a thread is still inside a computation, or a call, that could not be broken off."""
+        """Whether a thread still runs, because its computation or call could not be interrupted."""
         return not all(ended.is_set() for ended in self._ended)
 
     def run(self) -> bool:
-        """Until all have ended; the main thread's. Returns whether they were stopped, by SIGTERM or Ctrl-C."""
+        """Runs until all workers have ended; call it in the main thread. Returns whether SIGTERM or Ctrl-C stopped them."""
         try:
             for thread in self._threads:
                 thread.start()
@@ -49,7 +49,7 @@ class Crew:
         return False
 
     def _stop(self) -> None:
-        """The workers leave at the end of the step that they are in; those with long steps are taken out meanwhile."""
+        """Lets the workers finish their step and leave; after `_STEP_SECONDS`, closes the sessions of those still busy."""
         self._stopping.begin()
         for thread, ended in zip(self._threads, self._ended, strict=True):
             if thread.ident is None:  # the signal came before it was started
@@ -64,7 +64,7 @@ class Crew:
 
 
 def _thread(work: Callable[[], None], name: str, ended: threading.Event) -> threading.Thread:
-    """A thread that does `work` and then sets `ended`."""
+    """A daemon thread that calls `work` and then sets `ended`."""
 
     def run() -> None:
         try:
@@ -76,7 +76,7 @@ def _thread(work: Callable[[], None], name: str, ended: threading.Event) -> thre
 
 
 def _wait(events: list[threading.Event], seconds: float) -> None:
-    """Waits for all of them, all together so many seconds at most."""
+    """Waits for all events, `seconds` at most in total."""
     deadline = time.monotonic() + seconds
     for event in events:
         event.wait(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""How the threads of a process learn that they shall stop."""
+"""Tells the threads of a process to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gem_worker.command import Stopped
 
 
 class Stopping:
-    """Set once, by the main thread; whoever sleeps through it, or passes by, then gets `Stopped` raised."""
+    """Set once by the main thread. From then on every `sleep` raises `Stopped`, also one in progress."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -21,6 +21,6 @@ class Stopping:
         self._event.set()
 
     def sleep(self, seconds: float) -> None:
-        """Waits that many seconds, which may be 0. Raises Stopped at once when it is time to stop."""
+        """Waits for `seconds`, which may be 0. Raises Stopped as soon as stopping has begun."""
         if self._event.wait(seconds):
             raise Stopped

@@ -1,4 +1,4 @@
-"""One of the workers of a process, from its session to its exit status."""
+"""One worker of a process: opens a session, trains, ends with an exit status."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _SEVERITY = (0, EXIT_DIVERGED, EXIT_QUARANTINED, EXIT_WRONG_USE, EXIT_FAILED)
 
 
 @dataclass
-class LogicalWorker:
+class WorkerThread:
     """A worker with a session of its own.
 
     Attributes:
-        name: Its name in the run.
-        connect: Opens its session.
-        train: Trains with that session until the run is done; returns the commits made.
-        stopping: When it begins, whatever goes wrong is no failure.
-        log: For what becomes of it.
-        status: Its exit status, once it has ended.
-        ended: Whether its life is over, with a status or without.
+        name: The worker's name in the run.
+        connect: Opens the worker's session.
+        train: Trains with that session until the run is done; returns the number of commits.
+        stopping: Once it has begun, errors no longer count as failures.
+        log: Receives one line on how the worker ended.
+        status: The exit status; None before the end, or if `work` was aborted.
+        ended: Whether `work` has returned.
     """
 
     name: str
@@ -39,10 +39,10 @@ class LogicalWorker:
     _session: Session | None = field(default=None, init=False)
 
     def work(self) -> None:
-        """The worker's whole life; raises nothing."""
+        """Connects, trains and leaves the run; sets `status` and raises nothing."""
         structlog.contextvars.bind_contextvars(worker=self.name)
         try:
-            self.status = self._to_the_end()
+            self.status = self._train_to_end()
         except Stopped:
             self.break_off()
             self.status = 0
@@ -51,52 +51,52 @@ class LogicalWorker:
             self.ended = True
 
     def break_off(self) -> None:
-        """Leaves the run at once, from any thread: its shards go back, and nobody waits for the commit under way."""
+        """Leaves the run at once and returns the shards, without waiting for a commit in progress. Thread-safe."""
         if self._session is not None:
             self._session.__exit__(Stopped, None, None)
 
-    def _to_the_end(self) -> int:
+    def _train_to_end(self) -> int:
         try:
             with self.connect() as self._session:
                 commits = self.train(self._session)
                 shared_memory = self._session.shares_memory
         except Stopped:
             raise
-        except BaseException as error:  # a task's sys.exit() too, which would end this thread without a word
-            if self.stopping.begun:  # its session was taken from it
+        except BaseException as error:  # also a task's sys.exit(), which would end this thread silently
+            if self.stopping.begun:  # `break_off` closed the session
                 raise Stopped from None
             return self._failed(error)
         self.log.info("done", commits=commits, shared_memory=shared_memory)
         return 0
 
     def _failed(self, error: BaseException) -> int:
-        """Logs why; returns the exit status."""
+        """Logs the cause; returns the exit status."""
         match error:
             case NonFiniteGradient():
                 self.log.error("training diverged", why=str(error))
                 return EXIT_DIVERGED
             case Quarantined():
-                self.log.error("in quarantine: the server refused too many gradients of this worker", why=str(error))
+                self.log.error("quarantined: the server rejected too many gradients of this worker", why=str(error))
                 return EXIT_QUARANTINED
             case InvalidRequest() | LayoutMismatch():
                 self.log.error("this worker does not fit the run", error=type(error).__name__, why=str(error))
                 return EXIT_WRONG_USE
             case GemError():
-                self.log.error("the run ended for this worker", error=type(error).__name__, why=str(error))
+                self.log.error("the worker left the run after an error", error=type(error).__name__, why=str(error))
             case Exception():
                 self.log.error("the task failed", exc_info=error)
             case _:
-                self.log.error("the task ended its worker before the run was done", why=repr(error))
+                self.log.error("the task exited before the run was done", why=repr(error))
         return EXIT_FAILED
 
 
-def worst(workers: list[LogicalWorker]) -> int:
-    """The exit status of a process with these workers: a failure, which may pass when it is started again, counts most."""
-    return max(map(_counted, workers), key=_SEVERITY.index, default=0)
+def worst(workers: list[WorkerThread]) -> int:
+    """The exit status of a process: the worst of its workers'. A failure counts most, because a restart may cure it."""
+    return max(map(_final_status, workers), key=_SEVERITY.index, default=0)
 
 
-def _counted(worker: LogicalWorker) -> int:
-    """The worker's status; without one it has failed if it has ended, and else was not started, or could not be stopped."""
+def _final_status(worker: WorkerThread) -> int:
+    """The worker's status. Without one: failed if `work` has ended, else 0 (not started, or not stopped in time)."""
     if worker.status is None:
         return EXIT_FAILED if worker.ended else 0
     return worker.status

@@ -1,4 +1,4 @@
-"""Tasks: what workers train."""
+"""Tasks: the model and data that workers train."""
 
 from gem_worker.tasks.base import BUILT_IN, Task, TaskError, load_task
 

@@ -1,4 +1,4 @@
-"""What a worker trains: a model, its data, and how the two make a loss."""
+"""The interface of a task (model, data and loss), and how a task is loaded."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class TaskError(Exception):
 
 @runtime_checkable
 class Task(Protocol):
-    """A task is made by calling its class with the folder given as `--data` (a Path, or None).
+    """What a worker trains. Its class is called with the `--data` folder (a Path, or None).
 
-    A batch is what a DataLoader makes of the data set's items; by convention a pair (inputs, targets).
+    A batch is what a DataLoader returns for the data set; by convention a pair (inputs, targets).
     """
 
     def model(self) -> nn.Module:
-        """A fresh model. The seed is set before the call."""
+        """A new model. The caller sets PyTorch's seed first."""
 
     def training_data(self) -> Dataset[Any]:
-        """The training set; it has a length, and is the same for all workers."""
+        """The training set; it has a length, and must be the same in all workers."""
 
     def test_data(self) -> Dataset[Any]:
         """Held-out data."""
@@ -41,18 +41,18 @@ class Task(Protocol):
         """The mean loss of a batch, as a scalar."""
 
     def correct(self, model: nn.Module, batch: Any) -> int | None:
-        """How many samples of a batch the model gets right; None where that means nothing."""
+        """How many samples of a batch the model gets right; None if the task has no accuracy."""
 
 
 def load_task(name: str, data: Path | None) -> Task:
     """The task of that name: "digits", "mnist", or "module:Class" from the current folder or an installed package.
 
     Raises:
-        TaskError: There is none, or its class does not fit, or its data is missing or damaged.
+        TaskError: The task does not exist, its class is not a Task, or its data is missing or damaged.
     """
     module_name, _, class_name = BUILT_IN.get(name, name).partition(":")
     if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise TaskError(f"no task is named {name!r}: choose from {', '.join(BUILT_IN)}, or name your own as module:Class")
+        raise TaskError(f"unknown task {name!r}: choose one of {', '.join(BUILT_IN)}, or give your own as module:Class")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -61,14 +61,19 @@ def load_task(name: str, data: Path | None) -> Task:
         raise TaskError(f"can't import {module_name!r} for task {name!r}: {error}") from error
     except AttributeError:
         raise TaskError(f"module {module_name!r} has no class {class_name!r}") from None
+    return _checked(name, make, data)
+
+
+def _checked(name: str, make: Any, data: Path | None) -> Task:
+    """Makes the task from its class. Raises TaskError if the class is not a Task's."""
     if not isinstance(make, type):
-        raise TaskError(f"{name!r} is no class")
+        raise TaskError(f"{name!r} is not a class")
     try:
         inspect.signature(make).bind(data)
     except TypeError as error:
-        raise TaskError(f"{name!r} can't be made from the folder given as --data alone: {error}") from None
+        raise TaskError(f"{name!r} must accept the --data folder as its only argument: {error}") from None
     task = make(data)
     if not isinstance(task, Task):
         missing = [method for method in ("model", "training_data", "test_data", "loss", "correct") if not hasattr(task, method)]
-        raise TaskError(f"{name!r} is no task: it lacks {', '.join(missing)}")
+        raise TaskError(f"{name!r} is not a task: it lacks {', '.join(missing)}")
     return task

@@ -24,7 +24,7 @@ class ConvNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Log-probabilities, shape (n, 10), of images, float32, shape (n, 1, 28, 28)."""
-        # Channels last, which pooling and the second convolution are quicker on: takes a fifth off a training step.
+        # Channels last is faster for pooling and the second convolution: a training step takes a fifth less time.
         hidden = self.conv1(images).contiguous(memory_format=torch.channels_last)
         hidden = functional.relu(functional.max_pool2d(hidden, 2))
         hidden = functional.relu(functional.max_pool2d(self.drop(self.conv2(hidden)), 2))
@@ -34,12 +34,12 @@ class ConvNet(nn.Module):
 
 
 class Images(Dataset[Any]):
-    """Images and labels in memory, normalised batch by batch, so that bytes may stay bytes.
+    """Images and labels in memory. Each batch is normalised when it is read, so that images may stay bytes.
 
     Args:
         images: Any dtype, shape (n, 1, 28, 28).
         labels: int64, shape (n,).
-        mean, deviation: What is taken off each pixel, and what it is divided by then.
+        mean, deviation: A pixel becomes (pixel − mean) / deviation.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, mean: float, deviation: float) -> None:
@@ -55,14 +55,14 @@ class Images(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
-        """A batch's samples in one go, which spares the loader many small copies."""
+        """All samples of a batch at once, which saves the loader many small copies."""
         where = torch.tensor(indices)
         images = (self._images[where].float() - self._mean) / self._deviation
         return list(zip(images, self._labels[where], strict=True))
 
 
 class Classification:
-    """The parts that the two digit tasks share: the paper's network and the negative log-likelihood."""
+    """What the two digit tasks have in common: the paper's network and the negative log-likelihood."""
 
     def model(self) -> nn.Module:
         return ConvNet()

@@ -1,4 +1,4 @@
-"""Reads IDX files, the format of MNIST: a magic number, the extents, then the bytes (LeCun et al., "The MNIST database")."""
+"""Reads IDX files, the format of MNIST: a magic number, the shape, then the bytes (LeCun et al., "The MNIST database")."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _UNSIGNED_BYTE = 0x08
 
 
 def read_idx(directory: Path, name: str, dimensions: int) -> npt.NDArray[np.uint8]:
-    """The array in the file `name`, or `name`.gz, of a directory: uint8, with that many dimensions.
+    """The array in the file `name`, or `name`.gz, of a directory: uint8, with `dimensions` dimensions.
 
     Raises:
-        TaskError: The file is missing, can't be unpacked, is no IDX file of unsigned bytes with so many dimensions, or
-            is shorter or longer than its own header says.
+        TaskError: The file is missing, can't be unpacked, is not an IDX file of unsigned bytes with that number of
+            dimensions, or is shorter or longer than its header says.
     """
     path = _find(directory, name)
     try:
@@ -36,7 +36,7 @@ def read_idx(directory: Path, name: str, dimensions: int) -> npt.NDArray[np.uint
     shape = struct.unpack(f">{dimensions}I", data[4:header])
     size = header + math.prod(shape)
     if len(data) != size:
-        raise TaskError(f"{path} has {len(data)} bytes where its header promises {size}: it is truncated or damaged")
+        raise TaskError(f"{path} has {len(data)} bytes, but its header says {size}: the file is truncated or damaged")
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 

@@ -1,4 +1,4 @@
-"""MNIST, read from its four IDX files."""
+"""The MNIST task, read from its four IDX files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Mnist(Classification):
         data: The folder with train-images-idx3-ubyte and its three companions, plain or gzipped.
 
     Raises:
-        TaskError: No folder, or a file in it is missing or damaged.
+        TaskError: `data` is not a folder, or a file in it is missing or damaged.
     """
 
     def __init__(self, data: Path | None) -> None:
         if data is None:
             raise TaskError("task mnist needs --data: the folder of MNIST's four IDX files")
         if not data.is_dir():
-            raise TaskError(f"--data {data} is no folder: give the folder of MNIST's four IDX files")
+            raise TaskError(f"--data {data} is not a folder: give the folder of MNIST's four IDX files")
         self._training = _images(data, "train")
         self._test = _images(data, "t10k")
 
@@ -43,8 +43,8 @@ def _images(directory: Path, prefix: str) -> Images:
     greys = read_idx(directory, f"{prefix}-images-idx3-ubyte", 3)
     labels = read_idx(directory, f"{prefix}-labels-idx1-ubyte", 1)
     if greys.shape[1:] != (28, 28) or len(greys) != len(labels):
-        raise TaskError(f"{directory}: {greys.shape} images and {labels.shape} labels under {prefix!r} do not fit together")
+        raise TaskError(f"{directory}: {greys.shape} images and {labels.shape} labels under {prefix!r} do not match")
     if labels.size and labels.max() > 9:
-        raise TaskError(f"{directory}: a label under {prefix!r} is {labels.max()}, where MNIST's are 0 to 9")
+        raise TaskError(f"{directory}: a label under {prefix!r} is {labels.max()}, but MNIST's labels are 0 to 9")
     images = torch.from_numpy(greys.copy())[:, None]
     return Images(images, torch.from_numpy(labels.astype(np.int64)), _MEAN, _DEVIATION)

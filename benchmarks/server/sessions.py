@@ -1,4 +1,4 @@
-"""Many sessions at once, and idle ones beside them: `python -m benchmarks.sessions`."""
+"""Many sessions at once, and idle ones beside them: `python -m benchmarks.server.sessions`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 import numpy as np
 from gem_api.process.lifetime import interruptible
 
-from benchmarks.idle import INTERVAL_SECONDS, idle_sessions
 from benchmarks.processes import measure, resident_bytes, server
+from benchmarks.server.idle import INTERVAL_SECONDS, idle_sessions
 
 BUSY = 16  # sessions that the rate at 100 is compared with, and that work beside the idle ones
 MIN_RATIO, MIN_JAIN, MIN_BESIDE_IDLE = 0.85, 0.98, 0.95

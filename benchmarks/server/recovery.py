@@ -1,4 +1,4 @@
-"""How long a server takes to come back: `python -m benchmarks.recovery` makes a checkpoint and a log, then times both."""
+"""How long a server takes to restart: `python -m benchmarks.server.recovery` times reading a checkpoint and a log."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gem_client import connect
 
-from benchmarks.contenders.base import Contender, ContenderFailedError, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.base import Contender, ContenderFailedError, Place, RoundTrip, gradient
 from benchmarks.processes import server
 
 

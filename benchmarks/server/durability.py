@@ -1,4 +1,4 @@
-"""What each --durability costs: commits of many workers, in turn: `python -m benchmarks.durability`.
+"""What each --durability costs: commits of many workers, in turn: `python -m benchmarks.server.durability`.
 
 The log is written where --folder is: its disk decides. It is measured as in the middle of a long run, when the files of
 older parts of the log are written over; a disk may be much slower where it has to find new room first.

@@ -1,4 +1,4 @@
-"""What the statistics of the fused pass cost, and what threads gain: `python -m benchmarks.fused_pass`."""
+"""What the statistics of the fused pass cost, and what threads gain: `python -m benchmarks.server.fused_pass`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a checkpoint keeps commits waiting: `python -m benchmarks.checkpoint_pause`. One copy of θ is the aim."""
+"""How long a checkpoint keeps commits waiting: `python -m benchmarks.server.checkpoint_pause`. One copy of θ is the aim."""
 
 from __future__ import annotations
 

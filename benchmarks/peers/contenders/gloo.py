@@ -13,9 +13,9 @@ from datetime import timedelta
 from multiprocessing.synchronize import Event
 from typing import Any, ClassVar
 
-from benchmarks.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient
-from benchmarks.contenders.equations import ETA, rescaled
-from benchmarks.contenders.threads import one_thread
+from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.equations import ETA, rescaled
+from benchmarks.peers.contenders.threads import one_thread
 
 _PULL, _COMMIT = 0, 1  # what a worker's one-element message asks for
 

@@ -1,7 +1,7 @@
-"""Many small commits from workers that come, leave and are killed: does the server stay as it is? `python -m benchmarks.soak`.
+"""Does a server leak? Many small commits from workers that come, leave and are killed: `python -m benchmarks.server.soak`.
 
-A real gem-server that logs every commit. What it holds, resident memory, open file descriptors and threads, is sampled all the
-time; after a warm-up, a line is fitted to each.
+Starts a real gem-server that logs every commit and samples its resident memory, open file descriptors and threads. Then fits a
+line to each, over what was sampled after a warm-up.
 """
 
 from __future__ import annotations
@@ -209,16 +209,24 @@ def draw(course: Course, lines: list[Line], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     plt.switch_backend("Agg")
-    figure, panels = plt.subplots(len(lines), 1, figsize=(8, 6), sharex=True, constrained_layout=True)
+    figure, panels = plt.subplots(len(lines), 1, figsize=(9, 5), sharex=True, constrained_layout=True)
+    figure.suptitle(f"What gem-server holds over {course.commits[-1]:,} commits of workers that come, leave and are killed")
     first = int(WARM_UP * len(course.commits))
     for axes, line in zip(panels, lines, strict=True):
-        axes.plot(course.commits, course.values[line.name], color="#30638e", linewidth=1)
+        axes.plot(course.commits, course.values[line.name], color="#30638e", linewidth=1, label="sampled")
         ends = np.array([course.commits[first], course.commits[-1]], float)
-        axes.plot(ends, line.begin + line.slope * (ends - ends[0]) / 1e5, color="#d1495b")
+        axes.plot(
+            ends,
+            line.begin + line.slope * (ends - ends[0]) / 1e5,
+            color="#d1495b",
+            label=f"fitted: {line.slope:+.2f} in 100,000 commits",
+        )
         axes.set_ylabel(line.name)
         axes.set_ylim(0, 1.2 * max(course.values[line.name]))
+        axes.legend(loc="lower right", fontsize=8)
         axes.grid(alpha=0.3)
-    panels[-1].set_xlabel("commits")
+    panels[-1].set_xlabel("commits applied")
+    panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     figure.savefig(path, dpi=100)
     plt.close(figure)
 

@@ -1,4 +1,4 @@
-"""grpc.aio against a sync thread pool: a bare echo of P floats on long streams: `python -m benchmarks.servers`.
+"""grpc.aio against a sync thread pool: a bare echo of P floats on long streams: `python -m benchmarks.server.grpc_servers`.
 
 What decision 0003 rests on. Both echo a gradient's chunks; neither computes anything.
 """

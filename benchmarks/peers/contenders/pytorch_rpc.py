@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from typing import Any, ClassVar
 
-from benchmarks.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient
-from benchmarks.contenders.equations import ETA, rescaled
-from benchmarks.contenders.threads import tune_rpc_server, tune_rpc_worker
+from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.equations import ETA, rescaled
+from benchmarks.peers.contenders.threads import tune_rpc_server, tune_rpc_worker
 
 _SERVER = "server"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.results import Cell, Results, Row, best
+from benchmarks.peers.results import Cell, Results, Row, best
 
 _HEAD = (
     f"{'':42s} {'turns/s':>9s} {'lowest..highest':>17s} {'of best':>8s} {'of its':>7s} {'CPU ms a turn':>15s} "

@@ -21,7 +21,7 @@ from gem_api.process.allocator import tune_allocator
 from gem_server.rules import base
 from gem_server.rules.gem import Gem
 
-from benchmarks.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, RoundTrip, gradient
 
 _PATH = "/benchmark.Echo/Echo"
 _HEADER = bytes(120)  # about the size of a commit's header, and of its result; it opens the first frame

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from gem_worker.command import Stopped
-from gem_worker.process.compute_gate import Turns
-from gem_worker.process.pace import FULL_SPEED, Pace
+from gem_worker.process.compute_gate import ComputeGate
+from gem_worker.process.step_limits import NO_LIMITS, StepLimits
 from gem_worker.process.stopping import Stopping
 
 
@@ -31,43 +31,43 @@ def clock() -> Clock:
 
 @pytest.mark.parametrize(("computing", "slept"), [(0.0, 1.0), (0.25, 0.75), (1.0, 0.0), (3.0, 0.0)])
 def test_a_step_sleeps_what_its_computation_leaves_of_the_time(clock: Clock, computing: float, slept: float) -> None:
-    with Pace(1.0, clock.now, clock.sleep).step():
+    with StepLimits(1.0, clock.now, clock.sleep).step():
         clock.seconds += computing
     assert sum(clock.slept) == slept
     assert clock.seconds == max(1.0, computing)
 
 
 def test_without_a_stated_time_nothing_is_slept(clock: Clock) -> None:
-    with Pace(now=clock.now, sleep=clock.sleep).step():
+    with StepLimits(now=clock.now, sleep=clock.sleep).step():
         clock.seconds += 0.5
     assert set(clock.slept) == {0.0}
-    assert FULL_SPEED.step_seconds == 0
+    assert NO_LIMITS.step_seconds == 0
 
 
 def test_a_worker_sleeps_after_it_has_given_its_turn_to_the_next(clock: Clock) -> None:
-    turns, free_while_asleep = Turns(1), []
+    gate, free_while_asleep = ComputeGate(1), []
 
     def sleep(seconds: float) -> None:
         if seconds:
-            with turns.taken():  # would wait for ever if this step still had the turn
+            with gate.slot():  # would wait for ever if this step still had the turn
                 free_while_asleep.append(seconds)
 
-    with Pace(1.0, clock.now, sleep, turns).step():
+    with StepLimits(1.0, clock.now, sleep, gate).step():
         clock.seconds += 0.25
     assert free_while_asleep == [0.75]
 
 
 def test_a_worker_that_is_to_stop_does_not_begin_another_step() -> None:
-    stopping, turns, computed = Stopping(), Turns(1), []
+    stopping, gate, computed = Stopping(), ComputeGate(1), []
     stopping.begin()
-    with pytest.raises(Stopped), Pace(sleep=stopping.sleep, turns=turns).step():
+    with pytest.raises(Stopped), StepLimits(sleep=stopping.sleep, gate=gate).step():
         computed.append(1)
     assert computed == []
-    with turns.taken():  # its turn was given back
+    with gate.slot():  # its turn was given back
         pass
 
 
 def test_a_worker_that_is_told_to_stop_in_a_step_sleeps_no_more() -> None:
     stopping = Stopping()
-    with pytest.raises(Stopped), Pace(3600.0, sleep=stopping.sleep).step():
+    with pytest.raises(Stopped), StepLimits(3600.0, sleep=stopping.sleep).step():
         stopping.begin()

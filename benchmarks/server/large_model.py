@@ -1,4 +1,4 @@
-"""A model beyond gRPC's 4 MB and protobuf's 2 GB limits: `python -m benchmarks.large_model --parameters 600000000`."""
+"""A model beyond gRPC's 4 MB and protobuf's 2 GB limits: `python -m benchmarks.server.large_model --parameters 600000000`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each of the logical workers of one process gets of their common task."""
+"""The task as each worker of a process sees it: a model of its own, shared data."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gem_worker.tasks import Task
 
 
 @dataclass(frozen=True)
-class Share:
-    """A task whose model is one worker's own, while its data is everybody's.
+class WorkerTask:
+    """A task for one worker: its own model, and data that all workers of the process share.
 
     Attributes:
-        task: Its `loss` and `correct` are called from several threads at once.
-        own: The worker's model, as first made.
+        task: The common task; its `loss` and `correct` are called from several threads at once.
+        own_model: The worker's model, with its initial values.
         data: The training set, loaded once.
     """
 
     task: Task
-    own: nn.Module
+    own_model: nn.Module
     data: Dataset[Any]
 
     def model(self) -> nn.Module:
-        return self.own
+        return self.own_model
 
     def training_data(self) -> Dataset[Any]:
         return self.data
@@ -42,14 +42,14 @@ class Share:
         return self.task.correct(model, batch)
 
 
-def shares(task: Task, seed: int, count: int) -> list[Share]:
-    """One for each worker, the models all with the same first value.
+def worker_tasks(task: Task, seed: int, count: int) -> list[WorkerTask]:
+    """One task per worker; all models start with the same values.
 
-    PyTorch has one random generator for the process. So the models are made here one after another, before any worker
-    draws from it; what workers draw later, for dropout, comes from that one generator in whatever order they get to it.
+    PyTorch has one random generator per process, so the models are made here, before any worker draws from it. Later draws,
+    for dropout, depend on the order of the workers' steps.
     """
     data = task.training_data()
-    return [Share(task, _model(task, seed), data) for _ in range(count)]
+    return [WorkerTask(task, _model(task, seed), data) for _ in range(count)]
 
 
 def _model(task: Task, seed: int) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.results import Cell, Results, Row, best
+from benchmarks.peers.results import Cell, Results, Row, best
 
 SMALL, MIDDLE, LARGE = 156_450, 1_000_000, 25_000_000
 

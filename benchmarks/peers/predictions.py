@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from gem_client.ctl.plan import Setup, plan
 
-from benchmarks.contenders.ours import OURS, Ours
-from benchmarks.results import Cell, Results
+from benchmarks.peers.contenders.ours import OURS, Ours
+from benchmarks.peers.results import Cell, Results
 
 
 def predictions(results: Results) -> Iterator[str]:

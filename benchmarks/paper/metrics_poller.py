@@ -15,7 +15,7 @@ _ADDRESS = re.compile(r"metrics (http://\S+?),")
 _FAMILIES = ("gem_central_version", "gem_pi_tensor_median")
 
 
-class Monitor:
+class MetricsPoller:
     """Polls the metrics of one run; the address is found in what gem-train printed."""
 
     def __init__(self, output: Path) -> None:

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.contenders.base import Contender
-from benchmarks.harness import Figures
+from benchmarks.peers.contenders.base import Contender
+from benchmarks.peers.harness import Figures
 
 
 @dataclass(frozen=True, order=True)

@@ -1,6 +1,6 @@
 """Round trips per second of this server, of what users would otherwise pick, and of the floors under all of them.
 
-`python -m benchmarks.throughput`; benchmarks/README.md says how to read what it prints.
+`python -m benchmarks.peers`; benchmarks/README.md says how to read what it prints.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import click
 from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
 
 from benchmarks import machine
-from benchmarks.claims import LARGE, MIDDLE, SMALL, verdicts
-from benchmarks.contenders import CONTENDERS
-from benchmarks.contenders.base import PROCESSES, Contender, ContenderFailedError
-from benchmarks.contenders.threads import TUNED
-from benchmarks.harness import MIN_TURNS, WARM_UP, measure
-from benchmarks.picture import draw
-from benchmarks.predictions import predictions
-from benchmarks.results import Cell, Results
-from benchmarks.tables import rate, table
+from benchmarks.peers.claims import LARGE, MIDDLE, SMALL, verdicts
+from benchmarks.peers.contenders import CONTENDERS
+from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError
+from benchmarks.peers.contenders.threads import TUNED
+from benchmarks.peers.harness import MIN_TURNS, WARM_UP, measure
+from benchmarks.peers.picture import draw
+from benchmarks.peers.predictions import predictions
+from benchmarks.peers.results import Cell, Results
+from benchmarks.peers.tables import rate, table
 
 _PROCESS_BYTES = 150 << 20  # what a process takes, forked from one that has imported PyTorch
 _SHARE_OF_MEMORY = 0.9  # of what is available, at most
@@ -63,7 +63,7 @@ def main(
     results = Results.load(path) if resume and path.exists() else Results(path, settings)
     chosen = _available(each for each in CONTENDERS if not only or each.name.startswith(only))
     results.describe(chosen)
-    PROCESSES.set_forkserver_preload(["benchmarks.contenders", *(["torch"] if find_spec("torch") else [])])
+    PROCESSES.set_forkserver_preload(["benchmarks.peers.contenders", *(["torch"] if find_spec("torch") else [])])
     cells = [Cell(size, count) for size in settings["parameters"] for count in settings["workers"]]
     try:
         Run(results, chosen, cells, settings["repeats"], settings["seconds"], out / "log.txt").run()

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.contenders.base import OwnProcess, Place, RoundTrip, gradient
-from benchmarks.contenders.equations import ETA, rescaled
+from benchmarks.peers.contenders.base import OwnProcess, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.equations import ETA, rescaled
 
 _NAMESPACE, _ACTOR = "benchmark", "server"
 

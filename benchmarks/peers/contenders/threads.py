@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from benchmarks.contenders.base import Place
+from benchmarks.peers.contenders.base import Place
 
 TUNED = "GEM_BENCH_TUNED_PEERS"  # set by --tuned-peers, for the processes that are started
 _MANY = 10_000_000  # parameters: at 156,450 a thread for each core halves PyTorch RPC's rate, at 25 million it helps

@@ -14,7 +14,7 @@ import numpy as np
 from gem_worker.launcher.cluster import free_port
 
 from benchmarks import machine
-from benchmarks.contenders.base import PROCESSES, Contender, ContenderFailedError, Place, RoundTrip
+from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError, Place, RoundTrip
 
 WARM_UP = 3  # turns of each worker before anything is counted
 MIN_TURNS = 3  # that each worker makes while it is measured, however long they take

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gem_client import connect
 
-from benchmarks.processes import shares
+from benchmarks.processes import split_evenly
 
 INTERVAL_SECONDS = 100.0  # between two commits of one session
 
@@ -21,7 +21,7 @@ INTERVAL_SECONDS = 100.0  # between two commits of one session
 def idle_sessions(address: str, parameters: int, sessions: int, shared_memory: bool) -> Iterator[None]:
     """Holds as many sessions, all of which have joined and made a commit; they leave at the end."""
     context = mp.get_context("spawn")
-    counts = shares(sessions)
+    counts = split_evenly(sessions)
     joined, stop = context.Barrier(len(counts) + 1), context.Event()
     holders = [
         context.Process(target=_hold, args=(address, parameters, count, shared_memory, joined, stop)) for count in counts

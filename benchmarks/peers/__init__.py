@@ -1,0 +1,1 @@
+"""Round trips per second beside other parameter servers: `python -m benchmarks.peers`."""
