@@ -57,7 +57,8 @@ def test_what_the_contract_cannot_carry_is_refused_before_a_worker_asks(name: st
 
 def test_the_message_has_the_declared_hyperparameters_and_room_for_their_largest_values() -> None:
     assert [field.name for field in pb.Hyperparameters.DESCRIPTOR.fields] == list(DECLARATIONS)
-    message = pb.Hyperparameters(**MAX_VALUES)
+    largest: dict[str, Any] = dict(MAX_VALUES)
+    message = pb.Hyperparameters(**largest)
     assert {name: getattr(message, name) for name in MAX_VALUES} == MAX_VALUES
 
 
@@ -81,7 +82,7 @@ def test_the_defaults_are_valid() -> None:
         ("rule_options", "proxy=\udcff", "--rule-options is not valid UTF-8: 'proxy=\\udcff'"),
     ],
 )  # fmt: skip
-def test_a_value_outside_of_its_declaration_is_refused_by_name(name: str, value: object, said: str) -> None:
+def test_a_value_outside_of_its_declaration_is_refused_by_name(name: str, value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         replace(Hyperparameters(), **{name: value}).require_valid()
 

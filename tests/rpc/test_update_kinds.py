@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import numpy as np
@@ -69,12 +70,18 @@ def test_a_client_that_knows_of_no_kinds_commits_gradients() -> None:
 
 
 def test_the_runs_settings_reach_the_worker() -> None:
-    settings = {"weight_decay": 0.25, "schedule": "step", "decay_versions": 7, "decay_factor": 0.5, "warmup_versions": 3}
+    settings: dict[str, Any] = {
+        "weight_decay": 0.25,
+        "schedule": "step",
+        "decay_versions": 7,
+        "decay_factor": 0.5,
+        "warmup_versions": 3,
+    }
     with run("diloco", "delay=3", local_steps=5, local_momentum=0.5, **settings) as (_, wire):
         told = Hyperparameters.from_message(wire.join("ann").registration.hyperparameters)
         expected = Hyperparameters(
             rule="diloco", learning_rate=0.5, rule_options="delay=3", local_steps=5, local_momentum=0.5, **settings
-        )  # type: ignore[arg-type]
+        )
         assert told == expected
 
 
