@@ -68,7 +68,7 @@ class Left:
 def left(tmp_path: Path) -> Left:
     """Four workers, in one format each, that took turns to commit."""
     left = Left(tmp_path)
-    configuration = config(checkpoint_dir=left.checkpoints, durability="log", keep=1000)
+    configuration = config(checkpoint_dir=left.checkpoints, durability="log", checkpoint_keep=1000)
     with serving(configuration) as live:
         sessions = [
             gem_client.connect(

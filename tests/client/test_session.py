@@ -115,7 +115,7 @@ def test_reading_theta_changes_nothing_for_the_next_commit(live: Live, session: 
 
 def test_a_model_may_be_pairs_whose_names_differ(live: Live) -> None:
     with connect(live.address) as session:
-        with pytest.raises(InvalidRequest, match="given twice: w"):
+        with pytest.raises(InvalidRequest, match="occur twice: w"):
             session.join([("w", np.ones(2)), ("w", np.ones(3))])
         assert list(session.join([("v", np.ones(2)), ("w", np.zeros(1))])) == [1, 1, 0]
 

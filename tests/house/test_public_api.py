@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from types import ModuleType
 
 import gem_client
@@ -37,8 +38,13 @@ def undocumented_parameters(value: object, text: str) -> list[str]:
         return []
     if inspect.isclass(value):
         text += inspect.getdoc(value.__init__) or ""
-    names = [name for name in inspect.signature(value).parameters if name not in ("self", "args", "kwargs")]
+    names = [name for name in inspect.signature(value).parameters if name not in ("self", "args", "kwargs", *declared(value))]
     return [name for name in names if len(names) > 1 and not re.search(rf"\b{name}\b", text)]
+
+
+def declared(value: object) -> set[str]:
+    """The fields of a dataclass whose help lies in their own declaration."""
+    return {each.name for each in fields(value) if "declaration" in each.metadata} if is_dataclass(value) else set()
 
 
 PUBLIC = {name: value for module in MODULES for name, value in members(module) if is_documentable(value)}
@@ -48,8 +54,8 @@ PUBLIC = {name: value for module in MODULES for name, value in members(module) i
 def test_a_public_name_has_a_docstring_that_mentions_its_parameters(name: str) -> None:
     text = inspect.getdoc(PUBLIC[name]) or ""
     assert text, f"{name} has no docstring"
-    if like := re.match(r"Like `(\w+)`", text):
-        text += inspect.getdoc(PUBLIC[f"{name.rpartition('.')[0]}.{like[1]}"]) or ""
+    if like := re.search(r"The arguments are those of `(\w+)`|^Like `(\w+)`", text):
+        text += inspect.getdoc(PUBLIC[f"{name.rpartition('.')[0]}.{like[1] or like[2]}"]) or ""
     if name not in MADE_BY_OTHERS:
         assert undocumented_parameters(PUBLIC[name], text) == [], name
 

@@ -74,5 +74,5 @@ def test_an_epoch_is_trained_on_whole_where_windows_do_not_divide_it(tmp_path: P
 def test_workers_that_do_not_fit_the_run_end_it_at_once_and_say_why(tmp_path: Path) -> None:
     done = run(tmp_path, "--rule", "agn", "--local-steps", "3", "--overlap")
     assert done.returncode == 1
-    assert "leave out overlap" in done.stderr
+    assert "overlap is not available in this run" in done.stderr
     assert "again" not in done.stdout  # nobody was started a second time

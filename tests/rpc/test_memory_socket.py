@@ -95,7 +95,7 @@ def test_a_server_that_shares_none_says_so() -> None:
     with serving(config(memory_socket="")) as live, wired(live) as wire:
         worker = wire.started("worker")
         refusal = wire.refusal("ShareMemory", pb.ShareMemoryRequest(lease_id=worker.lease_id))
-        assert (refusal.error, "chunks" in refusal.details) == ("INVALID_REQUEST", True)
+        assert (refusal.error, "over the network" in refusal.details) == ("INVALID_REQUEST", True)
         assert worker.commit()[0].version == 1
 
 

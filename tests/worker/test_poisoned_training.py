@@ -166,7 +166,7 @@ def test_gem_ctl_lists_and_lifts() -> None:
                 session.commit(HUGE)
         listed = ctl(live, "quarantine", "list")
         assert listed.exit_code == 0
-        assert listed.stdout.startswith("eve: 1 refused in a row, the last for NormOutOfBounds: ")
+        assert listed.stdout.startswith("eve: 1 commits rejected in a row, the last because of NormOutOfBounds: ")
         assert listed.stdout.count("\n") == 1
         lifted = ctl(live, "quarantine", "lift", "eve")
         assert (lifted.exit_code, lifted.stdout) == (0, "eve may register again\n")

@@ -16,9 +16,9 @@ from gem_client import Admin, GemError
 from gem_client.ctl.watch import Rate
 
 from gem_worker.evaluation.evaluate import Score
-from gem_worker.evaluation.scorer import Scorer
 from gem_worker.launcher.cluster import Cluster, ClusterError
 from gem_worker.launcher.run_folder import RunFolder, samples_applied, versions
+from gem_worker.launcher.scorer import Scorer
 from gem_worker.launcher.tracebacks import users_part
 from gem_worker.tasks import Task
 
