@@ -125,15 +125,15 @@ class ServerConfig:
             yield f"--durability must be one of {', '.join(DURABILITIES)}, not {self.durability!r}"
         if self.durability == "log" and self.checkpoint_dir is None:
             yield "--durability log needs --checkpoint-dir: say where to keep the checkpoints and the log"
-        for name, least in _LEAST.items():
+        for name, minimum in _MINIMA.items():
             value = getattr(self, name)
-            if value is not None and not value >= least:  # not "<": NaN is refused too
-                yield f"--{name.replace('_', '-')} must be at least {least:g}, not {value}"
+            if value is not None and not value >= minimum:  # not "<": NaN is refused too
+                yield f"--{name.replace('_', '-')} must be at least {minimum:g}, not {value}"
         if not self.lease_seconds > 0:
             yield f"--lease-seconds must be greater than 0, not {self.lease_seconds}"
 
 
-_LEAST = {
+_MINIMA = {
     "checkpoint_interval": 0.0, "checkpoint_keep": 1, "memory_limit": 0, "min_workers": 1, "apply_threads": 0, "log_limit": 0,
     "max_norm_ratio": 0.0, "quarantine_after": 0,
 }  # fmt: skip
