@@ -222,16 +222,13 @@ def test_a_worker_inside_a_long_step_leaves_when_the_process_is_stopped(monkeypa
 
     (ann, _), (bob, bobs) = worker("ann", long_step, stopping), worker("bob", steps, stopping)
     pool = WorkerPool([ann, bob], stopping)
-    really_wait = pool._ended[0].wait
 
-    def wait(timeout: float | None = None) -> bool:
+    def wait() -> None:
         """What SIGTERM does to the main thread while it waits."""
-        if not stopping.begun:
-            assert computing.wait(WAIT)
-            raise Stopped
-        return really_wait(timeout)
+        assert computing.wait(WAIT)
+        raise Stopped
 
-    monkeypatch.setattr(pool._ended[0], "wait", wait)
+    monkeypatch.setattr(pool, "_wait_for_an_end", wait)
     assert pool.run() is True
     wait_until(lambda: ann.status is not None and bob.status is not None, "both to end")
     assert (ann.status, bob.status) == (0, 0)

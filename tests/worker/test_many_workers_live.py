@@ -153,6 +153,42 @@ def test_ctrl_c_ends_workers_that_sleep_through_a_simulated_step(tmp_path: Path,
         assert version(endless) == 0
 
 
+# The main thread blocks the signal, so the thread `other` receives it, and nothing interrupts the main thread.
+SIGNAL_FOR_ANOTHER_THREAD = """
+import signal, sys, threading
+
+import structlog
+from gem_worker.command import stop_on_signals
+from gem_worker.process.pool import WorkerPool
+from gem_worker.process.stopping import Stopping
+from gem_worker.process.worker_thread import WorkerThread
+
+threading.Thread(target=threading.Event().wait, daemon=True, name="other").start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+stop_on_signals()
+stopping = Stopping()
+
+def connect():
+    print("the worker runs", flush=True)
+    stopping.sleep(3600)
+
+pool = WorkerPool([WorkerThread("ann", connect, None, stopping, structlog.get_logger())], stopping)
+sys.exit(0 if pool.run() else 1)
+"""
+
+
+def test_a_signal_that_another_thread_receives_stops_the_workers() -> None:
+    command = [sys.executable, "-c", SIGNAL_FOR_ANOTHER_THREAD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "the worker runs\n"
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(PATIENCE) == 0
+        finally:
+            running.kill()
+
+
 def test_the_one_worker_of_a_process_keeps_its_name(tmp_path: Path, endless: Live) -> None:
     with process(tmp_path, endless) as running:
         wait_until(lambda: version(endless) > 3, "a worker to train", PATIENCE)

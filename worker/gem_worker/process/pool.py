@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from gem_worker.command import Stopped, ignore_signals
 from gem_worker.process.stopping import Stopping
@@ -12,6 +14,7 @@ from gem_worker.process.worker_thread import WorkerThread
 
 # Together less than the 20 seconds after which gem-train kills a process that got SIGTERM.
 _STEP_SECONDS, _LEAVE_SECONDS = 5.0, 5.0
+_SIGNAL_SECONDS = 0.5  # how late a signal may be noticed
 
 
 class WorkerPool:
@@ -25,10 +28,11 @@ class WorkerPool:
     def __init__(self, workers: list[WorkerThread], stopping: Stopping) -> None:
         self._stopping = stopping
         self._workers = workers
-        # `run` waits for these, not for the threads: a join interrupted by a signal marks it as ended (CPython 3.11, 3.12).
+        # `run` looks at these, not at the threads: a join interrupted by a signal marks it as ended (CPython 3.11, 3.12).
         self._ended = [threading.Event() for _ in workers]
+        self._one_ended: SimpleQueue[None] = SimpleQueue()
         pairs = zip(workers, self._ended, strict=True)
-        self._threads = [_thread(worker.work, worker.name, ended) for worker, ended in pairs]
+        self._threads = [_thread(worker.work, worker.name, ended, self._one_ended) for worker, ended in pairs]
 
     @property
     def busy(self) -> bool:
@@ -40,13 +44,22 @@ class WorkerPool:
         try:
             for thread in self._threads:
                 thread.start()
-            for ended in self._ended:
-                ended.wait()
+            while self.busy:
+                self._wait_for_an_end()
         except Stopped:
             ignore_signals()
             self._stop()
             return True
         return False
+
+    def _wait_for_an_end(self) -> None:
+        """Waits until a worker ends, or briefly.
+
+        Not without limit: a signal that another thread receives, or that comes just before the wait, does not interrupt it. And
+        not for an Event: `Stopped`, raised while its lock is being taken, would leave the lock taken for ever.
+        """
+        with suppress(Empty):
+            self._one_ended.get(timeout=_SIGNAL_SECONDS)
 
     def _stop(self) -> None:
         """Lets the workers finish their step and leave; after `_STEP_SECONDS`, closes the sessions of those still busy."""
@@ -59,18 +72,19 @@ class WorkerPool:
         for worker, ended in zip(self._workers, self._ended, strict=True):
             if not ended.is_set():
                 leaving.append(threading.Event())
-                _thread(worker.break_off, f"{worker.name}-leaving", leaving[-1]).start()
+                _thread(worker.break_off, f"{worker.name}-leaving", leaving[-1], self._one_ended).start()
         _wait([*leaving, *self._ended], _LEAVE_SECONDS)
 
 
-def _thread(work: Callable[[], None], name: str, ended: threading.Event) -> threading.Thread:
-    """A daemon thread that calls `work` and then sets `ended`."""
+def _thread(work: Callable[[], None], name: str, ended: threading.Event, one_ended: SimpleQueue[None]) -> threading.Thread:
+    """A daemon thread that calls `work`, then sets `ended` and puts an item into `one_ended`."""
 
     def run() -> None:
         try:
             work()
         finally:
             ended.set()
+            one_ended.put(None)
 
     return threading.Thread(target=run, name=name, daemon=True)
 
