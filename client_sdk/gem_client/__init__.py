@@ -31,7 +31,7 @@ from gem_api.errors import (
     Unauthenticated,
 )
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.layout import Layout
+from gem_api.layout import Group, Layout
 
 from gem_client.admin import Admin
 from gem_client.answer import Answer
@@ -46,6 +46,7 @@ __all__ = [
     "DeadlineExceeded",
     "Draining",
     "GemError",
+    "Group",
     "Hyperparameters",
     "IncompleteTransfer",
     "InvalidRequest",

@@ -20,6 +20,7 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 from gem_api.errors import InvalidRequest, RejectedCommit
+from gem_api.hyperparameters import decay_of_workers
 from gem_api.layout import Vector
 from gem_api.process.extras import install
 from gem_api.schedule import rate
@@ -254,8 +255,8 @@ class Optimizer(torch.optim.Optimizer):
         """The gradients, weight decay included, in the session's buffer: float32, shape (P,)."""
         self._bind()
         with torch.no_grad():
-            for parameter, gradient in zip(self._trained.values(), self._gradients, strict=True):
-                _copy_gradient(parameter, gradient, self._settings.weight_decay)
+            for parameter, gradient, decay in zip(self._trained.values(), self._gradients, self._decays, strict=True):
+                _copy_gradient(parameter, gradient, decay)
         return self._session.gradient
 
     def _bind(self) -> None:
@@ -294,6 +295,8 @@ class Optimizer(torch.optim.Optimizer):
         """Takes the rate of the version. A new lease may come with other hyperparameters, from a server that was restarted."""
         if self._base.generation != self._generation:
             self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
+            tensors = self._session.layout.tensors
+            self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()
             self._generation = self._base.generation
         self._rate = rate(self._settings, self._base.version)
@@ -311,7 +314,8 @@ class Optimizer(torch.optim.Optimizer):
                 f"overlap is not available in this run: its workers make local steps ({local_steps} per commit, which holds a "
                 f"{self._kind})"
             )
-        return LocalSteps(list(self._trained.values()), self._settings, self._kind)
+        factors = [tensor.rate_factor for tensor in self._session.layout.tensors]
+        return LocalSteps(list(self._trained.values()), factors, self._decays, self._settings.local_momentum, self._kind)
 
 
 def _bare(method: Callable[..., None]) -> Callable[..., None]:

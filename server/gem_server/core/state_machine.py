@@ -129,7 +129,7 @@ class Core:
             owner: Names its credentials; empty if the server asks for none.
 
         Raises:
-            InvalidRequest: The worker's name is empty, too long or not printable.
+            InvalidRequest: The worker's name is empty, too long or not printable, or the rule can't train this layout.
             PermissionDenied: A worker with other credentials holds the name.
             LayoutMismatch: The worker's model is not the run's.
             Overloaded: There is no memory for another worker.
@@ -141,6 +141,7 @@ class Core:
         checks.require_same_owner(predecessor, worker, owner)
         if self.central.initialized or not self._alone(predecessor):
             self.central.require_fitting(layout)
+        checks.require_trainable(self.rule, layout)
         self.memory.require_room_for_worker(layout, overlap, freed=predecessor)
         theta, buffers, upload = self.memory.take(layout, overlap)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None

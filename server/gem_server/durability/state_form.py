@@ -29,10 +29,12 @@ SETTINGS = {
     "seed": COUNT, "batch_size": Whole(1, 1_000_000), "shard_size": Whole(1, 1_000_000),
     "rule_options": Optional(str), "local_steps": Optional(Whole(1, 1_000_000)), "local_momentum": Optional(REAL),
     "weight_decay": Optional(REAL), "schedule": Optional(str), "warmup_versions": Optional(COUNT),
-    "decay_versions": Optional(COUNT), "decay_factor": Optional(REAL),
+    "decay_versions": Optional(COUNT), "decay_factor": Optional(REAL), "optimizer": Optional(str),
+    "optimizer_options": Optional(str),
 }  # fmt: skip
 _STATE = {
-    "run_id": str, "hyperparameters": SETTINGS, "layout": [(str, [COUNT])], "version": COUNT, "next_ticket": COUNT,
+    "run_id": str, "hyperparameters": SETTINGS, "layout": [(str, [COUNT])],
+    "groups": Optional({str: (REAL, bool)}), "version": COUNT, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
     "ledger": _LEDGER, "norms": Optional([REAL]), "shared": Optional({str: REAL}), "log": Optional((COUNT, COUNT)),
 }  # fmt: skip
