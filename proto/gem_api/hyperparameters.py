@@ -19,7 +19,8 @@ RULES = (
 )  # fmt: skip
 SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
-OPTIMIZERS = ("sgd", "adam", "adamw", "lion")
+OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "worker")
+_NOT_SGD = OPTIMIZERS[1:]
 SCHEDULES = ("constant", "step", "cosine")
 SHARD_SIZE = 256  # the default; a larger batch raises it
 
@@ -112,7 +113,7 @@ class Hyperparameters:
         "Amplification κ of the proxy (gem, Eq. 27).",
         heading="Rule",
         values=Range(gt=0),
-        other_defaults={("optimizer", name): 2.0 for name in ("adam", "adamw", "lion")},
+        other_defaults={("optimizer", name): 2.0 for name in _NOT_SGD},
     )
     epsilon: float = _declare(
         1e-16,
@@ -127,8 +128,8 @@ class Hyperparameters:
         heading="Rule",
         values=Range(gt=0),
         # A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
-        # A commit never moves further than the shared optimizer's own step.
-        other_defaults={("rule_options", "proxy=adam"): 1e6} | {("optimizer", name): 1.0 for name in ("adam", "adamw", "lion")},
+        # A commit never moves further than the optimizer's own step.
+        other_defaults={("rule_options", "proxy=adam"): 1e6} | {("optimizer", name): 1.0 for name in _NOT_SGD},
     )
     snapshot: str = _declare(
         "after",
@@ -246,8 +247,9 @@ class Hyperparameters:
     )
     optimizer: str = _declare(
         "sgd",
-        "The optimizer, kept on the server for all workers together, whose steps the rule applies (gem, downpour, adaptive): "
-        f"{', '.join(OPTIMIZERS)}.",
+        "The optimizer whose steps the rules gem, downpour and adaptive apply. sgd, adam, adamw, lion: one on the server, for "
+        "all workers; worker: each worker's own, and commits hold what its steps changed. Unless given, a new run takes the "
+        "optimizer that its first worker brings.",
         heading="Rule",
         values=OPTIMIZERS,
         fixed=True,
@@ -278,7 +280,8 @@ class Hyperparameters:
         changes: dict[str, Any] = {}
         for name in DECLARATIONS.keys() - set(given):
             for (other, word), default in DECLARATIONS[name].other_defaults.items():
-                if word in getattr(self, other).split():
+                applies = other == "optimizer" or self.rule == "gem"  # the others are of rule gem alone
+                if applies and word in getattr(self, other).split():
                     changes[name] = default
         return replace(self, **changes)
 
@@ -311,8 +314,8 @@ USED_BY_WORKERS = tuple(name for name, declared in DECLARATIONS.items() if decla
 
 
 def decay_of_workers(settings: Hyperparameters | pb.Hyperparameters) -> float:
-    """The weight decay that workers add to their gradients: 0 if the server's optimizer decays the weights itself."""
-    return 0.0 if settings.optimizer in ("adamw", "lion") else settings.weight_decay
+    """The weight decay that workers add to their gradients: 0 if an optimizer decays the weights itself."""
+    return 0.0 if settings.optimizer in ("adamw", "lion", "worker") else settings.weight_decay
 
 
 def flag(name: str) -> str:

@@ -26,7 +26,12 @@ MAX_RATE_FACTOR = 1e3
 
 
 class Group(NamedTuple):
-    """How a tensor is trained, beside the run's hyper-parameters: see `Tensor`."""
+    """How a tensor is trained, beside the run's hyper-parameters.
+
+    Attributes:
+        rate_factor: Its learning rate, as a multiple of the run's.
+        decays: Whether the run's weight decay applies to it.
+    """
 
     rate_factor: float = 1.0
     decays: bool = True

@@ -54,10 +54,12 @@ def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRu
         ValueError: There is no such rule, or a value is invalid; the message names the valid ones.
     """
     kind = RULES.get(rule) or _users(rule)
+    made = make(kind, rule_options, settings)
     optimizer = settings.get("optimizer", "sgd")
-    if optimizer != "sgd" and not issubclass(kind, GradientRule):
+    takes_it = isinstance(made, GradientRule) or (optimizer == "worker" and made.kind == "delta")
+    if optimizer != "sgd" and not takes_it:
         raise ValueError(f"rule {rule} can't apply --optimizer {optimizer}: use gem, downpour or adaptive")
-    return make(kind, rule_options, settings)
+    return made
 
 
 def _users(rule: str) -> type[UpdateRule]:

@@ -29,7 +29,7 @@ BLOCK = 2048
 BINS = 256
 BITS_PER_BIN = np.int32(19)  # of float32's 23 mantissa bits: 16 bins to an octave
 SAMPLE = 1024  # elements of a tensor that are counted at least, where it has as many
-SGD, ADAM, LION = range(3)  # the steps of the shared optimizers
+SGD, ADAM, LION, GIVEN = range(4)  # how an update becomes the step Δ; GIVEN: it is Δ
 RUN = 8  # neighbours that are counted together
 STRIDE = 64  # one run in so many is counted of a large tensor
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
@@ -127,6 +127,9 @@ def _step(code, theta, block, first, second, begin, end, numbers, rate, decay, l
         _adam(theta, block, first, second, begin, end, scalars, rate, decay, limit, bound)
     elif code == LION:
         _lion(theta, block, first, begin, end, (numbers[0], numbers[1], numbers[2], numbers[3]), rate, decay, limit, bound)
+    elif code == GIVEN:
+        for i in range(end - begin):
+            block[i] = _clip(_within(block[i], limit), bound)
     else:
         for i in range(end - begin):
             block[i] = _delta(block[i], rate, limit)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 from gem_api.layout import Layout, Vector
+from gem_api.update_kind import UpdateKind
 
 from gem_server.rules.base import MAX_MOVE, RuleInput, UpdateRule, require, require_rate
 from gem_server.rules.optimizers import SharedOptimizer, make_optimizer
@@ -39,6 +40,10 @@ class GradientRule(UpdateRule):
     @cached_property
     def _optimizer(self) -> SharedOptimizer:
         return make_optimizer(self.optimizer, self.optimizer_options)
+
+    @property
+    def kind(self) -> UpdateKind:
+        return "delta" if self.optimizer == "worker" else "gradient"
 
     @property
     def _is_sgd(self) -> bool:

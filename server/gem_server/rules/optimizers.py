@@ -11,7 +11,7 @@ import numpy as np
 from gem_api.layout import Vector
 
 from gem_server.rules.base import MAX_MAGNITUDE, Buffers, largest, require
-from gem_server.rules.fused import ADAM, LION, SGD
+from gem_server.rules.fused import ADAM, GIVEN, LION, SGD
 from gem_server.rules.make import make
 
 _NOTHING: Vector = np.empty(0, np.float32)
@@ -120,7 +120,21 @@ class Lion(SharedOptimizer):
         return (self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2)
 
 
-OPTIMIZERS: Mapping[str, type[SharedOptimizer]] = {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "lion": Lion}
+@dataclass(frozen=True)
+class Workers(SharedOptimizer):
+    """Δ is the change that a worker's own optimizer made to its parameters; the server keeps no state."""
+
+    code = GIVEN
+    decoupled = True
+
+    def largest(self, learning_rate: float) -> np.float32:
+        return np.float32(MAX_MAGNITUDE)
+
+    def scalars(self, version: int) -> tuple[float, ...]:
+        return ()
+
+
+OPTIMIZERS: Mapping[str, type[SharedOptimizer]] = {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "lion": Lion, "worker": Workers}
 
 
 def make_optimizer(optimizer: str, options: str) -> SharedOptimizer:

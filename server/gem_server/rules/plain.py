@@ -11,7 +11,7 @@ from gem_api.layout import Layout, Vector
 from gem_api.update_kind import UpdateKind
 
 from gem_server.rules.base import NO_REPLY, Buffers, PiFacts, RuleInput, largest, require
-from gem_server.rules.fused import descend_part
+from gem_server.rules.fused import GIVEN, descend_part
 from gem_server.rules.gradient_rule import GradientRule
 
 
@@ -30,7 +30,7 @@ class Downpour(GradientRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_step = self._is_sgd or self.local_steps == 1
+        one_step = self.optimizer in ("sgd", "worker") or self.local_steps == 1
         require(one_step, f"the server applies {self.optimizer} to gradients: it can't be combined with --local-steps above 1")
 
     @cached_property
@@ -39,7 +39,7 @@ class Downpour(GradientRule):
 
     @property
     def kind(self) -> UpdateKind:
-        return "delta" if self.local_steps > 1 else "gradient"
+        return "delta" if self.local_steps > 1 else super().kind
 
     def divisor(self, staleness: int) -> int:
         """What Δ is divided by for a commit of this staleness."""
@@ -47,11 +47,11 @@ class Downpour(GradientRule):
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         parts = self.threads.parts(theta.size)
-        eta = self.learning_rate * rule_input.factor if self.kind == "gradient" else -1.0  # the kernel's Δ is −η·update
-        factors = layout.factors if self.kind == "gradient" else np.ones_like(layout.factors)
+        eta = self.learning_rate * rule_input.factor
+        code = self._optimizer.code if self.kind == "gradient" else GIVEN
         arguments = (
             parts, theta, update, *self._optimizer.state(rule_input.shared.buffers), buffers["snapshot"],
-            buffers.get("answer", NO_REPLY), layout.offsets, factors, self._optimizer.code, self._numbers(rule_input),
+            buffers.get("answer", NO_REPLY), layout.offsets, layout.factors, code, self._numbers(rule_input),
             np.float32(eta), self._decay, self.largest, self._bound(1.0), np.float32(self.divisor(rule_input.staleness)),
         )  # fmt: skip
         self.threads.run(lambda part: descend_part(part, *arguments), parts)
