@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,26 +14,9 @@ from gem_api.region import region_bytes
 from gem_client import LayoutMismatch, NonFiniteGradient, Session, connect
 from live import Live, config, serving
 from region_client import RULES, abstract, linux_only
-from session_helpers import (
-    GRADIENT,
-    PLAIN,
-    SIZE,
-    Array,
-    model,
-    theta,
-    traffic,
-)
+from session_helpers import GRADIENT, PLAIN, SIZE, Array, model, theta, traffic
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
-
-
-@pytest.fixture
-def session(live: Live) -> Iterator[Session]:
-    """A session that has joined the run of `live`."""
-    with connect(live.address) as joined:
-        joined.join(model())
-        assert joined.shares_memory
-        yield joined
 
 
 # -- the same results

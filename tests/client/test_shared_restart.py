@@ -40,15 +40,6 @@ from session_helpers import (
 pytestmark = [linux_only, pytest.mark.shared_memory]
 
 
-@pytest.fixture
-def session(live: Live) -> Iterator[Session]:
-    """A session that has joined the run of `live`."""
-    with connect(live.address) as joined:
-        joined.join(model())
-        assert joined.shares_memory
-        yield joined
-
-
 # -- what goes wrong on the way
 
 
