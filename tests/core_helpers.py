@@ -113,6 +113,19 @@ def save_core(core: Core, directory: Path, keep: int = 3) -> Path:
     return checkpoint.write(directory, captured, keep)
 
 
+def restored(directory: Path, settings: Hyperparameters | None = None) -> Core:
+    """The core that the newest whole checkpoint holds; none may be refused on the way."""
+
+    def refuse(path: Path, why: str) -> None:
+        raise AssertionError(f"{path} was refused: {why}")
+
+    latest = checkpoint.newest(directory, refuse)
+    assert latest is not None
+    core = make_core(settings, first_id=100)
+    checkpoint.restore(*latest, core, now=0.0)
+    return core
+
+
 def write_file(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> dict[str, Any]:
     """Writes a file of tensors as a checkpoint has them."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
