@@ -32,18 +32,19 @@ def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_leas
             assert outcomes(back) == {"applied": 3}
 
 
-def test_a_session_that_has_lost_the_wire_goes_on_where_it_was(live: Live) -> None:
+def test_a_session_that_has_lost_the_wire_goes_on_where_it_was(memory_socket: str, live: Live) -> None:
     with Wire(live.address) as wire, connect(wire.address, retry=Patience().retry()) as session:
         session.join(model())
         for done in range(1, 4):
             assert session.commit(GRADIENT).version == done
             wire.cut()
         assert (session.generation, outcomes(live)) == (1, {"applied": 3})
+        assert session.shares_memory == bool(memory_socket)
 
 
-def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once() -> None:
+def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(memory_socket: str) -> None:
     with (
-        serving(config(PLAIN)) as live,
+        serving(config(PLAIN, memory_socket=memory_socket)) as live,
         Wire(live.address) as wire,
         connect(wire.address, retry=Patience().retry()) as session,
     ):
@@ -54,28 +55,28 @@ def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once() -> None
         wait_until(lambda: version(live) == 2, "the commit to be applied")
         wire.cut()
         answer = waiting.result(DEADLINE)
-        assert (answer.version, answer.dropped) == (2, False)
+        assert (answer.version, answer.dropped, session.shares_memory) == (2, False, bool(memory_socket))
         np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
         assert outcomes(live) == {"applied": 2, "repeated": 1}
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.25] * 6 + [-0.75] * 3)
 
 
-def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_theta() -> None:
-    with serving(config(PLAIN)) as live:
+def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_theta(memory_socket: str) -> None:
+    with serving(config(PLAIN, memory_socket=memory_socket)) as live:
         session = connect(live.address, retry=Patience().retry())
         session.join(model())
         known = session.commit(GRADIENT).theta.copy()
         live.stop()
         with serving(replace(live.config, listen=live.address)) as back, session:
             answer = session.commit(GRADIENT)
-            assert answer.dropped
-            assert answer.version == 0
+            assert (answer.dropped, answer.version, session.shares_memory) == (True, 0, bool(memory_socket))
             np.testing.assert_array_equal(answer.theta, known)
             np.testing.assert_array_equal(theta(back), known)
             assert session.commit(GRADIENT).version == 1
 
 
-def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(tmp_path: Path) -> None:
-    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept")) as live:
+def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(memory_socket: str, tmp_path: Path) -> None:
+    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", memory_socket=memory_socket)) as live:
         session = connect(live.address, retry=Patience().retry())
         session.join(model())
         session.commit(GRADIENT)
@@ -91,6 +92,7 @@ def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(tmp_p
             np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
             assert ended(back) == {"rolled_back": 1}
             assert session.commit(GRADIENT).version == 2
+            assert session.shares_memory == bool(memory_socket)
 
 
 def test_a_session_that_gave_up_recovers_when_the_server_is_back(tmp_path: Path) -> None:

@@ -23,20 +23,24 @@ BAD_GRADIENTS: list[Any] = [
     pytest.param(np.full(SIZE, np.nan, np.float32), NonFiniteGradient, id="NaN"),
     pytest.param(np.full(SIZE, np.inf, np.float32), NonFiniteGradient, id="infinity"),
     pytest.param(np.full(SIZE, 1e35, np.float32), NonFiniteGradient, id="far too large"),
+    pytest.param(np.full(SIZE, 1e300), NonFiniteGradient, id="beyond float32"),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize(("gradient", "error"), BAD_GRADIENTS)
 def test_a_bad_gradient_raises_a_typed_error_and_the_next_commit_goes_through(
-    live: Live, session: Session, gradient: Any, error: type[RejectedCommit]
+    memory_socket: str, live: Live, session: Session, gradient: Any, error: type[RejectedCommit]
 ) -> None:
     session.commit(GRADIENT)
     before = theta(live)
     with pytest.raises(error):
         session.commit(gradient)
     np.testing.assert_array_equal(theta(live), before)
+    np.testing.assert_array_equal(session.theta, before)
     answer = session.commit(GRADIENT)
     assert (answer.version, answer.dropped, session.generation) == (2, False, 1)
+    assert session.shares_memory == bool(memory_socket)
 
 
 def test_another_model_is_refused_by_name_and_the_session_can_join_with_the_right_one(live: Live, session: Session) -> None:
@@ -57,12 +61,13 @@ def test_a_model_without_parameters_is_refused(live: Live) -> None:
         session.join({})
 
 
-def test_a_first_value_that_is_no_number_is_refused_and_leaves_room_for_a_good_one(live: Live) -> None:
+def test_a_first_value_that_is_no_number_is_refused_and_leaves_room_for_a_good_one(memory_socket: str, live: Live) -> None:
     with connect(live.address) as session, pytest.raises(NonFiniteGradient):
         session.join({"w": np.array([np.nan])})
     assert live.on_loop(lambda: live.server.core.leases.live) == {}  # or the next would wait for it
     with connect(live.address) as session:
         np.testing.assert_array_equal(session.join({"w": np.array([2.0])}), [2.0])
+        assert session.shares_memory == bool(memory_socket)
 
 
 def test_nothing_but_pull_works_before_join(live: Live) -> None:
