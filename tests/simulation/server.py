@@ -28,7 +28,7 @@ class Upload:
 
 @dataclass
 class Server:
-    """What dies with the process."""
+    """The state that is lost with the process."""
 
     core: Core
     logged: bool = True  # whether this start keeps a log
@@ -46,7 +46,7 @@ class Server:
 
 @coroutine
 def later() -> Generator[None]:
-    """Lets a checkpoint that is being written wait for its next step."""
+    """Makes a checkpoint that is being written wait for its next step."""
     yield
 
 
