@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gem_api.hyperparameters import Hyperparameters
+import pytest
+from gem_api.hyperparameters import RULES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core.commits import Commit
 from gem_server.core.facts import Admission, Applied, Header
@@ -18,6 +19,12 @@ from gem_server.durability.storage import Storage
 from gem_server.durability.tensor_file import write_tensors
 
 SMALL = Layout.of({"weight": (2, 3), "bias": (3,)})
+ONES = np.ones(SMALL.size, np.float32)
+SETTINGS = [
+    *(Hyperparameters(rule=rule) for rule in RULES),
+    *(Hyperparameters(snapshot=snapshot) for snapshot in SNAPSHOTS[1:]),
+]
+by_rule = pytest.mark.parametrize("hyperparameters", SETTINGS, ids=lambda h: f"{h.rule}-{h.snapshot}")
 
 
 def make_core(
@@ -90,11 +97,33 @@ def bits(values: Any) -> bytes:
     return np.ascontiguousarray(values).tobytes()
 
 
+def state(core: Core) -> tuple[Any, ...]:
+    """Everything that a refused commit must leave alone."""
+    leases = [
+        (lease.lease_id, lease.sequence, lease.queued, lease.base_version, [bits(b) for b in lease.buffers.values()])
+        for lease in core.leases.live.values()
+    ]
+    return bits(core.central.theta), core.central.version, core.next_ticket, core.steps_done, core.samples_committed, leases
+
+
 def save_core(core: Core, directory: Path, keep: int = 3) -> Path:
     """Writes a checkpoint between two commits; returns its folder."""
     captured = checkpoint.capture(core)
     captured.copy_theta()
     return checkpoint.write(directory, captured, keep)
+
+
+def restored(directory: Path, settings: Hyperparameters | None = None) -> Core:
+    """The core that the newest whole checkpoint holds; none may be refused on the way."""
+
+    def refuse(path: Path, why: str) -> None:
+        raise AssertionError(f"{path} was refused: {why}")
+
+    latest = checkpoint.newest(directory, refuse)
+    assert latest is not None
+    core = make_core(settings, first_id=100)
+    checkpoint.restore(*latest, core, now=0.0)
+    return core
 
 
 def write_file(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> dict[str, Any]:

@@ -4,15 +4,13 @@ reorders, workers that die. One thread, no sockets, no time but the one told her
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from types import coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import structlog
@@ -21,9 +19,8 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import gradient_format
 from gem_server import apply_loop
-from gem_server.core.commits import Arrived, Commit, Step
+from gem_server.core.commits import Arrived, Commit
 from gem_server.core.facts import Admission, Header, PullDecision
-from gem_server.core.leases import Lease
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery
@@ -32,9 +29,9 @@ from gem_server.durability.checkpointer import Checkpointer
 from gem_server.telemetry.progress import Progress
 from simulation.client import SAMPLES, SHARD, SIZE, Client, Request, Response
 from simulation.disk import PowerFailure, SimulatedDisk
+from simulation.server import BetweenCommits, Server, Upload, in_thread, waits_for_checkpoint
 from simulation.truth import Truth, fingerprint, require
 
-T = TypeVar("T")
 SILENT = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 LAYOUT = Layout.of({"w": (SIZE,)})
 LEASE_SECONDS = 30.0
@@ -46,55 +43,6 @@ OTHER_RULES = [
     ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("dcasgd", "mean_square=0.9"), ("fedbuff", "buffer_size=3"),
     ("diloco", "delay=2"), ("aeasgd", ""), ("ringmaster", "threshold=2"), ("ringmaster", "threshold=1"),
 ]  # fmt: skip
-
-
-@dataclass
-class Upload:
-    """A commit whose gradient has arrived in part."""
-
-    request: Request
-    header: Header
-
-
-@dataclass
-class Server:
-    """What dies with the process."""
-
-    core: Core
-    logged: bool = True  # whether this start keeps a log
-    journal: journal_module.Journal | None = None  # once there is a checkpoint for it to follow
-    unbased: journal_module.Journal | None = None
-    checkpoint: Coroutine[Any, Any, object] | None = None  # one that is being written
-    uploads: dict[str, Upload] = field(default_factory=dict)
-    queue: deque[Commit] = field(default_factory=deque)
-    step: Step | None = None
-    writing: list[journal_module.Waiting] | None = None
-    written: deque[int] = field(default_factory=deque)  # the last records of groups that are not synced
-    answers: list[tuple[int, Response, Callable[[], object]]] = field(default_factory=list)  # due when a record is durable
-    asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
-
-
-@coroutine
-def later() -> Generator[None]:
-    """Lets a checkpoint that is being written wait for its next step."""
-    yield
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    await later()
-    return work()
-
-
-class BetweenCommits:
-    """Stands for a server's apply loop."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
-        while self._server.step is not None:
-            await later()
-        return plan()()
 
 
 class World:
@@ -532,9 +480,3 @@ class World:
     def _new_id(self) -> str:
         self._ids += 1
         return f"lease-{self._ids}"
-
-
-def waits_for_checkpoint(lease: Lease) -> bool:
-    """Whether a change of a lease's buffers would have to wait until a checkpoint has written them."""
-    captured = getattr(lease.before_change, "__self__", None)
-    return captured is not None and lease.lease_id in captured._unsaved and not captured._has_room(lease)
