@@ -24,7 +24,6 @@ import numpy as np
 from gem_api import __version__
 from gem_api.errors import GemError
 from gem_api.framing import empty
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.process.logs import Logger
 from safetensors import SafetensorError, safe_open
@@ -257,7 +256,6 @@ def read_state(path: Path) -> dict[str, Any]:
         if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
             raise BadCheckpoint(f"{path / 'state.json'}: it was changed after it was written (its SHA-256 differs)")
         require_state(state)
-        Hyperparameters(**state["hyperparameters"]).to_message()  # refuses a name that means nothing
     except _BAD as error:
         raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
     return state
