@@ -236,7 +236,7 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         core.norms.resume(state.get("norms", []))
         core.ledger.restore(state["ledger"])
         with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
-            core.shared.numbers.update(_numbers(core.rule.numbers, state["shared"]))
+            core.shared.numbers.update(_numbers(core.rule.numbers, state.get("shared", {})))
             core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
             for lease in state["leases"]:
                 _restore_lease(lease, tensors, core, now)

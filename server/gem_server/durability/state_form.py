@@ -1,4 +1,4 @@
-"""What a checkpoint's state must look like before anything is made of it: one that vouches for itself may still be nonsense."""
+"""What a checkpoint's state must look like. Its checksum may be right and its content invalid, so it is checked before use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STATE = {
 
 
 def require_state(state: Any) -> None:
-    """Raises ValueError, naming the part, where a state is none, or its shards are none of its samples."""
+    """Raises ValueError, naming the part, if a state is invalid in itself, or has shards that its samples do not contain."""
     require(state, _STATE, "state")
     require_hyperparameters(state["hyperparameters"], "state.hyperparameters")
     ledger, most = state["ledger"], state["hyperparameters"]["shard_size"]
@@ -48,7 +48,7 @@ def require_state(state: Any) -> None:
         raise ValueError(f"state.ledger has dealt more than the {ledger['samples']} samples that there are")
     strangers = {shard[0] for shard in ledger["held"]} - {lease["lease_id"] for lease in state["leases"]}
     if strangers:
-        raise ValueError(f"state.ledger has shards of a lease that is none of state.leases: {min(strangers)[:50]!r}")
+        raise ValueError(f"state.ledger has shards of a lease that state.leases does not have: {min(strangers)[:50]!r}")
 
 
 def require_hyperparameters(values: Any, what: str) -> None:
