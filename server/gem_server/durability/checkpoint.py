@@ -24,7 +24,6 @@ import numpy as np
 from gem_api import __version__
 from gem_api.errors import GemError
 from gem_api.framing import empty
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.process.logs import Logger
 from safetensors import SafetensorError, safe_open
@@ -237,7 +236,7 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         core.norms.resume(state.get("norms", []))
         core.ledger.restore(state["ledger"])
         with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
-            core.shared.numbers.update(_numbers(core.rule.numbers, state["shared"]))
+            core.shared.numbers.update(_numbers(core.rule.numbers, state.get("shared", {})))
             core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
             for lease in state["leases"]:
                 _restore_lease(lease, tensors, core, now)
@@ -257,7 +256,6 @@ def read_state(path: Path) -> dict[str, Any]:
         if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
             raise BadCheckpoint(f"{path / 'state.json'}: it was changed after it was written (its SHA-256 differs)")
         require_state(state)
-        Hyperparameters(**state["hyperparameters"]).to_message()  # refuses a name that means nothing
     except _BAD as error:
         raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
     return state
