@@ -259,7 +259,7 @@ class TrainingServicer:
         self, call: Call, request: pb.ReportEvaluationRequest, context: Context
     ) -> pb.ReportEvaluationResponse:
         if request.HasField("accuracy") and not 0 <= request.accuracy <= 1:
-            raise InvalidRequest(f"the accuracy must lie between 0 and 1, not at {request.accuracy}")
+            raise InvalidRequest(f"the accuracy must lie between 0 and 1, not {request.accuracy}")
         self._progress.evaluated(messages.evaluation(request))
         return pb.ReportEvaluationResponse()
 

@@ -52,12 +52,12 @@ class PiFacts:
 
     @property
     def middles(self) -> npt.NDArray[np.float64]:
-        """float64, shape (bins,): a value that stands for each bin, at most 1/32 from any in it."""
+        """The value that represents each bin: float64, shape (bins,). It is within 1/32 (relative) of any in the bin."""
         return bin_middles(float(self.edges[-1]))
 
     @property
     def mean(self) -> float:
-        """Mean of π, to 1/32 of that of the parameters counted."""
+        """Mean of π over the counted parameters, with a relative error of at most 1/32."""
         return float(self.counts @ self.middles / self.counts.sum())
 
     @property
@@ -239,4 +239,4 @@ def require(condition: bool, message: str) -> None:
 
 def require_rate(learning_rate: float) -> None:
     """Raises ValueError unless η is one that float32 can express: 1e-30 to 1000."""
-    require(1e-30 <= learning_rate <= 1e3, f"the learning rate must lie in [1e-30, 1000], not at {learning_rate}")
+    require(1e-30 <= learning_rate <= 1e3, f"the learning rate must lie in [1e-30, 1000], not {learning_rate}")
