@@ -198,7 +198,7 @@ def test_gaps_and_old_sequences_are_refused_and_nothing_changes(hyperparameters:
         commit(core, ann, number, ONES)
     before = state(core)
     for sequence in (0, 1, 2, 5, 2**63):
-        with pytest.raises(SequenceGap, match=f"commit {sequence} of this lease; due is 4"):
+        with pytest.raises(SequenceGap, match=f"commit {sequence} of this lease arrived; expected was 4"):
             core.admit(header(core, ann, sequence), 0.0)
         assert state(core) == before
     assert commit(core, ann, 4, ONES).version == 4

@@ -136,7 +136,7 @@ def test_a_rule_that_cant_be_imported_now_says_nothing_against_the_checkpoints(
 
 def test_no_file_says_what_code_is_loaded(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(own.parent)
-    with pytest.raises(StartError, match="give --rule own_rule:Own to have its code loaded"):
+    with pytest.raises(StartError, match="give --rule own_rule:Own to load its code"):
         resumed(own, Hyperparameters(), set())
     replayed = CliRunner().invoke(log, ["replay", str(own), "--out", str(own / "model")])
     assert "give --rule own_rule:Own" in replayed.stderr
