@@ -207,7 +207,7 @@ def test_gaps_and_old_sequences_are_refused_and_nothing_changes(hyperparameters:
 def test_sequence_zero_is_no_repeat_of_a_lease_that_has_committed_nothing() -> None:
     core = make_core()
     (ann,) = start(core)
-    with pytest.raises(SequenceGap, match="due is 1"):
+    with pytest.raises(SequenceGap, match="expected was 1"):
         core.admit(header(core, ann, 0), 0.0)
 
 

@@ -131,7 +131,7 @@ class MemorySocket:
             os.close(theirs)
 
     async def _make(self, lease_id: str) -> None:
-        """Makes the lease's one region. It is counted from before it is made until nobody maps it any more.
+        """Makes the lease's one region. Its memory counts from before it is made until no process maps it any more.
 
         Raises:
             Overloaded: There is no room for it, or too many of ended leases are still mapped.
@@ -155,7 +155,7 @@ class MemorySocket:
             raise
 
     def take_back(self) -> None:
-        """Frees what is counted for regions that nobody maps any more and no lease has."""
+        """Stops counting regions that belong to no lease and that no process maps any more."""
         for lease_id, handed in list(self._handed.items()):
             if handed.descriptor is None or lease_id in self._core.leases.live:
                 continue
@@ -164,7 +164,7 @@ class MemorySocket:
                     self._forget(lease_id)
 
     def _discard(self, lease_id: str, made: asyncio.Future[tuple[Region, int]]) -> None:
-        """A region was made too late: nobody waits for it any more."""
+        """Drops a region that was made too late: its worker no longer waits for it."""
         if made.exception() is None:
             os.close(made.result()[1])
         self._forget(lease_id)
@@ -179,17 +179,17 @@ class MemorySocket:
 
 
 def _require_traceable(descriptor: int) -> None:
-    """Raises OSError where the system can't tell whether others still map a region: what it takes could not be counted."""
+    """Raises OSError if the system can't tell whether other processes still map a region: its memory could not be counted."""
     theirs = open_again(descriptor)
     try:
         if not held_elsewhere(descriptor):
-            raise OSError("this system does not tell who maps shared memory")
+            raise OSError("this system does not report which processes map shared memory")
     finally:
         os.close(theirs)
 
 
 def _inode(address: str) -> int:
-    """Of the socket's file; 0 where there is none."""
+    """The inode of the socket's file; 0 if there is none."""
     try:
         return 0 if not address or address.startswith("@") else os.stat(address).st_ino
     except OSError:
@@ -207,7 +207,7 @@ async def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _listen(address: str) -> socket.socket:
-    """The listening socket. A path left behind by a killed server is taken over; one that a server answers at is not."""
+    """Opens the listening socket. It replaces a path left by a killed server, but not one at which a server responds."""
     if not address.startswith("@"):
         path = Path(address)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def _listen(address: str) -> socket.socket:
     try:
         listening.bind(socket_address(address))
         if not address.startswith("@"):
-            os.chmod(address, 0o666)  # the token is the key; workers may run as another user
+            os.chmod(address, 0o666)  # the token protects it; workers may run as another user
         listening.listen(MAX_WAITING)
         listening.setblocking(False)
     except BaseException:
