@@ -23,7 +23,7 @@ _HEADINGS = {
 
 @dataclass(frozen=True)
 class State:
-    """A figure's results so far, and how many of its runs there should be."""
+    """A figure's results so far, and its total number of runs."""
 
     measured: list[Measured]
     planned: int
@@ -86,7 +86,7 @@ def _figure(name: str, state: State) -> str:
 
 
 def _amounts(state: State) -> str:
-    """What a figure's runs were, in a sentence."""
+    """A sentence that describes a figure's runs."""
     runs = state.runs
     steps = sorted({run.experiment.steps for run in runs if run.experiment.setting != "sequential"})
     seeds = sorted({run.experiment.seed for run in runs})

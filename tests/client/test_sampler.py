@@ -1,4 +1,4 @@
-"""Shards of samples through the SDK's sampler: who trains on what, and what the ledger says of it."""
+"""Shards of samples through the SDK's sampler: which worker trains on which samples, and what the ledger records."""
 
 from __future__ import annotations
 

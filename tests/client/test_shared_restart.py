@@ -1,4 +1,4 @@
-"""Shared memory when answers are lost, leases end and servers come and go: nothing is lost, applied twice or left behind."""
+"""Shared memory if replies are lost, leases end and servers restart: nothing is lost, applied twice or left behind."""
 
 from __future__ import annotations
 

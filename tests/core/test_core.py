@@ -1,4 +1,4 @@
-"""The core: who initialises, what is applied once, what is refused, and what everything costs in memory."""
+"""The core: which worker initialises, what is applied once, what is rejected, and how much memory everything takes."""
 
 from __future__ import annotations
 

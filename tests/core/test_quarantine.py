@@ -1,4 +1,4 @@
-"""Quarantine: who is counted for what, when it begins, what it ends, and who lifts it."""
+"""Quarantine: which rejections count, when it begins, and how it is lifted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a run, made from the answers of a Prometheus that says whatever a test wants it to say."""
+"""The report of a run, from a fake Prometheus whose responses each test chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checkpoints: all of the run or nothing, bit by bit; what is damaged is refused by name and the one before it used."""
+"""Checkpoints hold the whole run, bit by bit, or do not appear. A damaged one is rejected by name, and the one before it
+used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read back has the form that it should have, or the place that has not is named."""
+"""JSON that is read back matches its schema, or the error names the place that does not."""
 
 from __future__ import annotations
 

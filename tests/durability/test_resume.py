@@ -1,4 +1,4 @@
-"""What a server that resumes says of settings that this start has changed."""
+"""What a resuming server reports about hyper-parameters that this start changes."""
 
 from __future__ import annotations
 

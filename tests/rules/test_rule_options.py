@@ -1,4 +1,4 @@
-"""How a rule is chosen and set: its own options as text, users' own rules by name, and what is said of wrong ones."""
+"""Choosing a rule and its options as text, users' own rules by name, and the errors for invalid ones."""
 
 from __future__ import annotations
 

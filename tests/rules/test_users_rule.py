@@ -1,4 +1,4 @@
-"""A user's own rule: the one that docs/rules.md prints, in a real server process; and starts with rules that are none."""
+"""A user's own rule: the example of docs/rules.md in a real server process; and starts with invalid rules."""
 
 from __future__ import annotations
 
