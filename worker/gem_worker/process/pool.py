@@ -15,7 +15,7 @@ _STEP_SECONDS, _LEAVE_SECONDS = 5.0, 5.0
 
 
 class WorkerPool:
-    """One thread per worker. If a worker fails, the others go on.
+    """One thread per worker. If a worker fails, the others continue.
 
     Args:
         workers: The workers, not started yet.
