@@ -154,7 +154,7 @@ def test_a_module_that_ends_its_process_is_refused_in_one_line(tmp_path: Path, m
 def test_windows_of_more_shards_than_a_worker_may_hold_are_refused_at_start() -> None:
     fits = Hyperparameters(rule="diloco", batch_size=64, shard_size=128, local_steps=1996)
     new_core(fits)
-    with pytest.raises(ValueError, match="raise --shard-size, or take fewer local steps"):
+    with pytest.raises(ValueError, match="raise --shard-size, or use fewer local steps"):
         new_core(replace(fits, local_steps=1998))
 
 
