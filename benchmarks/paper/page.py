@@ -121,8 +121,8 @@ def rules_page(state: State) -> str:
         f"Task {first.task}, η = {first.learning_rate}, {first.steps} gradients of each worker, batch {first.batch_size}. "
         f"{_amounts(state)} A rule with λ local steps makes one commit of λ gradients. No rule was tuned.",
         "",
-        "Each cell has the test accuracy of the last θ (lowest to highest seed) and the mean final training loss. It also has the "
-        "options that depend on the number of workers, and the number of failed runs, if there are any.",
+        "Each cell has the test accuracy of the last θ (lowest to highest seed) and the mean final training loss. It also has "
+        "the options that depend on the number of workers, and the number of failed runs, if there are any.",
         "",
         "| Rule | Flags | " + " | ".join(f"{n} worker{'s' if n > 1 else ''}" for n in counts) + " |",
         "|---|---|" + "---|" * len(counts),
