@@ -1,4 +1,4 @@
-"""A real server on a real socket, in a thread of the test's own process, so that a test can look inside it."""
+"""A real server on a real socket, in a thread of the test's process, so that a test can inspect it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Clock:
             self._look()
 
     def jump(self, seconds: float) -> None:
-        """Moves forward while the server stands still."""
+        """Moves the clock forward while the server is suspended."""
         self.ahead += seconds
 
 
 class Live:
-    """A serving server. `core` is its state machine; look at it through `on_loop`, never from the test's thread alone.
+    """A running server. `core` is its state machine; read it only through `on_loop`, never on the test's thread.
 
     Attributes:
         address: "127.0.0.1:port".
@@ -76,7 +76,7 @@ class Live:
         return self.server.core
 
     def on_loop(self, look: Callable[[], T]) -> T:
-        """Calls `look` on the server's own thread, between two of its steps."""
+        """Calls `look` on the server's thread, between two steps of its event loop."""
 
         async def call() -> T:
             return look()
@@ -135,7 +135,7 @@ def config(
 
 @contextmanager
 def serving(configuration: ServerConfig | None = None) -> Iterator[Live]:
-    """A server for the length of a `with` block."""
+    """Runs a server during a `with` block."""
     live = Live(configuration or config())
     try:
         yield live

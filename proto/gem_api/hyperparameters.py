@@ -51,7 +51,7 @@ class Range:
 
 
 class Declaration(NamedTuple):
-    """What there is to say about one hyper-parameter, beside its name, type and default.
+    """The declaration of a hyper-parameter, besides its name, type and default.
 
     Attributes:
         help: The text that users read, with the unit.

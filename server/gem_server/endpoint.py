@@ -83,7 +83,7 @@ class Endpoint:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def close(self) -> None:
-        """Stops serving. Calls in progress have a few seconds to end."""
+        """Stops serving. Calls in progress have `REPLY_GRACE_SECONDS` to end."""
         await self._server.stop(REPLY_GRACE_SECONDS)
 
     async def _set_health(self, status: int) -> None:

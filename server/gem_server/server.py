@@ -55,10 +55,10 @@ class Server:
     """All parts of a server, wired together.
 
     Args:
-        config: How it runs.
-        clock: Monotonic seconds.
-        wall: Unix seconds.
-        logger: Its logger.
+        config: The server's configuration.
+        clock: Returns monotonic seconds.
+        wall: Returns Unix seconds.
+        logger: The server's logger.
 
     Raises:
         StartError: Wrong settings, an address in use, or no usable checkpoint.
@@ -73,7 +73,7 @@ class Server:
         config.validate()
         self._config, self._logger, self._clock = config, logger, clock
         self.registry = CollectorRegistry()
-        # The addresses first: a server that can't have them must leave the files alone, which may be another server's.
+        # The addresses first. If they are in use, the files may belong to another server and must stay untouched.
         self._endpoint = Endpoint(config, self.registry, logger)
         self.port = self._endpoint.port
         self._lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
@@ -109,7 +109,7 @@ class Server:
         self._logging: asyncio.Task[None] | None = None
 
     def _prepare(self, core: Core) -> None:
-        core.leases.looked(self._clock())  # what this start takes from here on is not charged to restored leases
+        core.leases.looked(self._clock())  # restored leases do not expire because this start takes long
         core.rule.use_threads(Threads(self._config.apply_threads))
 
     def _new_progress(self) -> Progress:
@@ -143,8 +143,8 @@ class Server:
             raise StartError(f"can't write the checkpoint that the write-ahead log starts from: {error}") from error
 
     def _end_unfit_leases(self, owned: bool, outdated: bool) -> None:
-        """Ends the leases of a resumed run whose workers can't continue as they are. The log records it, so it must exist by
-        now."""
+        """Ends the leases of a resumed run whose workers can't continue as they are. The write-ahead log must exist by now,
+        because it records this."""
         if ended := self.core.end_unfit(lambda lease: bool(lease.owner) != owned):
             self._logger.warning(
                 "credentials are now required, or no longer required: the run's workers must register again",
@@ -178,7 +178,7 @@ class Server:
             ) from error
 
     def _new_chores(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """What is done beside applying commits; none of it ends by itself."""
+        """The background tasks besides applying commits. None ends by itself."""
         config = self._config
         yield _repeat(min(1.0, config.lease_seconds / 4), self._servicer.expire_leases)
         yield self._memory_socket.run()
@@ -201,13 +201,14 @@ class Server:
         )  # fmt: skip
 
     def stop(self, why: str) -> None:
-        """Begins the graceful end; `stopped` sees it through."""
+        """Begins the graceful shutdown; `stopped` completes it."""
         if not self._stop.is_set():
             self._logger.info("stopping: finishing queued commits", why=why)
             self._stop.set()
 
     async def stopped(self) -> None:
-        """Waits until `stop` is called; then applies and answers what is queued, and writes the last checkpoint.
+        """Waits until `stop` is called. Then applies the queued commits, replies to their workers, and writes the last
+        checkpoint.
 
         Raises:
             StartError: The last checkpoint could not be written.
@@ -247,7 +248,7 @@ class Server:
         try:
             if self._logging.done():
                 self._logging.result()  # raises what ended it
-            with suppress(Overloaded):  # the disk is full: the waiting calls were told so, and ask the next server
+            with suppress(Overloaded):  # the disk is full: the waiting calls got this error, and retry with the next server
                 await self._group_commit.settled()
         except OSError as error:
             raise StartError(f"can't write the write-ahead log: {error}; acknowledged commits are in it") from error
@@ -278,7 +279,7 @@ async def _repeat(seconds: float, chore: Callable[[], None]) -> None:
 
 
 async def _repeat_in_thread(seconds: float, chore: Callable[[], None]) -> None:
-    """For chores that may wait for the disk."""
+    """As `_repeat`, for chores that may wait for the disk."""
     while True:
         await asyncio.sleep(seconds)
         await asyncio.to_thread(chore)

@@ -48,7 +48,7 @@ def test_gaps_and_old_sequences_are_refused_and_nothing_changes(hyperparameters:
         commit(core, ann, number, ONES)
     before = state(core)
     for sequence in (0, 1, 2, 5, 2**63):
-        with pytest.raises(SequenceGap, match=f"commit {sequence} of this lease; due is 4"):
+        with pytest.raises(SequenceGap, match=f"commit {sequence} of this lease arrived; expected was 4"):
             core.admit(header(core, ann, sequence), 0.0)
         assert state(core) == before
     assert commit(core, ann, 4, ONES).version == 4
@@ -57,7 +57,7 @@ def test_gaps_and_old_sequences_are_refused_and_nothing_changes(hyperparameters:
 def test_sequence_zero_is_no_repeat_of_a_lease_that_has_committed_nothing() -> None:
     core = make_core()
     (ann,) = start(core)
-    with pytest.raises(SequenceGap, match="due is 1"):
+    with pytest.raises(SequenceGap, match="expected was 1"):
         core.admit(header(core, ann, 0), 0.0)
 
 

@@ -63,7 +63,7 @@ def test_once_initialised_nobody_is_asked_again() -> None:
     assert initializers(core) == []
     assert core.pull_decision("lease-2", 0.0) is PullDecision.READY
     assert not core.register("cy", SMALL, 0.0).must_initialize
-    with pytest.raises(InvalidRequest, match="pull it instead"):
+    with pytest.raises(InvalidRequest, match="pull the parameters instead"):
         core.require_initializer("lease-2", 0.0)
 
 

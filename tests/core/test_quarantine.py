@@ -1,4 +1,4 @@
-"""Quarantine: who is counted for what, when it begins, what it ends, and who lifts it."""
+"""Quarantine: which rejections count, when it begins, and how it is lifted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_worker_is_held_after_so_many_refusals_in_a_row() -> None:
     assert [quarantine.refused("eve", BAD) for _ in range(3)] == [False, False, True]
     assert {name: refusals.count for name, refusals in quarantine.held.items()} == {"eve": 3}
     with pytest.raises(
-        Quarantined, match=r"'eve'.* 3 refused commits in a row.*NormOutOfBounds: too large.*gem-ctl quarantine lift"
+        Quarantined, match=r"'eve'.* 3 rejected commits in a row.*NormOutOfBounds: too large.*gem-ctl quarantine lift"
     ):
         quarantine.require_free("eve")
 

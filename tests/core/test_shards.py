@@ -210,7 +210,7 @@ def test_epochs_are_shuffled_differently() -> None:
 def test_another_data_set_is_refused_with_both_sizes() -> None:
     book = ledger()
     take(book, "ann", samples=10)
-    with pytest.raises(InvalidRequest, match=r"has 11 samples, this run's has 10"):
+    with pytest.raises(InvalidRequest, match=r"has 11 samples, but this run's has 10"):
         book.lease("lease-bob", "bob", 11)
 
 

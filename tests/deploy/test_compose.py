@@ -1,4 +1,4 @@
-"""The compose file, .env.example and the commands' options agree: read, not run."""
+"""The compose file, .env.example and the commands' options agree. The tests only read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that meet too little memory or a broken disk: the server answers, and training goes on."""
+"""Checkpoints with too little memory or a broken disk: the server reports the error, and training continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gem-ctl log, on what a real server left, and on what a disk or a careless hand made of it."""
+"""gem-ctl log, on the files of a real server, intact and damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server that resumes says of settings that this start has changed."""
+"""What a resuming server reports about hyper-parameters that this start changes."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_rule_that_cant_be_imported_now_says_nothing_against_the_checkpoints(
 
 def test_no_file_says_what_code_is_loaded(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(own.parent)
-    with pytest.raises(StartError, match="give --rule own_rule:Own to have its code loaded"):
+    with pytest.raises(StartError, match="give --rule own_rule:Own to load its code"):
         resumed(own, Hyperparameters(), set())
     replayed = CliRunner().invoke(log, ["replay", str(own), "--out", str(own / "model")])
     assert "give --rule own_rule:Own" in replayed.stderr
@@ -154,7 +154,7 @@ def test_a_module_that_ends_its_process_is_refused_in_one_line(tmp_path: Path, m
 def test_windows_of_more_shards_than_a_worker_may_hold_are_refused_at_start() -> None:
     fits = Hyperparameters(rule="diloco", batch_size=64, shard_size=128, local_steps=1996)
     new_core(fits)
-    with pytest.raises(ValueError, match="raise --shard-size, or take fewer local steps"):
+    with pytest.raises(ValueError, match="raise --shard-size, or use fewer local steps"):
         new_core(replace(fits, local_steps=1998))
 
 

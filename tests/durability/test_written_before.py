@@ -1,4 +1,4 @@
-"""A run that an earlier state of this project wrote goes on: its checkpoints, and its log.
+"""A run whose checkpoints and log an earlier version of this project wrote can be resumed.
 
 `written_by_0_1_0` holds the folder of a server that was killed at version 10 with `--durability log`: checkpoints of versions 0
 and 6, and the two segments of the log, without the space allocated ahead. `expected.json` says what the server held then.

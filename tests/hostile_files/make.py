@@ -24,7 +24,7 @@ MANY_DIGITS = 10**400  # an integer that no float can hold
 
 
 class Hostile(NamedTuple):
-    """A file, and the error that it must meet: its type, and a part of its text."""
+    """A file, and the error that it must cause: its type, and part of its text."""
 
     content: bytes
     error: type[Exception]
@@ -43,7 +43,7 @@ def records() -> list[bytes]:
 
 
 def header(magic: bytes = b"GEMLOG1\n", serial: int = 1, first: int = 1, run: bytes = b"0a1b2c3d") -> bytes:
-    """A segment's header, with a right checksum."""
+    """A segment's header, with a valid checksum."""
     head = segment._HEADER.pack(magic, serial, first, 7, run)
     return head + segment._CRC.pack(crc32c(head))
 
@@ -53,7 +53,7 @@ def with_header(**changes: Any) -> bytes:
 
 
 def with_fields(place: int, **changes: int) -> bytes:
-    """The log's file with other fields before record `place`, and a right checksum of these."""
+    """The log's file with other fields before record `place`, and a valid checksum for them."""
     out, at = bytearray(right("segment")), record_at(place)
     names = ("number", "durable", "text", "payload", "check")
     begin = at + segment._PREFIX
@@ -64,7 +64,7 @@ def with_fields(place: int, **changes: int) -> bytes:
 
 
 def record_at(place: int) -> int:
-    """Where a record of the log's file begins, counted from 0."""
+    """The byte at which a record of the log's file begins; records are counted from 0."""
     at = -1
     for _ in range(place + 1):
         at = right("segment").index(b"GEMr", at + 1)

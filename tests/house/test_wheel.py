@@ -1,4 +1,4 @@
-"""The wheel in an environment that has the server's dependencies and nothing else: no source tree, no PyTorch."""
+"""The wheel works in an environment with only the server's dependencies: no source tree, no PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher sums up from a run's history. No server is there."""
+"""What the launcher derives from a run's history, without a server."""
 
 from __future__ import annotations
 

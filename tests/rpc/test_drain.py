@@ -1,4 +1,4 @@
-"""A server ends gracefully, comes back where it was, and says what is wrong when it can't start."""
+"""A server shuts down gracefully, resumes where it was, and says what is wrong if it can't start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A commit is known by (lease, sequence): however often it is sent, it is applied once and answered the same."""
+"""(lease, sequence) identifies a commit: however often it is sent, it is applied once, and its reply is the same."""
 
 from __future__ import annotations
 

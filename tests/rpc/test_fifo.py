@@ -1,4 +1,4 @@
-"""Commits are applied one by one in the order in which they were complete; readers see whole versions; shares are fair."""
+"""Commits are applied one by one, in the order in which they were complete. Readers see whole versions. Service is fair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that take and never give: what the server holds stays under its limit, and an honest worker keeps committing."""
+"""Clients that exhaust the server: its memory stays under the limit, and an honest worker keeps committing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases on a running server: who vanishes, leaves or is replaced takes nothing with them."""
+"""Leases on a running server: if a worker vanishes, leaves or is replaced, its memory and shards are released."""
 
 from __future__ import annotations
 

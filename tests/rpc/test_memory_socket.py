@@ -1,4 +1,4 @@
-"""The socket that hands out shared memory: where it is, who gets what, and visitors of every kind."""
+"""The socket that gives shared memory to workers: its address, its tokens, and clients that misbehave."""
 
 from __future__ import annotations
 

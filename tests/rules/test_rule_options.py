@@ -1,4 +1,4 @@
-"""How a rule is chosen and set: its own options as text, users' own rules by name, and what is said of wrong ones."""
+"""Choosing a rule and its options as text, users' own rules by name, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ def test_every_rule_says_which_options_it_has(rule: str) -> None:
         "diloco": "has outer_rate, outer_momentum, delay, eager",
     }  # fmt: skip
     for wrong in ("nonsense=1", "learning_rate=1", "alpha", "=1"):
-        with pytest.raises(ValueError, match=f"{re.escape(repr(wrong))} is none, this rule {has[rule]}"):
+        with pytest.raises(
+            ValueError,
+            match=f"{re.escape(repr(wrong))} is not an option of the rule: options are name=value, and this rule {has[rule]}",
+        ):
             make_core(Hyperparameters(rule=rule, rule_options=wrong))
 
 
@@ -156,8 +159,12 @@ def test_a_users_rule_gets_the_runs_settings_and_its_own_options(module: str) ->
         ("rules_of_a_user:NoMove", "", "'rules_of_a_user:NoMove' is not a rule: it lacks move"),
         ("rules_of_a_user:NoRate", "", "'rules_of_a_user:NoRate' is not a rule: it lacks learning_rate"),
         ("rules_of_a_user:NeedsBound", "", "the rule needs options without a default: limit=…"),
-        ("rules_of_a_user:WithList", "", "the rule's options are of type int, float, str, bool: sizes is not"),
-        ("rules_of_a_user:Good", "limit=1", "'limit=1' is none, this rule has bound, rounds, word, strict"),
+        ("rules_of_a_user:WithList", "", "the rule's option sizes must have one of the types int, float, str, bool"),
+        (
+            "rules_of_a_user:Good",
+            "limit=1",
+            "'limit=1' is not an option of the rule: options are name=value, and this rule has bound, rounds, word, strict",
+        ),
         ("rules_of_a_user:Good", "strict=perhaps", "the rule's option strict is true or false, not 'perhaps'"),
     ],
 )

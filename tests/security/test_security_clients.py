@@ -1,4 +1,5 @@
-"""The SDK and the commands at a server that asks for tokens: what they are given, what they say, what they never show."""
+"""The SDK and the commands with a server that requires tokens: their credentials, their messages, and that no token is
+shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A treacherous disk: what was not synced may be lost, in part or whole, when the power fails; and it can be full.
+"""A simulated disk that can fail: bytes that were not synced may be lost, in part or all, when the power fails. It can be full.
 
 Files are really there, in a folder of the test's, so that the code under test reads them as ever. Beside them the disk
 keeps what has reached the platter; a power failure leaves that, and a random part of the rest.
@@ -20,12 +20,12 @@ SECTOR = 16  # bytes that reach the platter together; small, so that small recor
 
 
 class PowerFailure(Exception):
-    """The machine stopped in the middle of what it did."""
+    """The machine lost power in the middle of an operation."""
 
 
 @dataclass
 class Content:
-    """A file's bytes: those on the platter, those that are not yet, and how long it is allocated."""
+    """A file's bytes: those on the platter, those not there yet, and its allocated length."""
 
     platter: bytearray = field(default_factory=bytearray)
     cached: list[tuple[int, bytes]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Content:
         self.cached.clear()
 
     def after_failure(self, random: Random) -> bytes:
-        """The platter, and some sectors of what was not synced."""
+        """The bytes on the platter, and some sectors that were not synced."""
         image = bytearray(self.platter)
         for at, data in self.cached:
             for begin in range(0, len(data), SECTOR):
@@ -49,7 +49,7 @@ class Content:
 
 
 class SimulatedDisk(Storage):
-    """A folder on a disk with so many bytes.
+    """A folder on a disk of limited size.
 
     Args:
         root: The folder.
@@ -122,7 +122,7 @@ class SimulatedDisk(Storage):
     # -- what happens to it
 
     def fail(self) -> None:
-        """The power fails and comes back: the folder holds what was left."""
+        """The power fails and returns: the folder holds what survived."""
         for step in self._steps[: self._random.randint(0, len(self._steps))]:
             step(self._names)
         self._steps.clear()
@@ -138,7 +138,7 @@ class SimulatedDisk(Storage):
         self.fails_in, self.sick = None, False
 
     def damage(self, path: Path) -> None:
-        """A byte of a file goes bad."""
+        """Corrupts a byte of a file."""
         content = self._files[path]
         content.platter[len(content.platter) // 2] ^= 1
         path.write_bytes(content.platter)

@@ -1,4 +1,4 @@
-"""The simulation finds bugs: each of these is planted, and caught within a few seeds."""
+"""The simulation finds bugs: each of these is planted on purpose, and found within a few seeds."""
 
 from __future__ import annotations
 

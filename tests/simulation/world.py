@@ -81,7 +81,7 @@ class World:
     # -- the scheduler
 
     def run(self, steps: int) -> None:
-        """So many steps of trouble, then quiet until the run is complete."""
+        """Makes a number of steps with faults, then steps without faults until the run is complete."""
         try:
             self._run(steps)
         finally:
@@ -102,14 +102,14 @@ class World:
         self.crash()
 
     def peace(self) -> list[tuple[Callable[[], None], float]]:
-        """What happens all the time, and how often."""
+        """The events that always happen, with their weights."""
         return [
             (self.client_acts, 8), (self.deliver, 12), (self.begin, 6), (self.finish, 6), (self.take, 3), (self.write, 3),
             (self.sync, 3),
         ]  # fmt: skip
 
     def trouble(self) -> list[tuple[Callable[[], None], float]]:
-        """What may happen, and how often."""
+        """The events that may happen, with their weights."""
         return [
             *self.peace(), (self.drop, 0.5), (self.repeat, 0.8), (self.checkpoint, 0.5), (self.save, 1.5), (self.expire, 0.2),
             (self.crash, 0.2), (self.crash_soon, 0.2), (self.fill_disk, 0.1), (self.make_room, 0.5), (self.client_dies, 0.1),
@@ -134,7 +134,7 @@ class World:
             self.network.append(request)
 
     def client_dies(self) -> None:
-        """And another takes its place, now and then under its name."""
+        """Kills a worker. Another takes its place, sometimes under the same name."""
         name = self.random.choice(list(self.clients))
         if self.clients[name].done:
             return
@@ -252,7 +252,7 @@ class World:
             raise Overloaded("there is no checkpoint yet")
 
     def _answer(self, request: Request, value: Any, told: Callable[[], object] = lambda: None, due: int | None = None) -> None:
-        """Answers once everything that has happened so far is on the disk, or the record `due`."""
+        """Replies once everything so far is on the disk, or the record `due`."""
         journal = self.server.journal
         number = due if due is not None else journal.appended if journal is not None else 0
         self.server.answers.append((number, Response(request, value), told))
@@ -268,11 +268,11 @@ class World:
         server.answers = [answer for answer in server.answers if answer[0] > durable]
 
     def durable(self) -> int:
-        """The last record on the disk."""
+        """Number of the last record on the disk."""
         return self.server.journal.durable if self.server.journal else 0
 
     def _note(self) -> None:
-        """What the run looks like after its last record, unless a commit has its turn."""
+        """Records the run's state after its last record, unless a commit is being applied."""
         journal = self.server.journal
         if journal is not None and self.server.step is None:
             self.truth.prints[journal.appended] = fingerprint(self.server.core)
@@ -291,7 +291,7 @@ class World:
                     self.network.append(Response(request, error=LeaseEnded("ended while it waited")))
 
     def next_commit(self) -> Commit:
-        """Whose turn it is."""
+        """The commit at the head of the queue."""
         return self.server.queue.popleft()
 
     def finish(self) -> None:
@@ -333,7 +333,7 @@ class World:
             server.journal.done(server.written.popleft())
 
     def checkpoint(self) -> None:
-        """Begins one; it is written while the run goes on."""
+        """Begins a checkpoint, which is written while the run continues."""
         server = self.server
         if server.core.central.initialized and server.checkpoint is None:
             if server.logged:
@@ -345,7 +345,7 @@ class World:
             )._write()  # fmt: skip
 
     def save(self) -> None:
-        """The next step of a checkpoint: its memory is made ready, the state is taken, the files are written."""
+        """The next step of a checkpoint: its memory is prepared, the state is captured, the files are written."""
         server, before = self.server, checkpoint.list_checkpoints(self.disk.root)
         if server.checkpoint is None:
             return
@@ -386,7 +386,7 @@ class World:
         self.disk.sick = False
 
     def crash(self) -> None:
-        """The power fails; the server starts again, perhaps more than once."""
+        """The power fails, and the server restarts, perhaps more than once."""
         self.crashes += 1
         if self.server.checkpoint is not None:
             self.server.checkpoint.close()
@@ -432,7 +432,7 @@ class World:
         return server
 
     def _damage_a_checkpoint(self) -> None:
-        """The newest, where an older one and the log since stand in."""
+        """Damages the newest checkpoint, if an older one and the log since can replace it."""
         found = checkpoint.list_checkpoints(self.disk.root)
         stands_in = len(found) > 1 and (
             recovery.log_position_of(found[0]) is None or recovery.log_position_of(found[1]) is not None
@@ -452,7 +452,7 @@ class World:
         return Server(self._new_core(f"run{self._runs:05d}", self.settings, logged), logged)
 
     def _starts_logged(self) -> bool:
-        """Whether a start of the server keeps a log."""
+        """Whether a start of the server writes a log."""
         return self.random.random() >= self._unlogged
 
     def _new_core(self, run_id: str, settings: Hyperparameters, logged: bool = False) -> Core:
@@ -460,7 +460,7 @@ class World:
         return Core(run_id, settings, lease_seconds=LEASE_SECONDS, memory_limit=limit, new_id=self._new_id, logged=logged)
 
     def _some_memory_limit(self, clients: int) -> int:
-        """None, or room for so many workers that overlap, and for fewer copies than a checkpoint of them may need."""
+        """0 for no limit; or room for some workers that overlap, and for fewer copies than a checkpoint of them may need."""
         if self.random.random() < 0.5:
             return 0
         core = self._new_core("", self.settings)

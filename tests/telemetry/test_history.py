@@ -1,4 +1,4 @@
-"""The run's history: a line of CSV for each applied commit, in order, and none that a restart has undone."""
+"""The history file: a line of CSV for each applied commit, in order, without commits that a restart has undone."""
 
 from __future__ import annotations
 

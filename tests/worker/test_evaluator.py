@@ -1,4 +1,4 @@
-"""gem-evaluator against a real server: as a process of its own, and where only its exit status matters, in this one."""
+"""gem-evaluator against a real server: as a separate process, or in this one if only its exit status matters."""
 
 from __future__ import annotations
 

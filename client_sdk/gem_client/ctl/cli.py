@@ -165,8 +165,8 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
       gem-ctl pull model.safetensors
       gem-ctl report run.html
 
-    Exit status of every command: 0 on success; 1 if it failed (the server is unreachable, refuses or is shutting down, a file
-    can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends top with 0.
+    Exit status of every command: 0 on success; 1 if it failed (the server is unreachable, rejects the request or is shutting
+    down, a file can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends top with 0.
     """
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
     context.obj = Target(server, runs, timeout, options)

@@ -44,7 +44,7 @@ def verify(folder: Path) -> None:
             line, due = _contents(Segment(path), due)
             click.echo(line)
         except (FileNotFoundError, DamagedLog) as error:
-            gone = not path.exists()  # put aside while it was read, and perhaps written over already
+            gone = not path.exists()  # retired while it was read, and perhaps overwritten already
             click.echo(
                 f"{path.name}  "
                 + ("removed while it was read: a new checkpoint has made it obsolete" if gone else f"DAMAGED: {error}")
@@ -56,7 +56,7 @@ def verify(folder: Path) -> None:
 
 
 def _contents(segment: Segment, due: int | None) -> tuple[str, int]:
-    """A line that describes a segment, and the number of the record after it. Raises DamagedLog."""
+    """A line that describes a segment, and the number of the record that must follow it. Raises DamagedLog."""
     if due is not None and segment.first != due:
         raise DamagedLog(f"{segment.path} begins with record {segment.first}, but record {due} is due")
     last, commits, versions = segment.first - 1, 0, []

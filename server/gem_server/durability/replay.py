@@ -1,4 +1,4 @@
-"""Rebuilds a run from its log: every record goes through the same core, the same rule, in the same order."""
+"""Rebuilds a run from its log: applies every record to the core, in the same order and with the same rule as in the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gem_server.durability.segment import DamagedLog, Entry, Segment, name, seri
 
 
 class Log:
-    """The segments in a folder from one on, as one sequence of records.
+    """The log's segments from a position on, as one sequence of records.
 
     Args:
         directory: The log's folder.
@@ -83,7 +83,7 @@ def _ended(core: Core, record: Record, now: float) -> None:
 def _pulled(core: Core, record: Record, now: float) -> None:
     lease = core.leases.get(record.fields["lease"])
     _require_version(core.central.version, record.fields["version"])
-    with suppress(RuleFailed):  # as it did then
+    with suppress(RuleFailed):  # the rule raised in the run too
         core.pull(lease)
 
 
@@ -108,7 +108,7 @@ def _committed(core: Core, record: Record, now: float) -> None:
     _require_version(core.central.version + step.accepted, fields["version"])
     try:
         core.finish(step, step.run(), now)
-    except RuleFailed:  # as it did then: the worker was refused, and the version of the next commit tells if it was not
+    except RuleFailed:  # the rule raised in the run too, and the commit was rejected; if not, the next version does not match
         core.failed(commit)
 
 

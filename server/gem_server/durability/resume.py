@@ -29,7 +29,7 @@ class Beginning(NamedTuple):
     Attributes:
         core: A new run's, or the one restored from the newest checkpoint and the log since.
         number: Number of the log's last record.
-        outdated: Whether this start has changed hyperparameters that the run's workers use.
+        outdated: Whether this start has changed hyper-parameters that the run's workers use.
     """
 
     core: Core
@@ -169,7 +169,7 @@ def _change_hyperparameters(core: Core, config: ServerConfig, logger: Logger) ->
 
 
 def lock_directory(directory: Path) -> IO[bytes]:
-    """Keeps every other server out of a checkpoint directory until the returned file is closed. Raises StartError."""
+    """Locks a checkpoint folder against other servers until the returned file is closed. Raises StartError."""
     try:
         Storage().make_directories(directory)
         lock = (directory / ".lock").open("ab")
@@ -184,7 +184,7 @@ def lock_directory(directory: Path) -> IO[bytes]:
 
 
 def resumed_hyperparameters(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:
-    """The checkpoint's hyperparameters, changed where the user asked. Raises ValueError for those that are fixed."""
+    """The checkpoint's hyper-parameters with the user's changes. Raises ValueError if a fixed one would change."""
     changes = {name: getattr(asked, name) for name in given if getattr(asked, name) != getattr(kept, name)}
     fixed = [f"--{name.replace('_', '-')} was {getattr(kept, name)}" for name in FIXED if name in changes]
     if fixed:

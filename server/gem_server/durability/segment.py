@@ -1,4 +1,4 @@
-"""A segment: one file of the log, a sequence of records with checksums. Tells a torn tail from damage.
+"""A segment: one file of the log, a sequence of records with checksums. It distinguishes a torn tail from damage.
 
 segment-<serial>   little-endian
     header   "GEMLOG1\\n", u64 serial, u64 number of the first record, u32 seed, 8 characters of run id, u32 CRC-32C of these
@@ -82,10 +82,10 @@ class SegmentWriter:
     """A new segment. All methods raise OSError; a batch that failed can be written again.
 
     Args:
-        storage: Where it is written.
+        storage: The file operations to write it with.
         directory: The log's folder.
-        serial: Which segment it is.
-        first: Index of its first record.
+        serial: The segment's serial number.
+        first: Number of its first record.
         seed: 32 random bits.
         run_id: 8 characters.
     """
@@ -95,7 +95,7 @@ class SegmentWriter:
         self._seed = seed
         path = next(iter(spares(directory)), None)
         if path is not None:
-            storage.sync_directory(directory)  # it must not come back under its old name once it is written over
+            storage.sync_directory(directory)  # after a crash it must not reappear under its old name with new content
             self._file, self._allocated = storage.reopen(path), path.stat().st_size
         else:
             path = directory / "spare-new"
@@ -155,9 +155,9 @@ class Segment:
         path: Its file.
 
     Attributes:
-        serial: Which segment of the log it is.
-        first: Index of its first record.
-        run_id: The run's.
+        serial: The segment's serial number.
+        first: Number of its first record.
+        run_id: The run's id.
         torn: Whether part of a further record was found; known once `entries` is exhausted.
 
     Raises:

@@ -19,7 +19,7 @@ from gem_server.rpc.calls import Call, Calls
 from gem_server.security.access import Access
 
 Handler = Callable[..., Awaitable[Any]]
-MAX_DETAILS = 1000  # characters: the statuses of grpc travel in headers of limited size
+MAX_DETAILS = 1000  # characters of an error message: gRPC sends it in a header of limited size
 Context = Any  # grpc.aio.ServicerContext: grpcio has no type hints
 
 
@@ -39,7 +39,7 @@ def _guard(method: Method, serve: Handler, calls: Calls, access: Access, logger:
         with calls.serve() as call:
             try:
                 if method.kind.endswith("_stream"):
-                    # First of all: grpc can't end a call that it cancels while it sends them together with a first frame.
+                    # First, on their own: gRPC can't end a call that it cancels while they are sent with a first frame.
                     await context.send_initial_metadata(())
                 call.identify = partial(access.identify, method.name, context)
                 call.identify()
@@ -56,7 +56,7 @@ def _guard(method: Method, serve: Handler, calls: Calls, access: Access, logger:
                 await _abort(context, call.error)
             except Exception:
                 if context.cancelled():
-                    raise asyncio.CancelledError from None  # the client has gone; grpc has many ways to say so
+                    raise asyncio.CancelledError from None  # the client has gone; gRPC reports that in many ways
                 logger.exception("internal error while serving a call; please report it", rpc=method.name)
                 await context.abort(grpc.StatusCode.INTERNAL, "internal server error; see the server's log")
         raise AssertionError("abort does not return")
@@ -65,7 +65,7 @@ def _guard(method: Method, serve: Handler, calls: Calls, access: Access, logger:
 
 
 def _parse(method: Method, request: bytes, call: Call) -> Any:
-    """The message, once the lease that it names, if any, is the caller's. A stream names it in its headers: see `Transfer`."""
+    """Parses a request, and checks that the lease that it names, if any, is the caller's. For streams, `Transfer` checks it."""
     assert method.parse_request is not None
     try:
         message = method.parse_request(request)

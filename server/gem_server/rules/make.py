@@ -1,4 +1,4 @@
-"""Makes a rule from its class and what the user set."""
+"""Makes a rule from its class and the user's settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make(kind: type[UpdateRule], options: str, settings: Mapping[str, object]) -
         name, equals, text = option.partition("=")
         if not equals or name not in own:
             has = f"has {', '.join(own)}" if own else "has no options of its own"
-            raise ValueError(f"the rule's options are name=value: {option!r} is none, this rule {has}")
+            raise ValueError(f"{option!r} is not an option of the rule: options are name=value, and this rule {has}")
         given[name] = _value(name, text, types[name])
     if lacking := [name for name in own if name not in given and _required(known[name])]:
         raise ValueError(f"the rule needs options without a default: {', '.join(f'{name}=…' for name in lacking)}")
@@ -64,7 +64,8 @@ def _types(kind: type, names: list[str]) -> dict[str, type]:
     """The types of a rule's options. Raises ValueError for a type that cannot be read from text."""
     types = get_type_hints(kind)
     if odd := [name for name in names if types[name] not in _TYPES]:
-        raise ValueError(f"the rule's options are of type {', '.join(each.__name__ for each in _TYPES)}: {odd[0]} is not")
+        valid = ", ".join(each.__name__ for each in _TYPES)
+        raise ValueError(f"the rule's option {odd[0]} must have one of the types {valid}")
     return {name: types[name] for name in names}
 
 
