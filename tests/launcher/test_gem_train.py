@@ -415,7 +415,7 @@ def test_a_bug_in_what_the_launcher_itself_calls_is_shown_too(
 def test_a_rules_wrong_option_is_one_line_and_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
     launcher = launch("--workers", "1", "--rule-options", "speed=9")
     assert launcher.wait() == 2, launcher.output
-    assert "gem-train: the rule's options are name=value: 'speed=9' is none, this rule has " in launcher.output
+    assert "gem-train: the rule has no option 'speed=9': its options are " in launcher.output
     assert launcher.output.splitlines()[-1].startswith("gem-train: ")
     assert not list((tmp_path / "runs").iterdir())
 
