@@ -144,7 +144,8 @@ def test_verify_of_a_folder_without_a_log_says_which_one_to_name(tmp_path: Path)
     assert result.exit_code == 1
     assert (
         result.output
-        == f"Error: {tmp_path} has no log: only a run with --durability log has one; give its folder of checkpoints (--checkpoint-dir)\n"
+        == f"Error: {tmp_path} has no log: only a run with --durability log has one; give its folder of checkpoints "
+        "(--checkpoint-dir)\n"
     )
 
 
