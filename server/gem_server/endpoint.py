@@ -99,5 +99,6 @@ def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
     except RuntimeError as error:
         why = str(error).partition(";")[0]
         raise StartError(
-            f"can't listen on {address}: the address is in use, does not belong to this machine, or is not HOST:PORT ({why})"
+            f"can't listen on {address}: the address is in use, does not belong to this machine, or is not HOST:PORT; "
+            f"give another with --listen ({why})"
         ) from None

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 from gem_api.errors import CheckpointFailed, Overloaded
@@ -36,6 +37,8 @@ from gem_server.telemetry.metrics import Metrics
 from gem_server.telemetry.progress import Progress, Traffic
 from gem_server.warm_up import warm_up
 
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
 
 async def serve(config: ServerConfig, logger: Logger) -> None:
     """Serves until SIGTERM, SIGINT or Drain, then ends gracefully.
@@ -45,10 +48,20 @@ async def serve(config: ServerConfig, logger: Logger) -> None:
     """
     server = Server(config, time.monotonic, time.time, logger)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop, number.name)
-    await server.start()
-    await server.stopped()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(server.stop, signal.Signals(number).name)
+
+    # Not loop.add_signal_handler: the loop would restore Python's handlers when it closes, and another Ctrl-C during the exit
+    # would then change its status.
+    for number in _ENDING:
+        signal.signal(number, stop)
+    try:
+        await server.start()
+        await server.stopped()
+    finally:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class Server:

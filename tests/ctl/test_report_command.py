@@ -43,7 +43,7 @@ def test_the_report_goes_where_it_is_told(fresh: FakePrometheus, tmp_path: Path)
 def test_a_report_that_can_not_be_made_is_one_line_and_leaves_no_file(fresh: FakePrometheus, tmp_path: Path) -> None:
     for arguments, words in {
         ("--prometheus", "nonsense"): "write http://HOST:9090",
-        ("--prometheus", "http://127.0.0.1:1"): "no response from a Prometheus",
+        ("--prometheus", "http://127.0.0.1:1"): "is its address right (--prometheus)?",
         ("--prometheus", fresh.url, "--run", "strange"): "only newer, older",
         ("--prometheus", fresh.url, "--last", "0.1"): "Does it scrape gem-server?",
     }.items():

@@ -77,7 +77,7 @@ def test_what_is_the_runs_for_good_is_refused(saved: Path) -> None:
 
 
 def test_a_resumed_run_without_an_end_is_refused_as_a_new_one_is(saved: Path) -> None:
-    with pytest.raises(StartError, match="would train for ever"):
+    with pytest.raises(StartError, match="would train forever"):
         resumed(saved, replace(KEPT, epochs=0), {"epochs"})
     assert resumed(saved, replace(KEPT, epochs=0, steps=5), {"epochs", "steps"}) == {"epochs": "1200 -> 0", "steps": "0 -> 5"}
 

@@ -78,7 +78,7 @@ def commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo_commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """After `pip install gem-ps[demo]`."""
+    """After `pip install ".[demo]"`."""
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *extras["torch"], *extras["report"], *extras["demo"]]
     return installed(wheel, tmp_path_factory.mktemp("demo"), [one for one in wanted if not one.startswith("gem-ps")])

@@ -295,8 +295,12 @@ class Process:
         self.lines += rest.splitlines(keepends=True)
         return self._process.returncode
 
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> None:
-        if self._process.poll() is None:
+        if self.running:
             self._process.kill()
             self._process.communicate()
 
@@ -309,6 +313,14 @@ def process(*flags: str, **environment: str) -> Iterator[Process]:
         yield server
     finally:
         server.kill()
+
+
+def test_more_ctrl_c_during_the_end_does_not_change_the_exit_status() -> None:
+    with process("--listen", "127.0.0.1:0") as server:
+        server.serving()
+        while server.running:
+            server.signal(signal.SIGINT)
+        assert server.ended() == 0
 
 
 def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gem_api import __version__
 from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_api.layout import MAX_PARAMETERS
 from gem_api.process.addresses import DEFAULT_PORT
+from gem_api.process.extras import install
 from gem_api.process.lifetime import interruptible
 from gem_api.process.options import (
     DURABILITIES,
@@ -270,7 +271,7 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
         from gem_client.ctl.report import find_run, page
     except ImportError as error:
         raise click.ClickException(
-            f'reports need Matplotlib: pip install "gem-ps[report]", or use the workers\' image ({error})'
+            f"reports need Matplotlib: {install('report')}, or use the workers' image ({error})"
         ) from error
     try:
         source, now = Prometheus(prometheus), time.time()

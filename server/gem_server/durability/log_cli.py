@@ -31,7 +31,9 @@ def verify(folder: Path) -> None:
     """Reads every record in FOLDER/log and reports damage. Exit status 1 if an acknowledged record is missing."""
     segments = serials(recovery.log_directory(folder))
     if not segments:
-        raise click.ClickException(f"{folder} has no log: name the folder that is given as --checkpoint-dir")
+        raise click.ClickException(
+            f"{folder} has no log: only a run with --durability log has one; give its folder of checkpoints (--checkpoint-dir)"
+        )
     for path in checkpoint.list_checkpoints(folder):
         position = recovery.log_position_of(path)
         click.echo(

@@ -70,7 +70,7 @@ def _require_end(settings: Hyperparameters, config: ServerConfig) -> None:
     """Raises ValueError for a run without a limit, unless the user asked for one."""
     if settings.endless and not config.until_stopped:
         raise ValueError(
-            "--epochs 0 without --steps would train for ever: set one of them, or give --until-stopped if that is what you want"
+            "--epochs 0 without --steps would train forever: set one of them, or --until-stopped if that is what you want"
         )
 
 

@@ -52,8 +52,8 @@ def make(kind: type[UpdateRule], options: str, settings: Mapping[str, object]) -
     for option in options.split():
         name, equals, text = option.partition("=")
         if not equals or name not in own:
-            has = f"has {', '.join(own)}" if own else "has no options of its own"
-            raise ValueError(f"{option!r} is not an option of the rule: options are name=value, and this rule {has}")
+            valid = f"its options are {', '.join(own)}, given as NAME=VALUE" if own else "it has no options"
+            raise ValueError(f"the rule has no option {option!r}: {valid}")
         given[name] = _value(name, text, types[name])
     if lacking := [name for name in own if name not in given and _required(known[name])]:
         raise ValueError(f"the rule needs options without a default: {', '.join(f'{name}=…' for name in lacking)}")

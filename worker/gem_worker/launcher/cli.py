@@ -126,11 +126,11 @@ def main(context: click.Context, /, **options: Any) -> None:
     writes a checkpoint, summary.json and report.png, and prints how to resume.
 
     Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch). Its
-    only argument is the --data folder. README.md has an example.
+    only argument is the --data folder. docs/guides/own-task.md has an example.
 
     \b
     Examples:
-      gem-train                                   digits, 4 workers, one minute
+      gem-train                                   digits, 4 workers, about 20 seconds
       gem-train --task mnist --data DIR --shards replicate --steps 400
       gem-train --workers 100 --processes 2 ...   many workers in few processes
       gem-train --rule downpour --workers 30 ...  what happens without GEM
@@ -249,7 +249,7 @@ def _with_an_end(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options. Raises ClusterError if the run would never end without --until-stopped."""
     if not options["epochs"] and not options["steps"] and not options["until_stopped"]:
         raise ClusterError(
-            "--epochs 0 without --steps would train forever: set one of them, or --until-stopped if you want that"
+            "--epochs 0 without --steps would train forever: set one of them, or --until-stopped if that is what you want"
         )
     return options
 

@@ -208,13 +208,21 @@ def _staleness(summary: dict[str, Any]) -> str:
     return f"mean {summary['staleness_mean']:.1f}, 95 % at most {summary['staleness_p95']:.0f}"
 
 
+def _test_score(summary: dict[str, Any]) -> str:
+    """The accuracy, or the loss if the task has no accuracy."""
+    accuracy, loss = summary["test_accuracy"], summary["test_loss"]
+    if accuracy is None and loss is not None:
+        return f"test loss      {loss:.4f}"
+    return f"test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}"
+
+
 def _closing(summary: dict[str, Any], folder: RunFolder, plot: str) -> str:
-    accuracy, pi = summary["test_accuracy"], summary["pi_median"]
+    pi = summary["pi_median"]
     simulated = f" ({_simulated(summary['step_seconds'])})" if summary["step_seconds"] else ""
     lines = [
         "",
         f"{summary['outcome']} after {summary['commits']} commits in {summary['seconds']:.0f} s{simulated}",
-        f"  test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}",
+        f"  {_test_score(summary)}",
         f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
         f"  plot           {plot}",
