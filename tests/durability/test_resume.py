@@ -14,7 +14,7 @@ from core_helpers import make_core as new_core
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import StartError
 from gem_server.durability.log_cli import main as log
-from gem_server.durability.resume import Beginning, make_core
+from gem_server.durability.resume import Beginning, lock_directory, make_core
 from gem_server.rules import make_rule
 from live import config
 from structlog.testing import CapturingLogger
@@ -171,3 +171,14 @@ def test_shards_smaller_than_a_batch_are_refused() -> None:
     asked = replace(config(Hyperparameters(batch_size=512)), given=frozenset({"shard_size"}))
     with pytest.raises(StartError, match="--shard-size 256 would cut batches of --batch-size 512 short"):
         make_core(asked, lambda: 0.0, CapturingLogger())
+
+
+def test_workers_that_hold_more_than_the_memory_limit_are_not_taken_over(saved: Path) -> None:
+    with pytest.raises(StartError, match="--memory-limit is 1: raise the limit"):
+        make_core(config(KEPT, checkpoint_dir=saved, resume=True, memory_limit=1), lambda: 0.0, CapturingLogger())
+
+
+def test_a_checkpoint_folder_that_can_not_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match=r"can't use .*/file for checkpoints: "):
+        lock_directory(tmp_path / "file")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.wheel
 ROOT = Path(__file__).parents[2]
 ROOMS = ("proto", "server", "worker", "client_sdk")
 with (ROOT / "pyproject.toml").open("rb") as file:

@@ -161,6 +161,14 @@ def test_a_worker_with_a_missing_authority_file_is_wrong_use(tmp_path: Path) -> 
     assert "can't read" in done.stderr
 
 
+@pytest.mark.parametrize("half", ["--tls-cert", "--tls-key"])
+def test_half_of_a_client_certificate_is_wrong_use(half: str, tmp_path: Path) -> None:
+    (tmp_path / "half.pem").touch()
+    result = run(ctl, "--server=server.invalid:1", f"{half}={tmp_path / 'half.pem'}", "health")
+    assert result.exit_code == 2
+    assert "needs both --tls-cert and --tls-key" in result.stderr
+
+
 # -- the worker and the evaluator as processes, and what is shown
 
 
