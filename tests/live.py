@@ -59,7 +59,7 @@ class Live:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.clock = Clock(config.lease_seconds / 4, self._look)
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self._error: BaseException | None = None
@@ -98,15 +98,14 @@ class Live:
             raise error
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._serve())
+            with asyncio.Runner() as runner:  # as the command does: what is left at the end is cancelled
+                self._loop = runner.get_loop()
+                runner.run(self._serve())
         except BaseException as error:
             if not self._started.done():
                 self._started.set_exception(error)
             self._error = error
-        finally:
-            self._loop.close()
 
     async def _serve(self) -> None:
         self.server = Server(self.config, self.clock, time.time, structlog.get_logger())

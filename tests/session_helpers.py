@@ -172,7 +172,11 @@ class Wire:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._server)
+                try:
+                    server = socket.create_connection(self._server)
+                except OSError:
+                    client.close()
+                    raise
                 self._ends += [client, server]
                 threading.Thread(target=self._relay, args=(client, server, False), daemon=True).start()
                 threading.Thread(target=self._relay, args=(server, client, True), daemon=True).start()

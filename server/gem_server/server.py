@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
@@ -89,26 +89,38 @@ class Server:
         # The addresses first. If they are in use, the files may belong to another server and must stay untouched.
         self._endpoint = Endpoint(config, self.registry, logger)
         self.port = self._endpoint.port
-        self._lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
-        self.core, last_record, outdated = make_core(config, clock, logger)
-        self._prepare(self.core)
+        with ExitStack() as opened:  # a start that fails closes its files and sockets
+            self._lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
+            if self._lock:
+                opened.enter_context(self._lock)
+            self.core, last_record, outdated = make_core(config, clock, logger)
+            self._prepare(self.core)
 
-        calls = Calls(self.core.leases.owner)
-        self._memory_socket = _open_memory_socket(config.memory_socket, self.core, logger)
-        self._history = open_history(config.history, self.core.next_ticket, wall, logger) if config.history else None
-        progress, traffic = self._new_progress(), Traffic()
-        metrics = Metrics(
-            self.registry, self.core, progress, traffic, lambda: self._apply_loop.queue_length, lambda at: wall() - clock() + at
-        )
-        observers = [progress.applied, metrics.applied, *([self._history.applied] if self._history else [])]
-        self._apply_loop = ApplyLoop(self.core, clock, observers)
+            calls = Calls(self.core.leases.owner)
+            self._memory_socket = _open_memory_socket(config.memory_socket, self.core, logger)
+            opened.callback(self._memory_socket.close)
+            self._history = open_history(config.history, self.core.next_ticket, wall, logger) if config.history else None
+            if self._history:
+                opened.callback(self._history.close)
+            progress, traffic = self._new_progress(), Traffic()
+            metrics = Metrics(
+                self.registry,
+                self.core,
+                progress,
+                traffic,
+                lambda: self._apply_loop.queue_length,
+                lambda at: wall() - clock() + at,
+            )
+            observers = [progress.applied, metrics.applied, *([self._history.applied] if self._history else [])]
+            self._apply_loop = ApplyLoop(self.core, clock, observers)
 
-        journal = make_journal(config, self.core.run_id, last_record)
-        self._group_commit = self._make_group_commit(journal) if journal else None
-        self._checkpointer = self._make_checkpointer(journal, progress)
-        if self._group_commit:
-            self._begin_log()
-        self._end_unfit_leases(self._endpoint.access.asks, outdated)
+            journal = make_journal(config, self.core.run_id, last_record)
+            self._group_commit = self._make_group_commit(journal) if journal else None
+            self._checkpointer = self._make_checkpointer(journal, progress)
+            if self._group_commit:
+                self._begin_log()
+            self._end_unfit_leases(self._endpoint.access.asks, outdated)
+            opened.pop_all()
 
         self._servicer = TrainingServicer(
             self.core, self._apply_loop, progress, calls, self._memory_socket, self._group_commit or Unlogged(), traffic, clock,
@@ -170,8 +182,12 @@ class Server:
 
     async def start(self) -> None:
         """Compiles the update pass, then serves. Raises StartError if the user's own rule fails."""
-        self._warm_up()
-        await self._endpoint.start()
+        try:
+            self._warm_up()
+            await self._endpoint.start()
+        except BaseException:
+            await self._close()
+            raise
         self._applying = asyncio.create_task(self._apply_loop.run())
         self._chores = [asyncio.create_task(chore) for chore in self._new_chores()]
         if self._group_commit:

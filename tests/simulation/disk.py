@@ -70,6 +70,7 @@ class SimulatedDisk(Storage):
         self._files: dict[Path, Content] = {}  # as programs see them
         self._names: dict[Path, Content] = {}  # as the platter has them
         self._steps: list[Callable[[dict[Path, Content]], None]] = []  # names that changed since, in order
+        self._open: list[SimulatedFile] = []
 
     # -- what programs do
 
@@ -79,11 +80,15 @@ class SimulatedDisk(Storage):
         path.touch(mode=0o600, exist_ok=False)
         content = self._files[path] = Content()
         self._steps.append(lambda names: names.__setitem__(path, content))
-        return SimulatedFile(self, path, content)
+        return self._opened(path, content)
 
     def reopen(self, path: Path) -> SimulatedFile:
         self._tick()
-        return SimulatedFile(self, path, self._files[path])
+        return self._opened(path, self._files[path])
+
+    def _opened(self, path: Path, content: Content) -> SimulatedFile:
+        self._open.append(file := SimulatedFile(self, path, content))
+        return file
 
     def make_directory(self, path: Path) -> None:
         self._tick()
@@ -123,6 +128,7 @@ class SimulatedDisk(Storage):
 
     def fail(self) -> None:
         """The power fails and returns: the folder holds what survived."""
+        self.close()
         for step in self._steps[: self._random.randint(0, len(self._steps))]:
             step(self._names)
         self._steps.clear()
@@ -136,6 +142,12 @@ class SimulatedDisk(Storage):
         self._names = {path: Content(bytearray(data)) for path, data in image.items()}
         self._files = dict(self._names)
         self.fails_in, self.sick = None, False
+
+    def close(self) -> None:
+        """Ends the files that are open, as a process's end does. They have no buffer: nothing more is written."""
+        for file in self._open:
+            file.close()
+        self._open.clear()
 
     def damage(self, path: Path) -> None:
         """Corrupts a byte of a file."""

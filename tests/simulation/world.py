@@ -87,6 +87,7 @@ class World:
         finally:
             if self.server.checkpoint is not None:
                 self.server.checkpoint.close()
+            self.disk.close()
 
     def _run(self, steps: int) -> None:
         self._steps(steps, self.trouble())

@@ -6,6 +6,7 @@ import csv
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from gem_api.process.logs import Logger
@@ -52,10 +53,15 @@ class History:
         rewritten = path.with_name(path.name + ".new")
         self._file = rewritten.open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
-        self._writer.writerow(COLUMNS)
-        self._writer.writerows(kept)
-        self._file.flush()
-        rewritten.replace(path)
+        try:
+            self._writer.writerow(COLUMNS)
+            self._writer.writerows(kept)
+            self._file.flush()
+            rewritten.replace(path)
+        except BaseException:
+            with suppress(OSError):  # the disk may refuse the buffered lines again
+                self._file.close()
+            raise
 
     def _lines_before(self, next_ticket: int) -> list[list[str]]:
         """The file's complete lines of commits before a ticket; none if the file is damaged."""
