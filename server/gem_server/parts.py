@@ -1,0 +1,112 @@
+"""The parts of a server, wired together: who needs what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gem_api.process.logs import Logger
+from prometheus_client.registry import CollectorRegistry
+
+from gem_server.apply_loop import ApplyLoop
+from gem_server.config import ServerConfig, StartError
+from gem_server.core.state_machine import Core
+from gem_server.durability.checkpointer import Checkpointer
+from gem_server.durability.group_commit import GroupCommit, Unlogged
+from gem_server.durability.journal import Journal
+from gem_server.durability.metrics import LogMetrics
+from gem_server.durability.resume import lock_directory, make_core, make_journal
+from gem_server.endpoint import Endpoint
+from gem_server.rpc.admin import AdminServicer
+from gem_server.rpc.calls import Calls
+from gem_server.rpc.memory_socket import MemorySocket
+from gem_server.rpc.training import TrainingServicer
+from gem_server.rules.threads import Threads
+from gem_server.telemetry.history import open_history
+from gem_server.telemetry.metrics import Metrics
+from gem_server.telemetry.progress import Progress, Traffic
+
+
+class Parts:
+    """All parts of a server, each made from the ones before it. None of them runs yet.
+
+    Args:
+        config: How the server runs.
+        clock: Monotonic seconds.
+        wall: Unix seconds.
+        logger: The server's logger.
+        stop: Begins the server's graceful end; called with the reason.
+
+    Raises:
+        StartError: Wrong settings, an address in use, or no usable checkpoint.
+
+    Attributes:
+        outdated: Whether this start has changed hyperparameters that the run's workers use.
+        directory_lock: Keeps other servers out of the checkpoint directory; None without one.
+        history: Writes the run's history; None if none is kept.
+        group_commit: Writes the log; None if none is kept.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        logger: Logger,
+        stop: Callable[[str], None],
+    ) -> None:
+        registry = self.registry = CollectorRegistry()
+        # The addresses first: a server that can't have them must leave the files alone, which may be another server's.
+        self.endpoint = Endpoint(config, registry, logger)
+        self.directory_lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
+
+        core, last_record, self.outdated = make_core(config, clock, logger)
+        core.leases.looked(clock())  # what this start takes from here on is not charged to restored leases
+        core.rule.use_threads(Threads(config.apply_threads))
+        self.core = core
+
+        calls = Calls(core.leases.owner)
+        self.memory_socket = _open_memory_socket(config.memory_socket, core, logger)
+
+        traffic, progress = Traffic(), _new_progress(core, clock())
+        self.traffic, self.progress = traffic, progress
+        self.history = open_history(config.history, core.next_ticket, wall, logger) if config.history else None
+        metrics = Metrics(
+            registry, core, progress, traffic, lambda: self.apply_loop.queue_length, lambda at: wall() - clock() + at
+        )
+        observers = [progress.applied, metrics.applied, *([self.history.applied] if self.history else [])]
+        self.apply_loop = ApplyLoop(core, clock, observers)
+
+        journal = make_journal(config, core.run_id, last_record)
+        self.group_commit = self._new_group_commit(journal, logger, clock) if journal else None
+        self.checkpointer = Checkpointer(
+            config.checkpoint_dir, config.checkpoint_keep, core, self.apply_loop, progress, clock, logger,
+            before=self.history.flush if self.history else lambda: None,
+            notified=self.group_commit.based if self.group_commit else lambda: None,
+            journal=journal, log_limit=config.log_limit,
+        )  # fmt: skip
+
+        durability = self.group_commit or Unlogged()
+        self.training = TrainingServicer(
+            core, self.apply_loop, progress, calls, self.memory_socket, durability, traffic, clock, logger
+        )
+        admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
+        self.endpoint.add_services(self.training, admin, calls)
+
+    def _new_group_commit(self, journal: Journal, logger: Logger, clock: Callable[[], float]) -> GroupCommit:
+        metrics = LogMetrics(self.registry, journal)
+        return GroupCommit(journal, logger, clock, metrics.flushed, lambda: self.checkpointer.write())
+
+
+def _open_memory_socket(address: str, core: Core, logger: Logger) -> MemorySocket:
+    try:
+        return MemorySocket(address, core, logger)
+    except OSError as error:
+        raise StartError(f"can't share memory at {address} (--memory-socket): {error}") from None
+
+
+def _new_progress(core: Core, now: float) -> Progress:
+    """A resumed run begins with the checkpoint that it was restored from."""
+    progress = Progress(now, lambda worker: core.leases.named(worker) is not None)
+    if core.central.initialized:
+        progress.checkpointed(core.central.version, now)
+    return progress
