@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -127,15 +125,6 @@ def _shown_default(name: str) -> str | bool:
     """The default as help shows it; True lets click show it."""
     others = [f"{value:g} with {flag(other)} {word}" for (other, word), value in DECLARATIONS[name].other_defaults.items()]
     return "; ".join([f"{DEFAULTS[name]:g}", *others]) if others else True
-
-
-def environment_example(name: str, default: Any) -> str:
-    """The lines of `.env.example` about a hyper-parameter: its help, in comments of at most 120 columns, and its default."""
-    declared = DECLARATIONS[name]
-    others = [f"By default {value:g} with {flag(other)}={word}." for (other, word), value in declared.other_defaults.items()]
-    text = re.sub("--([a-z-]+)", lambda match: _variable(match[1]), " ".join([declared.help, *others]))
-    comment = textwrap.fill(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-    return f"{comment}\n#{_variable(name)}={default}\n"
 
 
 def _variable(name: str) -> str:
