@@ -25,6 +25,8 @@ from gem_server.telemetry.history import open_history
 from gem_server.telemetry.metrics import Metrics
 from gem_server.telemetry.progress import Progress, Traffic
 
+Clock = Callable[[], float]
+
 
 class Parts:
     """All parts of a server, each made from the ones before it. None of them runs yet.
@@ -46,40 +48,32 @@ class Parts:
         group_commit: Writes the log; None if none is kept.
     """
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-        logger: Logger,
-        stop: Callable[[str], None],
-    ) -> None:
-        registry = self.registry = CollectorRegistry()
+    def __init__(self, config: ServerConfig, clock: Clock, wall: Clock, logger: Logger, stop: Callable[[str], None]) -> None:
+        self.registry = CollectorRegistry()
         # The addresses first: a server that can't have them must leave the files alone, which may be another server's.
-        self.endpoint = Endpoint(config, registry, logger)
+        self.endpoint = Endpoint(config, self.registry, logger)
         self.directory_lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
 
-        core, last_record, self.outdated = make_core(config, clock, logger)
+        self.core, last_record, self.outdated = make_core(config, clock, logger)
+        core = self.core
         core.leases.looked(clock())  # what this start takes from here on is not charged to restored leases
         core.rule.use_threads(Threads(config.apply_threads))
-        self.core = core
 
         calls = Calls(core.leases.owner)
         self.memory_socket = _open_memory_socket(config.memory_socket, core, logger)
 
-        traffic, progress = Traffic(), _new_progress(core, clock())
-        self.traffic, self.progress = traffic, progress
         self.history = open_history(config.history, core.next_ticket, wall, logger) if config.history else None
+        self.progress, self.traffic = _new_progress(core, clock()), Traffic()
         metrics = Metrics(
-            registry, core, progress, traffic, lambda: self.apply_loop.queue_length, lambda at: wall() - clock() + at
+            self.registry, core, self.progress, self.traffic, self._queue_length, lambda at: wall() - clock() + at
         )
-        observers = [progress.applied, metrics.applied, *([self.history.applied] if self.history else [])]
+        observers = [self.progress.applied, metrics.applied, *([self.history.applied] if self.history else [])]
         self.apply_loop = ApplyLoop(core, clock, observers)
 
         journal = make_journal(config, core.run_id, last_record)
         self.group_commit = self._new_group_commit(journal, logger, clock) if journal else None
         self.checkpointer = Checkpointer(
-            config.checkpoint_dir, config.checkpoint_keep, core, self.apply_loop, progress, clock, logger,
+            config.checkpoint_dir, config.checkpoint_keep, core, self.apply_loop, self.progress, clock, logger,
             before=self.history.flush if self.history else lambda: None,
             notified=self.group_commit.based if self.group_commit else lambda: None,
             journal=journal, log_limit=config.log_limit,
@@ -87,12 +81,15 @@ class Parts:
 
         durability = self.group_commit or Unlogged()
         self.training = TrainingServicer(
-            core, self.apply_loop, progress, calls, self.memory_socket, durability, traffic, clock, logger
+            core, self.apply_loop, self.progress, calls, self.memory_socket, durability, self.traffic, clock, logger
         )
         admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
         self.endpoint.add_services(self.training, admin, calls)
 
-    def _new_group_commit(self, journal: Journal, logger: Logger, clock: Callable[[], float]) -> GroupCommit:
+    def _queue_length(self) -> int:
+        return self.apply_loop.queue_length
+
+    def _new_group_commit(self, journal: Journal, logger: Logger, clock: Clock) -> GroupCommit:
         metrics = LogMetrics(self.registry, journal)
         return GroupCommit(journal, logger, clock, metrics.flushed, lambda: self.checkpointer.write())
 
