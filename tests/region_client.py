@@ -146,7 +146,7 @@ def sharing(settings: Hyperparameters | None = None, layout: Layout = SMALL) -> 
 
 def queue_length(live: Live) -> int:
     """Number of commits in the queue."""
-    length: int = live.on_loop(lambda: live.server._apply_loop.queue_length)
+    length: int = live.on_loop(lambda: live.server.parts.apply_loop.queue_length)
     return length
 
 

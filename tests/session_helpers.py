@@ -84,7 +84,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 def traffic(live: Live) -> tuple[int, int]:
     """Bytes of tensor frames that the server has received and sent."""
-    return live.on_loop(lambda: (live.server._servicer.traffic.received, live.server._servicer.traffic.sent))
+    return live.on_loop(lambda: (live.server.parts.traffic.received, live.server.parts.traffic.sent))
 
 
 def assert_goes_over_the_network(live: Live, session: Session) -> None:

@@ -26,6 +26,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin
 from gem_client.ctl import cli as ctl
 from gem_client.ctl.picture import Picture, plain
+from gem_client.ctl.text import status as as_text
 from gem_client.ctl.watch import Watch
 from gem_server.core.facts import EndReason
 from gem_server.core.norm_bound import NormHistory
@@ -197,7 +198,7 @@ def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[
         logs.configure("text").bind(worker="\x1b[2J").warning("commit rejected", why=evil)
     finally:
         structlog.configure(**before)
-    for text in (ctl.as_text(status), *pictures, capsys.readouterr().err):
+    for text in (as_text(status), *pictures, capsys.readouterr().err):
         assert not [character for character in text if not (character.isprintable() or character == "\n")]
         assert "\nworker registered" not in text
         assert "\\x1b[2J" in text

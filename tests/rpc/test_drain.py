@@ -28,7 +28,7 @@ P = SMALL.size
 
 
 def queue_length(live: Live) -> int:
-    return live.on_loop(lambda: live.server._apply_loop.queue_length)
+    return live.on_loop(lambda: live.server.parts.apply_loop.queue_length)
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -87,7 +87,7 @@ def test_what_is_queued_is_applied_and_answered_and_everyone_else_is_sent_away(b
 def test_who_waits_for_a_first_value_is_sent_away(live: Live, wire: Wire) -> None:
     wire.join("asked")
     waiting = wire.join("waiting").open_pull()
-    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server._servicer._calls._all)), "it to wait")
+    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.parts.training._calls._all)), "it to wait")
     wire.call("Drain", admin_pb2.DrainRequest())
     assert waiting.refusal().error == "DRAINING"
 

@@ -186,7 +186,7 @@ def test_gem_worker_and_gem_evaluator_work_with_their_tokens_and_a_refused_worke
     assert trained.returncode == 0, trained.stderr
     evaluated = process("gem_worker.evaluation.evaluator", EVALUATOR, "--once")
     assert evaluated.returncode == 0, evaluated.stderr
-    assert live.on_loop(lambda: live.server._servicer._progress.evaluation) is not None
+    assert live.on_loop(lambda: live.server.parts.progress.evaluation) is not None
     shown = refused.stderr + trained.stderr + evaluated.stderr
     assert not [secret for secret in (*SECRETS, "wrong-0123456789abcdef") if secret in shown]
 

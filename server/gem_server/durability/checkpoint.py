@@ -73,10 +73,15 @@ def capture(core: Core, log_position: LogPosition | None = None, scratch: Scratc
     """Captures the core's state between two commits, with the position at which the log continues. The caller copies θ before
     the next commit, and closes what this returns, whatever happens: commits may wait for that. `scratch` is memory for the
     copies, usually prepared before."""
+    state = json.loads(json.dumps(_state(core, log_position)))  # a deep copy: the core goes on while this is written
+    return Capture(core, state, scratch or Scratch(core.central.size))
+
+
+def _state(core: Core, log_position: LogPosition | None) -> dict[str, Any]:
+    """Everything that `state.json` holds, except for what is known only once the other files are written."""
     layout = core.central.layout
     assert layout is not None
     assert core.central.initialized
-    leases = list(core.leases.live.values())
     state = {
         "format": FORMAT,
         "server_version": __version__,
@@ -91,13 +96,12 @@ def capture(core: Core, log_position: LogPosition | None = None, scratch: Scratc
         "samples_committed": core.samples_committed,
         "norms": core.norms.norms,
         "shared": {name: float(value) for name, value in core.shared.numbers.items()},
-        "leases": [_lease_state(lease) for lease in leases],
+        "leases": [_lease_state(lease) for lease in core.leases.live.values()],
         "ledger": core.ledger.state(),
     }
     if log_position is not None:
         state["log"] = log_position
-    state = json.loads(json.dumps(state))  # a deep copy: the core goes on while this is written
-    return Capture(core, state, scratch or Scratch(layout.size))
+    return state
 
 
 def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, logger: Logger | None = None) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from gem_api.errors import GemError, RuleFailed
 from gem_api.hyperparameters import Hyperparameters
@@ -91,14 +92,7 @@ def _committed(core: Core, record: Record, now: float) -> None:
     fields = record.fields
     lease = core.leases.get(fields["lease"])
     (payload,) = record.payload
-    if fields["base_version"] > core.central.version:
-        raise ValueError(f"base version {fields['base_version']} does not exist there")
-    layout = core.central.layout
-    assert layout is not None
-    header = Header(
-        fields["lease"], fields["sequence"], fields["base_version"], layout.fingerprint, fields["loss"], fields["samples"],
-        core.rule.kind,
-    )  # fmt: skip
+    header = _header(core, fields)
     gradient_format(fields["dtype"]).assembly(lease.upload).add_all(memoryview(payload))
     if fields["norm"] is not None:
         core.norms.accepted(fields["norm"])
@@ -110,6 +104,18 @@ def _committed(core: Core, record: Record, now: float) -> None:
         core.finish(step, step.run(), now)
     except RuleFailed:  # the rule raised in the run too, and the commit was rejected; if not, the next version does not match
         core.failed(commit)
+
+
+def _header(core: Core, fields: dict[str, Any]) -> Header:
+    """The header of a recorded commit. Raises ValueError if its base version does not exist yet."""
+    if fields["base_version"] > core.central.version:
+        raise ValueError(f"base version {fields['base_version']} does not exist there")
+    layout = core.central.layout
+    assert layout is not None
+    return Header(
+        fields["lease"], fields["sequence"], fields["base_version"], layout.fingerprint, fields["loss"], fields["samples"],
+        core.rule.kind,
+    )  # fmt: skip
 
 
 def _dealt(core: Core, record: Record, now: float) -> None:

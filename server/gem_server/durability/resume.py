@@ -13,6 +13,7 @@ from gem_api.hyperparameters import FIXED, SHARD_SIZE, USED_BY_WORKERS, Hyperpar
 from gem_api.process.logs import Logger
 
 from gem_server.config import ServerConfig, StartError
+from gem_server.core.memory_budget import Memory
 from gem_server.core.norm_bound import NormHistory
 from gem_server.core.quarantine import Quarantine
 from gem_server.core.state_machine import Core
@@ -123,10 +124,7 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], logger: Logger) -
         return None
     core = recovered.core
     changed = _change_hyperparameters(core, config, logger)
-    if core.memory.limit and core.memory.held > core.memory.limit:
-        raise ValueError(
-            f"the run's workers hold {core.memory.held} bytes, but --memory-limit is {core.memory.limit}: raise the limit"
-        )
+    _require_within_limit(core.memory)
     logger.info(
         "resumed", checkpoint=str(recovered.checkpoint), version=core.central.version, leases=len(core.leases.live),
         from_log=core.central.version - recovered.saved,
@@ -153,6 +151,12 @@ def _recovered(directory: Path, config: ServerConfig, clock: Callable[[], float]
     if recovered is not None and recovered.torn is not None:
         logger.info("the log ends in an unacknowledged partial record, which is ignored", segment=str(recovered.torn))
     return recovered
+
+
+def _require_within_limit(memory: Memory) -> None:
+    """Raises ValueError if the run's workers already hold more memory than this server allows."""
+    if memory.limit and memory.held > memory.limit:
+        raise ValueError(f"the run's workers hold {memory.held} bytes, but --memory-limit is {memory.limit}: raise the limit")
 
 
 def _change_hyperparameters(core: Core, config: ServerConfig, logger: Logger) -> set[str]:

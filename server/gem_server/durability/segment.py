@@ -26,7 +26,7 @@ from gem_api.framing import Bytes
 
 from gem_server.core.records import Record
 from gem_server.durability.records import from_text, to_text
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import NewFile, Storage
 
 _HEADER = struct.Struct("<8sQQI8s")
 _RECORD = struct.Struct("<QQIQI")
@@ -78,6 +78,16 @@ def serials(directory: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def _take_spare(storage: Storage, directory: Path) -> tuple[Path, NewFile, int]:
+    """A file for a segment, with its path and size: a spare one to be written over, or a new one."""
+    path = next(iter(spares(directory)), None)
+    if path is None:
+        path = directory / "spare-new"
+        return path, storage.create(path), 0
+    storage.sync_directory(directory)  # after a crash it must not reappear under its old name with new content
+    return path, storage.reopen(path), path.stat().st_size
+
+
 class SegmentWriter:
     """A new segment. All methods raise OSError; a batch that failed can be written again.
 
@@ -93,13 +103,7 @@ class SegmentWriter:
     def __init__(self, storage: Storage, directory: Path, serial: int, first: int, seed: int, run_id: str) -> None:
         self.serial = serial
         self._seed = seed
-        path = next(iter(spares(directory)), None)
-        if path is not None:
-            storage.sync_directory(directory)  # after a crash it must not reappear under its old name with new content
-            self._file, self._allocated = storage.reopen(path), path.stat().st_size
-        else:
-            path = directory / "spare-new"
-            self._file, self._allocated = storage.create(path), 0
+        path, self._file, self._allocated = _take_spare(storage, directory)
         try:
             header = _HEADER.pack(_MAGIC, serial, first, seed, run_id.encode())
             self._end = _aligned(_HEADER_BYTES)

@@ -68,7 +68,7 @@ class TrainingServicer:
         self._calls = calls
         self._memory_socket = memory_socket
         self._durability = durability
-        self.traffic = traffic
+        self._traffic = traffic
         self._clock = clock
         self._logger = logger
         self._changed = asyncio.Event()
@@ -76,7 +76,7 @@ class TrainingServicer:
     # -- commits
 
     async def commit(self, call: Call, context: Context) -> None:
-        transfer = Transfer(call, context, pb.CommitRequest, self.traffic)
+        transfer = Transfer(call, context, pb.CommitRequest, self._traffic)
         while (message := await transfer.read_header()) is not None:
             header = messages.header(message)
             try:
@@ -137,7 +137,7 @@ class TrainingServicer:
     # -- reading and initialising θ
 
     async def pull(self, call: Call, request: pb.PullRequest, context: Context) -> None:
-        transfer, form = Transfer(call, context, pb.PullRequest, self.traffic), stated_theta_format(request.theta_dtype)
+        transfer, form = Transfer(call, context, pb.PullRequest, self._traffic), stated_theta_format(request.theta_dtype)
         if not request.lease_id:
             await self._pull_without_lease(transfer, form)
             return
@@ -169,7 +169,7 @@ class TrainingServicer:
         return pb.PullResponse(header=header).SerializeToString()
 
     async def initialize_central(self, call: Call, context: Context) -> pb.InitializeCentralResponse:
-        transfer = Transfer(call, context, pb.InitializeCentralRequest, self.traffic)
+        transfer = Transfer(call, context, pb.InitializeCentralRequest, self._traffic)
         header = await transfer.read_header()
         if header is None:
             raise IncompleteTransfer("the stream was empty: send the header, then the chunks")

@@ -293,26 +293,27 @@ def _folder(options: dict[str, Any]) -> RunFolder:
 def _cluster(
     folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, address: str, metrics: str, resume: bool
 ) -> Cluster:
-    server = Member(
-        "server",
-        python(
-            "gem_server",
-            f"--listen={address}",
-            f"--metrics-listen={metrics}",
-            f"--history={folder.commits}",
-            f"--checkpoint-dir={folder.checkpoints}",
-            f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
-            f"--durability={options['durability']}",
-            f"--lease-seconds={options['lease_seconds']}",
-            *flags(hyperparameters),
-            *(["--until-stopped"] if hyperparameters.endless else []),
-        ),
-        folder.logs / "server.log",
-    )
+    server = _server(folder, options, hyperparameters, address, metrics)
     groups = spread(options["workers"], options["processes"] or options["workers"])
     common = _worker_flags(options, address)
     workers = [_worker(folder, group, common) for group in groups]
     return Cluster(server, workers, lambda line: click.echo(f"  {line}"), resume)
+
+
+def _server(folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, address: str, metrics: str) -> Member:
+    command = python(
+        "gem_server",
+        f"--listen={address}",
+        f"--metrics-listen={metrics}",
+        f"--history={folder.commits}",
+        f"--checkpoint-dir={folder.checkpoints}",
+        f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
+        f"--durability={options['durability']}",
+        f"--lease-seconds={options['lease_seconds']}",
+        *flags(hyperparameters),
+        *(["--until-stopped"] if hyperparameters.endless else []),
+    )
+    return Member("server", command, folder.logs / "server.log")
 
 
 def _worker_flags(options: dict[str, Any], address: str) -> list[str]:

@@ -153,7 +153,6 @@ class RunMonitor:
         return str(self._folder.report)
 
     def _summary(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> dict[str, Any]:
-        staleness, pi = history["staleness"], history["pi_median"]
         status = self._status
         recorded = int(history["version"].max(initial=0))
         return {
@@ -162,10 +161,7 @@ class RunMonitor:
             "test_loss": score.loss if score else None,
             # The history may lack commits if a server was killed; the last status may be older than the last commit.
             "commits": max(status.version, recorded) if status else recorded,
-            "samples": int(samples_applied(history).sum()),
-            "staleness_mean": float(staleness.mean()) if staleness.size else None,
-            "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
-            "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over the commits of their medians
+            **_figures(history),
             "seconds": round(seconds, 1),
             "rule": self._hyperparameters.rule,
             "workers": self._options["workers"],
@@ -177,6 +173,17 @@ class RunMonitor:
             "run_id": status.run_id if status else None,
             "versions": versions(),
         }
+
+
+def _figures(history: dict[str, Any]) -> dict[str, Any]:
+    """The summary's figures over all commits; None for those that the history does not have."""
+    staleness, pi = history["staleness"], history["pi_median"]
+    return {
+        "samples": int(samples_applied(history).sum()),
+        "staleness_mean": float(staleness.mean()) if staleness.size else None,
+        "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
+        "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over the commits of their medians
+    }
 
 
 def _title(run: Hyperparameters, options: dict[str, Any]) -> str:
