@@ -1,4 +1,4 @@
-"""What Linux tells of processes and of this machine, from /proc."""
+"""Reads facts about processes and this machine from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
-_DYING_SECONDS = 10.0  # a large process takes its time
+_DYING_SECONDS = 10.0  # maximum time for a process to end; a large one takes long
 
 
 def tree(roots: Iterable[int]) -> list[int]:
@@ -45,13 +45,13 @@ def memory_bytes(pids: Iterable[int]) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that new processes may have without swapping."""
+    """Memory that new processes can use without swapping."""
     lines = (_PROC / "meminfo").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
 def kill(pids: Collection[int]) -> None:
-    """Ends these processes, where they have not ended, and waits until they have: they may be no children of this one."""
+    """Kills these processes and waits until they have ended. They need not be children of this one."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -61,7 +61,7 @@ def kill(pids: Collection[int]) -> None:
 
 
 def description() -> dict[str, str | int]:
-    """What the figures were measured on."""
+    """A description of the machine that the figures were measured on."""
     models = [line for line in (_PROC / "cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "processor": models[0].partition(":")[2].strip() if models else platform.machine(),

@@ -25,8 +25,8 @@ CLIENT_PROCESSES = 4
 
 @dataclass(frozen=True)
 class Load:
-    """What the sessions of one measurement did: commits of each session, seconds of each commit; and what the server used,
-    where its process is known: seconds of processor time, and resident bytes while all were there."""
+    """The result of one measurement: commits of each session, and seconds of each commit. If the server's process is known,
+    also its seconds of processor time, and its resident bytes while all sessions were connected."""
 
     commits: list[int]
     latencies: np.ndarray[Any, np.dtype[np.float64]]
@@ -48,7 +48,7 @@ class Load:
 
 @contextmanager
 def server(rule: str = "gem", port: int | None = None, *options: str) -> Iterator[tuple[str, int]]:
-    """A server process with further options, on a free port if none is given; yields its address and process id."""
+    """Runs a server process with the given options, on a free port if none is given. Yields its address and process id."""
     address = f"127.0.0.1:{port or free_port()}"
     command = [
         sys.executable,
@@ -77,7 +77,7 @@ def server(rule: str = "gem", port: int | None = None, *options: str) -> Iterato
 def measure(
     address: str, parameters: int, sessions: int, seconds: float, shared_memory: bool = True, server_pid: int | None = None
 ) -> Load:
-    """Commits from `sessions` sessions at once, for a while after all of them have made their first commit."""
+    """Commits from `sessions` sessions at once. Measures for a time that begins when all have made their first commit."""
     context = mp.get_context("spawn")
     counts = split_evenly(sessions)
     results: Queue[tuple[list[int], list[float]]] = context.Queue()
@@ -101,7 +101,7 @@ def measure(
 
 
 def split_evenly(count: int, processes: int = CLIENT_PROCESSES) -> list[int]:
-    """How many of so many sessions, or workers, each process holds: as evenly as can be, and none without any."""
+    """Distributes sessions, or workers, over processes as evenly as possible. Every process gets at least one."""
     processes = min(count, processes)
     return [count // processes + (number < count % processes) for number in range(processes)]
 

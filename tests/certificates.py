@@ -1,4 +1,4 @@
-"""Real certificates, made in the test: authorities, and what they sign."""
+"""Makes real certificates for tests: authorities, and the certificates that they sign."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Authority:
         self.cert.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, *, file: str = "", hosts: tuple[str, ...] = LOOPBACK, days: tuple[int, int] = (-1, 30)) -> Pair:
-        """A certificate with this common name, for these hosts, good from one day to another, counted from now.
+        """Issues a certificate with this common name, for these hosts. It is valid between two days, counted from now.
 
         It is written to the files that `file` names, over what was there.
         """

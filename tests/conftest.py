@@ -29,7 +29,7 @@ def quiet_logs() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def hear_ctrl_c() -> None:
-    """A shell that runs the tests in the background has them ignore Ctrl-C, and a process that they start inherits that."""
+    """Restores Ctrl-C: a shell makes background jobs ignore it, and the processes that tests start would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

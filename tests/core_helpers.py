@@ -1,4 +1,4 @@
-"""A core to test: deterministic lease ids, and each verb of a worker in one call."""
+"""Helpers for tests of the core: deterministic lease ids, and one function for each action of a worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gem_api.hyperparameters import Hyperparameters
+import pytest
+from gem_api.hyperparameters import RULES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core.commits import Commit
 from gem_server.core.facts import Admission, Applied, Header
@@ -18,6 +19,12 @@ from gem_server.durability.storage import Storage
 from gem_server.durability.tensor_file import write_tensors
 
 SMALL = Layout.of({"weight": (2, 3), "bias": (3,)})
+ONES = np.ones(SMALL.size, np.float32)
+SETTINGS = [
+    *(Hyperparameters(rule=rule) for rule in RULES),
+    *(Hyperparameters(snapshot=snapshot) for snapshot in SNAPSHOTS[1:]),
+]
+by_rule = pytest.mark.parametrize("hyperparameters", SETTINGS, ids=lambda h: f"{h.rule}-{h.snapshot}")
 
 
 def make_core(
@@ -29,7 +36,7 @@ def make_core(
     min_workers: int = 1,
     logged: bool = False,
 ) -> Core:
-    """A core whose leases are called lease-1, lease-2 …"""
+    """A core whose lease ids are lease-1, lease-2 …"""
     numbers = count(first_id)
     return Core(
         "run",
@@ -45,7 +52,7 @@ def make_core(
 def start(
     core: Core, workers: Sequence[str] = ("ann",), layout: Layout = SMALL, theta: Any = 0.0, now: float = 0.0
 ) -> list[str]:
-    """Registers workers and gives θ its first value; everyone pulls. Returns their lease ids."""
+    """Registers workers, gives θ its first value, and pulls for each worker. Returns their lease ids."""
     ids = [core.register(worker, layout, now).lease_id for worker in workers]
     core.require_initializer(ids[0], now)
     core.central.theta[:] = theta
@@ -56,7 +63,7 @@ def start(
 
 
 def header(core: Core, lease_id: str, sequence: int, base_version: int | None = None, **changes: Any) -> Header:
-    """A commit's header; by default computed on the θ that the worker was last given."""
+    """A commit's header; by default for a gradient computed on the θ that the worker last received."""
     lease = core.leases.live.get(lease_id)
     known = lease.base_version if lease else 0
     assert core.central.layout is not None
@@ -75,19 +82,28 @@ def send(core: Core, head: Header, gradient: Any, now: float = 0.0) -> Commit:
 
 
 def apply(core: Core, ticketed: Commit, now: float = 0.0) -> Applied:
-    """The commit's turn: begins, runs and finishes it."""
+    """Applies a commit: begins, runs and finishes it."""
     step = core.begin(ticketed)
     return core.finish(step, step.run(), now)
 
 
 def commit(core: Core, lease_id: str, sequence: int, gradient: Any, now: float = 0.0, **changes: Any) -> Applied:
-    """One commit from header to answer."""
+    """One commit from header to result."""
     return apply(core, send(core, header(core, lease_id, sequence, **changes), gradient, now), now)
 
 
 def bits(values: Any) -> bytes:
-    """The bytes of an array, for comparing bit by bit: −0 is not 0 here, and a NaN equals itself."""
+    """The bytes of an array, for comparisons bit by bit: −0 differs from 0, and a NaN equals itself."""
     return np.ascontiguousarray(values).tobytes()
+
+
+def state(core: Core) -> tuple[Any, ...]:
+    """Everything that a refused commit must leave alone."""
+    leases = [
+        (lease.lease_id, lease.sequence, lease.queued, lease.base_version, [bits(b) for b in lease.buffers.values()])
+        for lease in core.leases.live.values()
+    ]
+    return bits(core.central.theta), core.central.version, core.next_ticket, core.steps_done, core.samples_committed, leases
 
 
 def save_core(core: Core, directory: Path, keep: int = 3) -> Path:
@@ -97,7 +113,20 @@ def save_core(core: Core, directory: Path, keep: int = 3) -> Path:
     return checkpoint.write(directory, captured, keep)
 
 
+def restored(directory: Path, settings: Hyperparameters | None = None) -> Core:
+    """The core that the newest whole checkpoint holds; none may be refused on the way."""
+
+    def refuse(path: Path, why: str) -> None:
+        raise AssertionError(f"{path} was refused: {why}")
+
+    latest = checkpoint.newest(directory, refuse)
+    assert latest is not None
+    core = make_core(settings, first_id=100)
+    checkpoint.restore(*latest, core, now=0.0)
+    return core
+
+
 def write_file(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> dict[str, Any]:
-    """Writes a file of tensors as a checkpoint has them."""
+    """Writes a file of tensors in a checkpoint's format."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     return write_tensors(Storage().create(path), shapes, tensors.__getitem__, metadata or {})

@@ -1,4 +1,4 @@
-"""A real server on a real socket, in a thread of the test's own process, so that a test can look inside it."""
+"""A real server on a real socket, in a thread of the test's process, so that a test can inspect it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Clock:
             self._look()
 
     def jump(self, seconds: float) -> None:
-        """Moves forward while the server stands still."""
+        """Moves the clock forward while the server is suspended."""
         self.ahead += seconds
 
 
 class Live:
-    """A serving server. `core` is its state machine; look at it through `on_loop`, never from the test's thread alone.
+    """A running server. `core` is its state machine; read it only through `on_loop`, never on the test's thread.
 
     Attributes:
         address: "127.0.0.1:port".
@@ -59,7 +59,7 @@ class Live:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.clock = Clock(config.lease_seconds / 4, self._look)
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self._error: BaseException | None = None
@@ -76,7 +76,7 @@ class Live:
         return self.server.core
 
     def on_loop(self, look: Callable[[], T]) -> T:
-        """Calls `look` on the server's own thread, between two of its steps."""
+        """Calls `look` on the server's thread, between two steps of its event loop."""
 
         async def call() -> T:
             return look()
@@ -98,15 +98,14 @@ class Live:
             raise error
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._serve())
+            with asyncio.Runner() as runner:  # as the command does: what is left at the end is cancelled
+                self._loop = runner.get_loop()
+                runner.run(self._serve())
         except BaseException as error:
             if not self._started.done():
                 self._started.set_exception(error)
             self._error = error
-        finally:
-            self._loop.close()
 
     async def _serve(self) -> None:
         self.server = Server(self.config, self.clock, time.time, structlog.get_logger())
@@ -135,7 +134,7 @@ def config(
 
 @contextmanager
 def serving(configuration: ServerConfig | None = None) -> Iterator[Live]:
-    """A server for the length of a `with` block."""
+    """Runs a server during a `with` block."""
     live = Live(configuration or config())
     try:
         yield live

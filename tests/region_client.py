@@ -1,4 +1,4 @@
-"""A raw client of the memory socket, by the letter of the contract; and who maps regions, as Linux sees it.
+"""A raw client of the memory socket, written from the contract; and functions that ask Linux which processes map regions.
 
 It shares nothing with the SDK: it connects, sends what it is told to, and maps what comes back by the offsets that
 training.proto states.
@@ -41,18 +41,18 @@ RULES = {
 
 
 def abstract() -> str:
-    """A name for a memory socket that no other test has."""
+    """A name for a memory socket that no other test uses."""
     return f"@gem-test-{secrets.token_hex(8)}"
 
 
 def offered(worker: Worker) -> pb.ShareMemoryResponse:
-    """Where the worker gets its region, and with which token."""
+    """The socket and the token with which the worker gets its region."""
     response: pb.ShareMemoryResponse = worker.wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=worker.lease_id))
     return response
 
 
 def visit(address: str, *said: bytes) -> socket.socket:
-    """Connects to a memory socket, when that has room, and says these bytes."""
+    """Connects to a memory socket, once it has room, and sends these bytes."""
     visitor = socket.socket(socket.AF_UNIX)
     try:
         visitor.connect("\0" + address[1:] if address.startswith("@") else address)
@@ -66,7 +66,7 @@ def visit(address: str, *said: bytes) -> socket.socket:
 
 
 def handed_over(visitor: socket.socket) -> int | None:
-    """The descriptor that the server answers with, or None where it hangs up. Closes the connection."""
+    """The descriptor that the server sends, or None if it closes the connection. Closes the connection."""
     with visitor:
         try:
             data, descriptors, _, _ = socket.recv_fds(visitor, 16, 16)
@@ -77,7 +77,7 @@ def handed_over(visitor: socket.socket) -> int | None:
 
 
 def fetched(worker: Worker) -> Shared | None:
-    """The region that the server has for the worker; None where it hands over none."""
+    """The worker's region; None if the server sends none."""
     offer = offered(worker)
     descriptor = handed_over(visit(offer.socket, offer.token))
     return None if descriptor is None else Shared(worker, descriptor)
@@ -113,16 +113,16 @@ class Shared:
         self.answer: Theta = np.frombuffer(self.memory, "<f4", worker.size, PAGE + pages)
 
     def header(self, **changes: Any) -> bytes:
-        """The frame that is a whole commit by reference."""
+        """The frame that holds a complete commit by reference."""
         return self.worker.header(region=self.nonce, **changes)
 
     def commit(self, value: float = 1.0) -> tuple[pb.CommitResult, Theta]:
-        """One honest commit of a gradient whose elements are all `value`, on a stream of its own."""
+        """One valid commit of a gradient whose elements are all `value`, on a new stream."""
         self.gradient[:] = value
         return self.worker.took(self.answered(self.worker.wire.whole("Commit", self.header())))
 
     def answered(self, stream: Stream) -> tuple[pb.CommitResult, Theta]:
-        """The result that a commit by reference is answered with, and the θ that lies in the region then."""
+        """The result of a commit by reference, and the θ in the region after it."""
         result = pb.CommitResponse.FromString(stream.read()).result
         return result, self.answer.copy()
 
@@ -145,8 +145,8 @@ def sharing(settings: Hyperparameters | None = None, layout: Layout = SMALL) -> 
 
 
 def queue_length(live: Live) -> int:
-    """Commits that wait for their turn."""
-    length: int = live.on_loop(lambda: live.server._apply_loop.queue_length)
+    """Number of commits in the queue."""
+    length: int = live.on_loop(lambda: live.server.parts.apply_loop.queue_length)
     return length
 
 
@@ -212,7 +212,7 @@ def held_open(process: int | str = "self") -> list[str]:
 
 
 def regions_bytes() -> int:
-    """Bytes of memory that the regions take which this process has open, each counted once."""
+    """Total bytes of the regions that this process has open, each counted once."""
     gc.collect()
     taken = {}
     for entry in Path("/proc/self/fd").iterdir():
@@ -224,7 +224,7 @@ def regions_bytes() -> int:
 
 
 def until_held(inode: str, times: int) -> None:
-    """Waits until this process maps a region so many times, and holds at most one descriptor of it more than mappings.
+    """Waits until this process maps a region the given number of times, and has at most one descriptor more than mappings.
 
     A mapping of Python's keeps one descriptor of its own, and the server keeps one for as long as anybody maps the region.
     """

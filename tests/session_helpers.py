@@ -84,7 +84,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 def traffic(live: Live) -> tuple[int, int]:
     """Bytes of tensor frames that the server has received and sent."""
-    return live.on_loop(lambda: (live.server._servicer.traffic.received, live.server._servicer.traffic.sent))
+    return live.on_loop(lambda: (live.server.parts.traffic.received, live.server.parts.traffic.sent))
 
 
 def assert_goes_over_the_network(live: Live, session: Session) -> None:
@@ -172,7 +172,11 @@ class Wire:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._server)
+                try:
+                    server = socket.create_connection(self._server)
+                except OSError:
+                    client.close()
+                    raise
                 self._ends += [client, server]
                 threading.Thread(target=self._relay, args=(client, server, False), daemon=True).start()
                 threading.Thread(target=self._relay, args=(server, client, True), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Tokens for tests, and the file that a server knows them by."""
+"""Tokens for tests, and the token file of a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LINES = (f"{ALICE} worker alice", f"{BOB} worker bob", f"{ANY} worker", f"{EVALU
 
 
 def write_tokens(path: Path, *lines: str) -> Path:
-    """A file that only its owner can read; written in place where it is there already."""
+    """Writes a file that only its owner can read; an existing file is overwritten in place."""
     path.touch(mode=0o600)
     path.write_text("".join(f"{line}\n" for line in lines))
     return path

@@ -1,4 +1,4 @@
-"""A raw client for tests: says anything to a server, right or wrong, frame by frame, and shows exactly what came back.
+"""A raw client for tests: sends anything to a server, valid or not, frame by frame, and shows exactly what came back.
 
 It shares nothing with the SDK: no retries, no checks, no second thoughts.
 """
@@ -34,13 +34,13 @@ FLOAT32 = tensors_pb2.WIRE_DTYPE_FLOAT32
 
 
 def path(rpc: str) -> str:
-    """Where an RPC lies on the wire."""
+    """The path of an RPC on the wire."""
     method = RPCS[rpc]
     return f"/{method.containing_service.full_name}/{rpc}"
 
 
 class Refusal(NamedTuple):
-    """How a call failed: its status, and what its trailing metadata says."""
+    """How a call failed: its status, and its trailing metadata."""
 
     status: grpc.StatusCode
     error: str
@@ -55,7 +55,7 @@ class Refusal(NamedTuple):
 
 
 class Stream:
-    """One call of any kind, spoken in bare frames."""
+    """One call of any kind, in raw frames."""
 
     def __init__(self, channel: grpc.Channel, rpc: str, timeout: float, metadata: Metadata = ()) -> None:
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class Stream:
         self._frames.put(None)
 
     def read(self) -> bytes:
-        """The next frame. Raises grpc.RpcError where the call failed, StopIteration where it ended well."""
+        """The next frame. Raises grpc.RpcError if the call failed, StopIteration if it ended with OK."""
         return next(self._call)  # type: ignore[no-any-return]
 
     def ended_well(self) -> bool:
@@ -131,18 +131,18 @@ class Wire:
         return stream
 
     def whole(self, rpc: str, *frames: bytes, timeout: float = 4 * DEADLINE) -> Stream:
-        """A call that says all it has to say, and half-closes."""
+        """A call that sends all its frames, and half-closes."""
         stream = self.stream(rpc, *frames, timeout=timeout)
         stream.half_close()
         return stream
 
     def call(self, rpc: str, request: Any) -> Any:
-        """A unary call, with messages. Raises grpc.RpcError."""
+        """Makes a unary call, with messages. Raises grpc.RpcError."""
         answer = self._channel.unary_unary(path(rpc))(request.SerializeToString(), timeout=DEADLINE, metadata=self._metadata)
         return GetMessageClass(RPCS[rpc].output_type).FromString(answer)
 
     def refusal(self, rpc: str, request: Any) -> Refusal:
-        """How a unary call failed; it must fail."""
+        """Makes a unary call, which must fail, and returns how it failed."""
         return self.whole(rpc, request.SerializeToString()).refusal()
 
     def join(self, name: str, layout: Layout = SMALL) -> Worker:
@@ -166,7 +166,7 @@ class Wire:
 
 
 class Worker:
-    """A registered worker that keeps count of its commits, and sends what it is told to.
+    """A registered worker that counts its commits, and sends what the test asks for.
 
     Attributes:
         lease_id: Its lease.
@@ -216,16 +216,16 @@ class Worker:
         return chunks(self.gradient(value))
 
     def commit_on(self, stream: Stream, value: float = 1.0) -> tuple[pb.CommitResult, Theta]:
-        """One honest commit on an open stream."""
+        """One valid commit on an open stream."""
         stream.send(self.header(), *self.body(value))
         return self.took(stream.answer(self.size))
 
     def commit(self, value: float = 1.0) -> tuple[pb.CommitResult, Theta]:
-        """One honest commit on a stream of its own."""
+        """One valid commit on a new stream."""
         return self.took(self.wire.whole("Commit", self.header(), *self.body(value)).answer(self.size))
 
     def took(self, answer: tuple[pb.CommitResult, Theta]) -> tuple[pb.CommitResult, Theta]:
-        """Takes note of an answer."""
+        """Records the result of a commit."""
         self.sequence, self.base_version = answer[0].sequence + 1, answer[0].base_version
         return answer
 
@@ -234,7 +234,7 @@ class Worker:
 
 
 def chunk(offset: int, data: bytes, message_type: Any = pb.CommitRequest) -> bytes:
-    """A chunk's frame, right or wrong."""
+    """A chunk's frame, valid or not."""
     frame: bytes = message_type(chunk=tensors_pb2.Chunk(offset=offset, data=data)).SerializeToString()
     return frame
 
@@ -251,7 +251,7 @@ def initialize_header(lease_id: str) -> bytes:
 
 
 def register_request(name: str, tensors: Sequence[tuple[str, Sequence[int]]], begin: int, end: int) -> pb.RegisterWorkerRequest:
-    """A registration that no one has checked."""
+    """A registration request, not validated."""
     specs = [tensors_pb2.TensorSpec(name=tensor, shape=shape) for tensor, shape in tensors]
     layout = tensors_pb2.TensorLayout(tensors=specs, range_begin=begin, range_end=end)
     return pb.RegisterWorkerRequest(worker_name=name, layout=layout)
@@ -259,7 +259,7 @@ def register_request(name: str, tensors: Sequence[tuple[str, Sequence[int]]], be
 
 @contextmanager
 def wired(live: Live, metadata: Metadata = (), credentials: grpc.ChannelCredentials | None = None) -> Iterator[Wire]:
-    """A client for the length of a `with` block."""
+    """Runs a client during a `with` block."""
     wire = Wire(live.address, metadata, credentials)
     try:
         yield wire
@@ -268,13 +268,13 @@ def wired(live: Live, metadata: Metadata = (), credentials: grpc.ChannelCredenti
 
 
 def theta_bits(live: Live) -> tuple[int, bytes]:
-    """θ's version and its very bits."""
+    """θ's version and its bits."""
     return live.on_loop(lambda: (live.core.central.version, live.core.central.theta.tobytes()))
 
 
 def received_bytes(live: Live) -> int:
     """Bytes of tensor frames that the server has read."""
-    return live.on_loop(lambda: live.server._servicer.traffic.received)
+    return live.on_loop(lambda: live.server.parts.traffic.received)
 
 
 def on_server_loop(live: Live, work: Callable[[], Coroutine[Any, Any, T]], deadline: float = 4 * DEADLINE) -> T:
@@ -294,7 +294,7 @@ def on_server_loop(live: Live, work: Callable[[], Coroutine[Any, Any, T]], deadl
 
 @contextmanager
 def apply_thread_held(live: Live) -> Iterator[Callable[[], None]]:
-    """Holds up what is applied, between two commits, until the block ends or what it yields is called. All else goes on."""
+    """Blocks the apply loop between two commits, until the block ends or the yielded function is called. All else continues."""
     held, release = threading.Event(), asyncio.Event()
 
     async def hold() -> None:
@@ -305,7 +305,7 @@ def apply_thread_held(live: Live) -> Iterator[Callable[[], None]]:
         with suppress(RuntimeError):  # a server that was drained may have ended already
             live._loop.call_soon_threadsafe(release.set)
 
-    live.on_loop(lambda: live.server._apply_loop._enqueue(hold))
+    live.on_loop(lambda: live.server.parts.apply_loop._enqueue(hold))
     assert held.wait(DEADLINE)
     try:
         yield let_go

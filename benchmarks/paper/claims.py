@@ -1,4 +1,4 @@
-"""What the paper claims, what was measured, and whether they agree: computed from the results, nothing by hand."""
+"""The paper's claims, the measurements, and whether they agree: all computed from the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAPERS_ACCURACY = 0.9938
 _ACCURACY_MARGIN = 0.001  # how far below the paper's accuracy a mean may be and still be called the same
 _SAME = 1.1  # losses within this factor are the same, with noise
 _CLOSE = 1.5  # losses within this factor are close
-_POINT = 0.002  # of accuracy
+_POINT = 0.002  # an accuracy at most this much lower counts as the same
 _KAPPA, _LARGER_KAPPA = 1.0, 4.0  # the paper's own, and the one that it calls suboptimal
 
 
@@ -43,7 +43,7 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was measured, in a sentence, and whether the claim holds."""
+    """A sentence about the measurement, and whether the claim holds."""
 
     measured: str
     agrees: Agreement
@@ -63,7 +63,7 @@ def _yes(holds: bool) -> Agreement:
 
 
 def _of(measured: list[Measured], rule: str) -> list[Measured]:
-    """Those of one rule, from the fewest workers to the most."""
+    """The lines of one rule, from the fewest workers to the most."""
     return _by_workers([each for each in measured if each.experiment.rule == rule])
 
 
@@ -89,7 +89,7 @@ def _losses(measured: Sequence[Measured]) -> str:
 
 
 def _failures(each: Measured) -> str:
-    """How many runs failed, to be appended; nothing where none did."""
+    """The number of failed runs, as text to append; empty if none failed."""
     bad = failed(each.results)
     return f", {bad} of {len(each.results)} runs failed" if bad else ""
 

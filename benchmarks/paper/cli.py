@@ -1,4 +1,4 @@
-"""The command: runs what is missing, draws what there is, writes the page."""
+"""The command: runs the missing experiments, draws the existing results, writes the page."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ _QUICK_NOTE = "A quick look: fewer workers, steps and seeds than the paper has, 
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of MNIST's four IDX files, plain or gzipped.")
 @click.option("--quick", "is_quick", is_flag=True, help="Two numbers of workers, 150 steps, one seed: about twelve minutes.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), show_default=f"{_OUT}, with --quick {_QUICK_OUT}",
-              help="Folder for results, plots and page; what lies there is not run again.")  # fmt: skip
+              help="Folder for results, plots and page; results in it are not run again.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), show_default="937, with --quick 150", help="Gradients of each worker.")
-@click.option("--seeds", type=click.IntRange(1), show_default="3, with --quick 1", help="Runs of everything.")
+@click.option(
+    "--seeds", type=click.IntRange(1), show_default="3, with --quick 1", help="Runs of each experiment, with different seeds."
+)
 @click.option("--processes", type=click.IntRange(1), default=max(2, os.cpu_count() or 2), show_default="one for each core",
-              help="Processes that the workers of a run share.")  # fmt: skip
-@click.option("--draw-only", is_flag=True, help="Run nothing: draw and describe what there is.")
+              help="Worker processes of each run.")  # fmt: skip
+@click.option("--draw-only", is_flag=True, help="Run nothing; draw and describe the existing results.")
 @interruptible()
 def main(
     figures: tuple[str, ...], data: Path | None, is_quick: bool, out: Path | None, steps: int | None, seeds: int | None,
     processes: int, draw_only: bool,
 ) -> None:  # fmt: skip
     """Makes the paper's figures: FIGURES are some of 1 2 3 4 5 6 8 9-10 conventions straggler churn proxies rules; without
-    any, all of them. Ctrl-C ends it; called again it goes on with what is missing."""
+    any, all of them. Ctrl-C ends it; the same command continues later."""
     chosen = _chosen(figures)
     scale = _scale(data, is_quick, steps, seeds)
     folder = out or (_QUICK_OUT if is_quick else _OUT)
@@ -51,7 +53,7 @@ def main(
         if not draw_only:
             runner.run(experiments(chosen, scale))
     except KeyboardInterrupt:
-        click.echo("\nstopped: the same command goes on with what is missing", err=True)
+        click.echo("\nstopped; the same command continues", err=True)
         sys.exit(EXIT_INTERRUPTED)
     finally:
         written = draw(runner, folder, scale, _note(scale, is_quick))
@@ -64,7 +66,7 @@ def main(
 
 
 def draw(runner: Runner, folder: Path, scale: Scale, note: str) -> Path:
-    """Draws every figure of which there is anything, and writes the page; returns the page's path."""
+    """Draws every figure that has results, and writes the page. Returns the page's path."""
     states = {}
     folder.mkdir(parents=True, exist_ok=True)
     for name, groups_of in FIGURES.items():
@@ -72,7 +74,7 @@ def draw(runner: Runner, folder: Path, scale: Scale, note: str) -> Path:
         measured = gather(groups, runner.result)
         enough = name == "rules" or 2 * len(measured) > len(
             groups
-        )  # few of a figure's lines, shared with others, are no figure
+        )  # a figure with only a few lines, which others share, is left out
         states[name] = page.State(measured if enough else [], sum(len(group.experiments) for group in groups))
         if states[name].measured:
             DRAWINGS[name](states[name].measured, scale).save(folder, name)
@@ -80,7 +82,7 @@ def draw(runner: Runner, folder: Path, scale: Scale, note: str) -> Path:
 
 
 def _chosen(names: tuple[str, ...]) -> list[str]:
-    """The figures that are meant, each once."""
+    """The figures that the arguments name, each once."""
     known = [ALIASES.get(name, name) for name in names]
     for given, name in zip(names, known, strict=True):
         if name not in FIGURES:
@@ -89,7 +91,7 @@ def _chosen(names: tuple[str, ...]) -> list[str]:
 
 
 def _scale(data: Path | None, is_quick: bool, steps: int | None, seeds: int | None) -> Scale:
-    """How much is run on which data."""
+    """The scale of the experiments, and their data."""
     if data is None and not is_quick:
         raise click.UsageError("give --data DIR, the folder of MNIST's four IDX files; with --quick it can be left out")
     if data is not None and not any((data / f"{_MNIST}{ending}").is_file() for ending in ("", ".gz")):

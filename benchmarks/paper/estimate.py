@@ -1,4 +1,4 @@
-"""How long the experiments will still take, from how fast they went so far."""
+"""Estimates the time that the experiments will still take, from their speed so far."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from benchmarks.paper.experiments import Experiment
 
-START_SECONDS = 12.0  # a server, workers, the last evaluation
+START_SECONDS = 12.0  # fixed time of an experiment: starting server and workers, the last evaluation
 FIRST_GUESS = 100.0  # gradients a second, before any was measured: two cores, about 10 ms of a core and a bit
 
 
 @dataclass
 class Pace:
-    """Gradients a second, measured over the experiments of this invocation that simulate no compute time."""
+    """Gradients per second, over the experiments of this invocation without simulated compute time."""
 
     gradients: int = 0
     seconds: float = 0.0
@@ -46,7 +46,7 @@ def seconds_left(to_do: Iterable[Experiment], present: Experiment | None, done: 
 
 
 def duration(seconds: float) -> str:
-    """A time span in words, as exact as an estimate is."""
+    """A time span in words, rounded as an estimate."""
     if seconds < 90:
         return f"{max(0.0, seconds):.0f} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""One experiment: a training run with all its settings, and the key that its result is kept under."""
+"""One experiment: a training run with all its settings, and the key of its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Setting = Literal["service", "sequential", "staged"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is run, once.
+    """The settings of one run.
 
     Attributes:
         task: "mnist" or "digits".
@@ -27,7 +27,7 @@ class Experiment:
         rule_options: `name=value`, separated by blanks, for rules that have settings of their own.
         step_seconds: Simulated compute time of one gradient; 0: none.
         setting: What runs it.
-        slowdown: A staged run's first worker takes so many times `step_seconds`.
+        slowdown: In a staged run, the factor by which the first worker's `step_seconds` is longer.
         replacements: How many times, in a staged run, a group of workers leaves and another joins.
     """
 
@@ -51,7 +51,8 @@ class Experiment:
 
     @property
     def key(self) -> str:
-        """The name of its result: readable, and different where any setting is. A setting that gains a default keeps it."""
+        """The name of its result: readable, and different if any setting differs. A new setting with a default leaves
+        existing names as they are."""
         changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
         name = self.rule if self.setting == "service" else f"{self.setting}-{self.rule}"
@@ -69,7 +70,7 @@ class Experiment:
 
     @property
     def simulated_seconds(self) -> float:
-        """How long the run takes at least, because of its simulated compute time."""
+        """Minimum seconds of the run, from its simulated compute time."""
         return self.steps * self.step_seconds
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Watches a run from outside: its version, and the median π of each tensor, from the server's /metrics."""
+"""Polls a run's version and the median π of each tensor from the server's /metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MetricsPoller:
         self.version = 0
 
     def poll(self) -> None:
-        """Looks once. A server that does not answer, because it is starting or has ended, is passed over."""
+        """Polls once. Ignores a server that does not respond because it is starting or has ended."""
         if not self._address:
             found = _ADDRESS.search(self._output.read_text(errors="replace"))
             self._address = found[1] if found else ""
@@ -64,6 +64,6 @@ def read_metrics(text: str) -> tuple[int, dict[str, float]]:
 
 
 def _relevant(text: str) -> str:
-    """Only the lines of the families asked for: the rest is long."""
+    """The lines of the wanted metric families; the rest is long."""
     lines = [line for line in text.splitlines() if line.removeprefix("# TYPE ").startswith(_FAMILIES)]
     return "\n".join(lines) + "\n"

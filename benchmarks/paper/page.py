@@ -23,7 +23,7 @@ _HEADINGS = {
 
 @dataclass(frozen=True)
 class State:
-    """A figure's results so far, and how many of its runs there should be."""
+    """A figure's results so far, and its total number of runs."""
 
     measured: list[Measured]
     planned: int
@@ -57,11 +57,13 @@ def _head(scale: Scale, states: Mapping[str, State], note: str) -> str:
         "Hermans & Louppe, *Gradient Energy Matching for Distributed Asynchronous Gradient Descent*, arXiv 1805.08469, by "
         "`python -m benchmarks.paper`: every run is a real server and real workers over gRPC, on one machine.",
         "",
-        f"Set-up where nothing else is said: task {scale.task}, η = 0.05, μ = 0.9, batch 64, κ = 1, every worker goes through "
-        f"all of the data on its own; **{scale.steps} steps of each worker, {seeds}**. A figure's line is the mean over the "
-        "seeds and its band goes from the lowest to the highest; losses are training losses of the workers' own batches, "
-        "smoothed. *Final* losses are means of a run's last tenth. A run *failed* if it diverged or its final loss is that of "
-        "a model that has learned next to nothing (above 2.0; chance is 2.30).",
+        f"Unless a figure says otherwise: task {scale.task}, η = 0.05, μ = 0.9, batch 64, κ = 1, **{scale.steps} steps of each "
+        f"worker, {seeds}**. Every worker goes through all of the data on its own.",
+        "",
+        "- A line is the mean over the seeds; its band reaches from the lowest to the highest.",
+        "- Losses are training losses of the workers' own batches, smoothed.",
+        "- A *final* loss is the mean over the last tenth of a run.",
+        "- A run *failed* if it diverged, or if its final loss is above 2.0 (chance is 2.30).",
         "",
         f"{len(runs)} runs" + (f", with {', '.join(f'{name} {number}' for name, number in versions.items())}" if runs else ""),
     ]
@@ -86,7 +88,7 @@ def _figure(name: str, state: State) -> str:
 
 
 def _amounts(state: State) -> str:
-    """What a figure's runs were, in a sentence."""
+    """A sentence that describes a figure's runs."""
     runs = state.runs
     steps = sorted({run.experiment.steps for run in runs if run.experiment.setting != "sequential"})
     seeds = sorted({run.experiment.seed for run in runs})
@@ -117,9 +119,10 @@ def rules_page(state: State) -> str:
         "# All rules on the same data",
         "",
         f"Task {first.task}, η = {first.learning_rate}, {first.steps} gradients of each worker, batch {first.batch_size}. "
-        f"{_amounts(state)} A rule with λ local steps makes one commit of λ gradients. Test accuracy of the last θ (lowest to "
-        "highest seed), and the mean final training loss; options that depend on the number of workers; how many runs failed, "
-        "where any did. No rule was tuned.",
+        f"{_amounts(state)} A rule with λ local steps makes one commit of λ gradients. No rule was tuned.",
+        "",
+        "Each cell has the test accuracy of the last θ (lowest to highest seed) and the mean final training loss. It also has "
+        "the options that depend on the number of workers, and the number of failed runs, if there are any.",
         "",
         "| Rule | Flags | " + " | ".join(f"{n} worker{'s' if n > 1 else ''}" for n in counts) + " |",
         "|---|---|" + "---|" * len(counts),

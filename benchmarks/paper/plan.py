@@ -17,7 +17,7 @@ BASIC_RULES = ("gem", "adaptive", "downpour")
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is run: the paper's own amounts, or less.
+    """The scale of the experiments: the paper's, or smaller.
 
     Attributes:
         workers: Of Figs. 1 and 3.
@@ -81,8 +81,8 @@ class RuleSetup:
     options: Callable[[int], str] = lambda n: ""
 
 
-# Each with the settings of its own paper where that names any: 0.9/n for AEASGD, momentum delayed by a round for DiLoCo.
-# Ringmaster's threshold lies well above the usual staleness, n − 1, so that it discards what stragglers send and little else.
+# Each rule has the settings of its own paper, if that names any: 0.9/n for AEASGD, momentum delayed by a round for DiLoCo.
+# Ringmaster's threshold is well above the usual staleness n − 1, so that it discards mostly commits of stragglers.
 RULES = (
     RuleSetup("GEM", "gem"),
     RuleSetup("GEM, 4 local steps", "gem", 4),
@@ -128,7 +128,7 @@ def _speed(scale: Scale) -> list[Group]:
 
 
 def _sequential(scale: Scale) -> list[Group]:
-    # Simulated compute time leaves the cores time to evaluate often: else the validation loss would be a handful of points.
+    # With simulated compute time the cores can evaluate often. Otherwise the validation loss would have few points.
     gradients, n = scale.few * scale.steps, scale.few
     return [
         _group(scale, f"GEM, {n} workers", workers=n, step_seconds=n / 40),
@@ -156,7 +156,7 @@ def _conventions(scale: Scale) -> list[Group]:
 
 
 def _straggler(scale: Scale) -> list[Group]:
-    # Slow enough that the cores keep up: what differs between the workers is then the simulated time alone.
+    # Slow enough for the cores to keep up, so that the workers differ only in the simulated time.
     n = scale.few
     common: dict[str, Any] = {"workers": n, "step_seconds": n / 100, "setting": "staged"}
     return [
@@ -201,6 +201,6 @@ ALIASES = {"1a": "1", "1b": "1", "1c": "1", "1d": "1", "9": "9-10", "10": "9-10"
 
 
 def experiments(figures: list[str], scale: Scale) -> list[Experiment]:
-    """What the figures need, each once, in the figures' order; the first seed of everything before the second."""
+    """The experiments of the figures, each once, in the figures' order; the first seed of all before the second."""
     wanted = dict.fromkeys(each for name in figures for group in FIGURES[name](scale) for each in group.experiments)
     return sorted(wanted, key=lambda experiment: experiment.seed)

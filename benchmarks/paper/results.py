@@ -1,4 +1,4 @@
-"""What is kept of an experiment: a small JSON with its settings, curves of at most 300 points, and what came out."""
+"""The stored result of an experiment: a small JSON file with its settings, curves of at most 300 points, and final figures."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment left.
+    """The result of an experiment.
 
     Attributes:
         outcome: "complete" or "diverged".
         test_accuracy: 0 to 1, of the last θ; None where it could not be evaluated.
-        test_loss: Of the last θ; None where it is no number.
+        test_loss: Test loss of the last θ; None if it is NaN or infinite.
         seconds: How long the run took, its start and end included.
         curves: version; samples (trained on so far); seconds (since the first commit); loss, staleness, pi_median.
         evaluations: version, loss, accuracy on held-out data.
@@ -54,7 +54,7 @@ class Result:
         return self.curves["version"] * self.experiment.local_steps / self.experiment.workers
 
     def save(self, path: Path) -> None:
-        """Writes the file in one go: it is there as a whole, or not at all."""
+        """Writes the file atomically."""
         body = {
             "format": FORMAT,
             "experiment": self.experiment.to_json(),
@@ -73,7 +73,7 @@ class Result:
 
 
 def load(path: Path, experiment: Experiment) -> Result | None:
-    """The experiment's result; None where there is none, or it is damaged, incomplete or of other settings."""
+    """The experiment's result; None if there is none, or it is damaged, incomplete or has other settings."""
     try:
         body = json.loads(path.read_text())
         if body["format"] != FORMAT or body["experiment"] != experiment.to_json():
@@ -113,7 +113,7 @@ def read_run(experiment: Experiment, folder: RunFolder, tensors: Curves) -> Resu
 
 
 def thin(columns: Curves, most: int = POINTS) -> Curves:
-    """At most so many points, evenly spaced, the first and the last position among them.
+    """Reduces a curve to at most this number of points, evenly spaced, including the first and the last position.
 
     Positions are kept as they are; a value is the mean of the finite values nearest to its position, NaN where there are none.
     """
@@ -134,7 +134,7 @@ def _means(values: Array, edges: npt.NDArray[np.int64]) -> Array:
 
 
 def _to_lists(columns: Curves) -> dict[str, list[float | None]]:
-    """For JSON: rounded to six digits, null for what is no number."""
+    """For JSON: rounded to six digits; null for NaN and infinity."""
     return {
         name: [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
         for name, values in columns.items()

@@ -1,4 +1,4 @@
-"""Runs the experiments whose results are missing, one after another, and keeps each result as soon as it is there."""
+"""Runs the experiments whose results are missing, one after the other, and saves each result at once."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Runner:
         return self.folder / f"{experiment.key}.json"
 
     def result(self, experiment: Experiment) -> Result | None:
-        """What is kept of it, if it was run."""
+        """The experiment's stored result, if there is one."""
         return load(self.path(experiment), experiment)
 
     def run(self, experiments: Sequence[Experiment]) -> None:
-        """Runs those without a result. One that fails is noted in `failures`, and the others are run all the same."""
+        """Runs the experiments without a result. If one fails, it is recorded in `failures`, and the others still run."""
         missing = [each for each in experiments if self.result(each) is None]
         left = duration(seconds_left(missing, None, 0, self._pace.rate()))
         self.say(f"{len(experiments)} experiments, {len(missing)} of them to run: at a guess {left}")
@@ -120,7 +120,7 @@ class Runner:
 
 @dataclass
 class _Progress:
-    """What the present experiment has done, and how long the rest will take."""
+    """Reports the progress of the current experiment, and the time left."""
 
     experiment: Experiment
     later: Sequence[Experiment]
@@ -181,7 +181,7 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Has a run that still goes on end itself and its processes. By SIGTERM, as SIGINT is ignored in a shell's background."""
+    """Makes a run in progress end itself and its processes. It sends SIGTERM, as background jobs of a shell ignore SIGINT."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         if not _ended(process, _STOP_SECONDS):

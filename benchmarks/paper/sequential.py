@@ -1,4 +1,4 @@
-"""Sequential SGD with momentum, what GEM is measured against: one process, no server, the task's own model."""
+"""Sequential SGD with momentum, the baseline for GEM: one process, no server, the task's own model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVALUATE = 40  # times
 
 
 def run(experiment: Experiment, data: Path | None, told: Callable[[int], None]) -> Result:
-    """Trains for the experiment's steps; `told` hears how many are done. Raises TaskError."""
+    """Trains for the experiment's steps, and calls `told` with the number of steps done. Raises TaskError."""
     began = time.monotonic()
     torch.set_num_threads(1)
     task = load_task(experiment.task, data)
@@ -56,7 +56,7 @@ def run(experiment: Experiment, data: Path | None, told: Callable[[int], None]) 
 
 
 def _batches(task: Task, experiment: Experiment) -> Iterator[Any]:
-    """As many batches as there are steps, the data shuffled anew in each epoch."""
+    """One batch for each step; the data is shuffled again in each epoch."""
     order = torch.Generator().manual_seed(experiment.seed)
     data = task.training_data()
     loader: DataLoader[Any] = DataLoader(data, batch_size=experiment.batch_size, shuffle=True, drop_last=True, generator=order)

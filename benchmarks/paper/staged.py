@@ -1,4 +1,4 @@
-"""gem-train for a cluster that it does not make: workers of unequal speed, or that leave and are replaced all the time.
+"""A launcher like gem-train for other clusters: workers of unequal speed, or workers that leave and are replaced all the time.
 
 `python -m benchmarks.paper.staged` prints where the run is as gem-train does, and leaves the same folder.
 """
@@ -31,7 +31,7 @@ _LEASE_SECONDS = 5
 
 @dataclass(kw_only=True)
 class Staged(Cluster):
-    """A cluster that ends at a version, and replaces a group of its workers now and then.
+    """A cluster that ends at a version, and regularly replaces a group of its workers.
 
     Args:
         version: Asks the server.
@@ -49,7 +49,7 @@ class Staged(Cluster):
     gone: list[Member] = field(default_factory=list)
 
     def tend(self, healthy: bool) -> None:
-        """As Cluster's, until the end is near. Raises ClusterError."""
+        """As `Cluster` does, until the end is near. Raises ClusterError."""
         if self.ending:
             return
         super().tend(healthy)
@@ -62,7 +62,7 @@ class Staged(Cluster):
             self._replace(self.newcomer)
 
     def _replace(self, newcomer: Callable[[int], Member]) -> None:
-        """The group that has been there longest goes, every other time without a word; another comes."""
+        """Replaces the oldest group of workers. Every other time the group is killed instead of leaving."""
         oldest = self.workers.pop(0)
         oldest.signal(signal.SIGKILL if self.replaced % 2 else signal.SIGTERM)
         self.gone.append(oldest)
@@ -85,17 +85,17 @@ class Staged(Cluster):
 @click.command()
 @click.option("--workers", type=click.IntRange(2), required=True)
 @click.option("--commits", type=click.IntRange(1), required=True, help="The run ends at this version.")
-@click.option("--processes", type=click.IntRange(1), default=2, help="That hold the workers; a straggler has one more.")
+@click.option("--processes", type=click.IntRange(1), default=2, help="Worker processes; a straggler has one more.")
 @click.option("--step-seconds", type=float, default=0.0, help="Simulated compute time of a gradient.")
-@click.option("--slowdown", type=click.FloatRange(1), default=1.0, help="One worker takes so many times that.")
-@click.option("--replacements", type=click.IntRange(0), default=0, help="How often a group of workers is replaced.")
+@click.option("--slowdown", type=click.FloatRange(1), default=1.0, help="Factor by which one worker is slower.")
+@click.option("--replacements", type=click.IntRange(0), default=0, help="Number of times that a group of workers is replaced.")
 @click.option("--runs", type=click.Path(path_type=Path), required=True)
 @task_option
 @data_option
 @hyperparameter_options()
 @interruptible()
 def main(**options: Any) -> None:
-    """Runs it, and leaves a run folder in RUNS."""
+    """Runs the cluster, and leaves a run folder in RUNS."""
     options["steps"], options["epochs"] = _NO_END, 0
     settings = Hyperparameters(**{each.name: options[each.name] for each in fields(Hyperparameters)})
     folder = RunFolder.create(options["runs"], "staged", options)

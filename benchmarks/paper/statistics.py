@@ -1,4 +1,4 @@
-"""Numbers of runs that figures and claims share: means over seeds, final losses, the time until a loss is reached."""
+"""Statistics that figures and claims share: means over seeds, final losses, the time until a loss is reached."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from benchmarks.paper.results import Array, Result
 CHANCE = math.log(10)  # the loss of ten equally likely classes
 NOT_LEARNED = 2.0  # a final loss above it is that of a model that has learned next to nothing
 _GRID = 200
-_SMOOTH = 0.03  # of a curve's points go into each of its means
-_FINAL = 0.1  # of a run's end
+_SMOOTH = 0.03  # share of a curve's points in each smoothed mean
+_FINAL = 0.1  # share of a run, at its end, that the final loss is the mean of
 
 Axis = Callable[[Result], Array]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One line of a figure, with the results that there are."""
+    """One line of a figure, with its results so far."""
 
     label: str
     experiment: Experiment
@@ -32,7 +32,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Band:
-    """A curve: mean, lowest and highest over the seeds, on a grid of its own. NaN where no seed has a value."""
+    """A curve: mean, lowest and highest over the seeds, on a grid. NaN where no seed has a value."""
 
     x: Array
     mean: Array
@@ -50,7 +50,7 @@ class Spread:
     count: int
 
     def text(self, form: str = "{:.3f}", scale: float = 1.0) -> str:
-        """The mean, and the lowest and highest seed where there are several."""
+        """The mean; with several seeds also the lowest and the highest."""
         if not self.count:
             return "–"
         mean, low, high = (form.format(scale * value) for value in (self.mean, self.low, self.high))
@@ -58,7 +58,7 @@ class Spread:
 
 
 def gather(groups: Iterable[Group], lookup: Callable[[Experiment], Result | None]) -> list[Measured]:
-    """The groups of which there is at least one result."""
+    """The groups with at least one result."""
     found = (
         Measured(group.label, group.first, [result for each in group.experiments if (result := lookup(each))])
         for group in groups
@@ -71,7 +71,7 @@ def worker_steps(result: Result) -> Array:
 
 
 def data_epochs(result: Result) -> Array:
-    """How often the training set was gone through, by all workers together."""
+    """Passes over the training set, by all workers together."""
     return result.curves["samples"] / TRAINING_SAMPLES[result.experiment.task]
 
 
@@ -142,13 +142,13 @@ def accuracy(results: Iterable[Result]) -> Spread:
 
 
 def mean_pi(results: Iterable[Result]) -> Spread:
-    """The median π of a commit, meant over the run."""
+    """The median π of a commit, averaged over the run."""
     known = (result.curves["pi_median"] for result in results if "pi_median" in result.curves)
     return spread(float(values[np.isfinite(values)].mean()) for values in known if np.isfinite(values).any())
 
 
 def learned(result: Result) -> bool:
-    """Whether training came anywhere: a run that diverged or stayed at chance did not."""
+    """Whether the model learned: it did not if the run diverged or stayed at chance."""
     return final(result) < NOT_LEARNED
 
 

@@ -1,4 +1,4 @@
-"""How the figures look: one colour for each rule everywhere; and how they are written."""
+"""The style of the figures, with the same colour for a rule everywhere, and how they are saved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOSS_LIMIT = 2.6  # a little above chance; what lies beyond has diverged
 
 @dataclass
 class Drawing:
-    """A figure, and all that it shows as plain data: name of a panel, name of a line, columns."""
+    """A figure, and its content as plain data: by name of the panel and name of the line, the columns."""
 
     figure: Figure
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Drawing:
     def points(
         self, axes: Axes, panel: str, label: str, x: list[float], values: list[Spread], colour: Any, scale: float = 1.0
     ) -> None:
-        """The means as marks joined by a line, with bars from the lowest to the highest seed; nothing where there is none."""
+        """The means as marks joined by a line, with bars from the lowest to the highest seed. Draws nothing without values."""
         mean, low, high = (scale * np.array([getattr(each, name) for each in values]) for name in ("mean", "low", "high"))
         axes.errorbar(
             x, mean, [mean - low, high - mean], fmt="o-", color=colour, capsize=3, markersize=5, linewidth=1.6, label=label

@@ -1,4 +1,4 @@
-"""What the benchmark is to show, as ratios of rates, and whether a run shows it."""
+"""The claims that the benchmark checks: ratios of rates, with a target for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Selection = Callable[[dict[str, Row]], Row | None]
 
 @dataclass(frozen=True)
 class Claim:
-    """`subject` is at least `targets[P]` times as fast as what `against` selects; sizes without a target claim nothing."""
+    """The claim that `subject` is at least `targets[P]` times as fast as the row that `against` selects. Sizes without a target
+    are not claimed."""
 
     text: str
     subject: str
@@ -49,7 +50,7 @@ CLAIMS = (
 
 
 def verdicts(results: Results) -> Iterable[str]:
-    """A line for each claim and cell: the claim, its target, what was measured, and whether it is met."""
+    """A line for each claim and cell: the claim, its target, the measured ratio, and whether it meets the target."""
     for claim in CLAIMS:
         for cell in results.cells():
             target = claim.targets.get(cell.parameters)

@@ -1,4 +1,5 @@
-"""Round trips per second of this server, of what users would otherwise pick, and of the floors under all of them.
+"""Measures round trips per second: of this server, of alternatives that users might choose, and of the floors (only the
+transfer, or only the arithmetic).
 
 `python -m benchmarks.peers`; benchmarks/README.md says how to read what it prints.
 """
@@ -21,41 +22,46 @@ from benchmarks.peers.claims import LARGE, MIDDLE, SMALL, verdicts
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError
 from benchmarks.peers.contenders.threads import TUNED
-from benchmarks.peers.harness import MIN_TURNS, WARM_UP, measure
+from benchmarks.peers.harness import MIN_ROUND_TRIPS, WARM_UP, measure
 from benchmarks.peers.picture import draw
 from benchmarks.peers.predictions import predictions
 from benchmarks.peers.results import Cell, Results
 from benchmarks.peers.tables import rate, table
 
-_PROCESS_BYTES = 150 << 20  # what a process takes, forked from one that has imported PyTorch
-_SHARE_OF_MEMORY = 0.9  # of what is available, at most
+_PROCESS_BYTES = 150 << 20  # memory of a process that is forked from one that has imported PyTorch
+_SHARE_OF_MEMORY = 0.9  # maximum share of the available memory to use
 _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds": 1.5}
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--parameters", "-P", multiple=True, type=click.IntRange(1), default=(SMALL, MIDDLE, LARGE), help="Sizes.")
+@click.option(
+    "--parameters", "-P", multiple=True, type=click.IntRange(1), default=(SMALL, MIDDLE, LARGE), help="Model sizes P."
+)
 @click.option("--workers", "-W", multiple=True, type=click.IntRange(1), default=(4, 16), help="Numbers of workers.")
 @click.option("--repeats", type=click.IntRange(1), default=5, help="Measurements of each contender.")
-@click.option("--seconds", type=float, default=4.0, help="Length of each, at least.")
+@click.option("--seconds", type=float, default=4.0, help="Minimum seconds of each measurement.")
 @click.option(
-    "--only", multiple=True, metavar="NAME", help=f"Of {', '.join(each.name for each in CONTENDERS)}; or how they begin."
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help=f"Contenders to measure, by name or its beginning: {', '.join(each.name for each in CONTENDERS)}.",
 )
-@click.option("--quick", is_flag=True, help="Under three minutes: fewer sizes, workers, repeats; rough figures.")
-@click.option("--tuned-peers", is_flag=True, help="PyTorch RPC with the number of threads that is fastest for it.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput"), help="Folder of what is written.")
-@click.option("--resume", is_flag=True, help="Go on with what is in that folder.")
+@click.option("--quick", is_flag=True, help="Under three minutes: fewer sizes, workers and repeats; rough figures.")
+@click.option("--tuned-peers", is_flag=True, help="Run PyTorch RPC with its fastest number of threads.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput"), help="Folder for the results.")
+@click.option("--resume", is_flag=True, help="Continue the measurements in that folder.")
 @click.pass_context
-@interruptible()  # no way to end may leave processes behind
+@interruptible()  # so that Ctrl-C and SIGTERM leave no processes behind
 def main(
     context: click.Context, parameters: tuple[int, ...], workers: tuple[int, ...], repeats: int, seconds: float,
     only: tuple[str, ...], quick: bool, tuned_peers: bool, out: Path, resume: bool,
 ) -> None:  # fmt: skip
-    """Measures every contender in fresh processes, one after another, in another order in each repeat."""
+    """Measures every contender in fresh processes, one after the other, in a different order in each repeat."""
     settings: dict[str, Any] = {"parameters": parameters, "workers": workers, "repeats": repeats, "seconds": seconds}
     if quick:
         given = {name for name in settings if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
         settings |= {name: value for name, value in _QUICK.items() if name not in given}
-        click.echo("--quick: fewer sizes, workers and repeats, each shorter; the figures are rougher than a whole run's")
+        click.echo("--quick: fewer sizes, workers and repeats, each shorter; the figures are rougher than those of a full run")
     if tuned_peers:
         os.environ[TUNED] = "1"
     out.mkdir(parents=True, exist_ok=True)
@@ -68,22 +74,22 @@ def main(
     try:
         Run(results, chosen, cells, settings["repeats"], settings["seconds"], out / "log.txt").run()
     except KeyboardInterrupt:
-        click.echo("interrupted; --resume goes on")
+        click.echo("interrupted; continue with --resume")
         report(results, out)
         raise SystemExit(EXIT_INTERRUPTED) from None
     report(results, out)
 
 
 def report(results: Results, out: Path) -> None:
-    """Prints the tables and the verdicts, and draws the picture."""
+    """Prints the tables and the claims, and draws the picture."""
     for cell in results.cells():
         click.echo(f"\n{table(results, cell)}")
     if not results.cells():
         return
-    click.echo("\nWhat is to be shown (ratios, medians of the repeats):")
+    click.echo("\nClaims (ratios of rates, medians of the repeats):")
     for line in verdicts(results):
         click.echo(line)
-    click.echo("\nWhat gem-ctl plan predicts:")
+    click.echo("\nPredictions of gem-ctl plan:")
     for line in predictions(results):
         click.echo(line)
     for (cell, name), why in results.left_out.items():
@@ -98,10 +104,10 @@ class Run:
     Args:
         results: Receives them; those that it has already are not made again.
         contenders: What to measure.
-        cells: Where.
-        repeats: How often.
-        seconds: How long each, at least.
-        log: Where contenders' processes print to.
+        cells: Model sizes and numbers of workers to measure them at.
+        repeats: Number of measurements of each.
+        seconds: Minimum length of each measurement.
+        log: The file that receives the output of the contenders' processes.
     """
 
     def __init__(
@@ -131,7 +137,7 @@ class Run:
         try:
             _require_room(cell, contender)
             figures = measure(contender, cell.parameters, cell.workers, self._seconds, self._log)
-        except Exception as error:  # whatever it is, the others go on
+        except Exception as error:  # any failure: the other contenders are still measured
             why = str(error) if isinstance(error, ContenderFailedError) else f"{type(error).__name__}: {error}"
             self._results.left_out[cell, contender.name] = why
             click.echo(f"{what}: left out: {why} (more in {self._log})")
@@ -141,24 +147,24 @@ class Run:
         click.echo(f"{what}: {rate(figures.rate)}/s; about {_minutes(self._left())} left")
 
     def _left(self) -> float:
-        """Seconds that the rest will take: as long as before, or a guess from its size."""
+        """Estimated seconds for the rest: from earlier repeats, or from the model's size."""
         return sum(self._took.get((cell, each.name), self._guess(cell)) for cell, each, _ in self._plan)
 
     def _guess(self, cell: Cell) -> float:
-        turns = (WARM_UP + MIN_TURNS) * cell.workers
-        return 3 + self._seconds + turns * cell.parameters * 1e-8
+        round_trips = (WARM_UP + MIN_ROUND_TRIPS) * cell.workers
+        return 3 + self._seconds + round_trips * cell.parameters * 1e-8
 
 
 def _require_room(cell: Cell, contender: Contender) -> None:
-    """Raises ContenderFailedError where a contender's estimated memory is more than there is."""
+    """Raises ContenderFailedError if a contender's estimated memory exceeds what is available."""
     needed = 4 * cell.parameters * cell.workers * contender.buffers + (contender.processes(cell.workers) + 1) * _PROCESS_BYTES
     room = _SHARE_OF_MEMORY * machine.available_bytes()
     if needed > room:
-        raise ContenderFailedError(f"it needs about {needed / 1e9:.1f} GB, and there are {room / 1e9:.1f} GB")
+        raise ContenderFailedError(f"it needs about {needed / 1e9:.1f} GB of memory, but only {room / 1e9:.1f} GB are free")
 
 
 def _available(contenders: Iterable[Contender]) -> list[Contender]:
-    """Those whose modules are installed; says what to install for the others."""
+    """The contenders whose modules are installed. Prints what to install for the others."""
     found = []
     for each in contenders:
         if each.requires is None or _importable(each.requires):

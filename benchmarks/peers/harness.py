@@ -1,4 +1,4 @@
-"""One measurement: a server and W worker processes that take turns as fast as they can, all at once, for a while."""
+"""One measurement: a server, and W worker processes that all make round trips as fast as they can for some seconds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gem_worker.launcher.cluster import free_port
 from benchmarks import machine
 from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError, Place, RoundTrip
 
-WARM_UP = 3  # turns of each worker before anything is counted
-MIN_TURNS = 3  # that each worker makes while it is measured, however long they take
-PATIENCE = 300.0  # seconds without news of any worker
+WARM_UP = 3  # round trips of each worker before anything is counted
+MIN_ROUND_TRIPS = 3  # minimum for each worker while it is measured, even if they take longer than the measurement
+PATIENCE = 300.0  # seconds without a message from any worker after which the measurement fails
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Figures:
     """What was measured.
 
     Attributes:
-        rate: Turns per second, all workers together.
-        turns: Turns that were counted.
-        server_cpu, worker_cpu: Seconds of processor time per turn: in the server, in the worker that takes it.
-        p50, p99: Seconds that a turn takes.
-        server_bytes: The server's memory when all workers had been served.
-        bytes_per_worker: What of it was not there before the first worker came, divided by W.
-        slowest_share: Turns per second of the slowest worker, in those of an average one.
+        rate: Round trips per second, all workers together.
+        turns: Number of round trips counted.
+        server_cpu, worker_cpu: Seconds of processor time for each round trip, in the server and in the worker.
+        p50, p99: Quantiles of the seconds that a round trip takes.
+        server_bytes: The server's memory after all workers were served.
+        bytes_per_worker: The growth of that memory since before the first worker connected, divided by W.
+        slowest_share: The rate of the slowest worker, divided by the mean rate.
     """
 
     rate: float
@@ -48,7 +48,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Count:
-    """What one worker counted: seconds of each of its turns, one after another."""
+    """The seconds of each of one worker's round trips, in order."""
 
     times: np.ndarray[Any, np.dtype[np.float64]]
 
@@ -58,23 +58,23 @@ class Count:
 
 
 class Signals:
-    """What the harness and the workers tell each other without disturbing the measurement."""
+    """Communication between the harness and the workers that does not disturb the measurement."""
 
     def __init__(self, workers: int) -> None:
         self.news = PROCESSES.Queue()
         self.go = PROCESSES.Event()
         self.stop = PROCESSES.RawValue("b", 0)
-        self.turns = PROCESSES.RawArray("Q", workers)  # turns made so far, a place for each worker
+        self.round_trips = PROCESSES.RawArray("Q", workers)  # round trips so far, one element for each worker
 
 
 def measure(contender: Contender, parameters: int, workers: int, seconds: float, log: Path) -> Figures:
     """Measures one contender with fresh processes, all of which have ended when this returns.
 
-    Each worker counts whole turns from the moment when all are ready until `seconds` later, and goes on taking turns
-    until every worker has counted, so that each turn counted meets the full load.
+    Once all workers are ready, each counts complete round trips for `seconds`. It continues to make round trips until every
+    worker has counted, so that each counted round trip meets the full load.
 
     Raises:
-        ContenderFailedError: The server or a worker ended, or nothing was heard of them for too long.
+        ContenderFailedError: The server or a worker ended, or they sent no message for too long.
     """
     place = Place(free_port(), parameters, workers, log)
     with contender.server(place) as roots:
@@ -101,10 +101,10 @@ def measure(contender: Contender, parameters: int, workers: int, seconds: float,
 
 @contextmanager
 def _workers(contender: Contender, place: Place, seconds: float, signals: Signals) -> Iterator[list[Any]]:
-    """Worker processes; at the end they have a moment to leave."""
+    """Starts the worker processes. At the end they have a second to exit."""
     started: list[Any] = []
     try:
-        for index in range(len(signals.turns)):
+        for index in range(len(signals.round_trips)):
             started.append(PROCESSES.Process(target=_work, args=(contender, place, index, seconds, signals)))
             started[-1].start()
         yield started
@@ -117,7 +117,7 @@ def _workers(contender: Contender, place: Place, seconds: float, signals: Signal
 
 
 def _await(signals: Signals, started: list[Any]) -> list[Any]:
-    """One piece of news from each worker."""
+    """Waits for one message from each worker, and returns them."""
     gathered: list[Any] = []
     heard = time.monotonic()
     while len(gathered) < len(started):
@@ -128,7 +128,7 @@ def _await(signals: Signals, started: list[Any]) -> list[Any]:
             if dead:
                 raise ContenderFailedError(f"a worker ended with status {dead[0].exitcode}") from None
             if time.monotonic() > heard + PATIENCE:
-                raise ContenderFailedError(f"nothing was heard of its workers for {PATIENCE:g} s") from None
+                raise ContenderFailedError(f"its workers sent no message for {PATIENCE:g} s") from None
             continue
         if isinstance(news, str):
             raise ContenderFailedError(news)
@@ -138,41 +138,42 @@ def _await(signals: Signals, started: list[Any]) -> list[Any]:
 
 
 def _used(servers: list[int], clients: list[int], signals: Signals) -> tuple[float, float, int]:
-    """Processor seconds of the server and of the workers so far, and turns made."""
-    return machine.cpu_seconds(servers), machine.cpu_seconds(clients), sum(signals.turns)
+    """Processor seconds of the server and of the workers so far, and the number of round trips."""
+    return machine.cpu_seconds(servers), machine.cpu_seconds(clients), sum(signals.round_trips)
 
 
 def _work(contender: Contender, place: Place, index: int, seconds: float, signals: Signals) -> None:
     place.redirect()
     try:
-        with contender.worker(place, index) as turn:
+        with contender.worker(place, index) as round_trip:
             for _ in range(WARM_UP):
-                _require_theta(turn(), place)
+                _require_theta(round_trip(), place)
             signals.news.put(None)
             signals.go.wait()
-            signals.news.put(_count(turn, index, seconds, signals))
+            signals.news.put(_count(round_trip, index, seconds, signals))
             while not signals.stop.value:
-                turn()
-                signals.turns[index] += 1
+                round_trip()
+                signals.round_trips[index] += 1
     except Exception as error:
         signals.news.put(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         raise
 
 
-def _count(turn: RoundTrip, index: int, seconds: float, signals: Signals) -> Count:
+def _count(round_trip: RoundTrip, index: int, seconds: float, signals: Signals) -> Count:
     times: list[float] = []
     ended = began = time.perf_counter()
-    while ended < began + seconds or len(times) < MIN_TURNS:
+    while ended < began + seconds or len(times) < MIN_ROUND_TRIPS:
         last = ended
-        turn()
+        round_trip()
         ended = time.perf_counter()
         times.append(ended - last)
-        signals.turns[index] += 1
+        signals.round_trips[index] += 1
     return Count(np.array(times))
 
 
 def _require_theta(theta: Any, place: Place) -> None:
-    """Raises ContenderFailedError unless θ is what every contender must give back; a list stands for frames of an echo."""
+    """Raises ContenderFailedError unless θ has the shape and values that every contender must return. A list (the frames of a
+    bare echo) is accepted as it is."""
     if isinstance(theta, list):
         return
     array = np.asarray(theta)
@@ -181,4 +182,4 @@ def _require_theta(theta: Any, place: Place) -> None:
         or array.dtype != np.float32
         or not np.isfinite(array[:: 1 + array.size // 1000]).all()
     ):
-        raise ContenderFailedError(f"it gave back no θ of {place.parameters} finite float32")
+        raise ContenderFailedError(f"it did not return a θ of {place.parameters} finite float32 values")

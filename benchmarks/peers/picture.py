@@ -1,4 +1,4 @@
-"""A run's results as a picture: turns per second of every contender, a panel for each size and number of workers."""
+"""The results as a picture: round trips per second of every contender, one panel for each model size and number of workers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from benchmarks.peers.results import Cell, Results, Row
 from benchmarks.peers.tables import rate
 
 _COLORS = {"ours": "#d1495b", "peer": "#30638e", "floor": "#b8b8b8"}
-_PLAIN = 0.45  # opacity of what applies no GEM
+_PLAIN = 0.45  # opacity of contenders that do not apply GEM
 _LEGEND = (
     ("this server, GEM", _COLORS["ours"], 1.0),
     ("others, GEM", _COLORS["peer"], 1.0),
     ("others, plain add", _COLORS["peer"], _PLAIN),
-    ("floors: only a part of the work", _COLORS["floor"], 1.0),
+    ("floors: only part of the work", _COLORS["floor"], 1.0),
 )
 
 
 def draw(results: Results, path: Path) -> None:
-    """Writes a PNG: the sizes side by side, a row of panels for each number of workers, the contenders in one order."""
+    """Writes a PNG: a column of panels for each size, a row for each number of workers, contenders in the same order in all."""
     cells = results.cells()
     sizes, workers = sorted({cell.parameters for cell in cells}), sorted({cell.workers for cell in cells})
     labels = _order(results)
@@ -45,7 +45,7 @@ def draw(results: Results, path: Path) -> None:
 
 
 def _order(results: Results) -> dict[str, Row]:
-    """One row per contender: this server, peers with GEM, peers with a plain add, floors; each group the fastest first."""
+    """One row per contender: this server, peers with GEM, peers that only add, floors; within each group the fastest first."""
     rows: dict[str, Row] = {}
     for cell in results.cells():
         rows = results.rows(cell) | rows

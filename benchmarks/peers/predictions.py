@@ -1,4 +1,5 @@
-"""What `gem-ctl plan` predicts beside what was measured: rates at which the server is full, and its memory for each worker."""
+"""Compares the predictions of `gem-ctl plan` with measurements: the rate at which the server is saturated, and its memory for
+each worker."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from benchmarks.peers.results import Cell, Results
 
 
 def predictions(results: Results) -> Iterator[str]:
-    """A line for each of this server's rows: the workers compute nothing, so the server is full."""
+    """A line for each of this server's rows. The workers compute nothing, so the server is saturated."""
     ours = {each.name: each for each in OURS}
-    yield f"{'':56s} {'turns/s':>9s} {'predicted':>9s} {'ratio':>6s} {'MiB a worker':>13s} {'predicted':>9s}"
+    yield f"{'':56s} {'trips/s':>9s} {'predicted':>9s} {'ratio':>6s} {'MiB a worker':>13s} {'predicted':>9s}"
     for cell in results.cells():
         for name, row in results.rows(cell).items():
             if name in ours:

@@ -1,4 +1,4 @@
-"""What a run measured, kept in a file as it goes: throughput.json."""
+"""The measurements of a run, saved in throughput.json after each one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.peers.harness import Figures
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """A size of model and a number of workers: what is compared is compared within one."""
+    """A model size and a number of workers. Contenders are compared within one cell."""
 
     parameters: int
     workers: int
@@ -25,7 +25,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of a contender: its description and its figures of each repeat."""
+    """A contender's description, and its figures from each repeat."""
 
     name: str
     label: str
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Median of turns per second."""
+        """Median of the round trips per second."""
         return self.median("rate")
 
     def median(self, figure: str) -> float:
@@ -45,12 +45,12 @@ class Row:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Lowest and highest turns per second."""
+        """Lowest and highest number of round trips per second."""
         rates = [each.rate for each in self.figures.values()]
         return min(rates), max(rates)
 
     def ratio_to(self, other: Row) -> tuple[float, float, float]:
-        """Rate in rates of another: median, lowest and highest of the repeats that both have."""
+        """Ratio of this rate to another's: median, lowest and highest over the repeats that both have."""
         ratios = [each.rate / other.figures[repeat].rate for repeat, each in self.figures.items() if repeat in other.figures]
         return (median(ratios), min(ratios), max(ratios)) if ratios else (float("nan"),) * 3
 
@@ -67,7 +67,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """What an earlier run wrote; what it left out may be tried again."""
+        """Reads an earlier run's measurements. Contenders that it left out are tried again."""
         content = json.loads(path.read_text())
         results = cls(path, content["settings"], content["contenders"])
         for entry in content["measurements"]:
@@ -84,11 +84,11 @@ class Results:
         self.measurements.setdefault((cell, contender), {})[repeat] = figures
 
     def cells(self) -> list[Cell]:
-        """Those that have measurements, small ones first."""
+        """The cells that have measurements, small models first."""
         return [cell for cell, _ in groupby(sorted(cell for cell, _ in self.measurements))]
 
     def rows(self, cell: Cell) -> dict[str, Row]:
-        """What was measured in a cell, by the contender's name, the fastest first."""
+        """The rows of a cell by contender's name, the fastest first."""
         rows = [
             Row(name, **self.contenders[name], figures=figures)
             for (of, name), figures in self.measurements.items()
@@ -97,7 +97,7 @@ class Results:
         return {row.name: row for row in sorted(rows, key=lambda row: -row.rate)}
 
     def save(self) -> None:
-        """Writes the file anew, so that an interrupted run keeps what it has."""
+        """Rewrites the file, so that an interrupted run keeps its measurements."""
         content = {
             "settings": self.settings,
             "machine": machine.description(),

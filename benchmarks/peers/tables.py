@@ -1,11 +1,11 @@
-"""A run's results as text: a table for each size of model and number of workers."""
+"""The results as text: a table for each model size and number of workers."""
 
 from __future__ import annotations
 
 from benchmarks.peers.results import Cell, Results, Row, best
 
 _HEAD = (
-    f"{'':42s} {'turns/s':>9s} {'lowest..highest':>17s} {'of best':>8s} {'of its':>7s} {'CPU ms a turn':>15s} "
+    f"{'':42s} {'trips/s':>9s} {'lowest..highest':>17s} {'of best':>8s} {'of its':>7s} {'CPU ms a trip':>15s} "
     f"{'p50':>8s} {'p99':>8s} {'server MiB':>11s}\n"
     f"{'':42s} {'median':>9s} {'of the repeats':>17s} {'peer':>8s} {'floor':>7s} {'server':>7s} {'worker':>7s} "
     f"{'ms':>8s} {'ms':>8s} {'a worker':>11s}"
@@ -13,7 +13,7 @@ _HEAD = (
 
 
 def table(results: Results, cell: Cell) -> str:
-    """The contenders of one cell, the fastest first."""
+    """The contenders of one cell (a model size and a number of workers), the fastest first."""
     rows = results.rows(cell)
     peer = best(rows.values(), "peer", "gem")
     repeats = max(len(row.figures) for row in rows.values())
@@ -36,5 +36,5 @@ def _ratio(row: Row, other: Row | None) -> str:
 
 
 def rate(value: float) -> str:
-    """A rate with three digits that count."""
+    """A rate with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""How long a checkpoint keeps commits waiting: `python -m benchmarks.server.checkpoint_pause`. One copy of θ is the aim."""
+"""Measures how long commits wait for a checkpoint: `python -m benchmarks.server.checkpoint_pause`. The aim: one copy of θ."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gem_client import Admin, connect
 
 from benchmarks.processes import server
 
-Times = list[tuple[float, float]]  # when a commit was answered, and how long that took
+Times = list[tuple[float, float]]  # when the reply to a commit arrived, and how long the commit took
 
 
 @click.command(context_settings={"show_default": True})
 @click.option("--parameters", type=int, default=25_000_000, help="P, the size of the model.")
-@click.option("--workers", type=int, default=3, help="Sessions that commit all the time, in shared memory.")
-@click.option("--checkpoints", type=int, default=5, help="How many are written.")
+@click.option("--workers", type=int, default=3, help="Sessions that commit without pause, through shared memory.")
+@click.option("--checkpoints", type=int, default=5, help="Number of checkpoints to write.")
 @click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), help="Whose disk is written to."
+    "--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), help="Folder on the disk to write to."
 )
 def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
-    """Prints the longest commit while no checkpoint is written, and while one is."""
+    """Prints the longest commit without a checkpoint, and the longest while one is written."""
     folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="pause-", dir=folder))
     times: list[Times] = [[] for _ in range(workers)]
@@ -48,7 +48,7 @@ def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
 
 
 def _checkpoint(address: str) -> tuple[float, float]:
-    """Commits go on for a while, then a checkpoint is written: from when to when."""
+    """Lets commits continue for a while, then writes a checkpoint. Returns when that began and ended."""
     time.sleep(4)
     began = time.monotonic()
     with Admin(address, timeout=300) as admin:

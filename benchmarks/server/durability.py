@@ -1,4 +1,4 @@
-"""What each --durability costs: commits of many workers, in turn: `python -m benchmarks.server.durability`.
+"""Measures the cost of each --durability, with commits of many workers: `python -m benchmarks.server.durability`.
 
 The log is written where --folder is: its disk decides. It is measured as in the middle of a long run, when the files of
 older parts of the log are written over; a disk may be much slower where it has to find new room first.
@@ -38,14 +38,16 @@ class Cost:
 
 @click.command(context_settings={"show_default": True})
 @click.option("--parameters", type=int, default=156_450, help="P, the size of the model.")
-@click.option("--workers", type=int, default=16, help="How many at once.")
-@click.option("--transport", multiple=True, type=click.Choice(("shm", "tcp")), default=("shm", "tcp"), help="Their way.")
+@click.option("--workers", type=int, default=16, help="Number of workers.")
+@click.option(
+    "--transport", multiple=True, type=click.Choice(("shm", "tcp")), default=("shm", "tcp"), help="How tensors travel."
+)
 @click.option("--seconds", type=float, default=5.0, help="Length of each measurement.")
 @click.option("--repeats", type=int, default=5, help="Measurements of each mode, interleaved.")
 @click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), help="Whose disk is measured."
+    "--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), help="Folder on the disk to measure."
 )
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/durability.json"), help="The figures.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/durability.json"), help="File for the figures.")
 def main(
     parameters: int, workers: int, transport: tuple[str, ...], seconds: float, repeats: int, folder: Path, out: Path
 ) -> None:
@@ -53,7 +55,7 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     size, sync = 4 * parameters, _sync_seconds(folder, 4 * parameters)
     click.echo(f"P = {parameters:,}, {workers} workers, medians of {repeats} x {seconds:g} s")
-    click.echo(f"this disk: {1e3 * sync:.2f} ms to write {size:,} bytes over and sync them")
+    click.echo(f"this disk: {1e3 * sync:.2f} ms to overwrite and sync {size:,} bytes")
     scratch = Path(tempfile.mkdtemp(prefix="durability-", dir=folder))
     try:
         costs = _all(parameters, workers, transport, seconds, repeats, scratch)
@@ -67,7 +69,7 @@ def main(
 
 
 def _all(parameters: int, workers: int, transport: tuple[str, ...], seconds: float, repeats: int, scratch: Path) -> list[Cost]:
-    click.echo("writing a first log, for its files to be used again")
+    click.echo("writing a first log, so that its files can be reused")
     for _ in range(2):
         _measure("log", transport[0], parameters, workers, 2 * seconds, scratch)
     return [
@@ -89,7 +91,7 @@ def _measure(mode: str, way: str, parameters: int, workers: int, seconds: float,
 
 
 def _begin_anew(run: Path) -> None:
-    """Takes away a run that is over, but for the files of its log."""
+    """Removes a finished run, except for the files of its log."""
     for checkpoint in run.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     for segment in run.glob("log/segment-*"):
@@ -116,7 +118,7 @@ def _middle(of: list[Cost], name: str) -> float:
 
 
 def _sync_seconds(folder: Path, size: int) -> float:
-    """Median of what the disk takes to write so many bytes over others and have them safe."""
+    """Median of the seconds that the disk takes to overwrite and sync `size` bytes."""
     path, data, times = folder / "sync-test", os.urandom(size), []
     with path.open("wb", buffering=0) as file:
         for _ in range(11):

@@ -1,4 +1,4 @@
-"""What the statistics of the fused pass cost, and what threads gain: `python -m benchmarks.server.fused_pass`."""
+"""Measures the cost of the fused kernel's statistics, and the gain from threads: `python -m benchmarks.server.fused_pass`."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _bare_update(theta, block, moment, snapshot, answer, begin, end, settings): 
 @click.option("--parameters", multiple=True, type=int, default=(156_450, 1_000_000, 25_000_000), show_default=True)
 @click.option("--tensors", type=int, default=2, show_default=True, help="Tensors that the parameters are divided into.")
 @click.option("--threads", multiple=True, type=int, default=(2,), show_default=True)
-@click.option("--answer/--no-answer", default=False, help="Whether θ is written to a buffer of the worker's too.")
+@click.option("--answer/--no-answer", default=False, help="Whether θ is also written to a worker's reply buffer.")
 @click.option("--seconds", type=float, default=3.0, show_default=True, help="For each size.")
 def main(parameters: tuple[int, ...], tensors: int, threads: tuple[int, ...], answer: bool, seconds: float) -> None:
-    """Interleaves the bare pass, the pass with statistics, and all that a rule does for a commit, in one thread and in more.
-    Medians and least times; on a machine that others use, compare the least."""
+    """Interleaves the bare pass, the pass with statistics, and everything that a rule does for a commit, in one thread and in
+    several. Prints medians and minima; on a busy machine, compare the minima."""
     click.echo("        P  pass         median ms    least ms   ÷ bare: median   least")
     for size in parameters:
         times = times_of(_passes(size, tensors, threads, answer), seconds)
@@ -65,7 +65,7 @@ def main(parameters: tuple[int, ...], tensors: int, threads: tuple[int, ...], an
 
 
 def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> dict[str, Callable[[], object]]:
-    """What is compared, by name; all work on the same arrays."""
+    """The passes to compare, by name. All work on the same arrays."""
     random = np.random.default_rng(0)
     theta, gradient, moment = (random.normal(size=size).astype(np.float32) for _ in range(3))
     buffers = {"moment": moment, "snapshot": theta + random.normal(size=size, scale=0.5).astype(np.float32)}
@@ -90,8 +90,19 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
     return {
         "bare": lambda: bare_pass(*arrays, settings),
         "pass": lambda: gem_part(
-            0, 1, *arrays[:3], nothing, *arrays[3:], layout.offsets, layout.factors, rule._edges, settings, *optimizer, True,
-            True, *results,
+            0,
+            1,
+            *arrays[:3],
+            nothing,
+            *arrays[3:],
+            layout.offsets,
+            layout.factors,
+            rule._edges,
+            settings,
+            *optimizer,
+            True,
+            True,
+            *results,
         ),  # fmt: skip
         "rule": split(1),
         **{f"{count} threads": split(count) for count in threads},
@@ -99,7 +110,7 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
 
 
 def times_of(passes: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
-    """Seconds of each call, the passes in turn, after one turn to warm up."""
+    """Seconds of each call. The passes alternate, after one round to warm up."""
     times: dict[str, list[float]] = {name: [] for name in passes}
     for run in passes.values():
         run()

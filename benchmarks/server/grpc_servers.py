@@ -1,6 +1,7 @@
-"""grpc.aio against a sync thread pool: a bare echo of P floats on long streams: `python -m benchmarks.server.grpc_servers`.
+"""Compares grpc.aio with a synchronous thread pool, by a bare echo of P floats on long streams:
+`python -m benchmarks.server.grpc_servers`.
 
-What decision 0003 rests on. Both echo a gradient's chunks; neither computes anything.
+Decision 0003 is based on this. Both servers echo a gradient's chunks and compute nothing.
 """
 
 from __future__ import annotations
@@ -69,17 +70,17 @@ def _streams(port: int, parameters: int, streams: int, seconds: float, ready: An
         call = channels[index].stream_stream(_PATH)(chain.from_iterable(iter(outgoing.get, None)))
         frames = len(list(chunk_frames(payload)))
 
-        def turn() -> None:
+        def round_trip() -> None:
             outgoing.put(chunk_frames(payload))
             for _ in range(frames):
                 next(call)
 
-        turn()
+        round_trip()
         opened.wait()
         go.wait()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            turn()
+            round_trip()
             counts[index] += 1
         outgoing.put(None)
 

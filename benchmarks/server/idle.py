@@ -1,4 +1,4 @@
-"""Sessions that are mostly idle: each holds its lease, renews it, and commits once in a long while."""
+"""Sessions that are mostly idle: each renews its lease and commits rarely."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gem_client import connect
 
 from benchmarks.processes import split_evenly
 
-INTERVAL_SECONDS = 100.0  # between two commits of one session
+INTERVAL_SECONDS = 100.0  # time between two commits of one session
 
 
 @contextmanager
 def idle_sessions(address: str, parameters: int, sessions: int, shared_memory: bool) -> Iterator[None]:
-    """Holds as many sessions, all of which have joined and made a commit; they leave at the end."""
+    """Holds `sessions` sessions, all of which have joined and made a commit. They leave at the end."""
     context = mp.get_context("spawn")
     counts = split_evenly(sessions)
     joined, stop = context.Barrier(len(counts) + 1), context.Event()

@@ -17,7 +17,7 @@ from benchmarks.processes import resident_bytes, server
 )
 @click.option("--commits", type=int, default=3, show_default=True)
 def main(parameters: int, commits: int) -> None:
-    """Joins, commits and pulls; checks that every one of the elements that come back is what it must be."""
+    """Joins, commits and pulls, and checks every element of the θ that comes back."""
     gigabytes = 4 * parameters / 1e9
     click.echo(f"P = {parameters}: {gigabytes:.2f} GB each way")
     with server("downpour") as (address, pid), connect(address, timeout=300) as session:

@@ -1,4 +1,4 @@
-"""How long a server takes to restart: `python -m benchmarks.server.recovery` times reading a checkpoint and a log."""
+"""Measures how long a server takes to restart from a checkpoint and a log: `python -m benchmarks.server.recovery`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def new_core(run_id: str, settings: Hyperparameters) -> Core:
 
 
 def make_run(folder: Path, parameters: int, workers: int, log_bytes: int) -> tuple[int, bytes]:
-    """A checkpoint of version 0 and a log of float32 commits, workers taking turns; returns the last version and its θ."""
+    """Makes a checkpoint of version 0 and a log of float32 commits by alternating workers. Returns the last version and its
+    θ."""
     core, layout = new_core("benchrun", Hyperparameters(rule="gem")), Layout.of({"theta": (parameters,)})
     random = np.random.default_rng(0)
     leases = [core.leases.get(core.register(f"worker-{number}", layout, 0.0).lease_id) for number in range(workers)]
@@ -59,7 +60,7 @@ def make_run(folder: Path, parameters: int, workers: int, log_bytes: int) -> tup
 
 
 def forget_pages(folder: Path) -> None:
-    """Has the system read the files from the disk next time, not from its memory."""
+    """Drops the files from the system's page cache, so that the next read comes from the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             handle = os.open(path, os.O_RDONLY)
@@ -69,8 +70,8 @@ def forget_pages(folder: Path) -> None:
 
 
 def timed(folder: Path) -> tuple[list[float], Core]:
-    """What a server does before it serves, and the seconds of each step: the checkpoint is checked and read, the log read and
-    applied, a new checkpoint written, for the log to follow."""
+    """Does what a server does before it serves, and returns the seconds of each step: check and read the checkpoint, read and
+    apply the log, write a new checkpoint."""
     times = [time.perf_counter()]
     newest = checkpoint.newest(folder, lambda path, why: click.echo(f"{path}: {why}"))
     assert newest is not None
@@ -93,9 +94,9 @@ def timed(folder: Path) -> tuple[list[float], Core]:
 @click.option("--workers", "-W", type=int, default=4, show_default=True, help="Leases in the checkpoint.")
 @click.option("--log-mib", type=int, default=1024, show_default=True, help="Gradients in the log.")
 @click.option("--repeats", type=int, default=3, show_default=True)
-@click.option("--folder", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where, on the disk to measure.")
+@click.option("--folder", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Folder on the disk to measure.")
 def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path | None) -> None:
-    """Makes a run's checkpoint and log, and rebuilds the run from them: with cold files first, then with warm ones."""
+    """Makes a run's checkpoint and log, and rebuilds the run from them: first from the disk, then from the page cache."""
     Gem().apply(Layout.of({"warm-up": (1,)}), *_warm_up(), RuleInput(0))
     with tempfile.TemporaryDirectory(dir=folder) as made:
         run = Path(made)
@@ -120,7 +121,7 @@ def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path
 
 
 def _warm_up() -> tuple[Any, Any, dict[str, Any]]:
-    """What the compiled pass is loaded with."""
+    """Loads the compiled kernel."""
     return np.zeros(1, np.float32), np.zeros(1, np.float32), {name: np.zeros(1, np.float32) for name in Gem().buffers}
 
 

@@ -1,4 +1,4 @@
-"""Many sessions at once, and idle ones beside them: `python -m benchmarks.server.sessions`."""
+"""Measures many sessions at once, with and without idle ones: `python -m benchmarks.server.sessions`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gem_api.process.lifetime import interruptible
 from benchmarks.processes import measure, resident_bytes, server
 from benchmarks.server.idle import INTERVAL_SECONDS, idle_sessions
 
-BUSY = 16  # sessions that the rate at 100 is compared with, and that work beside the idle ones
+BUSY = 16  # busy sessions: beside the idle ones, and as the reference for the rate of 100 sessions
 MIN_RATIO, MIN_JAIN, MIN_BESIDE_IDLE = 0.85, 0.98, 0.95
 _HEAD = "sessions  commits/s  of first  lowest Jain's index   p50 ms   p99 ms  server CPU ms  server MiB  MiB a session"
 
@@ -37,7 +37,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all measurements of a table have in common."""
+    """The settings that all measurements of a table share."""
 
     parameters: int
     seconds: float
@@ -47,13 +47,17 @@ class Setting:
 
 @click.command(context_settings={"show_default": True})
 @click.option("--parameters", type=int, default=156_450, help="P, the size of the model.")
-@click.option("--sessions", multiple=True, type=int, default=(4, BUSY, 100), help="How many at once.")
-@click.option("--idle", type=int, default=1000, help=f"How many idle ones beside {BUSY} busy ones; 0 leaves that out.")
-@click.option("--transport", multiple=True, type=click.Choice(("shm", "tcp")), default=("shm", "tcp"), help="Their way.")
+@click.option("--sessions", multiple=True, type=int, default=(4, BUSY, 100), help="Number of sessions at once.")
+@click.option("--idle", type=int, default=1000, help=f"Number of idle sessions beside {BUSY} busy ones; 0: skip that.")
+@click.option(
+    "--transport", multiple=True, type=click.Choice(("shm", "tcp")), default=("shm", "tcp"), help="How tensors travel."
+)
 @click.option("--seconds", type=float, default=5.0, help="Length of each measurement.")
-@click.option("--repeats", type=int, default=5, help="Measurements of each number, interleaved.")
+@click.option("--repeats", type=int, default=5, help="Measurements of each number of sessions, interleaved.")
 @click.option("--quick", is_flag=True, help="Under a minute: one repeat of two seconds, no idle sessions.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput/sessions.json"), help="The figures.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs/throughput/sessions.json"), help="File for the figures."
+)
 @interruptible()
 def main(
     parameters: int, sessions: tuple[int, ...], idle: int, transport: tuple[str, ...], seconds: float, repeats: int,
@@ -81,7 +85,7 @@ Kinds = dict[tuple[int, int], list[Measured]]
 
 
 def _interleaved(setting: Setting, kinds: list[tuple[int, int]]) -> Kinds:
-    """Measures every kind (busy sessions, idle sessions) once in each repeat, forwards and backwards by turns."""
+    """Measures every kind (busy sessions, idle sessions) once in each repeat; every second repeat in reverse order."""
     measured: Kinds = {kind: [] for kind in kinds}
     for repeat in range(setting.repeats):
         for kind in kinds if repeat % 2 == 0 else reversed(kinds):

@@ -1,4 +1,5 @@
-"""Does a server leak? Many small commits from workers that come, leave and are killed: `python -m benchmarks.server.soak`.
+"""Looks for leaks in the server, with many small commits from workers that join, leave and are killed:
+`python -m benchmarks.server.soak`.
 
 Starts a real gem-server that logs every commit and samples its resident memory, open file descriptors and threads. Then fits a
 line to each, over what was sampled after a warm-up.
@@ -29,13 +30,13 @@ from gem_worker.launcher.cluster import free_port
 
 from benchmarks.processes import server
 
-PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions of each
-MAX_COMMITS = 600  # of one session before it leaves and comes back under its name
+PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions in each
+MAX_COMMITS = 600  # commits of one session before it leaves and returns under the same name
 KILL_SECONDS = 10.0
 WARM_UP = 0.2  # of the samples
 SAMPLES = 1_000_000
-# What a line may rise by over the measured part before it is not called flat: what is bounded may still fill up meanwhile,
-# such as the reasons why the last 10,000 leases ended, and the threads that files are written in.
+# A line that rises by at most this over the measured part counts as flat: bounded things may still fill up meanwhile, such as
+# the reasons why the last 10,000 leases ended, and the pool of threads that write files.
 TOLERANCE = {"resident MiB": 10.0, "descriptors": 5.0, "threads": 3.0}
 
 
@@ -65,14 +66,14 @@ class Line:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--commits", type=int, default=1_000_000, help="Ends after so many.")
-@click.option("--minutes", type=float, default=60.0, help="Or after so long.")
+@click.option("--commits", type=int, default=1_000_000, help="Stop after this number of commits.")
+@click.option("--minutes", type=float, default=60.0, help="Stop after this time, if that comes first.")
 @click.option("--parameters", type=int, default=1000, help="P, the size of the model.")
-@click.option("--durability", type=click.Choice(["snapshot", "log"]), default="log", help="The server's.")
+@click.option("--durability", type=click.Choice(["snapshot", "log"]), default="log", help="The server's durability.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/soak"), help="Folder for figures and plot.")
 @interruptible()
 def main(commits: int, minutes: float, parameters: int, durability: str, out: Path) -> None:
-    """Exits with status 1 where something grows."""
+    """Exits with status 1 if any measured quantity grows."""
     out.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -90,7 +91,7 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
 
 
 def options(folder: Path, durability: str) -> list[str]:
-    """What the server is started with: checkpoints, short leases, metrics, and no end."""
+    """The server's options: checkpoints, short leases, metrics, and no limit of epochs."""
     return [
         f"--metrics-listen=127.0.0.1:{free_port()}", f"--checkpoint-dir={folder}", f"--durability={durability}",
         "--checkpoint-interval=20", "--epochs=0", "--steps=1000000000", "--batch-size=16", "--lease-seconds=3",
@@ -99,7 +100,7 @@ def options(folder: Path, durability: str) -> list[str]:
 
 @contextmanager
 def churn(address: str, parameters: int) -> Iterator[None]:
-    """Worker processes, one of which is killed now and then and replaced, until the block ends."""
+    """Runs worker processes until the block ends. From time to time one is killed and replaced."""
     context, stop = mp.get_context("spawn"), threading.Event()
     dice = random.Random(0)
 
@@ -130,7 +131,7 @@ def churn(address: str, parameters: int) -> Iterator[None]:
 
 
 def work(address: str, parameters: int, number: int, seed: float) -> None:
-    """The sessions of one process, each under a name that it keeps: some share memory, some send their tensors."""
+    """The sessions of one process, each with a fixed name. Some share memory, the others send their tensors."""
     threads = [
         threading.Thread(target=come_and_go, args=(address, parameters, f"worker-{number}-{each}", each % 2 == 0, seed + each))
         for each in range(SESSIONS)
@@ -153,7 +154,7 @@ def come_and_go(address: str, parameters: int, name: str, shares: bool, seed: fl
 
 
 def watched(address: str, pid: int, commits: int, seconds: float) -> Course:
-    """Samples until there are so many commits, or the time is up."""
+    """Samples until the number of commits is reached, or the time is up."""
     course, began = Course(), time.monotonic()
     pause = min(5.0, seconds / 200)
     with Admin(address) as admin:
@@ -171,7 +172,7 @@ def watched(address: str, pid: int, commits: int, seconds: float) -> Course:
 
 
 def held(pid: int) -> dict[str, float]:
-    """What a process holds now (Linux)."""
+    """The memory, files and threads that a process holds now (Linux)."""
     words = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     status = {each[0]: each[1] for each in words if each[0] in ("VmRSS:", "Threads:")}
     return {
@@ -182,7 +183,7 @@ def held(pid: int) -> dict[str, float]:
 
 
 def fitted(course: Course, name: str) -> Line:
-    """Least squares over what was sampled after the warm-up."""
+    """Fits a line, by least squares, to the samples after the warm-up."""
     first = int(WARM_UP * len(course.commits))
     x, y = np.array(course.commits[first:], float) / 1e5, np.array(course.values[name][first:])
     slope, begin = np.polyfit(x - x[0], y, 1)

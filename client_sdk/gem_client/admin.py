@@ -15,7 +15,7 @@ from gem_client.transport.security import Security, Source
 class Admin:
     """A connection to a server that reads and controls the run, but does not train. Use it as a context manager.
 
-    Every method raises a GemError if the server is unreachable or refuses. Nothing is retried.
+    Every method raises a GemError if the server is unreachable or rejects the request. Nothing is retried.
 
     Args:
         address: The server's address, "host:port", as for `connect`.

@@ -265,7 +265,7 @@ class Membership:
 
     def _require_not_replaced_by(self, ended: LeaseEnded) -> None:
         if ended.reason == "replaced":
-            message = f"another worker has registered as {self._name!r}: give each worker a name of its own"
+            message = f"another worker has registered as {self._name!r}: give each worker its own name"
             self._replaced = LeaseEnded(message, ended.reason)
             raise self._replaced
 

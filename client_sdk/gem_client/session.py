@@ -63,7 +63,7 @@ class Session:
         self._pull_only_reads = False
         self._handed_out = Base(0, 0)
         self._process = os.getpid()
-        # What is done while the caller computes: a commit under way, shards. One thing at a time uses the connection.
+        # For work while the caller computes: a commit under way, shards. Only one task at a time uses the connection.
         self._lock = threading.RLock()
         self._side = SideThread("gem-session-side", self._lock)
         self._under_way: Future[Answer] | None = None
@@ -193,7 +193,7 @@ class Session:
                 self._member.enter()
                 self._sender.prepare()
             except BaseException:
-                self._member.leave()  # nobody shall wait for this attempt, and the caller may make another
+                self._member.leave()  # other workers must not wait for this one, and the caller may try again
                 self._member.forget()
                 raise
             self._pull_only_reads = pull_only_reads
@@ -373,14 +373,14 @@ class Session:
         if kind is None:
             self.close()
         else:
-            self._end()  # cancels whatever is under way: nobody waits for its result
+            self._end()  # cancels calls in progress: no caller waits for their results
 
     def _end(self) -> None:
         if self._member.closed:
             return
         self._member.end()
         if os.getpid() != self._process:
-            return  # a fork's copy: the lease is the parent's
+            return  # a copy in a forked child: the lease belongs to the parent
         self._side.close()
         if self.skipped:
             log.info("%s: %d batches were skipped", self.name, self.skipped)
@@ -428,7 +428,7 @@ class Session:
             self._shard_leases.committed(claimed)  # it would be rejected every time: a caller that continues leaves it out
             raise
         except BaseException:
-            self._shard_leases.dropped(claimed)  # it may or may not have arrived: rather trained on twice than never
+            self._shard_leases.dropped(claimed)  # it may have arrived or not: better to train on the batches twice than never
             raise
         theta = self._hand_out()
         if result is None:

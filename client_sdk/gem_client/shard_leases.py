@@ -37,7 +37,7 @@ class ShardLeases:
         self._retry = retry
         self._side = side
         self._shards: Shards | None = None
-        self._window: list[Batch] = []  # of the local steps that the next commit holds
+        self._window: list[Batch] = []  # batches of the local steps that the next commit covers
         self._completing: Future[None] | None = None
         self.skipped = 0
 

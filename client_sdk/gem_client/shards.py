@@ -93,15 +93,15 @@ class Shards:
         self._samples = samples
         self._batch_size = batch_size
         self._lock = threading.Lock()  # commits end in another thread than the loop's if they overlap with it
-        self._held: dict[int, HeldShard] = {}  # those that are still to be reported
+        self._held: dict[int, HeldShard] = {}  # shards that are not reported as complete yet
         self._in_hand: list[Batch] = []  # handed out; no commit and no skip covers them yet
-        self._claimed = 0  # batches of commits that have not been answered yet
-        self._delivered: int | None = None  # how many of those in hand have reached the loop; None if the loader does not tell
-        self._will_tell = False  # the next pass is a loader's that tells
-        self._one_by_one = False  # the loop was seen to commit all that was handed out before it asked for more
+        self._claimed = 0  # batches of commits whose result is not known yet
+        self._delivered: int | None = None  # batches in hand that reached the loop; None if the loader does not report it
+        self._will_tell = False  # whether the next pass belongs to a loader that calls `deliver`
+        self._one_by_one = False  # whether the loop committed all batches in hand before it asked for more
         self._asked_by = 0  # the thread that asked for the last batch
-        self._ended = False  # this pass hands out nothing more
-        self._got_on = True  # something was committed or skipped since the pass began
+        self._ended = False  # whether this pass hands out no more batches
+        self._got_on = True  # whether a batch was committed or skipped since the pass began
         self._warned = False
         self._ahead: Future[LeasedShard] | None = None
         self.complete = False
@@ -264,7 +264,7 @@ class Shards:
                 self._in_hand.append(Batch(len(batch), shard))
                 self._asked_by = threading.get_ident()
             if begin + self._batch_size >= len(indices) and self._steps_left and not self._must_report:
-                self._ahead = self._ask()  # while the caller computes: the next batch shall not wait for the network
+                self._ahead = self._ask()  # while the caller computes, so that the next batch need not wait for the network
             yield batch
 
     def _batches_in(self, samples: int) -> int:

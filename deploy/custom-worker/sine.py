@@ -1,4 +1,4 @@
-"""A task of one's own: a small network learns the sine."""
+"""An example of your own task: a small network learns the sine function."""
 
 import torch
 from torch import nn
@@ -22,5 +22,5 @@ class Sine:
     def loss(self, model, batch):
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
-    def correct(self, model, batch):  # how many are right: means nothing for a curve
+    def correct(self, model, batch):  # the number of correct answers; None, as this is a regression
         return None

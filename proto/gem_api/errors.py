@@ -5,7 +5,7 @@ GemError
 │   ├── ServerUnavailable   UNAVAILABLE, CANCELLED, UNKNOWN, INTERNAL
 │   ├── DeadlineExceeded    DEADLINE_EXCEEDED
 │   ├── Draining            UNAVAILABLE          the server is shutting down
-│   └── Superseded          ABORTED              another call under the same lease took over
+│   └── Superseded          ABORTED              another call under the same lease replaced this one
 ├── LeaseEnded              FAILED_PRECONDITION  register again, drop the gradient
 ├── Overloaded              RESOURCE_EXHAUSTED   back off, then try again
 ├── NotInitialized          FAILED_PRECONDITION  the central variable has no value yet
@@ -56,17 +56,17 @@ class TransportError(GemError):
 
 
 class ServerUnavailable(TransportError):
-    """No server answers at the address, or the connection broke."""
+    """No server responds at the address, or the connection broke."""
 
 
 class DeadlineExceeded(TransportError):
-    """The server did not answer in time."""
+    """The server did not respond in time."""
 
     status = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Draining(TransportError):
-    """The server is shutting down. Resend when a server answers again."""
+    """The server is shutting down. Resend once it has restarted."""
 
     code = pb.ERROR_CODE_DRAINING
 
@@ -93,7 +93,7 @@ class LeaseEnded(GemError):
 
 
 class Overloaded(GemError):
-    """The server has not enough memory for this now. Try again later."""
+    """The server does not have enough memory for this at present. Try again later."""
 
     code = pb.ERROR_CODE_OVERLOADED
     status = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -7,7 +7,7 @@ names, and tests hold them equal: the message `Hyperparameters` in `v1/training.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ class Range:
     def __contains__(self, number: object) -> bool:
         return (
             isinstance(number, int | float)
-            and math.isfinite(number)
+            and abs(number) <= sys.float_info.max  # not NaN, and not an integer that no float can hold
             and (self.ge is None or number >= self.ge)
             and (self.gt is None or number > self.gt)
             and (self.le is None or number <= self.le)
@@ -53,7 +53,7 @@ class Range:
 
 
 class Declaration(NamedTuple):
-    """What there is to say about one hyper-parameter, beside its name, type and default.
+    """The declaration of a hyper-parameter, besides its name, type and default.
 
     Attributes:
         help: The text that users read, with the unit.
@@ -305,11 +305,6 @@ class Hyperparameters:
 DECLARATIONS: dict[str, Declaration] = {each.name: each.metadata["declaration"] for each in fields(Hyperparameters)}
 DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hyperparameters)}
 FIXED = tuple(name for name, declared in DECLARATIONS.items() if declared.fixed)
-MAX_VALUES = {
-    name: int(declared.values.le)
-    for name, declared in DECLARATIONS.items()
-    if isinstance(DEFAULTS[name], int) and isinstance(declared.values, Range) and declared.values.le is not None
-}
 USED_BY_WORKERS = tuple(name for name, declared in DECLARATIONS.items() if declared.workers_use)
 
 
@@ -333,7 +328,7 @@ def _require_valid(name: str, value: Any, allowed: Range | tuple[str, ...] | Non
     if not isinstance(value, accepted) or isinstance(value, bool):
         raise ValueError(f"{name} must be of type {kind.__name__}, not {str(value)[:50]!r}")
     if isinstance(allowed, Range) and value not in allowed:
-        raise ValueError(f"{name} must be {allowed}, not {value}")
+        raise ValueError(f"{name} must be {allowed}, not {str(value)[:50]}")
     if isinstance(allowed, tuple) and value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     if isinstance(value, str):

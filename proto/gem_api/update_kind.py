@@ -1,4 +1,4 @@
-"""What a commit holds, a gradient or a delta: as Python code names it, and as the wire does."""
+"""What a commit holds, a gradient or a delta: its name in Python, and its value on the wire."""
 
 from __future__ import annotations
 

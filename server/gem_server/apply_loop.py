@@ -1,4 +1,4 @@
-"""The FIFO: commits are applied one at a time, in ticket order, in a thread of their own with the GIL released."""
+"""The FIFO queue: commits are applied one at a time, in ticket order, in a separate thread with the GIL released."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ from gem_server.core.state_machine import Core
 from gem_server.rules import PiFacts
 
 T = TypeVar("T")
-# Work on so few parameters is done where it stands: it takes about a millisecond, and the way to a thread and back half of one.
+# Up to this size, work runs on the event loop's thread: it takes about a millisecond, and a hand-over to a thread half of one.
 INLINE_PARAMETERS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that a commit waited for its turn, and that its arithmetic took."""
+    """Times of one commit, in seconds.
+
+    Attributes:
+        waited: From its ticket until the server began to apply it.
+        applied: What the rule took to apply it.
+    """
 
     waited: float
     applied: float
@@ -37,10 +42,10 @@ class ApplyLoop:
     """Applies commits and runs what must happen between two of them.
 
     Args:
-        core: The state machine; used on the event loop's thread only, but for `Step.run` and what plans given to
-            `between_commits` return.
-        clock: Monotonic seconds.
-        observers: Told of every applied commit, in order.
+        core: The state machine. It is used on the event loop's thread only, except for `Step.run` and the work that plans
+            given to `between_commits` return.
+        clock: Returns monotonic seconds.
+        observers: Called after every applied commit, in order.
     """
 
     def __init__(self, core: Core, clock: Callable[[], float], observers: Sequence[Observer]) -> None:
@@ -55,13 +60,13 @@ class ApplyLoop:
 
     @property
     def queue_length(self) -> int:
-        """Commits that wait for their turn or have it."""
+        """Commits that wait or are being applied."""
         return len(self._answers)
 
     def submit(self, commit: Commit) -> None:
-        """Has a commit, which holds the newest ticket, applied in its turn; `outcome` gives what becomes of it.
+        """Queues a commit, which must hold the newest ticket. `outcome` returns its result.
 
-        A small one whose turn it is already is applied at once, which spares it the way through the queue.
+        If the queue is empty and the model is small, the commit is applied at once, without the queue.
         """
         taken = self._clock()
         if runs_inline(self._core, commit.lease) and not self._busy and self._queue.empty() and not self._closed:
@@ -70,15 +75,17 @@ class ApplyLoop:
             self._answers[commit.lease.lease_id] = self._enqueue(lambda: self._apply(commit, taken))
 
     async def outcome(self, lease: Lease, sequence: int) -> Applied:
-        """The facts of the lease's commit of that sequence, once it is applied. Raises LeaseEnded if the lease ended before."""
+        """Waits until the lease's commit of that sequence is applied, and returns its facts. Raises LeaseEnded if the lease
+        ends before."""
         if lease.queued == sequence:
             return await asyncio.shield(self._answers[lease.lease_id])
         if lease.last_applied is None or lease.last_applied.sequence != sequence:
-            raise LeaseEnded("the lease ended while the commit waited for its turn: register again")
+            raise LeaseEnded("the lease ended while the commit waited in the queue: register again")
         return lease.last_applied
 
     async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
-        """Calls `plan` when its turn has come, and runs the work that it returns in the apply thread before the next one."""
+        """Queues `plan`. When it reaches the head of the queue, calls it on the event loop's thread, then runs the function
+        that it returned in the apply thread. The next commit waits for that."""
 
         async def job() -> T:
             return await self._in_thread(plan())
@@ -86,13 +93,14 @@ class ApplyLoop:
         return await asyncio.shield(self._enqueue(job))
 
     async def run(self) -> None:
-        """Works off the queue until it is closed. An error that is no GemError ends it: θ can't be trusted then."""
+        """Works through the queue until it is closed. Any error except a GemError ends it, because θ can't be trusted then."""
         while await self._next():
             pass
         self._thread.shutdown()
 
     async def _next(self) -> bool:
-        """Does what is next in the queue; a function of its own so that no result outlives its turn."""
+        """Does the next job of the queue. Separate from `run`, so that no reference to a result is kept while it waits for the
+        next."""
         entry = await self._queue.get()
         if entry is None:
             return False
@@ -110,15 +118,15 @@ class ApplyLoop:
         return True
 
     def close(self) -> None:
-        """Ends `run` once everything queued is done; what comes later is refused as Draining."""
+        """Ends `run` once everything queued is done. Later jobs are rejected with Draining."""
         self._closed = True
         self._queue.put_nowait(None)
 
     def _enqueue(self, job: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
         if self._closed:
-            raise Draining("the server is shutting down: try again once a server answers again")
+            raise Draining("the server is shutting down: try again once it has restarted")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(lambda future: future.exception())  # the asker may be gone: never "was never retrieved"
+        done.add_done_callback(lambda future: future.exception())  # the caller may be gone: avoids asyncio's warning
         self._queue.put_nowait((job, done))
         return done
 
@@ -159,11 +167,12 @@ async def _fail(error: BaseException) -> None:
 
 
 def runs_inline(core: Core, lease: Lease) -> bool:
-    """Whether a commit's arithmetic may run on the event loop's thread: it is short, and waits for no checkpoint. One that may
-    wait runs in the apply thread: the checkpoint itself needs the event loop."""
+    """Whether a commit may be applied on the event loop's thread: it must be fast, and must not wait for a checkpoint. A commit
+    that may have to wait runs in the apply thread, because the checkpoint itself needs the event loop."""
     return core.central.size <= INLINE_PARAMETERS and lease.before_change is None
 
 
 async def run_blocking(work: Callable[[], T], parameters: int) -> T:
-    """Runs work on so many parameters: at once if they are few, else in a thread, with the event loop free meanwhile."""
+    """Runs work whose time grows with the number of parameters: at once if they are few, otherwise in a thread, so that the
+    event loop stays free."""
     return work() if parameters <= INLINE_PARAMETERS else await asyncio.to_thread(work)

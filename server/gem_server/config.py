@@ -37,7 +37,7 @@ class ServerConfig:
     # Names of the hyperparameters that the user stated, rather than left at their defaults.
     given: frozenset[str] = frozenset()
 
-    # Whether a run without a limit of epochs or steps is what the user wants. Otherwise such a run is refused.
+    # Whether the user wants a run without a limit of epochs or steps. Otherwise such a run is rejected.
     until_stopped: bool = False
 
     # -- network
@@ -127,7 +127,7 @@ class ServerConfig:
             yield "--durability log needs --checkpoint-dir: say where to keep the checkpoints and the log"
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)
-            if value is not None and not value >= minimum:  # not "<": NaN is refused too
+            if value is not None and not value >= minimum:  # not "<", so that NaN is rejected too
                 yield f"--{name.replace('_', '-')} must be at least {minimum:g}, not {value}"
         if not self.lease_seconds > 0:
             yield f"--lease-seconds must be greater than 0, not {self.lease_seconds}"

@@ -83,7 +83,7 @@ class Endpoint:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def close(self) -> None:
-        """Stops serving. Calls in progress have a few seconds to end."""
+        """Stops serving. Calls in progress have `REPLY_GRACE_SECONDS` to end."""
         await self._server.stop(REPLY_GRACE_SECONDS)
 
     async def _set_health(self, status: int) -> None:
@@ -99,5 +99,6 @@ def _bind(server: Any, address: str, certificates: Certificates | None) -> int:
     except RuntimeError as error:
         why = str(error).partition(";")[0]
         raise StartError(
-            f"can't listen on {address}: the address is in use, does not belong to this machine, or is not HOST:PORT ({why})"
+            f"can't listen on {address}: the address is in use, does not belong to this machine, or is not HOST:PORT; "
+            f"give another with --listen ({why})"
         ) from None

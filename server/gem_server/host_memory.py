@@ -11,7 +11,7 @@ _DEFAULT_SHARE = 0.8
 
 
 def default_limit() -> int:
-    """Bytes: four fifths of what the container or the machine has; 0 where that can't be told."""
+    """Four fifths of the container's or the machine's memory, in bytes; 0 if that is unknown."""
     limits = [limit for path in _CGROUP_LIMITS if (limit := _read(path))]
     with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

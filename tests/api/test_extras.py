@@ -25,12 +25,14 @@ def without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
 def test_without_pytorch_a_command_names_the_extra_in_one_line(command: str, module: str, extra: str) -> None:
     done = without("torch", f"import {module}")
     assert done.returncode == 1
-    assert done.stderr == f'{command} needs torch, which is not installed: pip install "gem-ps[{extra}]"\n'
+    how = f'pip install ".[{extra}]" in a clone of this project'
+    assert done.stderr == f"{command} needs torch, which is not installed: {how}\n"
 
 
 def test_without_pytorch_the_sdks_module_for_it_names_the_extra() -> None:
     done = without("torch", "import gem_client.torch")
-    assert done.stderr.splitlines()[-1] == ('ModuleNotFoundError: gem_client.torch needs PyTorch: pip install "gem-ps[torch]"')
+    last = done.stderr.splitlines()[-1]
+    assert last == 'ModuleNotFoundError: gem_client.torch needs PyTorch: pip install ".[torch]" in a clone of this project'
 
 
 def test_without_matplotlib_gem_train_starts() -> None:

@@ -201,37 +201,6 @@ def view(offset: int, size: int) -> ChunkView:
     return ChunkView(offset, memoryview(b"\xff" * size))
 
 
-WRONG = {
-    "overlaps the one before": ([view(0, 8), view(4, 8)], "byte 8 was expected"),
-    "is sent twice": ([view(0, 8), view(0, 8)], "byte 8 was expected"),
-    "leaves a gap": ([view(0, 8), view(12, 4)], "byte 8 was expected"),
-    "comes first but begins later": ([view(4, 8)], "byte 0 was expected"),
-    "runs over the end": ([view(0, 8), view(8, 12)], "exceeds the buffer"),
-    "is all there is and too long": ([view(0, 20)], "exceeds the buffer"),
-    "comes after the end": ([view(0, 16), view(16, 4)], "exceeds the buffer"),
-    "begins far beyond the end": ([view(0, 8), view(2**63, 4)], "byte 8 was expected"),
-    "is empty": ([view(0, 0)], "0 bytes"),
-    "is empty at the end": ([view(0, 16), view(16, 0)], "0 bytes"),
-    "cuts an element": ([view(0, 6)], "multiple of 4"),
-    "is larger than a chunk may be": ([view(0, CHUNK_BYTES + 4)], f"{CHUNK_BYTES + 4} bytes"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_chunk_is_refused_and_writes_nothing_where_it(case: str) -> None:
-    chunks, why = WRONG[case]
-    memory = np.zeros(12, "<f4")
-    assembly = Assembly(memory[4:8])
-    for chunk in chunks[:-1]:
-        assembly.add(chunk)
-    before = bits(memory)
-    with pytest.raises(IncompleteTransfer, match=why):
-        assembly.add(chunks[-1])
-    assert bits(memory) == before
-    assert not memory[:4].any()
-    assert not memory[8:].any()
-
-
 def test_a_refused_chunk_leaves_the_place_open_for_the_right_one() -> None:
     target = np.zeros(4, "<f4")
     assembly = Assembly(target)

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from core_helpers import commit, make_core, save_core, start
-from durability.test_checkpoint import restored
+from core_helpers import commit, make_core, restored, save_core, start
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.schedule import factor, rate

@@ -182,8 +182,22 @@ def view(offset: int, size: int) -> ChunkView:
     return ChunkView(offset, memoryview(b"\x3f" * size))
 
 
-# 600 elements: 1,200 bytes of bfloat16; of int8 two whole blocks of 260 bytes and one of 92.
+# 600 elements: 2,400 bytes of float32; 1,200 of bfloat16; of int8 two whole blocks of 260 bytes and one of 92.
 REFUSED = {
+    "float32": {
+        "cuts an element": ([view(0, 6)], "the chunk has 6 bytes: .*a multiple of 4"),
+        "overlaps the one before": ([view(0, 8), view(4, 8)], "byte 8 was expected"),
+        "is sent twice": ([view(0, 8), view(0, 8)], "byte 8 was expected"),
+        "leaves a gap": ([view(0, 8), view(12, 4)], "byte 8 was expected"),
+        "comes first but begins later": ([view(4, 8)], "byte 0 was expected"),
+        "begins far beyond the end": ([view(0, 8), view(2**63, 4)], "byte 8 was expected"),
+        "runs over the end": ([view(0, 2392), view(2392, 12)], "exceeds the buffer's 2400 bytes"),
+        "is all there is and too long": ([view(0, 2404)], "exceeds the buffer"),
+        "comes after the end": ([view(0, 2400), view(2400, 4)], "exceeds the buffer"),
+        "is empty": ([view(0, 0)], "0 bytes"),
+        "is empty at the end": ([view(0, 2400), view(2400, 0)], "0 bytes"),
+        "is too large": ([view(0, CHUNK_BYTES + 4)], f"{CHUNK_BYTES + 4} bytes"),
+    },
     "bfloat16": {
         "cuts an element": ([view(0, 3)], "the chunk has 3 bytes: .*a multiple of 2"),
         "cuts the last element": ([view(0, 1198), view(1198, 1)], "the chunk has 1 bytes"),

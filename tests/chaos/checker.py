@@ -1,4 +1,4 @@
-"""The judge of a chaos run. It reads what the workers wrote down, and what the server left on its disk; it calls neither.
+"""Checks a chaos run. It reads the workers' diaries and the server's files, and calls neither workers nor server.
 
 What it finds: every commit that a worker was told is applied is in the log, once, as the version that the worker was told,
 with the gradient that the worker sent; every θ that a worker ever saw is the replayed θ of that version; every checkpoint, and
@@ -24,7 +24,7 @@ _MAX_PROBLEMS = 50
 
 @dataclass
 class Verdict:
-    """What came out, in numbers.
+    """The result of a run, in numbers.
 
     Attributes:
         acknowledged: Commits that a worker was told are applied.
@@ -70,7 +70,7 @@ class Verdict:
 
 @dataclass
 class Testimony:
-    """What the workers wrote down.
+    """The workers' records of a run.
 
     Attributes:
         tries: How often each commit was tried.
@@ -101,7 +101,7 @@ class Testimony:
 
 
 def check(checkpoints: Path, diaries: Iterable[Path]) -> Verdict:
-    """Judges a run that has ended gracefully and of which no checkpoint and no part of the log was removed."""
+    """Checks a run that ended gracefully, and of which no checkpoint and no part of the log was removed."""
     verdict, told = Verdict(), _testimony(diaries)
     verdict.acknowledged, verdict.resent = len(told.acknowledged), sum(tries > 1 for tries in told.tries.values())
     verdict.thetas_seen, verdict.shards_completed = len(told.seen), len(told.completed)
@@ -175,7 +175,7 @@ class _Judge:
             verdict.object_to(f"version {version} ({known}) is no commit that any worker sent")
 
     def _look(self, number: int, moved: bool = True) -> None:
-        """Compares what was seen of the run after a record with the replay."""
+        """Compares what the workers saw after a record with the replay."""
         if moved:
             self._compare_seen()
         for path in self._due.pop(number, []):
@@ -225,7 +225,7 @@ def _number(path: Path) -> int:
 
 
 def _difference(checkpoint: Checkpoint, replay: Replay) -> str:
-    """Where a checkpoint is not what the replay says; empty where it is."""
+    """How a checkpoint differs from the replay; empty if it does not."""
     if checkpoint.state["version"] != replay.version:
         return f"its version is {checkpoint.state['version']}, not {replay.version}"
     if checkpoint.theta.tobytes() != replay.theta.tobytes():

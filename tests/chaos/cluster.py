@@ -1,4 +1,4 @@
-"""Real processes: a server that is started again on its port whenever it died, and workers that come back too."""
+"""Real processes: a server that is restarted on the same port whenever it dies, and workers that return too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 
 def quiet_port() -> int:
-    """A free port that the system gives to no outgoing connection, so that nobody takes it while the server is dead."""
+    """A free port that the system gives to no outgoing connection, so that no process takes it while the server is down."""
     for port in random.sample(range(20_000, 30_000), 200):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -35,7 +35,7 @@ def quiet_port() -> int:
 
 @dataclass
 class WorkerProcess:
-    """A worker that lives, and what it is."""
+    """A running worker process, and its settings."""
 
     process: subprocess.Popen[bytes]
     name: str
@@ -44,7 +44,7 @@ class WorkerProcess:
 
 @dataclass
 class Diaries:
-    """All that workers wrote down, as far as it was read."""
+    """The workers' records, as far as they were read."""
 
     folder: Path
     read: dict[Path, int] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Diaries:
         return sorted(self.folder.glob("*.jsonl"))
 
     def count(self) -> int:
-        """Acknowledgements so far."""
+        """Number of acknowledged commits so far."""
         for path in self.paths():
             with path.open("rb") as file:
                 file.seek(self.read.get(path, 0))
@@ -65,7 +65,7 @@ class Diaries:
 
 
 class Cluster:
-    """One server and its workers, in a folder: `checkpoints`, `diaries`, and what the processes printed.
+    """One server and its workers. Their folder holds `checkpoints`, `diaries` and the output of the processes.
 
     Args:
         folder: A new one.
@@ -119,7 +119,7 @@ class Cluster:
 
     @property
     def server_log(self) -> Path:
-        """What the present server has printed."""
+        """The file with the output of the current server process."""
         return self._folder / f"server-{self.starts:03d}.log"
 
     def start_server(self) -> None:
@@ -133,7 +133,7 @@ class Cluster:
             self._server = subprocess.Popen([sys.executable, "-m", "gem_server", *options], stdout=log, stderr=log)
 
     def wait_server(self, line: str) -> None:
-        """Until the present server has printed something."""
+        """Waits until the current server process has printed a text."""
         wait_until(lambda: self.says(line) or self.server.poll() is not None, f"server: {line}", DEADLINE)
         assert self.says(line), f"the server ended before it said {line!r}: {self.server_log.read_text()}"
 
@@ -158,7 +158,7 @@ class Cluster:
         self.workers.append(WorkerProcess(process, name, kind))
 
     def kill_worker(self, which: int, renamed: bool) -> None:
-        """Another of its kind comes at once, under the same name or a new one."""
+        """Kills a worker and starts another with the same settings at once, under the same name or a new one."""
         worker = self.workers.pop(which)
         assert worker.process.poll() is None, self._ended_by_itself(worker)
         worker.process.kill()
@@ -172,7 +172,7 @@ class Cluster:
     # -- progress
 
     def wait_acknowledged(self, more: int) -> float:
-        """Until workers have been told of so many more commits that they are applied; returns how many seconds that took."""
+        """Waits until workers got this number of further acknowledgements. Returns the seconds that it took."""
         began, due = time.monotonic(), self.diaries.count() + more
 
         def reached() -> bool:
@@ -185,7 +185,7 @@ class Cluster:
         return time.monotonic() - began
 
     def finish(self) -> None:
-        """Has the workers leave, then the server end."""
+        """Stops the workers, then the server, gracefully."""
         self._stop.touch()
         for worker in self.workers:
             assert worker.process.wait(DEADLINE) == 0, self._ended_by_itself(worker)
@@ -193,7 +193,7 @@ class Cluster:
         assert self.server.wait(DEADLINE) == 0, self.server_log.read_text()
 
     def close(self) -> None:
-        """Ends what is left, however the run went."""
+        """Kills all remaining processes."""
         for process in [worker.process for worker in self.workers] + [self.server]:
             if process.poll() is None:
                 process.kill()

@@ -1,4 +1,4 @@
-"""A disk that is full, then has room again, then is full and sees the server die: a small file system of its own in memory.
+"""A disk that fills up, has room again, and fills up again while the server is killed: a small file system in memory.
 
 Mounting one takes the rights of root; where they are missing nothing is done.
 """
@@ -27,7 +27,7 @@ REFUSAL = "the disk of the server's log is full"
 
 @dataclass
 class DiskReport:
-    """What came out.
+    """The result.
 
     Attributes:
         possible: Whether a small file system could be mounted; if not, nothing else was done.
@@ -65,7 +65,7 @@ class DiskReport:
 
 @contextmanager
 def small_disk(path: Path) -> Iterator[bool]:
-    """Mounts a small file system there for a `with` block; yields whether that was possible."""
+    """Mounts a small file system at a path for a `with` block. Yields whether that was possible."""
     path.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "gem-chaos", str(path)]
     try:
@@ -80,7 +80,7 @@ def small_disk(path: Path) -> Iterator[bool]:
 
 
 class Ballast:
-    """A file that takes all the room that is left on a disk."""
+    """Writes a file that fills the rest of a disk."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "ballast"
@@ -98,13 +98,13 @@ class Ballast:
 
 
 def stalled(cluster: Cluster) -> bool:
-    """What the server's metric says."""
+    """Whether the server's metric `gem_log_stalled` is 1."""
     with urllib.request.urlopen(f"http://127.0.0.1:{cluster.metrics_port}/metrics", timeout=10) as answer:
         return "\ngem_log_stalled 1.0\n" in answer.read().decode()
 
 
 def run(folder: Path, seed: int) -> DiskReport:
-    """Fills the disk twice; the second time the server is killed meanwhile."""
+    """Fills the disk twice; the second time the server is killed while it is full."""
     report = DiskReport()
     with small_disk(folder / "small") as report.possible:
         if report.possible:
@@ -145,7 +145,7 @@ def _has_more_refusals(path: Path, before: int) -> bool:
 
 
 def _fill(cluster: Cluster, ballast: Ballast, report: DiskReport) -> None:
-    """Until the server acknowledges nothing more, and every worker has been told."""
+    """Waits until the server acknowledges no more commits and every worker has got that error."""
     told = {path: path.read_text().count(REFUSAL) for path in cluster.diaries.paths()}
     ballast.fill()
     wait_until(lambda: stalled(cluster), "the metric says that the log is stalled", DEADLINE)

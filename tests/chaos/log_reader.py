@@ -1,4 +1,5 @@
-"""The log's files, read by a second hand: written from the format's description alone, sharing no code with the server."""
+"""A second, independent reader of the log's files, written from the description of the format. It shares no code with the
+server."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _RECORD = struct.Struct("<4sIQQIQI")  # mark, CRC, number, durable, bytes of tex
 
 
 class BrokenLog(Exception):
-    """The log has a hole, or is none."""
+    """The log has a hole, or is not a log."""
 
 
 class Entry(NamedTuple):
@@ -29,12 +30,12 @@ class Entry(NamedTuple):
 
 
 def entries(folder: Path, run_id: str, first: int) -> Iterator[Entry]:
-    """All records of the segments in a folder, from number `first` on. Raises BrokenLog where one is missing."""
+    """All records of the segments in a folder, from number `first` on. Raises BrokenLog if one is missing."""
     due = first
     for path in sorted(folder.glob("segment-*"), key=lambda path: int(path.name.removeprefix("segment-"))):
         data, begin, seed = _open(path, run_id)
         if begin != due:
-            raise BrokenLog(f"{path.name} begins with record {begin}; due is {due}")
+            raise BrokenLog(f"{path.name} begins with record {begin}; expected was {due}")
         for entry in _whole(data, begin, seed):
             yield entry
             due = entry.number + 1
@@ -54,7 +55,7 @@ def _open(path: Path, run_id: str) -> tuple[memoryview, int, int]:
 
 
 def _whole(data: memoryview, number: int, seed: int) -> Iterator[Entry]:
-    """The records up to the first that is not whole."""
+    """The records up to the first incomplete one."""
     at = _HEADER.size
     while at + _RECORD.size <= len(data):
         mark, check, found, _, text_bytes, payload_bytes, content_check = _RECORD.unpack_from(data, at)

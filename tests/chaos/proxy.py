@@ -1,4 +1,4 @@
-"""A TCP proxy between workers and server that does to connections what bad networks do: cuts, half-closes and delays them.
+"""A TCP proxy between workers and server that acts like a bad network: it cuts, half-closes and delays connections.
 
 Faults come after so many bytes, wherever in a chunk that may be.
 """
@@ -17,7 +17,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER that makes `close` send a reset
 
 
 class Proxy:
-    """Listens on a free port of this machine from its making until `close`.
+    """Listens on a free port of this machine from its creation until `close`.
 
     Args:
         target: The port on this machine that connections go on to.
@@ -70,7 +70,7 @@ class Proxy:
             threading.Thread(target=self._pump, args=(source, sink), name="proxy", daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        """Passes on what comes in one direction, up to the fault that ends the connection."""
+        """Forwards the bytes of one direction, up to the fault that ends the connection."""
         try:
             while not self._closed.is_set():
                 kind, left = self._next_fault()

@@ -1,4 +1,4 @@
-"""Gradient Energy Matching and the server's memory of its workers once more, in NumPy: what a log leads to.
+"""A second implementation of GEM and of the server's state for its workers, in NumPy: replays a log.
 
 Each operation of the equations is one operation on float32 arrays, rounded as IEEE 754 has it, so equal means equal to the
 bit. Nothing here calls the server. Numbers in brackets are equations of Hermans & Louppe 2018; the snapshot is that of the
@@ -25,12 +25,12 @@ _BLOCK = 256
 
 
 class Contradiction(Exception):
-    """A record does not fit the run before it."""
+    """A record contradicts the run before it."""
 
 
 @dataclass
 class Worker:
-    """What is remembered under one lease. `spare` is the older of the two snapshots of a worker that overlaps."""
+    """The state of one lease. `spare` is the older of the two snapshots of a worker that overlaps."""
 
     name: str
     moment: Floats
@@ -41,7 +41,7 @@ class Worker:
 
 
 class Checkpoint:
-    """One that the server wrote.
+    """A checkpoint that the server wrote.
 
     Attributes:
         state: Its state.json.
@@ -70,7 +70,7 @@ class Checkpoint:
 
 
 class Replay:
-    """The run at one point of its log.
+    """The run after one record of its log.
 
     Args:
         start: The run's first checkpoint.
@@ -92,7 +92,7 @@ class Replay:
         self.steps: Counter[str] = Counter(start.state["steps_done"])
 
     def happens(self, entry: Entry) -> None:
-        """Raises Contradiction."""
+        """Applies a record. Raises Contradiction."""
         fields = entry.fields
         if entry.kind == "began":
             return  # a life of the server: this run's settings never change
@@ -158,6 +158,6 @@ def decoded(dtype: int, payload: memoryview, size: int) -> Floats:
 
 
 def as_bfloat16(values: Floats) -> Floats:
-    """What arrives where they are sent as bfloat16: finite ones, rounded to nearest, ties to even."""
+    """The values that arrive if these are sent as bfloat16: finite, rounded to nearest, ties to even."""
     bits = values.view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) & np.uint32(0xFFFF0000)).view(F)

@@ -1,4 +1,4 @@
-"""A chaos run: servers and workers are killed with -9, connections are cut, and at the end a checker looks for what was lost.
+"""A chaos run: servers and workers are killed with -9, and connections are cut. At the end a checker looks for lost commits.
 
 `make chaos` runs the long one: `python -m chaos.run --help`.
 """
@@ -37,7 +37,7 @@ _MOMENTS = ("", "resumed", "checkpoint written", "serving")
 
 @dataclass
 class Report:
-    """What was done to a cluster, and what came out."""
+    """The faults that a cluster had, and the results."""
 
     seed: int
     parameters: int
@@ -81,7 +81,7 @@ def _spread(seconds: list[float]) -> str:
 
 
 def run(folder: Path, *, seed: int, server_kills: int, worker_kills: int, parameters: int, bytes_between_faults: int) -> Report:
-    """Has all that happen to a cluster, in an order and at moments of progress drawn from the seed, and judges the outcome."""
+    """Causes all faults in a cluster, in an order and at times drawn from the seed, and checks the result."""
     chance, report, began = random.Random(seed), Report(seed, parameters), time.monotonic()
     victims = ["server"] * server_kills + ["worker"] * worker_kills
     chance.shuffle(victims)
@@ -106,7 +106,7 @@ def run(folder: Path, *, seed: int, server_kills: int, worker_kills: int, parame
 
 
 def _kill_server(cluster: Cluster, chance: random.Random, report: Report) -> None:
-    """Kills and starts it again; the new one is killed too, now and then, before it serves."""
+    """Kills and restarts the server. Sometimes the new one is killed too, before it serves."""
     cluster.kill_server()
     report.server_kills += 1
     cluster.start_server()
@@ -133,7 +133,7 @@ def _kill_server(cluster: Cluster, chance: random.Random, report: Report) -> Non
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/chaos"), show_default=True)
 @interruptible()
 def main(out: Path, **plan: int) -> None:
-    """Kills, cuts, fills a disk, and says what came out: in words, and in OUT/report.json."""
+    """Kills processes, cuts connections and fills a disk. Prints the result, and writes it to OUT/report.json."""
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=out))
     report = run(folder / "kills", **plan)

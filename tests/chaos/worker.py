@@ -1,4 +1,4 @@
-"""A worker of the chaos run: commits random gradients until told to stop, and writes down all that the server tells it.
+"""A worker of the chaos run: commits random gradients until stopped, and records everything that the server replies.
 
 Its diary has a line of JSON for each thing, in the order in which it happened, each written by one system call:
 
@@ -28,7 +28,7 @@ SAMPLES = 6400
 
 @dataclass(frozen=True)
 class Kind:
-    """How a worker talks to the server."""
+    """A worker's settings for its connection to the server."""
 
     shared_memory: bool = False
     proxied: bool = True
@@ -40,7 +40,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a worker process is told, as JSON in its only argument."""
+    """The settings of a worker process: JSON in its only argument."""
 
     address: str
     name: str
@@ -74,7 +74,7 @@ class Diary(logging.Handler):
 
 
 def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
-    """Has every attempt of the session, and every answer, written down: below the SDK's retries, above the network."""
+    """Makes the session record every attempt and every reply: below the SDK's retries, above the network."""
     sender, member, connection = session._sender, session._member, session._connection
     attempt, pull, complete = sender._try, member.pull, connection.complete_shard
 
@@ -104,7 +104,7 @@ def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
 
 
 class Gradients:
-    """Random ones, which bfloat16 can carry without loss."""
+    """Random gradients that bfloat16 represents exactly."""
 
     def __init__(self, parameters: int, seed: int) -> None:
         self._parameters = parameters
@@ -118,7 +118,7 @@ class Gradients:
 
 
 def first_value(parameters: int) -> Any:
-    """θ's, the same from every worker."""
+    """The first value of θ, the same from every worker."""
     return np.random.default_rng(0).standard_normal(parameters, np.float32)
 
 
@@ -135,7 +135,7 @@ def commit_shards(session: gem_client.Session, gradients: Gradients, stop: Path)
 
 
 def commit_overlapping(session: gem_client.Session, gradients: Gradients, stop: Path) -> None:
-    """Each gradient is computed on the θ that was at hand while the commit before it was under way."""
+    """Commits with overlap: each gradient is computed on the last θ received while the commit before it is under way."""
     gradient, base = gradients(), session.base
     while not stop.exists():
         at_hand = session.base

@@ -1,4 +1,4 @@
-"""Sessions whose tensors travel in other formats than float32."""
+"""Sessions that send tensors in other formats than float32."""
 
 from __future__ import annotations
 

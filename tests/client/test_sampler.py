@@ -1,79 +1,32 @@
-"""Shards of samples through the SDK's sampler: who trains on what, and what the ledger says of it."""
+"""What one worker gets from the SDK's sampler: every sample of every epoch, in batches, to the end of the run."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from client.sampler_helpers import (
+    SAMPLES,
+    ZERO,
+    Numbers,
+    joined,
+    ledger,
+    read_ahead,
+    run_to_its_end,
+    settings,
+    train_all,
+    train_each,
+)
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import InvalidRequest, NonFiniteGradient, Session, TransportError, connect
-from gem_client import shards as shards_module
-from gem_client.shards import IDLE_SECONDS, Shards
-from gem_client.torch import Loader, Optimizer, ShardSampler
-from live import DEADLINE, Live, config, serving, wait_until
-from session_helpers import SIZE, Array, Patience, ended, expire_all, expire_but, in_background, model, theta, workers
+from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
+from gem_client.shards import Shards
+from gem_client.torch import Optimizer, ShardSampler
+from live import Live, config, serving, wait_until
+from session_helpers import SIZE
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-ZERO: Array = np.zeros(SIZE, np.float32)
-SAMPLES = 23  # three shards of 10, 10 and 3; batches of 4, 4 and 2, of 4, 4 and 2, and of 3
-
-
-def settings(**changes: Any) -> Hyperparameters:
-    return Hyperparameters(**{"batch_size": 4, "shard_size": 10, "epochs": 1, "seed": 3, **changes})
-
-
-@contextmanager
-def joined(live: Live, name: str) -> Iterator[Session]:
-    patience = Patience()
-    with connect(live.address, name=name, retry=patience.retry()) as session:
-        session.join(model())
-        yield session
-        patience.run_out()
-
-
-def train_all(session: Session, batches: Iterable[list[int]]) -> Counter[int]:
-    """Commits each batch; returns how often each sample was part of a commit that was applied."""
-    seen: Counter[int] = Counter()
-    for batch in batches:
-        if not session.commit(ZERO).dropped:
-            seen.update(batch)
-    return seen
-
-
-def ledger(live: Live) -> dict[str, int]:
-    """The ledger's counts."""
-
-    def look() -> dict[str, int]:
-        ledger = live.core.ledger
-        return {
-            "pending": ledger.pending,
-            "leased": len(ledger.held),
-            "completed": ledger.completed,
-            "samples_completed": ledger.samples_completed,
-            "samples_committed": live.core.samples_committed,
-        }
-
-    return live.on_loop(look)
-
-
-class Numbers(Dataset[int]):
-    """The numbers from 0: sample k is k."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
+from torch.utils.data import DataLoader
 
 # -- one worker
 
@@ -107,13 +60,6 @@ def test_each_epoch_has_an_order_of_its_own() -> None:
         seen = [sample for batch in train_each(session, session.shards(SAMPLES)) for sample in batch]
     assert seen[:SAMPLES] != seen[SAMPLES:]
     assert seen[:SAMPLES] != list(range(SAMPLES))
-
-
-def train_each(session: Session, batches: Iterable[list[int]]) -> Iterator[list[int]]:
-    """The batches, each committed after it was looked at."""
-    for batch in batches:
-        yield batch
-        session.commit(ZERO)
 
 
 def test_batches_never_straddle_shards() -> None:
@@ -184,26 +130,6 @@ def test_a_loader_may_read_ahead_of_the_commits() -> None:
         }
 
 
-def read_ahead(batches: Iterable[list[int]], depth: int) -> Iterator[list[int]]:
-    """The batches, each fetched `depth` batches before it is handed on, as a loader with worker processes does."""
-    iterator = iter(batches)
-    fetched: deque[list[int]] = deque()
-    more = True
-    while more or fetched:
-        while more and len(fetched) <= depth:
-            batch = next(iterator, None)
-            more = batch is not None
-            if batch is not None:
-                fetched.append(batch)
-        if fetched:
-            yield fetched.popleft()
-
-
-def run_to_its_end(work: Any) -> Any:
-    """Result of `work`, which must come to an end."""
-    return in_background(work).result(DEADLINE)
-
-
 def test_a_loader_that_reads_ahead_comes_to_the_end_of_the_run() -> None:
     with serving(config(settings())) as live, joined(live, "a") as session:
         seen = run_to_its_end(lambda: train_all(session, read_ahead(session.shards(SAMPLES), depth=2)))
@@ -238,159 +164,6 @@ def test_a_batch_whose_gradient_was_refused_does_not_keep_the_run_from_its_end()
         assert run_to_its_end(lambda: train(session)) == 1
 
 
-# -- batches without a commit
-
-
-LOOPS = {
-    "one by one": lambda shards: shards,
-    "read ahead": lambda shards: read_ahead(shards, depth=2),
-    "loader": lambda shards: Loader(shards, shards),
-    "loader that reads ahead": lambda shards: Loader(read_ahead(shards, depth=2), shards),  # type: ignore[arg-type]
-}
-each_loop = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
-
-
-def train_to_the_end(session: Session, loop: Any, leave_out: Any) -> Counter[int]:
-    """Pass after pass; how often each sample was trained on. `leave_out` says which batches get no commit, or ends a pass."""
-    shards, seen, number = session.shards(SAMPLES), Counter[int](), 0
-    while not shards.complete:
-        for batch in loop(shards):
-            number += 1
-            match leave_out(number):
-                case "continue":
-                    continue
-                case "break":
-                    break
-            if not session.commit(ZERO).dropped:
-                seen.update(batch)
-    return seen
-
-
-@each_loop
-@pytest.mark.parametrize("leaving", ["continue", "break"])
-@pytest.mark.parametrize("numbers", [{1}, {2, 5}, {7}], ids=["first", "middle", "last"])
-def test_a_batch_that_got_no_commit_is_trained_on_before_the_run_is_complete(
-    loop: Any, leaving: str, numbers: set[int]
-) -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        seen = run_to_its_end(lambda: train_to_the_end(session, loop, lambda number: leaving if number in numbers else ""))
-        assert set(seen) == set(range(SAMPLES))
-        assert ledger(live)["samples_completed"] == SAMPLES
-
-
-def test_a_loop_that_reads_ahead_reports_its_shards_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards_module, "MAX_UNREPORTED", 2)
-    with serving(config(settings(epochs=3))) as live, joined(live, "a") as session:
-        leased: list[int] = []
-        watch = lambda number: leased.append(ledger(live)["leased"])  # noqa: E731
-        seen = run_to_its_end(lambda: train_to_the_end(session, LOOPS["read ahead"], watch))
-        assert seen == Counter(dict.fromkeys(range(SAMPLES), 3))
-        assert max(leased) < 9  # all that there are
-
-
-@each_loop
-def test_a_batch_that_is_skipped_is_left_out_and_the_run_comes_to_its_end_in_one_pass(loop: Any) -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        shards, seen, left_out = session.shards(SAMPLES), Counter[int](), []
-        for number, batch in enumerate(loop(shards)):
-            if number in (0, 3, 6):
-                session.skip()
-                left_out += batch
-            else:
-                session.commit(ZERO)
-                seen.update(batch)
-        list(shards)
-        assert shards.complete
-        assert seen + Counter(left_out) == Counter(range(SAMPLES))
-        assert session.skipped == 3
-        with pytest.raises(InvalidRequest, match="in hand"):
-            session.skip()
-
-
-def test_a_loop_that_commits_nothing_does_not_spin(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    with joined(live, "a") as session:
-        shards = session.shards(SAMPLES)
-        monkeypatch.setattr("gem_client.shards.time.sleep", pauses.append)
-        for _ in range(4):
-            assert sum(map(len, shards)) == SAMPLES  # all of it, again and again
-        assert pauses == [IDLE_SECONDS] * 3
-        assert ledger(live)["completed"] == 0
-
-
-def test_a_commit_of_which_nobody_knows_whether_it_arrived_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller catches the error and goes on, with the batch after that."""
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        shards, seen = session.shards(SAMPLES), Counter[int]()
-        send, calls = session._sender.send, []
-
-        def lose_the_second_answer(*arguments: Any) -> Any:
-            result = send(*arguments)
-            calls.append(arguments)
-            if len(calls) == 2:
-                raise TransportError("lost")
-            return result
-
-        monkeypatch.setattr(session._sender, "send", lose_the_second_answer)
-
-        def train() -> None:
-            while not shards.complete:
-                for batch in shards:
-                    try:
-                        answer = session.commit(ZERO)
-                    except TransportError:
-                        continue
-                    seen.update(() if answer.dropped else batch)
-
-        run_to_its_end(train)
-        assert set(seen) == set(range(SAMPLES))
-        assert ledger(live)["samples_completed"] == SAMPLES
-
-
-def test_a_batch_left_out_of_a_window_of_local_steps_is_trained_on() -> None:
-    with serving(config(settings(rule="agn", local_steps=3))) as live, connect(live.address) as session:
-        parameter = nn.Parameter(torch.zeros(3))
-        optimizer = Optimizer([("w", parameter)], session)
-        sampler, seen, number = ShardSampler(session, Numbers(SAMPLES)), Counter[int](), 0
-
-        def train() -> None:
-            nonlocal number
-            while not sampler.complete:
-                for batch in sampler.loader():
-                    number += 1
-                    if number != 2:
-                        parameter.grad = torch.zeros(3)
-                        optimizer.step()
-                        seen.update(batch.tolist())
-                optimizer.finish()
-
-        run_to_its_end(train)
-        assert set(seen) == set(range(SAMPLES))
-        assert ledger(live)["samples_completed"] == SAMPLES
-
-
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "GradScaler"])
-def test_finish_makes_a_step_of_what_is_left_of_an_accumulation(scaled: bool) -> None:
-    """7 batches are no multiple of 2. Gradients that a GradScaler has scaled are not committed, and their batch goes back."""
-    with serving(config(settings())) as live, connect(live.address) as session:
-        parameter = nn.Parameter(torch.zeros(3))
-        optimizer = Optimizer([("w", parameter)], session, batches_per_step=2)
-        sampler = ShardSampler(session, Numbers(SAMPLES))
-        scaler = torch.amp.GradScaler("cpu")
-        for number, _ in enumerate(sampler.loader(), start=1):
-            loss = parameter.sum()
-            (scaler.scale(loss) if scaled else loss).backward()
-            if number % 2 == 0:
-                scaler.step(optimizer) if scaled else optimizer.step()
-                scaler.update() if scaled else None
-                optimizer.zero_grad()
-        optimizer.finish()
-        optimizer.finish()
-        wait_until(lambda: ledger(live)["completed"] == (2 if scaled else 3), "the shards to be complete")
-        assert ledger(live)["samples_committed"] == (20 if scaled else 23)
-        assert session.steps_done == (3 if scaled else 4)
-
-
 # -- how many batches there are
 
 
@@ -407,160 +180,6 @@ def test_the_length_of_a_loader_is_what_this_worker_can_get_at_most() -> None:
         session._member.registration.hyperparameters.steps = 0
         with pytest.raises(TypeError, match="neither epochs nor steps"):
             len(endless)
-
-
-# -- several workers
-
-
-def test_the_final_model_is_the_same_for_every_worker_and_has_all_commits_in_it() -> None:
-    parameter = nn.Parameter(torch.zeros(SIZE))
-
-    def train(session: Session) -> Array:
-        optimizer = Optimizer([("w", parameter)], session)
-        sampler = ShardSampler(session, Numbers(SAMPLES))
-        for _ in sampler.loader():
-            parameter.grad = torch.ones(SIZE)
-            optimizer.step()
-            if session.steps_done == 4:
-                break
-        optimizer.load_final()
-        return parameter.detach().numpy().copy()
-
-    patience = Patience()
-    with serving(config(settings())) as live, connect(live.address, name="slow") as slow:
-        slow.join({"w": np.zeros(SIZE, np.float32)})
-        batches = iter(slow.shards(SAMPLES))
-        next(batches)
-        with connect(live.address, name="fast", retry=patience.retry()) as fast:
-            loaded = in_background(lambda: train(fast))
-            wait_until(lambda: workers(live) == ["slow"] and patience.pauses, "the worker that is done to leave, and to wait")
-            assert not loaded.done()
-            slow.commit(np.ones(SIZE, np.float32))
-            train_all(slow, batches)
-            np.testing.assert_array_equal(loaded.result(DEADLINE), theta(live))
-            np.testing.assert_array_equal(slow.pull_final(), theta(live))
-        assert live.on_loop(lambda: live.core.ledger.all_complete)
-        patience.run_out()
-
-
-def test_two_workers_in_turn_split_an_epoch() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as first, joined(live, "b") as second:
-        turns = [(first, iter(first.shards(SAMPLES))), (second, iter(second.shards(SAMPLES)))]
-        seen: dict[str, Counter[int]] = {"a": Counter(), "b": Counter()}
-
-        def train_one(session: Session, batches: Iterator[list[int]]) -> None:
-            seen[session.name].update(next(batches))
-            session.commit(ZERO)
-
-        for _ in range(2):
-            for turn in turns:
-                train_one(*turn)
-        train_one(*turns[0])  # its shard's last batch: the last shard is asked for ahead, on the side
-        wait_until(lambda: ledger(live)["pending"] == 0, "the last shard to be leased")
-        train_one(*turns[1])
-        assert sum(seen["a"].values()) == sum(seen["b"].values()) == 10
-        seen["a"].update(train_all(first, turns[0][1]))
-        assert seen["a"] + seen["b"] == Counter(range(SAMPLES))
-        assert next(turns[1][1], None) is None
-
-
-def test_replicate_shows_each_worker_every_sample_in_an_order_of_its_own() -> None:
-    with serving(config(settings(shards="replicate"))) as live:
-        orders = []
-        for name in ("a", "b"):
-            with joined(live, name) as session:
-                orders.append([sample for batch in train_each(session, session.shards(SAMPLES)) for sample in batch])
-        assert [Counter(order) for order in orders] == [Counter(range(SAMPLES))] * 2
-        assert orders[0] != orders[1]
-        assert ledger(live)["samples_completed"] == 2 * SAMPLES
-
-
-def test_the_shards_of_a_worker_that_dies_are_trained_on_by_the_others() -> None:
-    with serving(config(settings(epochs=2))) as live, joined(live, "dies") as dying, joined(live, "lives") as living:
-        batches = iter(dying.shards(SAMPLES))
-        lost = next(batches)
-        dying.commit(ZERO)
-        rest = iter(living.shards(SAMPLES))
-        seen = Counter(lost)
-        seen.update(next(rest))
-        expire_but(live, lambda: living.commit(ZERO))
-        seen.update(train_all(living, rest))
-        assert set(seen) == set(range(SAMPLES))
-        assert all(count >= 2 for count in seen.values())
-        assert ended(live) == {"expired": 1}
-        assert ledger(live) == {
-            "pending": 0,
-            "leased": 0,
-            "completed": 6,
-            "samples_completed": 2 * SAMPLES,
-            "samples_committed": 2 * SAMPLES + len(lost),
-        }
-
-
-def test_a_worker_waits_while_others_hold_the_last_shards_and_gets_what_comes_back() -> None:
-    with serving(config(settings(shard_size=100))) as live, joined(live, "holds") as holding, joined(live, "waits") as waiting:
-        next(iter(holding.shards(SAMPLES)))
-        seen = in_background(lambda: train_all(waiting, waiting.shards(SAMPLES)))
-        assert not seen.done()
-        holding.close()
-        assert seen.result(DEADLINE) == Counter(range(SAMPLES))
-
-
-def test_a_worker_that_loses_its_lease_in_mid_shard_drops_the_batch_and_the_rest_of_the_shard_comes_back() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        batches = iter(session.shards(SAMPLES))
-        seen = Counter(next(batches))
-        session.commit(ZERO)
-        dropped = next(batches)
-        expire_all(live)
-        assert session.commit(ZERO).dropped
-        seen.update(train_all(session, batches))
-        assert set(seen) == set(range(SAMPLES))
-        assert all(seen[sample] >= 1 for sample in dropped)
-        counts = ledger(live)
-        assert (counts["samples_completed"], counts["samples_committed"]) == (SAMPLES, SAMPLES + 4)
-
-
-def test_a_batch_of_the_next_lease_that_is_dropped_with_the_last_gradient_is_trained_on_again() -> None:
-    """Asking for a shard found the lease gone: the batch in hand is of the new one, the θ it is computed on is not."""
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        shards = session.shards(SAMPLES)
-        expire_all(live)
-        batches = iter(shards)
-        next(batches)
-        assert session.commit(ZERO).dropped
-        assert set(train_all(session, batches)) == set(range(SAMPLES))
-        assert ledger(live)["samples_completed"] == SAMPLES
-
-
-def test_a_shard_whose_lease_ended_before_its_completion_is_not_complete() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        batches = iter(session.shards(SAMPLES))
-        for _ in range(2):
-            next(batches)
-            session.commit(ZERO)
-        next(batches)
-        wait_until(lambda: ledger(live)["leased"] == 2, "the next shard, which is asked for ahead of time")
-        expire_all(live)
-        assert session.commit(ZERO).dropped
-        assert ledger(live)["completed"] == 0
-        assert sum(train_all(session, batches).values()) == SAMPLES
-
-
-def test_the_sampler_goes_on_after_a_server_lost_everything() -> None:
-    patience = Patience()
-    with serving(config(settings())) as live:
-        session = connect(live.address, retry=patience.retry())
-        session.join(model())
-        batches = iter(session.shards(SAMPLES))
-        next(batches)
-        session.commit(ZERO)
-        live.stop()
-        with serving(config(settings(), listen=live.address)) as back, session:
-            next(batches)
-            assert session.commit(ZERO).dropped
-            assert train_all(session, batches) == Counter(range(SAMPLES))
-            assert ledger(back)["samples_completed"] == SAMPLES
 
 
 # -- what is refused

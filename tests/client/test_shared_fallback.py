@@ -1,4 +1,4 @@
-"""Where memory can't be shared, tensors go over the network, and nobody is bothered with it."""
+"""If memory can't be shared, tensors go over the network, without an error."""
 
 from __future__ import annotations
 

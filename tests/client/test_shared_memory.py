@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,29 +11,12 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.region import region_bytes
-from gem_client import LayoutMismatch, NonFiniteGradient, Session, connect
+from gem_client import Session, connect
 from live import Live, config, serving
 from region_client import RULES, abstract, linux_only
-from session_helpers import (
-    GRADIENT,
-    PLAIN,
-    SIZE,
-    Array,
-    model,
-    theta,
-    traffic,
-)
+from session_helpers import GRADIENT, PLAIN, SIZE, Array, model, theta, traffic
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
-
-
-@pytest.fixture
-def session(live: Live) -> Iterator[Session]:
-    """A session that has joined the run of `live`."""
-    with connect(live.address) as joined:
-        joined.join(model())
-        assert joined.shares_memory
-        yield joined
 
 
 # -- the same results
@@ -195,32 +178,6 @@ def test_the_callers_own_array_is_left_alone_and_may_be_reused(session: Session)
     np.testing.assert_array_equal(session.theta, kept)
 
 
-BAD: list[Any] = [
-    pytest.param(np.full(SIZE, np.nan, np.float32), NonFiniteGradient, id="NaN"),
-    pytest.param(np.full(SIZE, 1e35, np.float32), NonFiniteGradient, id="far too large"),
-    pytest.param(np.full(SIZE, 1e300), NonFiniteGradient, id="beyond float32"),
-    pytest.param(np.zeros(SIZE - 1, np.float32), LayoutMismatch, id="short"),
-    pytest.param(np.zeros(SIZE, np.int64), LayoutMismatch, id="integers"),
-    pytest.param(np.zeros(SIZE, np.complex64), LayoutMismatch, id="complex"),
-    pytest.param({"w": np.zeros((2, 3))}, LayoutMismatch, id="a tensor missing"),
-]
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-@pytest.mark.parametrize(("gradient", "error"), BAD)
-def test_a_bad_gradient_raises_a_typed_error_and_the_next_commit_goes_through(
-    live: Live, session: Session, gradient: Any, error: type[Exception]
-) -> None:
-    session.commit(GRADIENT)
-    before = theta(live)
-    with pytest.raises(error):
-        session.commit(gradient)
-    np.testing.assert_array_equal(theta(live), before)
-    np.testing.assert_array_equal(session.theta, before)
-    answer = session.commit(GRADIENT)
-    assert (answer.version, answer.dropped, session.generation, session.shares_memory) == (2, False, 1, True)
-
-
 def test_what_the_caller_does_to_theta_does_not_reach_the_server(live: Live, session: Session) -> None:
     with serving(config()) as other, connect(other.address) as twin:
         twin.join(model())
@@ -229,14 +186,6 @@ def test_what_the_caller_does_to_theta_does_not_reach_the_server(live: Live, ses
             twins = twin.commit(GRADIENT).theta
             np.testing.assert_array_equal(session.commit(GRADIENT).theta, twins)
             np.testing.assert_array_equal(theta(live), twins)
-
-
-def test_a_first_value_that_is_no_number_is_refused(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(NonFiniteGradient):
-        session.join({"w": np.array([np.nan])})
-    with connect(live.address) as session:
-        np.testing.assert_array_equal(session.join({"w": np.array([2.0])}), [2.0])
-        assert session.shares_memory
 
 
 def test_a_session_that_only_reads_has_no_region(live: Live, session: Session) -> None:

@@ -1,11 +1,10 @@
-"""Shared memory when answers are lost, leases end and servers come and go: nothing is lost, applied twice or left behind."""
+"""Shared memory when leases end and servers come and go: nothing is lost, applied twice or left behind."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +24,6 @@ from session_helpers import (
     SIZE,
     Array,
     Patience,
-    Wire,
     assert_goes_over_the_network,
     ended,
     expire_all,
@@ -34,50 +32,12 @@ from session_helpers import (
     outcomes,
     theta,
     traffic,
-    version,
 )
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 
 
-@pytest.fixture
-def session(live: Live) -> Iterator[Session]:
-    """A session that has joined the run of `live`."""
-    with connect(live.address) as joined:
-        joined.join(model())
-        assert joined.shares_memory
-        yield joined
-
-
-# -- what goes wrong on the way
-
-
-def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once() -> None:
-    with (
-        serving(config(PLAIN, memory_socket=abstract())) as live,
-        Wire(live.address) as wire,
-        connect(wire.address, retry=Patience().retry()) as session,
-    ):
-        session.join(model())
-        session.commit(GRADIENT)
-        wire.lose_answers()
-        waiting = in_background(lambda: session.commit(GRADIENT))
-        wait_until(lambda: version(live) == 2, "the commit to be applied")
-        wire.cut()
-        answer = waiting.result(DEADLINE)
-        assert (answer.version, answer.dropped, session.shares_memory) == (2, False, True)
-        np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
-        assert outcomes(live) == {"applied": 2, "repeated": 1}
-        np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.25] * 6 + [-0.75] * 3)
-
-
-def test_a_session_that_has_lost_the_wire_goes_on_by_reference(live: Live) -> None:
-    with Wire(live.address) as wire, connect(wire.address, retry=Patience().retry()) as session:
-        session.join(model())
-        for done in range(1, 4):
-            assert session.commit(GRADIENT).version == done
-            wire.cut()
-        assert (session.generation, outcomes(live), session.shares_memory) == (1, {"applied": 3}, True)
+# -- leases that end, sessions that close
 
 
 def test_after_the_lease_has_ended_there_is_a_new_region_and_the_old_one_goes(live: Live, session: Session) -> None:
@@ -214,40 +174,6 @@ def test_the_region_of_a_server_that_is_gone_does_not_wait_for_the_garbage_colle
             assert old not in mapped(os.getpid())
     finally:
         gc.enable()
-
-
-def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease_and_shares_anew(tmp_path: Path) -> None:
-    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", memory_socket=abstract())) as live:
-        session = connect(live.address, retry=Patience().retry())
-        session.join(model())
-        session.commit(GRADIENT)
-        with gem_client.Admin(live.address) as admin:
-            admin.checkpoint()
-        shutil.copytree(tmp_path / "kept", tmp_path / "older")
-        session.commit(GRADIENT)
-        live.stop()
-        older = replace(live.config, listen=live.address, checkpoint_dir=tmp_path / "older", resume=True)
-        with serving(older) as back, session:
-            answer = session.commit(GRADIENT)
-            assert (answer.dropped, answer.version, session.generation) == (True, 1, 2)
-            np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
-            assert ended(back) == {"rolled_back": 1}
-            assert session.commit(GRADIENT).version == 2
-            assert session.shares_memory
-
-
-def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_theta() -> None:
-    with serving(config(PLAIN, memory_socket=abstract())) as live:
-        session = connect(live.address, retry=Patience().retry())
-        session.join(model())
-        known = session.commit(GRADIENT).theta.copy()
-        live.stop()
-        with serving(replace(live.config, listen=live.address)) as back, session:
-            answer = session.commit(GRADIENT)
-            assert (answer.dropped, answer.version, session.shares_memory) == (True, 0, True)
-            np.testing.assert_array_equal(answer.theta, known)
-            np.testing.assert_array_equal(theta(back), known)
-            assert session.commit(GRADIENT).version == 1
 
 
 @pytest.mark.parametrize("rule", RULES)

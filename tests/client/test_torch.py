@@ -428,3 +428,8 @@ print(session.version, sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
 def test_training_does_not_load_pytorchs_compiler_which_would_take_each_worker_75_mb(live: Live) -> None:
     done = subprocess.run([sys.executable, "-c", STEP, live.address], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "2 []\n"), done.stderr
+
+
+def test_without_a_sampler_there_is_no_batch_to_skip(live: Live) -> None:
+    with training(live, network()) as (optimizer, _), pytest.raises(InvalidRequest, match="has no sampler"):
+        optimizer.skip()

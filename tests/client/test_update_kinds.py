@@ -1,4 +1,5 @@
-"""What a NumPy loop says that it commits, what is added to it on the way, and what the run's rule makes of it."""
+"""The kind of update that a NumPy loop commits, the weight decay that the session adds, and what the run's rule does with
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the PyTorch optimizer share: a small network, its data, and a session that trains it."""
+"""Helpers for the tests of the PyTorch optimizer: a small network, its data, and a session that trains it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def loss_of(model: nn.Module, step: int) -> Tensor:
-    """On a batch of its own for each step: 16 samples of 4 numbers, whose sum is to be learned."""
+    """The loss on a new batch for each step: 16 samples of 4 numbers, whose sum the network learns."""
     inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
     return nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
 
@@ -42,7 +42,7 @@ def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, **t
 
 
 def flat(model: nn.Module) -> Array:
-    """The model's trained parameters as θ should be."""
+    """The model's trained parameters, packed as in θ."""
     return flat_tensors(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 

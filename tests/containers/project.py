@@ -1,4 +1,4 @@
-"""A compose project of the repository's own docker-compose.yml, under a name and ports of its own."""
+"""A compose project from the repository's docker-compose.yml, with its own name and ports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Project:
         self.run("down", "--volumes", "--timeout", "10", "--remove-orphans", check=False)
 
     def containers(self, service: str) -> list[dict[str, Any]]:
-        """What `docker inspect` says of the service's containers."""
+        """The output of `docker inspect` for the service's containers."""
         names = self.run("ps", "--all", "--quiet", service).split()
         inspected: list[dict[str, Any]] = json.loads(subprocess.check_output(["docker", "inspect", *names])) if names else []
         return inspected
@@ -73,7 +73,7 @@ class Project:
         self.shell(service, "python3", "-c", _KILL, index=index, check=False)
 
     def status(self) -> dict[str, Any]:
-        """`gem-ctl status --json` in the server's container; empty while it can't answer."""
+        """`gem-ctl status --json` in the server's container; empty while the server does not respond."""
         text = self.run("exec", "--no-TTY", "server", "gem-ctl", "status", "--json", check=False)
         answer: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
         return answer
@@ -86,7 +86,7 @@ class Project:
         return subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True).stdout[-8000:]
 
     def prometheus(self, what: str, **arguments: str) -> Any:
-        """The data of an answer of Prometheus' HTTP API."""
+        """The data of a response of Prometheus's HTTP API."""
         address = self.run("port", "prometheus", "9090").strip()
         query = urllib.parse.urlencode(arguments)
         with urllib.request.urlopen(f"http://{address}/api/v1/{what}?{query}", timeout=30) as answer:
@@ -94,7 +94,7 @@ class Project:
 
 
 def wait_until(condition: Callable[[], Any], project: Project, seconds: float = 180.0) -> Any:
-    """Polls until the condition holds and returns what it gave; the containers' logs are in the failure."""
+    """Polls until the condition holds, and returns its value. If it fails, the message holds the containers' logs."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What a cluster of containers must live through: crashes, scaling, being stopped and started again."""
+"""A cluster of containers survives crashes, scaling, and being stopped and started again."""
 
 from __future__ import annotations
 

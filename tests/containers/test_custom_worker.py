@@ -1,4 +1,4 @@
-"""The example of a worker of one's own, built and run as its README says."""
+"""The example of a custom worker image, built and run as its README says."""
 
 from __future__ import annotations
 

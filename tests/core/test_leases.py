@@ -1,4 +1,4 @@
-"""Leases: opened, kept alive, ended once, each end with its reason."""
+"""Leases: opened, renewed, ended once, each with its reason."""
 
 from __future__ import annotations
 

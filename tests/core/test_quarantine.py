@@ -1,4 +1,4 @@
-"""Quarantine: who is counted for what, when it begins, what it ends, and who lifts it."""
+"""Quarantine: which rejections count, when it begins, and how it is lifted."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin
 from gem_client.ctl import cli as ctl
 from gem_client.ctl.picture import Picture, plain
+from gem_client.ctl.text import status as as_text
 from gem_client.ctl.watch import Watch
 from gem_server.core.facts import EndReason
 from gem_server.core.norm_bound import NormHistory
@@ -49,7 +50,7 @@ def test_a_worker_is_held_after_so_many_refusals_in_a_row() -> None:
     assert [quarantine.refused("eve", BAD) for _ in range(3)] == [False, False, True]
     assert {name: refusals.count for name, refusals in quarantine.held.items()} == {"eve": 3}
     with pytest.raises(
-        Quarantined, match=r"'eve'.* 3 refused commits in a row.*NormOutOfBounds: too large.*gem-ctl quarantine lift"
+        Quarantined, match=r"'eve'.* 3 rejected commits in a row.*NormOutOfBounds: too large.*gem-ctl quarantine lift"
     ):
         quarantine.require_free("eve")
 
@@ -197,7 +198,7 @@ def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[
         logs.configure("text").bind(worker="\x1b[2J").warning("commit rejected", why=evil)
     finally:
         structlog.configure(**before)
-    for text in (ctl.as_text(status), *pictures, capsys.readouterr().err):
+    for text in (as_text(status), *pictures, capsys.readouterr().err):
         assert not [character for character in text if not (character.isprintable() or character == "\n")]
         assert "\nworker registered" not in text
         assert "\\x1b[2J" in text

@@ -6,8 +6,10 @@ import json
 from collections import Counter
 
 import pytest
+from core_helpers import make_core, start
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import SHARD_MODES, Hyperparameters
+from gem_server.core import state_machine
 from gem_server.core.shards import NoShard, Shard, ShardLedger
 from hypothesis import given
 from hypothesis import strategies as st
@@ -210,7 +212,7 @@ def test_epochs_are_shuffled_differently() -> None:
 def test_another_data_set_is_refused_with_both_sizes() -> None:
     book = ledger()
     take(book, "ann", samples=10)
-    with pytest.raises(InvalidRequest, match=r"has 11 samples, this run's has 10"):
+    with pytest.raises(InvalidRequest, match=r"has 11 samples, but this run's has 10"):
         book.lease("lease-bob", "bob", 11)
 
 
@@ -248,3 +250,17 @@ def test_a_resumed_run_may_end_earlier() -> None:
     shorter = ledger(epochs=1, shard_size=10)
     shorter.restore(json.loads(json.dumps(book.state())))
     assert shorter.lease("lease-ann", "ann", 10) == NoShard(complete=True)
+
+
+def test_a_worker_that_holds_too_many_shards_gets_no_more_and_keeps_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_machine, "MAX_SHARDS", 2)
+    core = make_core(Hyperparameters(shard_size=1))
+    (ann,) = start(core)
+    held: set[int] = set()
+    for _ in range(2):
+        shard = core.lease_shard(ann, 10, 0.0, held)
+        assert isinstance(shard, Shard)
+        held.add(shard.shard_id)
+    with pytest.raises(InvalidRequest, match="holds 2 shards already"):
+        core.lease_shard(ann, 10, 0.0, held)
+    assert core.ledger.held_of(ann, held) == held

@@ -1,4 +1,4 @@
-"""The shuffle: a permutation of any number of samples, any range of which can be had alone."""
+"""The shuffle: a permutation of any number of samples, any range of which can be computed by itself."""
 
 from __future__ import annotations
 

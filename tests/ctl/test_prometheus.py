@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real server: what the panels ask and what the report shows."""
+"""A real Prometheus scrapes a real server: the panels' queries have results, and the report shows them."""
 
 from __future__ import annotations
 

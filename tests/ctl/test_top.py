@@ -1,4 +1,4 @@
-"""gem-ctl top as users run it: a process of its own, on a terminal and on none, its server coming and going."""
+"""gem-ctl top as users run it: a separate process, with and without a terminal, while its server stops and restarts."""
 
 from __future__ import annotations
 

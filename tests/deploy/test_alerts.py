@@ -1,4 +1,4 @@
-"""The alerts: made of metrics that are really exported, each explained in the runbook, each tested by promtool."""
+"""The alerts use only exported metrics. Each is explained in the runbook and tested by promtool."""
 
 from __future__ import annotations
 

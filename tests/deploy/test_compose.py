@@ -1,16 +1,16 @@
-"""The compose file, .env.example and the commands' options agree: read, not run."""
+"""The compose file, .env.example and the commands' options agree. The tests only read them."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import yaml
-from gem_api.hyperparameters import DEFAULTS
-from gem_api.process.options import environment_example
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, flag
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
@@ -46,6 +46,19 @@ def documented() -> dict[str, str]:
     return dict(re.findall(r"^#(GEM_\w+)=(.*)$", EXAMPLE, re.MULTILINE))
 
 
+def example(name: str, default: Any) -> str:
+    """The lines of .env.example about a hyper-parameter: its help, in comments of at most 120 columns, and its default."""
+    declared = DECLARATIONS[name]
+    others = [f"By default {value:g} with {flag(other)}={word}." for (other, word), value in declared.other_defaults.items()]
+    text = re.sub("--([a-z-]+)", lambda match: variable(match[1]), " ".join([declared.help, *others]))
+    comment = textwrap.fill(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    return f"{comment}\n#{variable(name)}={default}\n"
+
+
+def variable(name: str) -> str:
+    return "GEM_" + name.upper().replace("-", "_")
+
+
 @pytest.mark.parametrize("service", COMMANDS)
 def test_every_setting_of_a_command_can_be_set_from_outside(service: str) -> None:
     assert variables(COMMANDS[service]) - OURS == passed_on(service).keys() - OURS
@@ -58,7 +71,7 @@ def test_every_variable_is_documented_and_every_documented_variable_is_read() ->
 
 def test_the_block_of_hyperparameters_is_derived_from_their_declarations() -> None:
     own = {"epochs": COMPOSE["services"]["server"]["environment"]["GEM_EPOCHS"].removeprefix("${GEM_EPOCHS:-").rstrip("}")}
-    expected = "".join(environment_example(name, own.get(name, default)) for name, default in DEFAULTS.items())
+    expected = "".join(example(name, own.get(name, default)) for name, default in DEFAULTS.items())
     block = EXAMPLE.partition("# -- hyper-parameters")[2].partition("\n\n")[2].partition("\n# --")[0]
     assert block == expected, f"this block of .env.example must read:\n{expected}"
 

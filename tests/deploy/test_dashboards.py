@@ -1,4 +1,4 @@
-"""The dashboards: generated as committed, explained, and made of metrics that the server and the workers really export."""
+"""The dashboards are up to date, have descriptions, and use only metrics that the server and the workers export."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import pairwise
@@ -11,6 +12,7 @@ from itertools import pairwise
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 from gem_client.ctl.cli import main as ctl
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
@@ -25,8 +27,12 @@ SETTING = re.compile(r"^(\w+)=")
 
 
 def lines(block: Block) -> Iterator[list[str]]:
-    """The words of each command of a block, without comments; a line is split at pipes, `&&` and `;`."""
-    for line in block.text.splitlines():
+    """The words of each command of a block, without comments; a line is split at pipes, `&&` and `;`.
+
+    If a block has prompts (`$ `), its other lines are output.
+    """
+    text = block.text.splitlines()
+    for line in [line for line in text if line.lstrip().startswith("$ ")] or text:
         lexer = shlex.shlex(line.strip().removeprefix("$ "), posix=True, punctuation_chars="|&;")
         lexer.whitespace_split = True
         words: list[str] = []
@@ -131,6 +137,19 @@ def check_compose(words: list[str]) -> None:
 def test_every_command_line_names_what_exists(block: Block) -> None:
     for words in lines(block):
         check(words)
+
+
+PLANS = [block for block in blocks(language="") if block.text.lstrip().startswith("$ gem-ctl plan")]
+
+
+@pytest.mark.parametrize("block", PLANS, ids=str)
+def test_gem_ctl_plan_prints_what_a_page_shows(block: Block) -> None:
+    line, _, shown = textwrap.dedent(block.text).partition("\n")
+    assert CliRunner().invoke(ctl, shlex.split(line)[2:]).output == shown
+
+
+def test_the_readme_shows_a_plan() -> None:
+    assert ROOT / "README.md" in {block.page for block in PLANS}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checkpoints that meet too little memory or a broken disk: the server answers, and training goes on."""
+"""Checkpoints with too little memory or a broken disk: the server reports the error, and training continues."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_commit_that_waits_for_a_checkpoint_leaves_the_event_loop_free(
         try:
             assert captured.wait(DEADLINE)
             committing = in_background(lambda: session.commit(GRADIENT))
-            wait_until(lambda: live.server._apply_loop.queue_length, "the commit to be queued")
+            wait_until(lambda: live.server.parts.apply_loop.queue_length, "the commit to be queued")
             queued.set()
             assert waiting.wait(DEADLINE)
             assert version(live) == 1  # the loop answers

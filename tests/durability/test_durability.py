@@ -171,7 +171,7 @@ def test_a_long_log_brings_about_a_checkpoint(logged: ServerConfig) -> None:
         session.join(model())
         for _ in range(4):
             session.commit(GRADIENT)
-        wait_until(lambda: live.server._servicer._progress.checkpoint_version == 4, "a checkpoint of version 4")
+        wait_until(lambda: live.server.parts.progress.checkpoint_version == 4, "a checkpoint of version 4")
 
 
 def test_a_checkpoint_is_written_though_its_asker_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""gem-ctl log, on what a real server left, and on what a disk or a careless hand made of it."""
+"""gem-ctl log, on the files of a real server, intact and damaged."""
 
 from __future__ import annotations
 
@@ -142,7 +142,11 @@ def test_verify_bears_that_the_server_removes_a_segment_meanwhile(folder: Path, 
 def test_verify_of_a_folder_without_a_log_says_which_one_to_name(tmp_path: Path) -> None:
     result = log("verify", tmp_path)
     assert result.exit_code == 1
-    assert result.output == f"Error: {tmp_path} has no log: name the folder that is given as --checkpoint-dir\n"
+    assert (
+        result.output
+        == f"Error: {tmp_path} has no log: only a run with --durability log has one; give its folder of checkpoints "
+        "(--checkpoint-dir)\n"
+    )
 
 
 # -- replay

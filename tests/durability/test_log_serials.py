@@ -1,4 +1,4 @@
-"""Which segment of the log a start writes first."""
+"""The serial number of the first log segment that a start writes."""
 
 from __future__ import annotations
 

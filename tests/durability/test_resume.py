@@ -1,4 +1,4 @@
-"""What a server that resumes says of settings that this start has changed."""
+"""What a resuming server reports about hyper-parameters that this start changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from core_helpers import make_core as new_core
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import StartError
 from gem_server.durability.log_cli import main as log
-from gem_server.durability.resume import Beginning, make_core
+from gem_server.durability.resume import Beginning, lock_directory, make_core
 from gem_server.rules import make_rule
 from live import config
 from structlog.testing import CapturingLogger
@@ -77,7 +77,7 @@ def test_what_is_the_runs_for_good_is_refused(saved: Path) -> None:
 
 
 def test_a_resumed_run_without_an_end_is_refused_as_a_new_one_is(saved: Path) -> None:
-    with pytest.raises(StartError, match="would train for ever"):
+    with pytest.raises(StartError, match="would train forever"):
         resumed(saved, replace(KEPT, epochs=0), {"epochs"})
     assert resumed(saved, replace(KEPT, epochs=0, steps=5), {"epochs", "steps"}) == {"epochs": "1200 -> 0", "steps": "0 -> 5"}
 
@@ -136,7 +136,7 @@ def test_a_rule_that_cant_be_imported_now_says_nothing_against_the_checkpoints(
 
 def test_no_file_says_what_code_is_loaded(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(own.parent)
-    with pytest.raises(StartError, match="give --rule own_rule:Own to have its code loaded"):
+    with pytest.raises(StartError, match="give --rule own_rule:Own to load its code"):
         resumed(own, Hyperparameters(), set())
     replayed = CliRunner().invoke(log, ["replay", str(own), "--out", str(own / "model")])
     assert "give --rule own_rule:Own" in replayed.stderr
@@ -154,7 +154,7 @@ def test_a_module_that_ends_its_process_is_refused_in_one_line(tmp_path: Path, m
 def test_windows_of_more_shards_than_a_worker_may_hold_are_refused_at_start() -> None:
     fits = Hyperparameters(rule="diloco", batch_size=64, shard_size=128, local_steps=1996)
     new_core(fits)
-    with pytest.raises(ValueError, match="raise --shard-size, or take fewer local steps"):
+    with pytest.raises(ValueError, match="raise --shard-size, or use fewer local steps"):
         new_core(replace(fits, local_steps=1998))
 
 
@@ -171,3 +171,14 @@ def test_shards_smaller_than_a_batch_are_refused() -> None:
     asked = replace(config(Hyperparameters(batch_size=512)), given=frozenset({"shard_size"}))
     with pytest.raises(StartError, match="--shard-size 256 would cut batches of --batch-size 512 short"):
         make_core(asked, lambda: 0.0, CapturingLogger())
+
+
+def test_workers_that_hold_more_than_the_memory_limit_are_not_taken_over(saved: Path) -> None:
+    with pytest.raises(StartError, match="--memory-limit is 1: raise the limit"):
+        make_core(config(KEPT, checkpoint_dir=saved, resume=True, memory_limit=1), lambda: 0.0, CapturingLogger())
+
+
+def test_a_checkpoint_folder_that_can_not_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match=r"can't use .*/file for checkpoints: "):
+        lock_directory(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""What rules keep of a run outlives a kill -9, to the bit, with --durability log."""
+"""With --durability log, the state of rules survives a kill -9, bit by bit."""
 
 from __future__ import annotations
 

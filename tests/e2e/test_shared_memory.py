@@ -1,4 +1,4 @@
-"""Shared memory between real processes, killed in every way: no mapping, file or socket outlives those who use it."""
+"""Shared memory between real processes, killed in every way: no mapping, file or socket outlives the processes that use it."""
 
 from __future__ import annotations
 

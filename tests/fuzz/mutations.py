@@ -1,4 +1,4 @@
-"""Damaged bytes, drawn from a seed: what a coverage-guided fuzzer does better, where there is none."""
+"""Makes damaged bytes from a seed, for machines without a coverage-guided fuzzer, which would do it better."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUES: list[Any] = [
 
 
 def mutated(dice: random.Random, data: bytes) -> bytes:
-    """The bytes with one to four places damaged."""
+    """The bytes, damaged in one to four places."""
     out = bytearray(data)
     for _ in range(dice.randrange(1, 5)):
         at = dice.randrange(len(out) + 1)
@@ -55,7 +55,7 @@ def mutated(dice: random.Random, data: bytes) -> bytes:
 
 
 def with_another_value(dice: random.Random, document: bytes) -> bytes:
-    """A JSON document in which one value, anywhere, is another, or is missing."""
+    """A JSON document in which one value, anywhere, is replaced or removed."""
     root = [json.loads(document)]
     places = list(_places(root))
     holder, key = dice.choice(places[1:])

@@ -26,7 +26,8 @@ MAX_CORPUS = 20_000  # bytes of each target
 
 
 def main(name: str, seconds: int) -> None:
-    """Fuzzes for so long, then says how many inputs were tried; exits with a status other than 0 where one is a bug."""
+    """Fuzzes for some seconds, then prints the number of inputs tried. Exits with a status other than 0 if one reveals a
+    bug."""
     found = FOUND / name
     found.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(TARGETS[name].seeds()):
@@ -44,7 +45,7 @@ def main(name: str, seconds: int) -> None:
 
 
 def keep(name: str) -> None:
-    """Puts the smallest that was found into the corpus that the tests replay."""
+    """Adds the smallest inputs found to the corpus that the tests replay."""
     paths = sorted((FOUND / name).iterdir(), key=lambda path: path.stat().st_size)
     sizes = accumulate(path.stat().st_size for path in paths)
     for path, size in zip(paths, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""A small run on the disk, always the same to the bit: a checkpoint, and a log of everything that a log can tell."""
+"""A small run on disk, identical to the bit each time: a checkpoint, and a log with every kind of record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES, RUN, SEED, ALLOCATION = 40, "0a1b2c3d", 7, 4096
 
 
 def new_core(run_id: str, settings: Hyperparameters) -> Core:
-    """An empty core that fits on any machine."""
+    """An empty core with a small memory limit."""
     numbers = count(1)
     return Core(run_id, settings, lease_seconds=60.0, memory_limit=1 << 20, new_id=lambda: f"lease-{next(numbers)}")
 

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target makes something of any bytes, or refuses them with an error that users are meant to see.
+"""The fuzz targets. Each reads any bytes, or rejects them with an error that is meant for users.
 
 frame     the frames of one call, and the buffer that is put together from them
 segment   a file of the log, as it is
@@ -48,7 +48,7 @@ MODEL, WORKERS, STATE = "model.safetensors", "workers.safetensors", "state.json"
 
 
 class Target(NamedTuple):
-    """Something to fuzz.
+    """A fuzz target.
 
     Attributes:
         run: Takes any bytes; raises one of `refusals`, and nothing else.
@@ -61,7 +61,7 @@ class Target(NamedTuple):
     seeds: Callable[[], list[bytes]]
 
     def __call__(self, data: bytes) -> None:
-        """Raises only what is a bug."""
+        """Reads the bytes. Any exception that it raises is a bug."""
         with suppress(*self.refusals):
             self.run(data)
 
@@ -70,7 +70,7 @@ class Target(NamedTuple):
 
 
 def run_frames(data: bytes) -> None:
-    """Bytes 0 and 1 choose message and wire format; then frames. Each must mean what protobuf says that it means."""
+    """Bytes 0 and 1 choose message and wire format; frames follow. Each must be decoded as protobuf decodes it."""
     if len(data) < 2:
         return
     message_type, form = STREAMED[data[0] % len(STREAMED)], FORMATS[data[1] % len(FORMATS)]
@@ -125,7 +125,7 @@ def segment_seeds() -> list[bytes]:
 
 
 def run_log(data: bytes) -> None:
-    """The log's records: the text of each, and what follows `PAYLOAD` in it."""
+    """The log's records: the text of each, and the payload after `PAYLOAD` in it."""
     with folder() as directory:
         write_contents(directory)
         (directory / "log" / segment.name(1)).write_bytes(sealed_segment(data.split(NEXT_RECORD)))
@@ -133,7 +133,7 @@ def run_log(data: bytes) -> None:
 
 
 def sealed_segment(records: list[bytes]) -> bytes:
-    """A file of the log that holds these."""
+    """A file of the log with these records."""
     head = segment._HEADER.pack(segment._MAGIC, 1, 1, SEED, RUN.encode())
     head += segment._CRC.pack(crc32c(head))
     pieces: list[bytes | memoryview] = [head.ljust(segment._aligned(len(head)), b"\0")]
@@ -155,7 +155,7 @@ def log_seeds() -> list[bytes]:
 
 
 def run_state(data: bytes) -> None:
-    """The bytes are state.json; it is given the sums that it should have."""
+    """The bytes are state.json; its checksums are corrected first."""
     with folder() as directory:
         path = write_contents(directory)
         (path / STATE).write_bytes(sealed_state(data))
@@ -192,7 +192,7 @@ def state_seeds() -> list[bytes]:
 
 
 def run_tensors(name: str, data: bytes) -> None:
-    """The bytes are one of the checkpoint's tensor files; state.json vouches for them."""
+    """The bytes are one of the checkpoint's tensor files; state.json gets their checksum."""
     with folder() as directory:
         path = write_contents(directory)
         (path / name).write_bytes(data)
@@ -207,7 +207,7 @@ def tensor_seeds(name: str) -> list[bytes]:
 
 
 def carry_on(directory: Path) -> None:
-    """Recovers the run, and goes on with it as a server and its workers would. Refusals end it."""
+    """Recovers the run, and continues it as a server and its workers would. An expected error ends it."""
     refused: list[str] = []
     try:
         recovered = recovery.recover(directory, new_core, 0.0, lambda path, why: refused.append(why), logged=True)
@@ -237,7 +237,7 @@ def ask_for_shards(core: Core, lease_id: str) -> None:
 
 
 class folder:  # noqa: N801 used as a function
-    """A folder for the length of a `with` block."""
+    """A folder that exists during a `with` block."""
 
     def __enter__(self) -> Path:
         self._path = Path(tempfile.mkdtemp(dir=IN_MEMORY if os.path.isdir(IN_MEMORY) else None))
@@ -249,7 +249,7 @@ class folder:  # noqa: N801 used as a function
 
 @cache
 def sample_files() -> dict[str, bytes]:
-    """The run's files, by their place in its folder."""
+    """The run's files, by their paths in its folder."""
     with folder() as directory:
         write_run(directory)
         return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

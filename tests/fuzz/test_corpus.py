@@ -1,4 +1,4 @@
-"""The fuzzer's corpus, replayed, and seeded damage: no bytes have the readers do anything but read or refuse.
+"""Replays the fuzzer's corpus, and bytes damaged by a seed: the readers accept or reject any bytes, and do nothing else.
 
 `make fuzz` looks for more.
 """

@@ -1,4 +1,4 @@
-"""The folder of hostile files: each is refused, by the error that says what is wrong with it."""
+"""The folder of hostile files: each is rejected with an error that says what is wrong with it."""
 
 from __future__ import annotations
 

@@ -20,10 +20,11 @@ from gem_server.durability.segment import DamagedLog
 
 FOLDER = Path(__file__).parent
 HUGE = 2**64 - 1
+MANY_DIGITS = 10**400  # an integer that no float can hold
 
 
 class Hostile(NamedTuple):
-    """A file, and the error that it must meet: its type, and a part of its text."""
+    """A file, and the error that it must cause: its type, and part of its text."""
 
     content: bytes
     error: type[Exception]
@@ -42,7 +43,7 @@ def records() -> list[bytes]:
 
 
 def header(magic: bytes = b"GEMLOG1\n", serial: int = 1, first: int = 1, run: bytes = b"0a1b2c3d") -> bytes:
-    """A segment's header, with a right checksum."""
+    """A segment's header, with a valid checksum."""
     head = segment._HEADER.pack(magic, serial, first, 7, run)
     return head + segment._CRC.pack(crc32c(head))
 
@@ -52,7 +53,7 @@ def with_header(**changes: Any) -> bytes:
 
 
 def with_fields(place: int, **changes: int) -> bytes:
-    """The log's file with other fields before record `place`, and a right checksum of these."""
+    """The log's file with other fields before record `place`, and a valid checksum for them."""
     out, at = bytearray(right("segment")), record_at(place)
     names = ("number", "durable", "text", "payload", "check")
     begin = at + segment._PREFIX
@@ -63,7 +64,7 @@ def with_fields(place: int, **changes: int) -> bytes:
 
 
 def record_at(place: int) -> int:
-    """Where a record of the log's file begins, counted from 0."""
+    """The byte at which a record of the log's file begins; records are counted from 0."""
     at = -1
     for _ in range(place + 1):
         at = right("segment").index(b"GEMr", at + 1)
@@ -126,6 +127,16 @@ def without_record(place: int) -> bytes:
     return NEXT_RECORD.join(texts)
 
 
+def start(says: str, **changes: Any) -> Hostile:
+    """The log's records after a start of the server with these hyper-parameters; None leaves one out."""
+    values = changed(json.loads(right("state"))["hyperparameters"], changes)
+    return Hostile(NEXT_RECORD.join([json.dumps(["began", values]).encode(), *records()]), DamagedLog, says)
+
+
+def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (values | changes).items() if value is not None}
+
+
 PULLED, COMMITTED, DEALT, ENDED = 0, 1, 3, 5
 LOGS: dict[str, Callable[[], Hostile]] = {
     "commit-of-a-lease-that-does-not-exist": lambda: Hostile(
@@ -147,6 +158,18 @@ LOGS: dict[str, Callable[[], Hostile]] = {
     "shard-of-a-negative-number-of-samples": lambda: Hostile(with_field(DEALT, "samples", -40), DamagedLog, "samples"),
     "shard-of-another-number-of-samples": lambda: Hostile(with_field(DEALT, "samples", 41), DamagedLog, "41 samples"),
     "shards-held-that-are-texts": lambda: Hostile(with_field(DEALT, "holding", ["2"]), DamagedLog, "holding"),
+    "commit-with-a-loss-of-401-digits": lambda: Hostile(
+        with_field(COMMITTED, "loss", MANY_DIGITS), DamagedLog, "loss must be a number"),
+    "commit-with-a-norm-of-401-digits": lambda: Hostile(
+        with_field(COMMITTED, "norm", MANY_DIGITS), DamagedLog, "norm must be a number"),
+    "start-without-a-learning-rate": lambda: start("no 'learning_rate'", learning_rate=None),
+    "start-with-an-unknown-hyperparameter": lambda: start("'warp'", warp=9),
+    "start-with-a-learning-rate-of-401-digits": lambda: start("--learning-rate must be", learning_rate=MANY_DIGITS),
+    "start-with-a-momentum-that-is-a-text": lambda: start("--momentum must be", momentum="0.9"),
+    "start-with-shards-of-no-samples": lambda: start("--shard-size must be", shard_size=0),
+    "start-with-another-batch-size": lambda: start("can't change its batch_size", batch_size=2),
+    "start-with-hyperparameters-that-are-a-list": lambda: Hostile(
+        NEXT_RECORD.join([b'["began",[]]', *records()]), DamagedLog, "began must be an object"),
     "end-for-an-unknown-reason": lambda: Hostile(with_field(ENDED, "reason", "bored"), DamagedLog, "bored"),
 }  # fmt: skip
 
@@ -172,6 +195,16 @@ def lease(says: str, **changes: Any) -> Hostile:
     return Hostile(with_state(lambda state: state["leases"][0].update(changes)), BadCheckpoint, says)
 
 
+def hyperparameters(says: str, **changes: Any) -> Hostile:
+    """A state with other hyper-parameters; None leaves one out."""
+    values = changed(json.loads(right("state"))["hyperparameters"], changes)
+    return state(says, hyperparameters=values)
+
+
+def answer(says: str, **changes: Any) -> Hostile:
+    return Hostile(with_state(lambda state: state["leases"][0]["answer"].update(changes)), BadCheckpoint, says)
+
+
 def rename_lease(state: dict[str, Any]) -> None:
     state["leases"][0]["lease_id"], state["ledger"]["held"] = "stranger", []
 
@@ -187,10 +220,31 @@ STATES: dict[str, Callable[[], Hostile]] = {
     "state-with-an-empty-layout": lambda: state("no tensors", layout=[]),
     "state-with-another-shape-of-as-many-elements": lambda: state("shape", layout=[["w", [5, 3]], ["b", [2]]]),
     "state-with-a-log-that-is-a-text": lambda: state("state.log", log="11"),
-    "state-with-an-unknown-rule": lambda: part("no rule", "hyperparameters", rule="sgd"),
-    "state-with-a-decay-factor-above-one": lambda: part("--decay-factor", "hyperparameters", decay_factor=1e308),
-    "state-with-an-unknown-shard-mode": lambda: part("SHARD_MODE", "hyperparameters", shards="all"),
-    "state-with-shards-of-no-samples": lambda: part("shard_size", "hyperparameters", shard_size=0),
+    "state-without-a-rule": lambda: hyperparameters("no 'rule'", rule=None),
+    "state-without-a-learning-rate": lambda: hyperparameters("no 'learning_rate'", learning_rate=None),
+    "state-with-an-unknown-hyperparameter": lambda: hyperparameters("'warp'", warp=9),
+    "state-with-hyperparameters-that-are-a-list": lambda: state("hyperparameters must be an object", hyperparameters=[]),
+    "state-with-an-unknown-rule": lambda: hyperparameters("no rule", rule="sgd"),
+    "state-with-a-rule-that-is-a-number": lambda: hyperparameters("--rule must be of type str", rule=3),
+    "state-with-rule-options-that-are-no-utf-8": lambda: hyperparameters("--rule-options", rule_options="proxy=\udcff"),
+    "state-with-an-unknown-snapshot": lambda: hyperparameters("--snapshot must be one of", snapshot="before"),
+    "state-with-an-unknown-shard-mode": lambda: hyperparameters("--shards must be one of", shards="all"),
+    "state-with-an-unknown-schedule": lambda: hyperparameters("--schedule must be one of", schedule="linear"),
+    "state-with-a-decay-factor-above-one": lambda: hyperparameters("--decay-factor", decay_factor=1e308),
+    "state-with-a-learning-rate-that-is-nan": lambda: hyperparameters("--learning-rate", learning_rate=float("nan")),
+    "state-with-a-learning-rate-of-401-digits": lambda: hyperparameters("--learning-rate must", learning_rate=MANY_DIGITS),
+    "state-with-a-kappa-of-zero": lambda: hyperparameters("--kappa must be greater than 0", kappa=0),
+    "state-with-shards-of-no-samples": lambda: hyperparameters("--shard-size must be", shard_size=0),
+    "state-with-batches-of-no-samples": lambda: hyperparameters("--batch-size must be", batch_size=0),
+    "state-with-too-many-local-steps": lambda: hyperparameters("--local-steps must be", local_steps=10_001),
+    "state-with-epochs-beyond-32-bits": lambda: hyperparameters("--epochs must be", epochs=2**32),
+    "state-with-a-seed-beyond-63-bits": lambda: hyperparameters("--seed must be", seed=2**63),
+    "state-with-a-number-of-steps-that-is-true": lambda: hyperparameters("--steps must be", steps=True),
+    "state-with-a-norm-of-401-digits": lambda: state("state.norms[0] must be a number", norms=[MANY_DIGITS]),
+    "state-with-a-shared-number-of-401-digits": lambda: state("state.shared.a must be", shared={"a": MANY_DIGITS}),
+    "state-with-an-answer-whose-loss-has-401-digits": lambda: answer("answer.loss must be a number", loss=MANY_DIGITS),
+    "state-with-an-answer-without-a-ticket": lambda: Hostile(
+        with_state(lambda state: state["leases"][0]["answer"].pop("ticket")), BadCheckpoint, "answer has no 'ticket'"),
     "state-with-a-negative-sample-count": lambda: part("ledger.samples", "ledger", samples=-1),
     "state-with-a-shard-beyond-its-samples": lambda: part(
         "a shard", "ledger", held=[["lease-1", 1, "ann", 0, 2**63, HUGE]]),

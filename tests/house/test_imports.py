@@ -1,4 +1,4 @@
-"""Who may import whom, and what never: read off the syntax trees, so that nothing needs to run."""
+"""Which packages may import which. The test reads the syntax trees and runs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel in an environment that has the server's dependencies and nothing else: no source tree, no PyTorch."""
+"""The wheel works in an environment with only the server's dependencies: no source tree, no PyTorch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.wheel
 ROOT = Path(__file__).parents[2]
 ROOMS = ("proto", "server", "worker", "client_sdk")
 with (ROOT / "pyproject.toml").open("rb") as file:
@@ -78,7 +79,7 @@ def commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo_commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """After `pip install gem-ps[demo]`."""
+    """After `pip install ".[demo]"`."""
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *extras["torch"], *extras["report"], *extras["demo"]]
     return installed(wheel, tmp_path_factory.mktemp("demo"), [one for one in wanted if not one.startswith("gem-ps")])

@@ -6,9 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from launcher.test_gem_train import Launch, commits, launch, read_json
+from launcher.train_helpers import Launch, commits, read_json
 
-__all__ = ["launch"]  # the fixture
 FEW = ("--shards", "replicate", "--batch-size", "8", "--evaluate-every", "0.5")
 
 

@@ -1,4 +1,4 @@
-"""What the launcher sums up from a run's history. No server is there."""
+"""What the launcher derives from a run's history, without a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_worker.launcher.cluster import Cluster, Member
-from gem_worker.launcher.monitor import RunMonitor
+from gem_worker.launcher.monitor import RunMonitor, _closing
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
 
@@ -43,3 +43,17 @@ def test_the_first_line_of_progress_has_the_rate_since_the_first_commit_was_seen
         monitor.close()
     assert header.split()[:3] == ["time", "commits", "commits/s"]
     assert line.split()[:3] == ["0:11", "50", "60.0"]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "line"),
+    [(0.975, 0.1, "  test accuracy  97.50 %"), (None, 0.25, "  test loss      0.2500"), (None, None, "  test accuracy  –")],
+)
+def test_the_closing_lines_show_the_test_loss_of_a_task_without_accuracy(
+    tmp_path: Path, accuracy: float | None, loss: float | None, line: str
+) -> None:
+    summary = {
+        "outcome": "complete", "commits": 3, "seconds": 1.0, "step_seconds": 0.0, "test_accuracy": accuracy, "test_loss": loss,
+        "staleness_mean": None, "pi_median": None,
+    }  # fmt: skip
+    assert line in _closing(summary, RunFolder(tmp_path), "report.png").splitlines()

@@ -1,4 +1,4 @@
-"""The peers of the benchmark compute what this server computes: a comparison of other arithmetic would mean nothing."""
+"""The peers of the benchmark compute the same as this server. Otherwise the comparison would mean nothing."""
 
 from __future__ import annotations
 

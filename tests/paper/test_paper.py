@@ -1,4 +1,4 @@
-"""The paper's figures as users make them: an experiment through a real server and real workers, drawn, and not run twice."""
+"""The paper's figures as users make them: an experiment with a real server and real workers is drawn, and not run twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims are judged by the results: each can come out either way. The results are made up."""
+"""Each claim is judged by the results and can come out either way. The results are made up."""
 
 from __future__ import annotations
 

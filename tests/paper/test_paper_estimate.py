@@ -1,4 +1,4 @@
-"""How long the experiments will still take."""
+"""The estimate of the time that the experiments will still take."""
 
 from __future__ import annotations
 

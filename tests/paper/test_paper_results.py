@@ -1,4 +1,4 @@
-"""What is kept of an experiment: thinned curves, in a file that is there as a whole or not at all."""
+"""The result file of an experiment: curves with fewer points, in a file that is written completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any language's client will do: generated code, reflection and health are all that a caller needs."""
+"""Clients in any language work: a caller needs only generated code, reflection and health checks."""
 
 from __future__ import annotations
 

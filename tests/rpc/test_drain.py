@@ -1,4 +1,4 @@
-"""A server ends gracefully, comes back where it was, and says what is wrong when it can't start."""
+"""A server shuts down gracefully, resumes where it was, and says what is wrong if it can't start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ P = SMALL.size
 
 
 def queue_length(live: Live) -> int:
-    return live.on_loop(lambda: live.server._apply_loop.queue_length)
+    return live.on_loop(lambda: live.server.parts.apply_loop.queue_length)
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -87,7 +87,7 @@ def test_what_is_queued_is_applied_and_answered_and_everyone_else_is_sent_away(b
 def test_who_waits_for_a_first_value_is_sent_away(live: Live, wire: Wire) -> None:
     wire.join("asked")
     waiting = wire.join("waiting").open_pull()
-    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server._servicer._calls._all)), "it to wait")
+    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.parts.training._calls._all)), "it to wait")
     wire.call("Drain", admin_pb2.DrainRequest())
     assert waiting.refusal().error == "DRAINING"
 
@@ -295,8 +295,12 @@ class Process:
         self.lines += rest.splitlines(keepends=True)
         return self._process.returncode
 
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> None:
-        if self._process.poll() is None:
+        if self.running:
             self._process.kill()
             self._process.communicate()
 
@@ -309,6 +313,14 @@ def process(*flags: str, **environment: str) -> Iterator[Process]:
         yield server
     finally:
         server.kill()
+
+
+def test_more_ctrl_c_during_the_end_does_not_change_the_exit_status() -> None:
+    with process("--listen", "127.0.0.1:0") as server:
+        server.serving()
+        while server.running:
+            server.signal(signal.SIGINT)
+        assert server.ended() == 0
 
 
 def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A commit is known by (lease, sequence): however often it is sent, it is applied once and answered the same."""
+"""(lease, sequence) identifies a commit: however often it is sent, it is applied once, and its reply is the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resend(worker: Worker, sequence: int, base_version: int, value: float = 1.0)
 
 
 def queue_length(live: Live) -> int:
-    return live.on_loop(lambda: live.server._apply_loop.queue_length)
+    return live.on_loop(lambda: live.server.parts.apply_loop.queue_length)
 
 
 def test_a_commit_whose_reply_was_lost_is_resent_and_answered_as_the_first_time(live: Live, wire: Wire, worker: Worker) -> None:

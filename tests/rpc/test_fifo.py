@@ -1,4 +1,4 @@
-"""Commits are applied one by one in the order in which they were complete; readers see whole versions; shares are fair."""
+"""Commits are applied one by one, in the order in which they were complete. Readers see whole versions. Service is fair."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_complete_commits_are_applied_in_the_order_in_which_they_became_complete
         streams = {}
         for place, number in enumerate(order, start=1):
             streams[number] = wire.stream("Commit", crew[number].header(), *crew[number].body())
-            wait_until(lambda: live.on_loop(lambda: live.server._apply_loop.queue_length) == place, "it to queue")  # noqa: B023
+            wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == place, "it to queue")  # noqa: B023
         release()
         results = [streams[number].answer(P)[0] for number in order]
     assert [(result.ticket, result.version, result.staleness) for result in results] == [(n, n, n - 1) for n in range(1, 6)]

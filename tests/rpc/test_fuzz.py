@@ -1,4 +1,4 @@
-"""Ten thousand hostile calls: every one is answered by a typed status, and nothing moves, leaks or breaks."""
+"""Ten thousand hostile calls: each gets a typed status. θ does not change, and nothing leaks or breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gem-ctl health, which a container's health check and a script go by: its exit status is all that counts."""
+"""gem-ctl health, for containers' health checks and scripts: only its exit status counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that take and never give: what the server holds stays under its limit, and an honest worker keeps committing."""
+"""Clients that exhaust the server: its memory stays under the limit, and an honest worker keeps committing."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_thousands_of_registrations_under_one_name_hold_one_place(times: int) ->
         assert commits > 1
         assert memory(live) == 4 * SMALL.size + 2 * EACH
         assert live.on_loop(lambda: len(live.core.leases._reasons)) <= 10_000
-        assert live.on_loop(lambda: len(live.server._memory_socket._leases)) == 0
+        assert live.on_loop(lambda: len(live.server.parts.memory_socket._leases)) == 0
         honest.commit(0.001)
 
 
@@ -155,7 +155,7 @@ def test_a_log_that_only_registrations_fill_stays_within_its_limit(tmp_path: Pat
 
 
 def log_size(live: Live) -> int:
-    journal: Any = live.server._checkpointer._journal
+    journal: Any = live.server.parts.checkpointer._journal
     return int(live.on_loop(lambda: journal.size))
 
 
@@ -334,9 +334,9 @@ def test_memory_that_is_offered_and_never_collected_is_never_made() -> None:
                 wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=idler.lease_id))
         assert memory(live) == held
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 5
-        assert live.on_loop(lambda: len(live.server._memory_socket._leases)) == len(idlers)
+        assert live.on_loop(lambda: len(live.server.parts.memory_socket._leases)) == len(idlers)
         assert honest.commit()[0].version == 1
         for idler in idlers:
             idler.leave()
         wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=honest.lease_id))
-        assert live.on_loop(lambda: len(live.server._memory_socket._leases)) == 1
+        assert live.on_loop(lambda: len(live.server.parts.memory_socket._leases)) == 1

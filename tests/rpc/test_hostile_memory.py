@@ -1,4 +1,4 @@
-"""A worker that writes into its shared memory what it should not, or when it should not, harms only its own commit.
+"""A worker that writes wrong values into its shared memory, or at the wrong time, harms only its own commit.
 
 How that is so: the server sees only sealed memory, whose size no worker can change; it keeps moment and snapshot in memory
 of its own; it checks a gradient when it arrives, and each element once more in the pass, in a private copy.

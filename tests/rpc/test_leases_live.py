@@ -1,4 +1,4 @@
-"""Leases on a running server: who vanishes, leaves or is replaced takes nothing with them."""
+"""Leases on a running server: if a worker vanishes, leaves or is replaced, its memory and shards are released."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def pass_time(live: Live, *survivors: Worker) -> None:
 
 def waiting_pulls(live: Live) -> int:
     """Pull calls that wait for a value."""
-    calls = live.server._servicer._calls
+    calls = live.server.parts.training._calls
     return live.on_loop(lambda: sum(call.exchanging for call in calls._all))
 
 
@@ -95,7 +95,7 @@ def test_a_worker_that_vanishes_is_evicted_and_leaves_nothing_behind(live: Live,
 def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanwhile(live: Live, wire: Wire) -> None:
     worker = wire.started("worker")
     live.clock.jump(10 * live.config.lease_seconds)
-    live.on_loop(live.server._servicer.expire_leases)
+    live.on_loop(live.server.parts.training.expire_leases)
     assert worker.commit()[0].version == 1
     pass_time(live)  # its worker is silent now, though the server runs
     assert dict(wire.status().leases_ended) == {"expired": 1}
@@ -126,7 +126,7 @@ def test_a_worker_that_is_slow_to_start_keeps_its_lease_for_longer_though_not_fo
     for _ in range(4):
         live.clock.advance(0.5 * live.config.lease_seconds)
         renew(worker)
-        live.on_loop(live.server._servicer.expire_leases)
+        live.on_loop(live.server.parts.training.expire_leases)
     slow.pull()
     assert slow.commit()[0].version == 1
     pass_time(live, worker, slow)
@@ -149,7 +149,7 @@ def test_a_commit_that_waits_for_its_turn_keeps_its_lease(live: Live, wire: Wire
     other = wire.join("other")
     with apply_thread_held(live) as release:
         stream = wire.stream("Commit", worker.header(), *worker.body())
-        wait_until(lambda: live.on_loop(lambda: live.server._apply_loop.queue_length) == 1, "the commit to be queued")
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == 1, "the commit to be queued")
         live.clock.advance(200)
         wait_until(lambda: live.on_loop(lambda: other.lease_id not in live.core.leases.live), "the idle lease to expire")
         release()
@@ -174,9 +174,9 @@ def test_who_leaves_frees_memory_and_shards_and_its_streams_end(live: Live, wire
 
 def test_a_lease_that_ends_while_its_answer_is_sent_ends_the_call_typed(live: Live, wire: Wire) -> None:
     worker = wire.started("worker", Layout.of({"w": (8_000_000,)}))  # more than any buffer between the two takes
-    before = live.on_loop(lambda: live.server._servicer.traffic.sent)
+    before = live.on_loop(lambda: live.server.parts.traffic.sent)
     stream = wire.stream("Commit", worker.header(), *worker.body())
-    wait_until(lambda: live.on_loop(lambda: live.server._servicer.traffic.sent) > before, "the answer to begin")
+    wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before, "the answer to begin")
     worker.leave()
     refusal = stream.refusal()
     assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
@@ -188,11 +188,11 @@ def test_who_leaves_with_a_commit_in_the_queue_is_forgotten_with_it(live: Live, 
     before = theta_bits(live)
     with apply_thread_held(live) as release:
         stream = wire.stream("Commit", leaver.header(), *leaver.body())
-        wait_until(lambda: live.on_loop(lambda: live.server._apply_loop.queue_length) == 1, "the commit to be queued")
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == 1, "the commit to be queued")
         leaver.leave()
         assert stream.refusal().reason == "left"
         release()
-    wait_until(lambda: live.on_loop(lambda: live.server._apply_loop.queue_length) == 0, "the queue to be empty")
+    wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == 0, "the queue to be empty")
     assert theta_bits(live) == before
     assert worker.commit()[0].version == 1
 

@@ -1,4 +1,4 @@
-"""The socket that hands out shared memory: where it is, who gets what, and visitors of every kind."""
+"""The socket that gives shared memory to workers: its address, its tokens, and clients that misbehave."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def live() -> Iterator[Live]:
 
 def visitors(live: Live) -> int:
     """Connections to the memory socket that the server has taken and not ended."""
-    return live.on_loop(lambda: len(live.server._memory_socket._visitors))
+    return live.on_loop(lambda: len(live.server.parts.memory_socket._visitors))
 
 
 # -- tokens
@@ -103,7 +103,7 @@ def test_asking_for_memory_is_a_sign_of_life(live: Live, worker: Worker) -> None
     live.clock.advance(0.6 * live.config.lease_seconds)
     offered(worker)
     live.clock.advance(0.6 * live.config.lease_seconds)
-    live.on_loop(live.server._servicer.expire_leases)
+    live.on_loop(live.server.parts.training.expire_leases)
     assert worker.commit()[0].version == 1
 
 

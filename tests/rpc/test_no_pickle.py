@@ -1,4 +1,4 @@
-"""Nothing that is read can run code: the sources name no such reader, and a pickle that is offered everywhere does nothing."""
+"""No input can run code: the sources use no reader that could, and a pickle sent to every input does nothing."""
 
 from __future__ import annotations
 

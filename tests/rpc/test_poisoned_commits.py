@@ -1,4 +1,4 @@
-"""Poisoned commits against real servers: refused by their norm whichever way they come, counted, their worker kept out."""
+"""Poisoned commits to real servers are rejected for their norm on every transport, and counted; their worker is quarantined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A region of shared memory costs what is counted, belongs to its lease, and is gone with it."""
+"""A region of shared memory takes as many bytes as are counted, belongs to its lease, and is freed with it."""
 
 from __future__ import annotations
 

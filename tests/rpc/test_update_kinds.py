@@ -1,4 +1,4 @@
-"""What the run's rule takes, and leaves out, as a client of any language sees it."""
+"""The kinds of updates that the run's rule takes, and the commits that it discards, as seen by any client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The update rules once more: slow, one element and one float32 operation at a time, straight from the equations.
+"""A second implementation of the update rules: slow, one element and one float32 operation at a time, from the equations.
 
 Nothing here calls gem_server's rules. Numbers in brackets are equations of Hermans & Louppe 2018, arXiv 1805.08469.
 """
@@ -18,7 +18,7 @@ BINS_PER_OCTAVE = 16
 
 @dataclass
 class Worker:
-    """What the server remembers of one worker."""
+    """The server's state for one worker."""
 
     moment: Floats
     snapshot: Floats
@@ -29,7 +29,7 @@ class Worker:
 
 @dataclass
 class Facts:
-    """What one commit did: τ, each parameter's π, and the two kinetic energies in double precision."""
+    """The effects of one commit: τ, each parameter's π, and the two kinetic energies in double precision."""
 
     staleness: int
     pi: Floats = field(default_factory=list)
@@ -111,7 +111,7 @@ class Oracle:
         facts.central_energy += 0.5 * (float(self.theta[i]) - float(s)) ** 2  # (16)
 
     def _hand_over(self, worker: Worker, before: Floats) -> None:
-        """Which θ the worker gets, and which it is measured against next time."""
+        """Sets the θ that the worker gets, and its snapshot."""
         if self.rule != "gem" or self.convention == "after":
             worker.snapshot = worker.answer = list(self.theta)
             worker.base_version = self.version
@@ -149,7 +149,7 @@ def counted(size: int) -> list[int]:
 
 
 def lower_median(pi: Floats) -> float:
-    """The middle element, or the lower one of the two."""
+    """The median: the middle element, or the lower of the two."""
     return float(sorted(pi)[(len(pi) - 1) // 2]) if pi else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The newer update rules and GEM's proxies once more: slow, one element at a time, straight from the papers' equations.
+"""A second implementation of the other update rules and GEM's proxies: slow, one element at a time, from the papers' equations.
 
 Nothing here calls gem_server's rules. What lasts from commit to commit is float32, as it is on the server; what is computed on
 the way is double precision, so an order of operations that a rule is free to choose shows in the last bits alone.
@@ -18,7 +18,7 @@ Rate = Callable[[int], float]  # η_t by version
 
 @dataclass
 class Worker:
-    """What is known of one worker: s, the θ that it was given; when; and whatever its rule keeps, by name."""
+    """The state of one worker: s, the θ that it received; the version of s; and the rule's values, by name."""
 
     snapshot: list[float] = field(default_factory=list)
     answer: list[float] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Worker:
 
 
 class Oracle:
-    """A parameter server reduced to its arithmetic: a rule says in `step` how one commit moves `theta`.
+    """A parameter server reduced to its arithmetic: a rule's `step` changes `theta` by one commit.
 
     Args:
         theta: The first value of the central variable.
@@ -74,7 +74,7 @@ class Oracle:
         raise NotImplementedError
 
     def hand_over(self, name: str) -> None:
-        """After its commit a worker goes on from the new θ."""
+        """After its commit a worker continues from the new θ."""
         self.pull(name)
 
 
@@ -87,7 +87,7 @@ class Descent(Oracle):
 
 
 class Threshold(Descent):
-    """Ringmaster ASGD, Algorithm 4 (2501.16168): a gradient whose delay has reached R is left out, and nothing else happens."""
+    """Ringmaster ASGD, Algorithm 4 (2501.16168): a gradient whose delay has reached R is discarded."""
 
     threshold = 2
 
@@ -154,7 +154,7 @@ def hinge(a: float, b: float) -> Callable[[int], float]:
 
 
 class Buffered(Oracle):
-    """FedBuff (2106.06639): once K deltas are here, x ← x + η_g·(1/K)·Σ δ_i/√(1 + τ_i), τ_i in moves of x."""
+    """FedBuff (2106.06639): once there are K deltas, x ← x + η_g·(1/K)·Σ δ_i/√(1 + τ_i), τ_i in moves of x."""
 
     size = 4
     outer_rate = 1.0
@@ -201,7 +201,7 @@ class DelayedNesterov(Oracle):
 
 
 class Matched(Oracle):
-    """GEM (1805.08469) with some proxy: π = clip((κ|d| − |θ − s|)/(|Δ| + ε), 0, π_max) (19, 27), d being the displacement that
+    """GEM (1805.08469) with some proxy: π = clip((κ|d| − |θ − s|)/(|Δ| + ε), 0, π_max) (19, 27); d is the displacement that
     the proxy would make."""
 
     mu = 0.9
@@ -259,7 +259,7 @@ class AdamMatched(Matched):
 
 
 class GloballyMatched(Matched):
-    """Eight moments for all: a commit is matched with μ·m_k − η·g, which becomes m_k once in τ + 1 commits. The top three of
+    """Eight moments for all workers. A commit's proxy is μ·m_k − η·g, which becomes m_k once in τ + 1 commits. The top three of
     the low 32 bits of version·2654435761 are k."""
 
     def __init__(self, theta: np.ndarray, workers: list[str], rate: Rate) -> None:

@@ -1,4 +1,5 @@
-"""YellowFin's momentum once more (1706.03471), from whole histories of gradients and by searching for the minimum."""
+"""A second implementation of YellowFin's momentum (1706.03471): from full histories of gradients, by a search for the
+minimum."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def weighted(values: list[float]) -> float:
-    """Their mean, each weighted by β^age."""
+    """The mean of the values, each weighted by β^age."""
     weights = [BETA**age for age in range(len(values))][::-1]
     return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
 
 
 def momentum_against_noise(distance: float, least: float, variance: float) -> float:
-    """The μ in [0, 1] that makes μ·D² + (1 − √μ)⁴/h_min²·C least, by golden-section search over √μ: it is convex there."""
+    """The μ in [0, 1] that minimises μ·D² + (1 − √μ)⁴/h_min²·C, by golden-section search over √μ, where it is convex."""
 
     def expected(root: float) -> float:
         return root**2 * distance**2 + (1 - root) ** 4 / least**2 * variance
@@ -31,13 +32,13 @@ def momentum_against_noise(distance: float, least: float, variance: float) -> fl
 
 
 def momentum_against_range(least: float, most: float) -> float:
-    """The least μ that is robust to curvatures from h_min to h_max."""
+    """The smallest μ that is robust to curvatures from h_min to h_max."""
     root = math.sqrt(most / least)
     return ((root - 1) / (root + 1)) ** 2
 
 
 class YellowFinMatched(Matched):
-    """GEM with m ← μ_t·m − η·g for each worker, μ_t by the gradients of all workers."""
+    """GEM with m ← μ_t·m − η·g for each worker; μ_t comes from the gradients of all workers."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
@@ -47,7 +48,7 @@ class YellowFinMatched(Matched):
         self.wanted: list[float] = []
 
     def tuned(self, gradient: list[float]) -> float:
-        """μ_t, with one gradient more."""
+        """μ_t after one more gradient."""
         self.gradients.append(gradient)
         squares = [sum(g * g for g in each) for each in self.gradients]
         self.curvature_range.append((min(squares[-WINDOW:]), max(squares[-WINDOW:])))

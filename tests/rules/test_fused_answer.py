@@ -1,4 +1,4 @@
-"""The answer, written by the same walk over memory; and a gradient that its worker changes while the pass runs."""
+"""The reply that the kernel writes in the same pass; and a gradient that its worker changes while the pass runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The compiled kernels work on whole vectors: a loop that stops vectorising says nothing, and takes several times as long."""
+"""The compiled kernels use vector instructions. A loop that stops vectorising causes no error, but takes several times as
+long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pass split over threads: the same bits and the same counts as in one piece."""
+"""A pass split over threads gives the same bits and the same counts as on one thread."""
 
 from __future__ import annotations
 

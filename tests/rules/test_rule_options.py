@@ -1,4 +1,4 @@
-"""How a rule is chosen and set: its own options as text, users' own rules by name, and what is said of wrong ones."""
+"""Choosing a rule and its options as text, users' own rules by name, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def test_clients_and_server_name_the_same_rules() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_says_which_options_it_has(rule: str) -> None:
     has = {
-        "gem": "has proxy, proxy_rate", "downpour": "has no options", "adaptive": "has no options", "agn": "has no options",
-        "aeasgd": "has alpha", "dcasgd": "has compensation, mean_square", "fedasync": "has mixing, staleness, a, b",
-        "fedbuff": "has buffer_size, outer_rate", "ringmaster": "has threshold",
-        "diloco": "has outer_rate, outer_momentum, delay, eager",
+        "gem": "proxy, proxy_rate", "downpour": "", "adaptive": "", "agn": "", "aeasgd": "alpha",
+        "dcasgd": "compensation, mean_square", "fedasync": "mixing, staleness, a, b", "fedbuff": "buffer_size, outer_rate",
+        "ringmaster": "threshold", "diloco": "outer_rate, outer_momentum, delay, eager",
     }  # fmt: skip
+    valid = f"its options are {has[rule]}, given as NAME=VALUE" if has[rule] else "it has no options"
     for wrong in ("nonsense=1", "learning_rate=1", "alpha", "=1"):
-        with pytest.raises(ValueError, match=f"{re.escape(repr(wrong))} is none, this rule {has[rule]}"):
+        with pytest.raises(ValueError, match=re.escape(f"the rule has no option {wrong!r}: {valid}")):
             make_core(Hyperparameters(rule=rule, rule_options=wrong))
 
 
@@ -157,7 +157,7 @@ def test_a_users_rule_gets_the_runs_settings_and_its_own_options(module: str) ->
         ("rules_of_a_user:NoRate", "", "'rules_of_a_user:NoRate' is not a rule: it lacks learning_rate"),
         ("rules_of_a_user:NeedsBound", "", "the rule needs options without a default: limit=…"),
         ("rules_of_a_user:WithList", "", "the rule's options are of type int, float, str, bool: sizes is not"),
-        ("rules_of_a_user:Good", "limit=1", "'limit=1' is none, this rule has bound, rounds, word, strict"),
+        ("rules_of_a_user:Good", "limit=1", "the rule has no option 'limit=1': its options are bound, rounds, word, strict"),
         ("rules_of_a_user:Good", "strict=perhaps", "the rule's option strict is true or false, not 'perhaps'"),
     ],
 )

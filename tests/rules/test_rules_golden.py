@@ -1,4 +1,4 @@
-"""The update rules against an oracle that does the same arithmetic one element at a time: equal bit by bit."""
+"""The update rules equal, bit by bit, an oracle that does the same arithmetic one element at a time."""
 
 from __future__ import annotations
 

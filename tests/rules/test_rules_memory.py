@@ -1,4 +1,4 @@
-"""What each rule keeps, as docs/rules.md tells: counted, and judged by the memory limit before it is taken."""
+"""The memory that each rule takes, as in docs/rules.md: counted, and compared with the limit before it is allocated."""
 
 from __future__ import annotations
 

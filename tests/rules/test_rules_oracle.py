@@ -1,4 +1,4 @@
-"""Every newer rule, every option, every proxy through the core, against oracles that know the papers' equations alone."""
+"""Every other rule, option and proxy, run in the core, against oracles written from the papers' equations alone."""
 
 from __future__ import annotations
 

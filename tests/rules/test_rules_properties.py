@@ -1,4 +1,4 @@
-"""What must hold of the update rules for any gradients."""
+"""Properties of the update rules that hold for any gradients."""
 
 from __future__ import annotations
 

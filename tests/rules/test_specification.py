@@ -1,4 +1,4 @@
-"""The compiled pass of Gradient Energy Matching is the equations of `rules/specification.py`: equal bit by bit."""
+"""The compiled kernel of GEM equals the equations of `rules/specification.py`, bit by bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statistics of π: bins, quantiles, and the check on what comes in."""
+"""The statistics of π: bins and quantiles; and the check of received values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own rule: the one that docs/rules.md prints, in a real server process; and starts with rules that are none."""
+"""A user's own rule: the example of docs/rules.md in a real server process; and starts with invalid rules."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
     ("rule", "options", "said"),
     [
         ("my_rules:Clipped", "bound=-1", "bound must be above 0"),
-        ("my_rules:Clipped", "limit=1", "'limit=1' is none, this rule has bound, beta"),
+        ("my_rules:Clipped", "limit=1", "the rule has no option 'limit=1': its options are bound, beta"),
         ("my_rules:np", "", "'my_rules:np' is not a rule: it must be a dataclass derived from gem_server.rules.ArrayRule or"),
         ("my_rules:Missing", "", "module 'my_rules' has no class 'Missing'"),
         ("my_rules:ArrayRule", "", "'my_rules:ArrayRule' is not a rule"),

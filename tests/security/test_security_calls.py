@@ -1,4 +1,5 @@
-"""A server that asks for tokens: who may call what, and whose a lease is. Every call is a real one, of a client that lies."""
+"""A server that requires tokens: who may make which calls, and to whom a lease belongs. All calls are real, from dishonest
+clients."""
 
 from __future__ import annotations
 

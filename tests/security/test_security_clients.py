@@ -1,4 +1,5 @@
-"""The SDK and the commands at a server that asks for tokens: what they are given, what they say, what they never show."""
+"""The SDK and the commands with a server that requires tokens: their credentials, their messages, and that no token is
+shown."""
 
 from __future__ import annotations
 
@@ -160,6 +161,14 @@ def test_a_worker_with_a_missing_authority_file_is_wrong_use(tmp_path: Path) -> 
     assert "can't read" in done.stderr
 
 
+@pytest.mark.parametrize("half", ["--tls-cert", "--tls-key"])
+def test_half_of_a_client_certificate_is_wrong_use(half: str, tmp_path: Path) -> None:
+    (tmp_path / "half.pem").touch()
+    result = run(ctl, "--server=server.invalid:1", f"{half}={tmp_path / 'half.pem'}", "health")
+    assert result.exit_code == 2
+    assert "needs both --tls-cert and --tls-key" in result.stderr
+
+
 # -- the worker and the evaluator as processes, and what is shown
 
 
@@ -177,7 +186,7 @@ def test_gem_worker_and_gem_evaluator_work_with_their_tokens_and_a_refused_worke
     assert trained.returncode == 0, trained.stderr
     evaluated = process("gem_worker.evaluation.evaluator", EVALUATOR, "--once")
     assert evaluated.returncode == 0, evaluated.stderr
-    assert live.on_loop(lambda: live.server._servicer._progress.evaluation) is not None
+    assert live.on_loop(lambda: live.server.parts.progress.evaluation) is not None
     shown = refused.stderr + trained.stderr + evaluated.stderr
     assert not [secret for secret in (*SECRETS, "wrong-0123456789abcdef") if secret in shown]
 

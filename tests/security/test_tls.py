@@ -1,4 +1,4 @@
-"""TLS and mutual TLS: real certificates, real clients, and who is turned away."""
+"""TLS and mutual TLS: real certificates, real clients, and which of them are rejected."""
 
 from __future__ import annotations
 

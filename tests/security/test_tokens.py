@@ -1,4 +1,4 @@
-"""The file of tokens: what it may say, who may read it, and when it is read again."""
+"""The token file: its syntax, its permissions, and when it is reloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker as the SDK has it: one request at a time, sent again until it is answered."""
+"""A worker that acts like the SDK: one request at a time, sent again until a reply arrives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES, SHARD = 24, 8
 
 @dataclass
 class Request:
-    """What a worker asks. `operation` stays the same when it is sent again."""
+    """A worker's request. `operation` stays the same when it is sent again."""
 
     worker: str
     operation: int
@@ -29,7 +29,7 @@ class Request:
 
 @dataclass
 class Response:
-    """What it is answered: the value, or an error."""
+    """The reply: a value or an error."""
 
     request: Request
     value: Any = None
@@ -64,7 +64,7 @@ class Client:
         self.shards: dict[int, int] = {}  # to the batches left
 
     def next_request(self) -> Request | None:
-        """What to send now: the unanswered request again, or another; None where there is nothing left to do."""
+        """The request to send now: the one without a reply again, or a new one; None if the worker is done."""
         if self.waiting is None and not self.done:
             kind, fields = self._choose()
             self._operations += 1

@@ -1,4 +1,4 @@
-"""A treacherous disk: what was not synced may be lost, in part or whole, when the power fails; and it can be full.
+"""A simulated disk that can fail: bytes that were not synced may be lost, in part or all, when the power fails. It can be full.
 
 Files are really there, in a folder of the test's, so that the code under test reads them as ever. Beside them the disk
 keeps what has reached the platter; a power failure leaves that, and a random part of the rest.
@@ -20,12 +20,12 @@ SECTOR = 16  # bytes that reach the platter together; small, so that small recor
 
 
 class PowerFailure(Exception):
-    """The machine stopped in the middle of what it did."""
+    """The machine lost power in the middle of an operation."""
 
 
 @dataclass
 class Content:
-    """A file's bytes: those on the platter, those that are not yet, and how long it is allocated."""
+    """A file's bytes: those on the platter, those not there yet, and its allocated length."""
 
     platter: bytearray = field(default_factory=bytearray)
     cached: list[tuple[int, bytes]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Content:
         self.cached.clear()
 
     def after_failure(self, random: Random) -> bytes:
-        """The platter, and some sectors of what was not synced."""
+        """The bytes on the platter, and some sectors that were not synced."""
         image = bytearray(self.platter)
         for at, data in self.cached:
             for begin in range(0, len(data), SECTOR):
@@ -49,7 +49,7 @@ class Content:
 
 
 class SimulatedDisk(Storage):
-    """A folder on a disk with so many bytes.
+    """A folder on a disk of limited size.
 
     Args:
         root: The folder.
@@ -70,6 +70,7 @@ class SimulatedDisk(Storage):
         self._files: dict[Path, Content] = {}  # as programs see them
         self._names: dict[Path, Content] = {}  # as the platter has them
         self._steps: list[Callable[[dict[Path, Content]], None]] = []  # names that changed since, in order
+        self._open: list[SimulatedFile] = []
 
     # -- what programs do
 
@@ -79,11 +80,15 @@ class SimulatedDisk(Storage):
         path.touch(mode=0o600, exist_ok=False)
         content = self._files[path] = Content()
         self._steps.append(lambda names: names.__setitem__(path, content))
-        return SimulatedFile(self, path, content)
+        return self._opened(path, content)
 
     def reopen(self, path: Path) -> SimulatedFile:
         self._tick()
-        return SimulatedFile(self, path, self._files[path])
+        return self._opened(path, self._files[path])
+
+    def _opened(self, path: Path, content: Content) -> SimulatedFile:
+        self._open.append(file := SimulatedFile(self, path, content))
+        return file
 
     def make_directory(self, path: Path) -> None:
         self._tick()
@@ -122,7 +127,8 @@ class SimulatedDisk(Storage):
     # -- what happens to it
 
     def fail(self) -> None:
-        """The power fails and comes back: the folder holds what was left."""
+        """The power fails and returns: the folder holds what survived."""
+        self.close()
         for step in self._steps[: self._random.randint(0, len(self._steps))]:
             step(self._names)
         self._steps.clear()
@@ -137,8 +143,14 @@ class SimulatedDisk(Storage):
         self._files = dict(self._names)
         self.fails_in, self.sick = None, False
 
+    def close(self) -> None:
+        """Ends the files that are open, as a process's end does. They have no buffer: nothing more is written."""
+        for file in self._open:
+            file.close()
+        self._open.clear()
+
     def damage(self, path: Path) -> None:
-        """A byte of a file goes bad."""
+        """Corrupts a byte of a file."""
         content = self._files[path]
         content.platter[len(content.platter) // 2] ^= 1
         path.write_bytes(content.platter)

@@ -1,4 +1,4 @@
-"""The simulation for as long as asked, with seeds beyond those of the tests: `python -m simulation.soak` in tests/.
+"""Runs the simulation for a given time, with seeds beyond those of the tests: `python -m simulation.soak` in tests/.
 
 A seed that fails is replayed by `World(seed, folder).run(STEPS)`.
 """
@@ -24,7 +24,7 @@ from simulation.world import World
 @click.option("--steps", type=int, default=STEPS, help="Steps of trouble for each seed.")
 @interruptible()
 def main(minutes: float, first: int, steps: int) -> None:
-    """Exits with status 1 where a seed fails."""
+    """Exits with status 1 if a seed fails."""
     segment._ALLOCATION = 4096  # a simulated disk writes what is allocated
     end, seed, failed, crashes = time.monotonic() + 60 * minutes, first, [], 0
     while time.monotonic() < end:

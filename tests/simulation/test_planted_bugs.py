@@ -1,4 +1,4 @@
-"""The simulation finds bugs: each of these is planted, and caught within a few seeds."""
+"""The simulation finds bugs: each of these is planted on purpose, and found within a few seeds."""
 
 from __future__ import annotations
 
@@ -262,13 +262,26 @@ BUGS = [
     gives_out_the_shard_ids_of_a_lost_start_again,
     *(leaves_out(kind) for kind in Kind),
 ]
+# The seed that found a bug, tried first; 0 for the others. After a change of the simulation another seed may find it.
+FOUND_BY = {
+    "opens_a_segment_before_the_last_is_synced": 25,
+    "writes_buffers_that_go_on_changing": 16,
+    "waits_for_a_checkpoint_on_the_event_loop": 13,
+    "keeps_what_a_checkpoint_captured_that_failed_early": 8,
+    "fails_a_checkpoint_whose_predecessors_stay": 21,
+    "writes_what_is_shared_as_it_goes_on_changing": 13,
+    "forgets_the_numbers_that_are_shared": 44,
+    "counts_a_version_for_a_discarded_commit": 5,
+    "logs_no_discarded_commit": 5,
+    "leaves_out_began": 56,
+}
 
 
 @pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_caught(plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "_ALLOCATION", 4096)
     plant(monkeypatch)
-    for seed in range(MAX_SEEDS):
+    for seed in sorted(range(MAX_SEEDS), key=lambda seed: seed != FOUND_BY.get(plant.__name__, 0)):
         folder = tmp_path / str(seed)
         folder.mkdir()
         try:

@@ -1,4 +1,4 @@
-"""Seeds of trouble, and no promise broken: 200 by default, 1,000 with `make test-slow`.
+"""Simulated runs with faults, in which no promise may be broken: 200 seeds by default, 1,000 with `make test-slow`.
 
 A seed that fails is replayed by `World(seed, folder).run(STEPS)`.
 """

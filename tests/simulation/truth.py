@@ -1,4 +1,4 @@
-"""What has been promised to clients and what was seen to happen: the judge of a simulation, which knows nothing of the log."""
+"""Checks a simulation: compares the server's promises to clients with what happened. It does not read the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def require(kept: bool, promise: str) -> None:
 
 
 def fingerprint(core: Core) -> bytes:
-    """A hash of everything that a recovered server must have, to the bit."""
+    """A hash of everything that a recovered server must have, bit for bit."""
     digest = hashlib.blake2b(core.central.theta.tobytes(), digest_size=16)
     for lease in sorted(core.leases.live.values(), key=lambda lease: lease.lease_id):
         spare = lease.spare_version if lease.overlaps else None
@@ -42,7 +42,7 @@ def fingerprint(core: Core) -> bytes:
 
 @dataclass
 class Truth:
-    """Everything that can be checked.
+    """The promises made so far, and the checks of them.
 
     Attributes:
         applied: Each version's commit, from version 1 on.
@@ -72,7 +72,7 @@ class Truth:
     _fleeting: list[Callable[[], object]] = field(default_factory=list)  # what undoes all that was said without a log
 
     def started(self, core: Core) -> None:
-        """θ has its first value."""
+        """Records that θ has its first value."""
         require(not self.acknowledged, "a run began anew though commits of it were acknowledged")
         self.applied, self.theta, self.told = [], [core.central.theta.tobytes()], 0
         self.discarded.clear()
@@ -80,7 +80,7 @@ class Truth:
         self.shards.clear()
 
     def forgets(self) -> None:
-        """The server died that kept no log: what it said holds no longer."""
+        """Drops the promises of a server without a log that crashed."""
         while self._fleeting:
             self._fleeting.pop()()
         self.begun, self.last_ticket = None, 0
@@ -119,13 +119,13 @@ class Truth:
         self.told = max(self.told, version)
 
     def completes(self, shard: tuple[str, int, int, int]) -> None:
-        """A worker was told that its shard is done."""
+        """Records that a worker got the reply that its shard is complete."""
         if self.unlogged and shard not in self.completed:
             self._fleeting.append(lambda: self.completed.discard(shard))
         self.completed.add(shard)
 
     def names(self, shard_id: int, shard: tuple[str, int, int, int]) -> None:
-        """A worker was told the id of its shard."""
+        """Records the id of a shard that a worker received."""
         before = self.shards.setdefault(shard_id, shard)
         require(before == shard, f"shard id {shard_id} stands for {before} and for {shard}")
 
@@ -133,7 +133,7 @@ class Truth:
         require(shard not in self.completed, f"shard {shard} is dealt again, after its worker was told that it is done")
 
     def recovered(self, core: Core, number: int) -> None:
-        """The server came back."""
+        """Checks the server after a restart."""
         version = core.central.version
         lost = [known for known, at in self.acknowledged.items() if at > version]
         require(not lost, f"acknowledged commits are lost: {lost}; the server came back at version {version}")
@@ -157,7 +157,8 @@ class Truth:
         self.consistent(core)
 
     def consistent(self, core: Core) -> None:
-        """Every sample that was dealt is done, held or due again; memory is what the live workers need."""
+        """Checks that every dealt sample is completed, held or to be dealt again, and that memory is what the live workers
+        need."""
         ledger = core.ledger
         dealt = sum(deck.epoch * deck.samples + deck.next for deck in ledger.decks.values())
         held = sum(shard.end - shard.begin for _, shard in ledger.held.values())
@@ -172,6 +173,6 @@ class Truth:
 
 
 def _remembers(core: Core, known: Known) -> bool:
-    """Whether the commit has had its turn, as a live lease tells."""
+    """Whether the commit was applied, according to a live lease."""
     lease = core.leases.live.get(known[0])
     return lease is not None and lease.sequence >= known[1]

@@ -4,15 +4,13 @@ reorders, workers that die. One thread, no sockets, no time but the one told her
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from types import coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import structlog
@@ -21,9 +19,8 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.wire import gradient_format
 from gem_server import apply_loop
-from gem_server.core.commits import Arrived, Commit, Step
+from gem_server.core.commits import Arrived, Commit
 from gem_server.core.facts import Admission, Header, PullDecision
-from gem_server.core.leases import Lease
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery
@@ -32,9 +29,9 @@ from gem_server.durability.checkpointer import Checkpointer
 from gem_server.telemetry.progress import Progress
 from simulation.client import SAMPLES, SHARD, SIZE, Client, Request, Response
 from simulation.disk import PowerFailure, SimulatedDisk
+from simulation.server import BetweenCommits, Server, Upload, in_thread, waits_for_checkpoint
 from simulation.truth import Truth, fingerprint, require
 
-T = TypeVar("T")
 SILENT = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 LAYOUT = Layout.of({"w": (SIZE,)})
 LEASE_SECONDS = 30.0
@@ -46,55 +43,6 @@ OTHER_RULES = [
     ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("dcasgd", "mean_square=0.9"), ("fedbuff", "buffer_size=3"),
     ("diloco", "delay=2"), ("aeasgd", ""), ("ringmaster", "threshold=2"), ("ringmaster", "threshold=1"),
 ]  # fmt: skip
-
-
-@dataclass
-class Upload:
-    """A commit whose gradient has arrived in part."""
-
-    request: Request
-    header: Header
-
-
-@dataclass
-class Server:
-    """What dies with the process."""
-
-    core: Core
-    logged: bool = True  # whether this start keeps a log
-    journal: journal_module.Journal | None = None  # once there is a checkpoint for it to follow
-    unbased: journal_module.Journal | None = None
-    checkpoint: Coroutine[Any, Any, object] | None = None  # one that is being written
-    uploads: dict[str, Upload] = field(default_factory=dict)
-    queue: deque[Commit] = field(default_factory=deque)
-    step: Step | None = None
-    writing: list[journal_module.Waiting] | None = None
-    written: deque[int] = field(default_factory=deque)  # the last records of groups that are not synced
-    answers: list[tuple[int, Response, Callable[[], object]]] = field(default_factory=list)  # due when a record is durable
-    asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
-
-
-@coroutine
-def later() -> Generator[None]:
-    """Lets a checkpoint that is being written wait for its next step."""
-    yield
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    await later()
-    return work()
-
-
-class BetweenCommits:
-    """Stands for a server's apply loop."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
-        while self._server.step is not None:
-            await later()
-        return plan()()
 
 
 class World:
@@ -133,12 +81,13 @@ class World:
     # -- the scheduler
 
     def run(self, steps: int) -> None:
-        """So many steps of trouble, then quiet until the run is complete."""
+        """Makes a number of steps with faults, then steps without faults until the run is complete."""
         try:
             self._run(steps)
         finally:
             if self.server.checkpoint is not None:
                 self.server.checkpoint.close()
+            self.disk.close()
 
     def _run(self, steps: int) -> None:
         self._steps(steps, self.trouble())
@@ -154,14 +103,14 @@ class World:
         self.crash()
 
     def peace(self) -> list[tuple[Callable[[], None], float]]:
-        """What happens all the time, and how often."""
+        """The events that always happen, with their weights."""
         return [
             (self.client_acts, 8), (self.deliver, 12), (self.begin, 6), (self.finish, 6), (self.take, 3), (self.write, 3),
             (self.sync, 3),
         ]  # fmt: skip
 
     def trouble(self) -> list[tuple[Callable[[], None], float]]:
-        """What may happen, and how often."""
+        """The events that may happen, with their weights."""
         return [
             *self.peace(), (self.drop, 0.5), (self.repeat, 0.8), (self.checkpoint, 0.5), (self.save, 1.5), (self.expire, 0.2),
             (self.crash, 0.2), (self.crash_soon, 0.2), (self.fill_disk, 0.1), (self.make_room, 0.5), (self.client_dies, 0.1),
@@ -186,7 +135,7 @@ class World:
             self.network.append(request)
 
     def client_dies(self) -> None:
-        """And another takes its place, now and then under its name."""
+        """Kills a worker. Another takes its place, sometimes under the same name."""
         name = self.random.choice(list(self.clients))
         if self.clients[name].done:
             return
@@ -304,7 +253,7 @@ class World:
             raise Overloaded("there is no checkpoint yet")
 
     def _answer(self, request: Request, value: Any, told: Callable[[], object] = lambda: None, due: int | None = None) -> None:
-        """Answers once everything that has happened so far is on the disk, or the record `due`."""
+        """Replies once everything so far is on the disk, or the record `due`."""
         journal = self.server.journal
         number = due if due is not None else journal.appended if journal is not None else 0
         self.server.answers.append((number, Response(request, value), told))
@@ -320,11 +269,11 @@ class World:
         server.answers = [answer for answer in server.answers if answer[0] > durable]
 
     def durable(self) -> int:
-        """The last record on the disk."""
+        """Number of the last record on the disk."""
         return self.server.journal.durable if self.server.journal else 0
 
     def _note(self) -> None:
-        """What the run looks like after its last record, unless a commit has its turn."""
+        """Records the run's state after its last record, unless a commit is being applied."""
         journal = self.server.journal
         if journal is not None and self.server.step is None:
             self.truth.prints[journal.appended] = fingerprint(self.server.core)
@@ -343,7 +292,7 @@ class World:
                     self.network.append(Response(request, error=LeaseEnded("ended while it waited")))
 
     def next_commit(self) -> Commit:
-        """Whose turn it is."""
+        """The commit at the head of the queue."""
         return self.server.queue.popleft()
 
     def finish(self) -> None:
@@ -385,7 +334,7 @@ class World:
             server.journal.done(server.written.popleft())
 
     def checkpoint(self) -> None:
-        """Begins one; it is written while the run goes on."""
+        """Begins a checkpoint, which is written while the run continues."""
         server = self.server
         if server.core.central.initialized and server.checkpoint is None:
             if server.logged:
@@ -397,7 +346,7 @@ class World:
             )._write()  # fmt: skip
 
     def save(self) -> None:
-        """The next step of a checkpoint: its memory is made ready, the state is taken, the files are written."""
+        """The next step of a checkpoint: its memory is prepared, the state is captured, the files are written."""
         server, before = self.server, checkpoint.list_checkpoints(self.disk.root)
         if server.checkpoint is None:
             return
@@ -438,7 +387,7 @@ class World:
         self.disk.sick = False
 
     def crash(self) -> None:
-        """The power fails; the server starts again, perhaps more than once."""
+        """The power fails, and the server restarts, perhaps more than once."""
         self.crashes += 1
         if self.server.checkpoint is not None:
             self.server.checkpoint.close()
@@ -484,7 +433,7 @@ class World:
         return server
 
     def _damage_a_checkpoint(self) -> None:
-        """The newest, where an older one and the log since stand in."""
+        """Damages the newest checkpoint, if an older one and the log since can replace it."""
         found = checkpoint.list_checkpoints(self.disk.root)
         stands_in = len(found) > 1 and (
             recovery.log_position_of(found[0]) is None or recovery.log_position_of(found[1]) is not None
@@ -504,7 +453,7 @@ class World:
         return Server(self._new_core(f"run{self._runs:05d}", self.settings, logged), logged)
 
     def _starts_logged(self) -> bool:
-        """Whether a start of the server keeps a log."""
+        """Whether a start of the server writes a log."""
         return self.random.random() >= self._unlogged
 
     def _new_core(self, run_id: str, settings: Hyperparameters, logged: bool = False) -> Core:
@@ -512,7 +461,7 @@ class World:
         return Core(run_id, settings, lease_seconds=LEASE_SECONDS, memory_limit=limit, new_id=self._new_id, logged=logged)
 
     def _some_memory_limit(self, clients: int) -> int:
-        """None, or room for so many workers that overlap, and for fewer copies than a checkpoint of them may need."""
+        """0 for no limit; or room for some workers that overlap, and for fewer copies than a checkpoint of them may need."""
         if self.random.random() < 0.5:
             return 0
         core = self._new_core("", self.settings)
@@ -532,9 +481,3 @@ class World:
     def _new_id(self) -> str:
         self._ids += 1
         return f"lease-{self._ids}"
-
-
-def waits_for_checkpoint(lease: Lease) -> bool:
-    """Whether a change of a lease's buffers would have to wait until a checkpoint has written them."""
-    captured = getattr(lease.before_change, "__self__", None)
-    return captured is not None and lease.lease_id in captured._unsaved and not captured._has_room(lease)

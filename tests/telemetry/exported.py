@@ -1,4 +1,4 @@
-"""What servers and workers export, and which of it a PromQL expression names."""
+"""The metrics that servers and workers export, and those that a PromQL expression names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FROM_ELSEWHERE: dict[str, dict[str, set[str]]] = {
 
 
 def worker_registry() -> CollectorRegistry:
-    """A worker after a step."""
+    """A worker's metrics after a step."""
     registry = CollectorRegistry()
     worker = WorkerMetrics(registry)
     worker.loss(0.5)
@@ -35,7 +35,7 @@ def worker_registry() -> CollectorRegistry:
 
 
 def log_registry() -> CollectorRegistry:
-    """A server's log."""
+    """The metrics of a server's log."""
     registry = CollectorRegistry()
     LogMetrics(registry, Journal(Storage(), Path(), "run")).flushed(0.001)
     return registry
@@ -43,7 +43,7 @@ def log_registry() -> CollectorRegistry:
 
 @cache
 def exported() -> dict[str, dict[str, set[str]]]:
-    """Everything that a server or a worker can export, by the sample's name: its labels and the values seen of each."""
+    """Everything that a server or a worker can export: by the sample's name, its labels and their values."""
     watch = after_everything()
     watch.progress.rejected["SequenceGap"] += 1
     found = {name: dict(labels) for name, labels in FROM_ELSEWHERE.items()}

@@ -1,4 +1,4 @@
-"""The run's history: a line of CSV for each applied commit, in order, and none that a restart has undone."""
+"""The history file: a line of CSV for each applied commit, in order, without commits that a restart has undone."""
 
 from __future__ import annotations
 
@@ -131,8 +131,9 @@ class FullDisk:
 
 def test_a_new_file_has_its_header_at_once_and_its_folder_is_made(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "one" / "history.csv"
-    History(path, 1, lambda: 0.0, structlog.get_logger())
+    history = History(path, 1, lambda: 0.0, structlog.get_logger())
     assert path.read_text().strip() == ",".join(COLUMNS)
+    history.close()
 
 
 def test_a_resumed_run_goes_on_after_the_lines_that_still_hold(tmp_path: Path) -> None:
@@ -238,3 +239,11 @@ def test_a_server_starts_without_a_history_that_it_cannot_write(occupy: Callable
     assert not (tmp_path / "folder" / "history.csv.old").exists()
     with serving(config(history=path)) as live, wired(live) as wire:
         wire.started("ann").commit()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_history_that_a_full_disk_takes_no_line_of_leaves_no_file_open(tmp_path: Path) -> None:
+    (tmp_path / "history.csv.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        History(tmp_path / "history.csv", 1, lambda: 0.0, structlog.get_logger())
+    assert "/dev/full" not in [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]

@@ -1,4 +1,4 @@
-"""The metrics: a registry of its own for each test, asked for its samples."""
+"""The server's metrics. Each test has its own registry, and reads its samples."""
 
 from __future__ import annotations
 

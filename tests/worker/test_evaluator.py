@@ -1,4 +1,4 @@
-"""gem-evaluator against a real server: as a process of its own, and where only its exit status matters, in this one."""
+"""gem-evaluator against a real server: as a separate process, or in this one if only its exit status matters."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp
                 session.commit(np.full(2, 0.5, np.float32))
                 wait_until(partial(evaluated, live, version), f"version {version} to be evaluated")
             assert live.on_loop(lambda: [lease.worker for lease in live.core.leases.live.values()]) == ["worker"]
-        live.on_loop(lambda: setattr(live.server._servicer._progress, "evaluation", None))
+        live.on_loop(lambda: setattr(live.server.parts.progress, "evaluation", None))
         wait_until(partial(evaluated, live, 2), "version 2 to be evaluated again")
         wait_until(lambda: len(running.versions) >= 3, "the evaluator to say so")
         running.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""MNIST's file format: whole files are read, anything else is refused with the file's name."""
+"""MNIST's file format: complete files are read, anything else is rejected with the file's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a process with several workers, each alone: names, shares of the task, spreading, metrics, exit statuses."""
+"""The parts of a process with several workers, one by one: names, shared task, distribution, metrics, exit statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training run with one poisoning worker: with a bound on norms it converges, without one it is wrecked."""
+"""A training run with one poisoning worker: with a bound on norms it converges, without one it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated compute time, on a clock that only sleeping and the test itself move."""
+"""Simulated compute time, on a clock that only sleeping and the test advance."""
 
 from __future__ import annotations
 

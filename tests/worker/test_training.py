@@ -1,4 +1,4 @@
-"""A worker's own work: tasks, and training on them against a real server."""
+"""Tasks, and a worker that trains on them against a real server."""
 
 from __future__ import annotations
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import structlog
-from gem_api.process.options import Number, ServerAddress, credential_options, option
+from gem_api.process.options import Number, ServerAddress, credential_options, option, together
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
 from gem_worker.tasks import BUILT_IN
@@ -29,48 +28,41 @@ step_seconds_option = option(
 )
 
 
-def member_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of every process that connects to a run: gem-worker and gem-evaluator."""
-    for decorate in (
-        option("--give-up-after", type=Number(0), default=300.0, help="Seconds to keep retrying an unreachable server."),
-        option("--threads", type=click.IntRange(1), default=1, help="Number of threads that PyTorch uses."),
-        data_option,
-        task_option,
-        credential_options,
-        option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="Address of the server."),
-    ):
-        command = decorate(command)
-    return command
+# Every process that connects to a run has these: gem-worker and gem-evaluator.
+member_options = together(
+    option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="Address of the server."),
+    credential_options,
+    task_option,
+    data_option,
+    option("--threads", type=click.IntRange(1), default=1, help="Number of threads that PyTorch uses."),
+    option("--give-up-after", type=Number(0), default=300.0, help="Seconds to keep retrying an unreachable server."),
+)
 
-
-def exchange_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for how a worker sends gradients to the server and receives parameters."""
-    for decorate in (
-        option(
-            "--shared-memory/--no-shared-memory",
-            default=True,
-            help="Exchange tensors through shared memory if the server runs on this machine and offers it.",
-        ),
-        option(
-            "--theta-dtype",
-            type=click.Choice(list(THETA_FORMATS)),
-            default="float32",
-            help="Format of parameters sent over the network; not used with shared memory.",
-        ),
-        option(
-            "--gradient-dtype",
-            type=click.Choice(list(GRADIENT_FORMATS)),
-            default="float32",
-            help="Format of gradients sent over the network. int8 has one scale per 256 elements, and error feedback.",
-        ),
-        option(
-            "--overlap/--no-overlap",
-            default=False,
-            help="Compute the next gradient while a commit is in progress. Staleness grows by one; worth it on a slow network.",
-        ),
-    ):
-        command = decorate(command)
-    return command
+# How a worker sends gradients to the server and receives parameters; see `exchange_flags`.
+exchange_options = together(
+    option(
+        "--overlap/--no-overlap",
+        default=False,
+        help="Compute the next gradient while a commit is in progress. Staleness grows by one; worth it on a slow network.",
+    ),
+    option(
+        "--gradient-dtype",
+        type=click.Choice(list(GRADIENT_FORMATS)),
+        default="float32",
+        help="Format of gradients sent over the network. int8 has one scale per 256 elements, and error feedback.",
+    ),
+    option(
+        "--theta-dtype",
+        type=click.Choice(list(THETA_FORMATS)),
+        default="float32",
+        help="Format of parameters sent over the network; not used with shared memory.",
+    ),
+    option(
+        "--shared-memory/--no-shared-memory",
+        default=True,
+        help="Exchange tensors through shared memory if the server runs on this machine and offers it.",
+    ),
+)
 
 
 def exchange_flags(options: dict[str, Any]) -> list[str]:

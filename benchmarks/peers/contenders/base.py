@@ -1,4 +1,4 @@
-"""What a contender is: a way to send P floats to a server and to get P floats back, with an update rule on the way."""
+"""The base of all contenders. A contender sends P floats to a server, which applies an update rule and returns P floats."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import numpy.typing as npt
 from benchmarks import machine
 
 HOST = "127.0.0.1"
-START_SECONDS = 120.0  # patience for one process to start
-PATTERN = 1 << 20  # elements after which a gradient repeats itself: random numbers are slow to make
-# Processes are forked from one that has imported the large packages already and runs no thread; see `throughput.py`.
+START_SECONDS = 120.0  # maximum time for one process to start
+PATTERN = 1 << 20  # a gradient repeats itself after this many elements, because random numbers are slow to generate
+# Processes are forked from one that has already imported the large packages and runs no threads; see `cli.py`.
 PROCESSES = get_context("forkserver")
 
 RoundTrip = Callable[[], Any]
@@ -32,13 +32,13 @@ class ContenderFailedError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a contender is set up, and how large.
+    """The address and the size of one measurement.
 
     Attributes:
         port: A free port of the loopback interface.
-        parameters: P, float32 elements that go each way.
-        workers: W.
-        log: The file that its processes print to: libraries talk.
+        parameters: P, the number of float32 elements sent in each direction.
+        workers: W, the number of workers.
+        log: The file that receives its processes' output.
     """
 
     port: int
@@ -51,7 +51,7 @@ class Place:
         return f"{HOST}:{self.port}"
 
     def redirect(self) -> None:
-        """Sends what this process prints to the log."""
+        """Redirects this process's output to the log."""
         with self.log.open("ab") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
@@ -67,9 +67,9 @@ class Contender(ABC):
         transport: "shm", "tcp" or "-".
         rule: "gem", "add" or "none".
         requires: A module that must be importable.
-        install: What to install where it is not.
-        floor: Name of the contender that does the same transfer (or the same arithmetic) and nothing else.
-        buffers: Estimated memory, all processes together, in arrays of P float32 for each worker.
+        install: What to install if it is not.
+        floor: Name of the contender that does only the same transfer (or the same arithmetic).
+        buffers: Estimated memory of all processes together, in arrays of P float32 values for each worker.
     """
 
     name: str
@@ -83,24 +83,25 @@ class Contender(ABC):
     buffers: ClassVar[int]
 
     def processes(self, workers: int) -> int:
-        """How many worker processes take turns at once."""
+        """Number of worker processes that make round trips at the same time."""
         return workers
 
     @abstractmethod
     def server(self, place: Place) -> AbstractContextManager[list[int]]:
-        """Starts the server, yields the ids of its processes when it can be connected to, and ends it."""
+        """Starts the server, yields the ids of its processes once it accepts connections, and ends it."""
 
     @abstractmethod
     def worker(self, place: Place, index: int) -> AbstractContextManager[RoundTrip]:
-        """Connects worker `index` (from 0) and yields what makes one turn and returns the new θ: float32, shape (P,)."""
+        """Connects worker `index` (from 0) and yields a function that makes one round trip. It returns the new θ: float32,
+        shape (P,)."""
 
 
 class OwnProcess(Contender):
-    """A contender whose server is one Python process, running `serve`."""
+    """A contender whose server is one Python process that runs `serve`."""
 
     @abstractmethod
     def serve(self, place: Place, ready: Event) -> None:
-        """The server's whole life, but for being terminated; sets `ready` when workers may connect."""
+        """Runs the server until the process is killed. Sets `ready` when workers may connect."""
 
     @contextmanager
     def server(self, place: Place) -> Iterator[list[int]]:
@@ -121,7 +122,7 @@ class OwnProcess(Contender):
 
 
 def await_start(ready: Event, process: Any) -> None:
-    """Waits until a server's process is ready. Raises ContenderFailedError if it ends before, or takes too long."""
+    """Waits until a server's process is ready. Raises ContenderFailedError if it ends before that, or takes too long."""
     for _ in range(int(START_SECONDS)):
         if ready.wait(1):
             return
@@ -131,6 +132,6 @@ def await_start(ready: Event, process: Any) -> None:
 
 
 def gradient(place: Place, index: int) -> npt.NDArray[np.float32]:
-    """Worker `index`'s gradient, the same for every contender: float32, shape (P,), normal with deviation 0.01."""
+    """The gradient of worker `index`, the same for every contender: float32, shape (P,), normal, standard deviation 0.01."""
     pattern = np.random.default_rng(index).normal(scale=1e-2, size=min(place.parameters, PATTERN))
     return np.resize(pattern.astype(np.float32), place.parameters)

@@ -1,4 +1,4 @@
-"""What lies under every contender: the arithmetic without a transfer, and transfers without arithmetic."""
+"""The floors, which no contender can be faster than: the arithmetic without a transfer, and transfers without arithmetic."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from gem_server.rules.gem import Gem
 from benchmarks.peers.contenders.base import HOST, START_SECONDS, Contender, OwnProcess, Place, RoundTrip, gradient
 
 _PATH = "/benchmark.Echo/Echo"
-_HEADER = bytes(120)  # about the size of a commit's header, and of its result; it opens the first frame
+_HEADER = bytes(120)  # about the size of a commit's header, and of its result; the first frame begins with it
 
 
 @dataclass(frozen=True)
 class FusedPass(Contender):
-    """The rule alone, in one process: the commits of W workers in turn, as the server's apply thread calls it."""
+    """The rule alone, in one process: alternating commits of W workers, applied as in the server's apply thread."""
 
     name: str = "fused-pass"
     label: str = "floor: fused pass alone"
@@ -53,17 +53,18 @@ class FusedPass(Contender):
         gradients = [gradient(place, worker) for worker in range(place.workers)]
         commits = cycle(zip(gradients, states, strict=True))
 
-        def turn() -> Any:
+        def round_trip() -> Any:
             mine, buffers = next(commits)
             rule.apply(layout, theta, mine, buffers, base.RuleInput(place.workers - 1))
             return theta
 
-        yield turn
+        yield round_trip
 
 
 @dataclass(frozen=True)
 class GrpcEcho(OwnProcess):
-    """A gradient in the frames of a commit, on one long stream: received whole, sent back as it is, nothing read."""
+    """Echoes a gradient, in the frames of a commit, on one long stream. The server receives all frames and sends them back
+    without decoding them."""
 
     name: str = "grpc-echo"
     label: str = "floor: bare gRPC echo"
@@ -85,11 +86,11 @@ class GrpcEcho(OwnProcess):
             grpc.channel_ready_future(channel).result(START_SECONDS)
             call = channel.stream_stream(_PATH)(chain.from_iterable(iter(outgoing.get, None)))
 
-            def turn() -> Any:
+            def round_trip() -> Any:
                 outgoing.put(iter(frames))
                 return [next(call) for _ in frames]
 
-            yield turn
+            yield round_trip
             outgoing.put(None)
 
 
@@ -134,12 +135,12 @@ class TcpEcho(OwnProcess):
         with socket.create_connection((HOST, place.port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-            def turn() -> Any:
+            def round_trip() -> Any:
                 connection.sendall(bytes_of(outgoing))
                 receive(connection, bytes_of(theta))
                 return theta
 
-            yield turn
+            yield round_trip
 
 
 def _echo(connection: socket.socket, place: Place) -> None:
@@ -150,7 +151,7 @@ def _echo(connection: socket.socket, place: Place) -> None:
 
 
 def receive(connection: socket.socket, into: memoryview) -> bool:
-    """Fills `into`; False where the connection ends before."""
+    """Fills `into`. Returns False if the connection ends before that."""
     received = 0
     while received < len(into):
         size = connection.recv_into(into[received:])

@@ -1,6 +1,6 @@
 """The authors' exchange: point-to-point messages of torch.distributed (gloo), with the rescaling on the worker.
 
-A turn is a pull, π on the worker, and a commit of the rescaled update, which the server adds.
+A round trip is a pull, π on the worker, and a commit of the rescaled update, which the server adds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Pl
 from benchmarks.peers.contenders.equations import ETA, rescaled
 from benchmarks.peers.contenders.threads import one_thread
 
-_PULL, _COMMIT = 0, 1  # what a worker's one-element message asks for
+_PULL, _COMMIT = 0, 1  # the requests: the value of a worker's one-element message
 
 
 @dataclass(frozen=True)
 class Gloo(OwnProcess):
-    """Rank 0 serves requests in the order in which they arrive, from whomever."""
+    """Rank 0 serves requests in the order in which they arrive, from any worker."""
 
     name: str
     label: str
@@ -30,7 +30,7 @@ class Gloo(OwnProcess):
     transport: str = "tcp"
     requires: ClassVar[str | None] = "torch.distributed"
     install: ClassVar[str] = "pip install 'gem-ps[torch]'"
-    # The worker's gradient, θ, m, s and the temporaries of a turn; gloo sends and receives in place.
+    # The worker's gradient, θ, m, s and the temporaries of a round trip; gloo sends and receives in place.
     buffers: ClassVar[int] = 7
 
     def serve(self, place: Place, ready: Event) -> None:
@@ -68,7 +68,7 @@ class Gloo(OwnProcess):
             snapshot.copy_(theta)
             return rescaled_update
 
-        def turn() -> Any:
+        def round_trip() -> Any:
             distributed.send(pull, 0)
             distributed.recv(theta, 0)
             send = update()
@@ -76,7 +76,7 @@ class Gloo(OwnProcess):
             distributed.send(send, 0)
             return theta
 
-        yield turn
+        yield round_trip
 
 
 def _join(place: Place, rank: int) -> None:

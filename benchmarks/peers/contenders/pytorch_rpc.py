@@ -44,7 +44,7 @@ class ParameterServer:
 
 @dataclass(frozen=True)
 class PytorchRpc(OwnProcess):
-    """`rpc_sync` on a remote reference, on the transports that PyTorch picks on one host, or on TCP alone."""
+    """`rpc_sync` on a remote reference, over the transports that PyTorch chooses on one host, or over TCP alone."""
 
     name: str
     label: str
@@ -52,7 +52,7 @@ class PytorchRpc(OwnProcess):
     rule: str
     requires: ClassVar[str | None] = "torch.distributed.rpc"
     install: ClassVar[str] = "pip install 'gem-ps[torch]'"
-    # m, s, the upload and the temporaries of one turn in the server; gradient and θ in the worker; what TensorPipe holds.
+    # m, s, the upload and the temporaries of one round trip in the server; gradient and θ in the worker; what TensorPipe holds.
     buffers: ClassVar[int] = 7
 
     def serve(self, place: Place, ready: Event) -> None:
@@ -75,10 +75,10 @@ class PytorchRpc(OwnProcess):
         outgoing = torch.from_numpy(gradient(place, index))
         commit = server.rpc_sync()
 
-        def turn() -> Any:
+        def round_trip() -> Any:
             return getattr(commit, self.rule)(index, outgoing)
 
-        yield turn
+        yield round_trip
 
     def _options(self, place: Place) -> Any:
         from torch.distributed import rpc
@@ -92,7 +92,7 @@ _making = threading.Lock()
 
 
 def shared_server(place: Place) -> ParameterServer:
-    """The one parameter server of this process, which the first worker to ask has made."""
+    """The parameter server of this process. The first call makes it."""
     with _making:
         if not _made:
             _made.append(ParameterServer(place))

@@ -48,7 +48,7 @@ class ParameterServer:
 
 @dataclass(frozen=True)
 class RayActor(OwnProcess):
-    """Arguments and results above 100 kB go through Ray's object store in shared memory, as Ray does by itself."""
+    """A Ray actor with Ray's defaults: arguments and results above 100 kB go through its object store in shared memory."""
 
     name: str
     label: str
@@ -56,7 +56,7 @@ class RayActor(OwnProcess):
     transport: str = "shm"
     requires: ClassVar[str | None] = "ray"
     install: ClassVar[str] = "pip install 'gem-ps[bench]'"
-    # m and s in the actor; the gradient in the worker; arguments and results of some turns in the object store.
+    # m and s in the actor; the gradient in the worker; arguments and results of some round trips in the object store.
     buffers: ClassVar[int] = 9
 
     @contextmanager
@@ -71,7 +71,7 @@ class RayActor(OwnProcess):
 
     def serve(self, place: Place, ready: Event) -> None:
         ray = _import(place)
-        # One CPU, so that Ray does not start a pool of processes for tasks that never come; the actor may use them all.
+        # One CPU, so that Ray does not start a pool of processes for tasks. The actor may still use all CPUs.
         settings = {"num_cpus": 1, "include_dashboard": False, "_temp_dir": str(_folder(place))}
         ray.init(address="local", namespace=_NAMESPACE, logging_level="ERROR", **settings)
         actor = ray.remote(ParameterServer).options(name=_ACTOR).remote(place)
@@ -86,14 +86,14 @@ class RayActor(OwnProcess):
         commit = getattr(ray.get_actor(_ACTOR), self.rule)
         outgoing = gradient(place, index)
 
-        def turn() -> Any:
+        def round_trip() -> Any:
             return ray.get(commit.remote(index, outgoing))
 
-        yield turn
+        yield round_trip
 
 
 def _folder(place: Place) -> Path:
-    """Where Ray keeps its sockets and logs; it does not clear up itself."""
+    """The folder of Ray's sockets and logs. Ray does not remove it."""
     return Path(gettempdir()) / f"ray-{place.port}"
 
 
@@ -102,7 +102,8 @@ def _token(place: Place) -> Path:
 
 
 def _import(place: Place) -> Any:
-    """Ray, told its port and who may connect: else it would keep a token in the user's home. It reads this when imported."""
+    """Imports Ray with its port and its authentication set in the environment, which it reads when imported. Otherwise it would
+    keep a token in the user's home folder."""
     os.environ["RAY_GCS_SERVER_PORT"] = str(place.port)
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token(place))

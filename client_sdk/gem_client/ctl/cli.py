@@ -18,9 +18,10 @@ from typing import Any
 
 import click
 from gem_api import __version__
-from gem_api.hyperparameters import OPTIMIZERS, RULES, Hyperparameters
+from gem_api.hyperparameters import OPTIMIZERS, RULES
 from gem_api.layout import MAX_PARAMETERS
 from gem_api.process.addresses import DEFAULT_PORT
+from gem_api.process.extras import install
 from gem_api.process.lifetime import interruptible
 from gem_api.process.options import (
     DURABILITIES,
@@ -33,7 +34,6 @@ from gem_api.process.options import (
     option,
 )
 from gem_api.process.printable import printable
-from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -165,8 +165,8 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
       gem-ctl pull model.safetensors
       gem-ctl report run.html
 
-    Exit status of every command: 0 on success; 1 if it failed (the server is unreachable, refuses or is shutting down, a file
-    can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends top with 0.
+    Exit status of every command: 0 on success; 1 if it failed (the server is unreachable, rejects the request or is shutting
+    down, a file can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends top with 0.
     """
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
     context.obj = Target(server, runs, timeout, options)
@@ -185,7 +185,7 @@ def status(target: Target, as_json: bool) -> None:
     """Shows the state of the run: version, workers, staleness, π, shards, memory."""
     with target.admin() as admin:
         run = admin.status()
-    click.echo(json.dumps(as_dict(run), indent=2, allow_nan=False) if as_json else as_text(run))
+    click.echo(json.dumps(as_dict(run), indent=2, allow_nan=False) if as_json else text.status(run))
 
 
 @main.command(short_help="Shows the run live, until Ctrl-C.")
@@ -273,7 +273,7 @@ def report(out: Path | None, prometheus: str, run: str | None, last: float) -> N
         from gem_client.ctl.report import find_run, page
     except ImportError as error:
         raise click.ClickException(
-            f'reports need Matplotlib: pip install "gem-ps[report]", or use the workers\' image ({error})'
+            f"reports need Matplotlib: {install('report')}, or use the workers' image ({error})"
         ) from error
     try:
         source, now = Prometheus(prometheus), time.time()
@@ -388,37 +388,3 @@ def _json_value(message: Message, field: FieldDescriptor) -> Any:
     elif field.enum_type is not None:
         values = [field.enum_type.values_by_number[entry].name for entry in values]
     return values if field.is_repeated else values[0]
-
-
-def as_text(status: pb.GetStatusResponse) -> str:
-    """Formats the status for people."""
-    settings, shards = status.hyperparameters, status.shards
-    lines = [
-        f"run         {status.run_id}, {text.state(status)}, up {text.duration(status.uptime_seconds)}",
-        f"rule        {settings.rule}, learning rate {settings.learning_rate}, momentum {settings.momentum}, "
-        f"batch {settings.batch_size}",
-        *(f"{name:<11} {value}" for name, value in text.special(Hyperparameters.from_message(settings)).items()),
-        f"version     {status.version} ({text.counts(status.commits)})",
-        f"model       {status.parameter_count} parameters, memory {text.memory(status)}",
-        f"staleness   {status.staleness:.1f}",
-        f"median π    {text.optional(status, 'pi_median', '.3f')}",
-        f"loss        {text.optional(status, 'training_loss', '.4f')}",
-        f"evaluation  {text.evaluation(status)}",
-        f"shards      {text.epoch(shards)}: {shards.pending} pending, {shards.leased} leased, {shards.completed} completed",
-        f"checkpoint  {text.checkpoint(status)}",
-        f"queue       {status.queue_length}",
-        f"leases      {len(status.workers)} live; ended: {text.counts(status.leases_ended) or 'none'}",
-    ]
-    if status.workers:
-        lines += [
-            "",
-            f"{'worker':<32} {'commits':>8} {'staleness':>9} {'median π':>9} {'loss':>8} {'shards':>6} {'rejected':>8} "
-            f"{'lease':>7}",
-        ]
-    for worker in status.workers:
-        lines.append(
-            f"{worker.name:<32} {worker.commits:>8} {worker.staleness:>9} {text.optional(worker, 'pi_median', '.3f'):>9} "
-            f"{text.optional(worker, 'loss', '.4f'):>8} {worker.shards:>6} {worker.rejected:>8} "
-            f"{worker.lease_remaining_seconds:>5.0f} s"
-        )
-    return "\n".join(map(printable, lines))

@@ -41,7 +41,7 @@ def _each_worker(top: str, bottom: str) -> str:
 
 ALERTS = _number(
     "Alerts firing",
-    "Alerts of this server that are firing now. Good: 0. The list beside it names them and links to the runbook.",
+    "Alerts of this server that are firing now. Good: 0. The list beside this number names them and links to the runbook.",
     'count(ALERTS{alertstate="firing", alertname=~"Gem.*", instance=~"$server|"}) or vector(0)',
     limits=Limits(orange=1, red=1),
 )
@@ -76,7 +76,7 @@ TRAINING = Dashboard(
         ),
         _number("Active workers", "Workers that hold a lease. Good: as many as were started.", f"sum(gem_active_workers{_S})"),
         _number(
-            "Epoch", "The newest epoch that a shard was handed out of, counted from 1. Good: rising.", f"max(gem_epoch{_S}) + 1"
+            "Epoch", "The newest epoch of which a worker got a shard, counted from 1. Good: rising.", f"max(gem_epoch{_S}) + 1"
         ),
         Panel(
             "Loss",
@@ -95,8 +95,8 @@ TRAINING = Dashboard(
         Panel(
             "Commits per second, by outcome",
             "Good: nearly all applied. Repeated: a response was lost, so the worker sent the commit again; harmless. "
-            "Rejected: see "
-            "the panel of errors on the server's dashboard.",
+            "Rejected: the panel 'Rejected commits, by error' of the dashboard 'GEM / Server' has the reasons. "
+            "Discarded: the rule ringmaster found the commit too stale.",
             (Query(f"sum by (outcome) ({_rate('gem_commits_total')})", "{{outcome}}"),),
         ),
         Panel(
@@ -107,24 +107,22 @@ TRAINING = Dashboard(
         Panel(
             "Active workers over time",
             "Workers that hold a lease, and worker processes that Prometheus reaches. Good: both equal the number started. "
-            "If there "
-            "are more processes than leases, some workers are starting or cannot join.",
+            "If there are more processes than leases, some workers are starting or cannot join.",
             (
                 Query(f"sum(gem_active_workers{_S})", "leases"),
-                Query('sum(up{job="gem-worker"})', "processes that answer"),
+                Query('sum(up{job="gem-worker"})', "reachable processes"),
             ),
         ),
         Panel(
             "Shards",
-            "Pending: shards of the newest epoch that no worker has. Leased: shards that a worker has. Completed: shards of "
-            "all "
-            "epochs. Good: completed rises evenly, leased is about the number of workers.",
+            "Pending: shards of the newest epoch that no worker has yet. Leased: shards that a worker has. Completed: finished "
+            "shards of all epochs. Good: completed rises evenly, leased is about the number of workers.",
             (Query(f"sum by (state) (gem_shards{_S})", "{{state}}"),),
         ),
         Panel(
             "Where a worker's step goes",
-            "Mean seconds a step spends waiting for data, computing, and exchanging with the server. Good: computing is most "
-            "of it. If exchanging takes long, the network or the server is saturated. If waiting for data takes long, "
+            "Mean seconds of each phase of a step: data (waiting for a batch), compute, exchange (with the server). Good: "
+            "compute is most of it. If exchange takes long, the network or the server is saturated. If data takes long, "
             "loading is slow.",
             (
                 Query(
@@ -137,9 +135,8 @@ TRAINING = Dashboard(
         ),
         Panel(
             "Loss across workers",
-            "Lowest, median and highest loss of the workers' last batches. Good: close together. A worker that stays far "
-            "above the "
-            "others has different data, or bad data.",
+            "Lowest, median and highest loss of the worker processes' last batches. Good: close together. A process that stays "
+            "far above the others has different data, or bad data.",
             (
                 Query("min(gem_worker_loss)", "lowest"),
                 Query("quantile(0.5, gem_worker_loss)", "median"),
@@ -157,35 +154,35 @@ GEM = Dashboard(
     (
         _heatmap(
             "π of all parameters",
-            "How the scaling factor is spread over all parameters of all commits (Eq. 19). Good: a broad band. All at 0: "
-            "commits have no effect; all at the top: the other workers hardly move the model.",
+            "Histogram of the scaling factor over all parameters of all commits (Eq. 19). Good: a broad band. All at 0: "
+            "commits have no effect. All at the maximum: the other workers hardly move the model.",
             "gem_pi",
         ),
         Panel(
             "Quantiles of π",
-            "Over all parameters of the commits in each interval. Good: a mean of 1/n or more for n workers. The median "
-            "falls as workers are added (the paper's Figure 3), and with dozens of them it is 0.",
+            "Over all parameters of the commits in each interval. Good: a mean of at least 1/n with n workers. The median "
+            "falls as workers are added (the paper's Figure 3). With dozens of workers it is 0.",
             (*_quantiles("gem_pi", 0.1, 0.25, 0.5, 0.75, 0.9), Query(_mean("gem_pi"), "mean")),
         ),
         Panel(
             "π of each tensor",
-            "Median per tensor (the paper's Figures 9 and 10), averaged over the commits that were scraped. Good: all in one "
+            "Median over each tensor (the paper's Figures 9 and 10), averaged over the scraped commits. Good: all in one "
             "range. A tensor at 0 is no longer trained.",
             (Query(f"avg by (tensor) (avg_over_time(gem_pi_tensor_median{_S}{_RANGE}))", "{{tensor}}"),),
         ),
         Panel(
             "Share of π at its bounds",
-            "Parameters with π = 0 (the model has already moved at least as far as the proxy would) and π = π_max. Good: "
-            "steady. The share at 0 grows with the workers (two thirds with 30, four fifths with 100); near 1 commits have no "
-            "effect. Many at the maximum: gradients are nearly 0, or --pi-max is too low.",
+            "Share of parameters with π = 0 (they have already moved at least as far as the proxy would move them), and with "
+            "π = π_max. Good: steady. The share at 0 grows with the number of workers: two thirds with 30, four fifths with "
+            "100. Near 100 % commits have no effect. Many at the maximum: gradients are nearly 0, or --pi-max is too low.",
             (Query(f"avg by (bound) (avg_over_time(gem_pi_clamped_ratio{_S}{_RANGE}))", "{{bound}}"),),
             "percentunit",
             most=1,
         ),
         Panel(
             "Energy of proxy and central variable",
-            "½|κm|² (Eq. 15) and ½|θ − s|² (Eq. 16) of the commits that were scraped. GEM steers the second towards the first. "
-            "Good: the two move together, and fall as training settles.",
+            "Energy of the proxy, ½|κm|² (Eq. 15), and of the central variable, ½|θ − s|² (Eq. 16), of the scraped commits. "
+            "GEM steers the second towards the first. Good: the two move together, and fall as training settles.",
             (
                 Query(f"avg(avg_over_time(gem_proxy_energy{_S}{_RANGE}))", "proxy"),
                 Query(f"avg(avg_over_time(gem_central_energy{_S}{_RANGE}))", "central variable"),
@@ -194,8 +191,8 @@ GEM = Dashboard(
         ),
         Panel(
             "Central energy ÷ proxy energy",
-            "How well the energies match. Good: of the order of 1. Far above 1: the workers together move the model further "
-            "than the proxy would; π falls to counter it.",
+            "How well the two energies match. Good: about 1. Far above 1: the workers together move the model further than "
+            "the proxy would. π falls to counter it.",
             (
                 Query(
                     f"avg(avg_over_time(gem_central_energy{_S}{_RANGE})) / avg(avg_over_time(gem_proxy_energy{_S}{_RANGE}))",
@@ -220,9 +217,9 @@ STALENESS = Dashboard(
             "gem_commit_staleness",
         ),
         Panel(
-            "Staleness against what is expected",
-            "With n workers of equal speed the mean is n − 1. Good: mean and median on the dashed expectation; a 99 % quantile "
-            "far above it means that a worker is slow.",
+            "Staleness against its expectation",
+            "With n workers of equal speed the mean is n − 1. Good: mean and median near the dashed line. A 99 % quantile far "
+            "above it means that a worker is slow.",
             (
                 Query(f"clamp_min(sum(gem_active_workers{_S}) - 1, 0)", "expected: workers − 1", dashed=True),
                 Query(_mean("gem_commit_staleness"), "mean"),
@@ -328,14 +325,14 @@ SERVER = Dashboard(
             limits=_BUSY,
         ),
         Panel(
-            "Wait for a turn",
+            "Wait before a commit is applied",
             "Time from a commit's last byte until the server begins to apply it. Good: less than a worker's step takes.",
             _quantiles("gem_commit_wait_seconds", 0.5, 0.99),
             "s",
         ),
         Panel(
             "Time to apply a commit",
-            "The arithmetic alone. Good: steady; it depends only on the size of the model.",
+            "Time that the update rule takes for one commit. Good: steady. It depends only on the size of the model.",
             _quantiles("gem_commit_apply_seconds", 0.5, 0.99),
             "s",
         ),
@@ -350,10 +347,9 @@ SERVER = Dashboard(
         ),
         Panel(
             "Leases that ended",
-            "By reason. left: the worker finished or was stopped. expired: it stopped renewing its lease. replaced: a "
-            "worker of the "
-            "same name registered. rolled_back: the server resumed from an older checkpoint. quarantined: its gradients were "
-            "rejected. Good: none but left while training.",
+            "By reason. left: the worker finished or was stopped. expired: it stopped renewing its lease. replaced: a worker "
+            "of the same name registered. rolled_back: the server resumed from an older checkpoint. quarantined: its "
+            "gradients were rejected. Good: while training, none except left.",
             (
                 Query(f"sum by (reason) (increase(gem_leases_ended_total{_S}{_RANGE}))", "{{reason}}"),
                 Query(f"sum(gem_quarantined_workers{_S})", "in quarantine now", dashed=True),
@@ -361,8 +357,9 @@ SERVER = Dashboard(
         ),
         Panel(
             "Rejected commits, by error",
-            "Good: none. NonFiniteGradient: training diverges. LeaseEnded: workers too slow to keep their lease. "
-            "NormOutOfBounds: gradients far larger than the run's; the dashboard of staleness shows which worker sends them.",
+            "Good: none. NonFiniteGradient: a gradient with NaN or infinity; training diverges. LeaseEnded: the worker was "
+            "silent for longer than its lease. NormOutOfBounds: a gradient far larger than the run's others. The dashboard "
+            "'GEM / Staleness' shows which worker sends them.",
             (
                 Query(f"sum by (error) (increase(gem_commits_rejected_total{_S}{_RANGE}))", "{{error}}"),
                 Query(f"sum(increase(gem_nonfinite_losses_total{_S}{_RANGE}))", "loss not finite"),
@@ -370,9 +367,8 @@ SERVER = Dashboard(
         ),
         Panel(
             "Memory for the model and the workers",
-            "What the server holds, its limit, and what one more worker needs. Good: held stays below the limit by more "
-            "than one "
-            "worker. The server rejects a worker for which it has no memory.",
+            "What the server holds, its limit, and what one worker needs at most. Good: held stays below the limit by more "
+            "than one worker. The server rejects a worker for which it has no memory.",
             (
                 Query(f"sum(gem_memory_bytes{_S})", "held"),
                 Query(f"sum(gem_memory_limit_bytes{_S} > 0)", "limit"),
@@ -383,7 +379,8 @@ SERVER = Dashboard(
         ),
         Panel(
             "Memory of the processes",
-            "Resident memory: the server's process, and the largest and all worker processes. Good: flat once all have joined.",
+            "Resident memory of the server's process, of the largest worker process, and of all worker processes together. "
+            "Good: flat once all workers have joined.",
             (
                 Query(f"sum(process_resident_memory_bytes{_S})", "server"),
                 Query('max(process_resident_memory_bytes{job="gem-worker"})', "largest worker"),
@@ -394,14 +391,15 @@ SERVER = Dashboard(
         ),
         Panel(
             "Age of the last checkpoint",
-            "Seconds since it was written. Good: a saw-tooth no higher than --checkpoint-interval while training. After the "
-            "run it keeps growing.",
+            "Time since the last checkpoint was written. Good: while training, a saw-tooth no higher than "
+            "--checkpoint-interval. After the run it keeps growing.",
             (Query(f"time() - max(gem_checkpoint_timestamp_seconds{_S})", "age"),),
             "s",
         ),
         Panel(
             "Commits since the last checkpoint",
-            "What would be lost if the server died now. Good: a saw-tooth; 0 at the end.",
+            "Commits that would be lost if the server crashed now; with --durability log none are. Good: a saw-tooth; 0 at the "
+            "end.",
             (Query(f"max(gem_central_version{_S}) - max(gem_checkpoint_version{_S})", "commits"),),
         ),
     ),

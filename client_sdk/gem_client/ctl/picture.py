@@ -21,7 +21,7 @@ from gem_client.ctl.watch import Watch, known
 SORTS = ("name", "commits", "rate", "staleness", "loss")
 _STATES = {"waiting": "bold yellow", "training": "bold green", "complete": "bold cyan", "draining": "bold yellow"}
 _COLUMNS = {"commits": 8, "commits/s": 10, "staleness": 10, "median π": 9, "loss": 10, "shards": 7, "lease": 8}
-_NAME = 12  # what a name is given before all columns are
+_NAME = 12  # minimum width for names; if there is less room, columns are left out
 _OFF = "bold red"
 
 
@@ -193,8 +193,8 @@ def _progress(status: pb.GetStatusResponse, width: int) -> Text:
     epoch, samples = f"{text.epoch(shards)}  ", f"  {shards.samples_completed} samples"
     if not shards.epochs:
         return _line(epoch, samples.lstrip())
-    # The samples of an epoch are not in the status, but its shards are: those of the epochs up to this one are done, held or
-    # pending. (Where each worker goes through all of the data, one that is an epoch behind makes this a little less.)
+    # The status has no number of samples per epoch, but it has shards: those of the epochs up to this one are done, held or
+    # pending. (With --shards replicate, a worker that is an epoch behind makes this a little too small.)
     each = (shards.completed + shards.leased + shards.pending) / (shards.epoch + 1)
     share = min(1.0, shards.completed / (each * shards.epochs)) if each else 0.0
     percent = f"  {math.floor(100 * share)} %"

@@ -84,7 +84,10 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"Prometheus rejected a query: {_refusal(error)}; the query was {arguments}") from None
         except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise PrometheusError(f"no response from a Prometheus at {self._url}: {type(error).__name__}: {error}") from None
+            raise PrometheusError(
+                f"no response from a Prometheus at {self._url}: {type(error).__name__}: {error}; is its address right "
+                "(--prometheus)?"
+            ) from None
 
 
 def _all_series(data: Any) -> list[Series]:

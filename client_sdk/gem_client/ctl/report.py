@@ -43,6 +43,29 @@ td:first-child, th:first-child { text-align: left; } h1, p, h3 { overflow-wrap: 
 @media print { body { max-width: none; } .panel { break-inside: avoid; } }
 """
 
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>GEM run {run_id}</title>
+<style>{style}</style>
+</head>
+<body>
+<h1>Run {run_id}</h1>
+<p class="quiet">{when}, server {server}</p>
+<div class="tiles">{tiles}</div>
+{alerts}
+<h2>Settings</h2>
+<dl>{settings}</dl>
+{versions}
+{workers}
+{sections}
+<p class="quiet">{footer}</p>
+</body>
+</html>
+"""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -126,30 +149,19 @@ def page(prometheus: Prometheus, run: Run, now: float) -> str:
     scrape = prometheus.scrape_interval(run.instance)
     step = max(scrape, (run.end - run.begin) / _POINTS)
     window = max(4 * scrape, step)
-    sections = "\n".join(_section(prometheus, board, run, step, window) for board in DASHBOARDS)
-    when = f"{_clock(run.begin)} to {_clock(run.end)} UTC, {duration(run.end - run.begin)}"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>GEM run {html.escape(run.run_id)}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>Run {html.escape(run.run_id)}</h1>
-<p class="quiet">{when}, server {html.escape(run.instance)}</p>
-<div class="tiles">{_tiles(prometheus, run, step, window)}</div>
-{_alerts(prometheus, run, step)}
-<h2>Settings</h2>
-<dl>{_listed(run.settings)}</dl>
-{_versions(prometheus, run)}
-{_workers(prometheus, run)}
-{sections}
-<p class="quiet">{_footer(now, window, step)}</p>
-</body>
-</html>
-"""
+    return _PAGE.format(
+        run_id=html.escape(run.run_id),
+        style=_STYLE,
+        when=f"{_clock(run.begin)} to {_clock(run.end)} UTC, {duration(run.end - run.begin)}",
+        server=html.escape(run.instance),
+        tiles=_tiles(prometheus, run, step, window),
+        alerts=_alerts(prometheus, run, step),
+        settings=_listed(run.settings),
+        versions=_versions(prometheus, run),
+        workers=_workers(prometheus, run),
+        sections="\n".join(_section(prometheus, board, run, step, window) for board in DASHBOARDS),
+        footer=_footer(now, window, step),
+    )
 
 
 def _listed(texts: dict[str, str]) -> str:

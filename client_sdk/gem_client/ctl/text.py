@@ -1,4 +1,4 @@
-"""Formats the parts of a status, for `gem-ctl status` and `gem-ctl top`."""
+"""Formats a status and its parts, for `gem-ctl status` and `gem-ctl top`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,56 @@ from typing import Any
 
 from gem_api.errors import GemError, ServerUnavailable
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters
+from gem_api.process.printable import printable
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client.ctl.plan import Plan
 
 _BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
+_WORKER_ROW = "{:<32} {:>8} {:>9} {:>9} {:>8} {:>6} {:>8} {:>7}"
+_WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "shards", "rejected", "lease")
+
+
+def status(run: pb.GetStatusResponse) -> str:
+    """Formats a whole status for people."""
+    lines = [f"{label:<11} {value}" for label, value in _overview(run)]
+    if run.workers:
+        lines += ["", _WORKER_ROW.format(*_WORKER_COLUMNS), *map(_worker, run.workers)]
+    return "\n".join(map(printable, lines))
+
+
+def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
+    """The status of the run as a whole, by label."""
+    settings, shards = run.hyperparameters, run.shards
+    rate = f"learning rate {settings.learning_rate}, momentum {settings.momentum}, batch {settings.batch_size}"
+    return [
+        ("run", f"{run.run_id}, {state(run)}, up {duration(run.uptime_seconds)}"),
+        ("rule", f"{settings.rule}, {rate}"),
+        *special(Hyperparameters.from_message(settings)).items(),
+        ("version", f"{run.version} ({counts(run.commits)})"),
+        ("model", f"{run.parameter_count} parameters, memory {memory(run)}"),
+        ("staleness", f"{run.staleness:.1f}"),
+        ("median π", optional(run, "pi_median", ".3f")),
+        ("loss", optional(run, "training_loss", ".4f")),
+        ("evaluation", evaluation(run)),
+        ("shards", f"{epoch(shards)}: {shards.pending} pending, {shards.leased} leased, {shards.completed} completed"),
+        ("checkpoint", checkpoint(run)),
+        ("queue", f"{run.queue_length}"),
+        ("leases", f"{len(run.workers)} live; ended: {counts(run.leases_ended) or 'none'}"),
+    ]
+
+
+def _worker(worker: pb.WorkerStatus) -> str:
+    return _WORKER_ROW.format(
+        worker.name,
+        worker.commits,
+        worker.staleness,
+        optional(worker, "pi_median", ".3f"),
+        optional(worker, "loss", ".4f"),
+        worker.shards,
+        worker.rejected,
+        f"{worker.lease_remaining_seconds:.0f} s",
+    )
 
 
 def counts(numbers: Mapping[str, int]) -> str:

@@ -88,5 +88,5 @@ class Watch:
 
 
 def known(message: Any, field: str) -> float | None:
-    """An optional field's value, None where it is not set."""
+    """An optional field's value; None if it is not set."""
     return getattr(message, field) if message.HasField(field) else None

@@ -15,7 +15,7 @@ class LocalSteps:
     One step, with the η_t of the θ that the window began on, for each parameter x:
 
         g ← ∇L(x) + weight_decay·x
-        v ← μ·v + g              μ = local_momentum; v starts at zero and goes on from window to window
+        v ← μ·v + g              μ = local_momentum; v starts at zero and continues from window to window
         x ← x − η_t·(g + μ·v)    Nesterov's momentum as `torch.optim.SGD(nesterov=True)` has it; without momentum x ← x − η_t·g
 
     With V = −η·v and a constant η this is V ← μ·V − η·g, x ← x + μ·V − η·g. If η falls, past gradients count at the present

@@ -16,7 +16,7 @@ from gem_client.transport.security import NONE, Security
 
 Metadata = tuple[tuple[str, str], ...]
 _OPTIONS = (
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: sessions in one process do not wait for each other
+    ("grpc.use_local_subchannel_pool", 1),  # a separate connection, so that sessions in one process do not wait for each other
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 60_000),  # some networks drop connections idle for four minutes
     ("grpc.keepalive_timeout_ms", 20_000),

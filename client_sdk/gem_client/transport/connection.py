@@ -38,7 +38,7 @@ class Connection:
         self._stub = Stub(self._channel, security.metadata, address)
         self._timeout = timeout
         self._background = Background(weakref.WeakMethod(self.renew), timeout)
-        self._lease_id = ""  # of the lease that is renewed in the background; empty if there is none
+        self._lease_id = ""  # id of the lease that is renewed in the background; empty if there is none
         self._renew_timeout = timeout
         self._stream: CommitStream | None = None
 

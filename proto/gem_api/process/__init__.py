@@ -1,1 +1,1 @@
-"""What all processes share beside the contract: command-line options, logs, signals, metrics over HTTP."""
+"""What all processes share besides the contract: command-line options, logs, signals, metrics over HTTP."""

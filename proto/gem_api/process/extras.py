@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra."""
-    return f'pip install "gem-ps[{extra}]"'
+    """The command that installs an extra. Not by the package's name: no index has it, or not ours."""
+    return f'pip install ".[{extra}]" in a clone of this project'
 
 
 @contextmanager

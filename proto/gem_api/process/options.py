@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -129,15 +127,6 @@ def _shown_default(name: str) -> str | bool:
     return "; ".join([f"{DEFAULTS[name]:g}", *others]) if others else True
 
 
-def environment_example(name: str, default: Any) -> str:
-    """The lines of `.env.example` about a hyper-parameter: its help, in comments of at most 120 columns, and its default."""
-    declared = DECLARATIONS[name]
-    others = [f"By default {value:g} with {flag(other)}={word}." for (other, word), value in declared.other_defaults.items()]
-    text = re.sub("--([a-z-]+)", lambda match: _variable(match[1]), " ".join([declared.help, *others]))
-    comment = textwrap.fill(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-    return f"{comment}\n#{_variable(name)}={default}\n"
-
-
 def _variable(name: str) -> str:
     return "GEM_" + name.upper().replace("-", "_")
 
@@ -164,17 +153,26 @@ def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
     return click.option(*names, show_envvar=True, **attributes)
 
 
-def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
-    """Adds an option for every hyper-parameter. `defaults` replaces a default by a pair: the value, and its text for --help."""
+def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One decorator that adds several options."""
 
     def decorate(command: Any) -> Any:
-        for name, declared in reversed(DECLARATIONS.items()):
-            default, shown = defaults.get(name, (DEFAULTS[name], _shown_default(name)))
-            kind = _type_of(name, declared)
-            command = option(flag(name), type=kind, default=default, show_default=shown, help=declared.help)(command)
+        for add in reversed(options):  # click lists the option that was added last first
+            command = add(command)
         return command
 
     return decorate
+
+
+def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
+    """Adds an option for every hyper-parameter. `defaults` replaces a default by a pair: the value, and its text for --help."""
+    shown = {name: defaults.get(name, (DEFAULTS[name], _shown_default(name))) for name in DECLARATIONS}
+    return together(*(_hyperparameter_option(name, *default) for name, default in shown.items()))
+
+
+def _hyperparameter_option(name: str, default: Any, shown_default: str | bool) -> Callable[[Any], Any]:
+    declared = DECLARATIONS[name]
+    return option(flag(name), type=_type_of(name, declared), default=default, show_default=shown_default, help=declared.help)
 
 
 log_format_option = option(
@@ -183,21 +181,20 @@ log_format_option = option(
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-# A token is given as a file, because every user of the machine can read a process's arguments.
-_CREDENTIALS = (
-    ("--token-file", "File that holds only the bearer token for the server."),
-    ("--tls-ca", "PEM file of the certificate authorities to trust for the server. Turns on TLS."),
-    ("--tls-cert", "PEM file of this client's certificate, for servers that require one (mutual TLS)."),
-    ("--tls-key", "PEM file of the private key of --tls-cert."),
+
+
+def _credential_option(name: str, help_: str) -> Callable[[Any], Any]:
+    return option(name, envvar=_variable(name.removeprefix("--")), type=_FILE, help=help_)
+
+
+# Identify the client, and name the authorities that it trusts; `credentials` reads them.
+credential_options = together(
+    # A file, because every user of the machine can read a process's arguments.
+    _credential_option("--token-file", "File that holds only the bearer token for the server."),
+    _credential_option("--tls-ca", "PEM file of the certificate authorities to trust for the server. Turns on TLS."),
+    _credential_option("--tls-cert", "PEM file of this client's certificate, for servers that require one (mutual TLS)."),
+    _credential_option("--tls-key", "PEM file of the private key of --tls-cert."),
 )
-
-
-def credential_options(command: Any) -> Any:
-    """Options that identify the client and name the authorities it trusts; `credentials` reads them."""
-    for name, help_ in reversed(_CREDENTIALS):
-        variable = "GEM_" + name.removeprefix("--").replace("-", "_").upper()
-        command = option(name, envvar=variable, type=_FILE, help=help_)(command)
-    return command
 
 
 def credentials(options: dict[str, Any]) -> dict[str, Any]:

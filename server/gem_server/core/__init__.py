@@ -1,1 +1,1 @@
-"""The run as one state machine: what the server decides. Pure: no I/O, no clock, no gRPC."""
+"""The run as one state machine: everything that the server decides. Pure: no I/O, no clock, no gRPC."""

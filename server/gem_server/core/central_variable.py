@@ -1,4 +1,4 @@
-"""The central variable θ: its layout, its version, and who gives it its first value."""
+"""The central variable θ: its layout, its version, and which worker gives it its first value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CentralVariable:
         theta: float32, shape (P,); meaningless until `initialized`.
         version: Commits applied so far.
         initialized: Whether θ has its first value.
-        initializer: Lease id of the worker that was asked to give it.
+        initializer: Lease id of the worker that was asked for the first value.
     """
 
     def __init__(self) -> None:
@@ -42,23 +42,23 @@ class CentralVariable:
             self.layout, self.theta = layout, theta
 
     def forget_layout(self) -> None:
-        """Forgets the layout: every worker has left before θ had a value."""
+        """Forgets the layout. Call this if all workers have left before θ had a value."""
         self.layout, self.theta, self.initializer = None, empty(0), None
 
     def start(self) -> None:
-        """θ has its first value now."""
+        """Marks θ as initialised: its first value is complete."""
         self.initialized, self.initializer = True, None
 
     def require_initialized(self) -> None:
         if not self.initialized:
-            raise NotInitialized("the central variable has no value yet: wait until a worker has initialised it")
+            raise NotInitialized("the model has no parameters yet: wait until a worker has initialised them")
 
     @property
     def size(self) -> int:
         return self.layout.size if self.layout else 0
 
     def copy(self) -> Copy:
-        """A copy of the present θ, shared by all readers of this version. Call it between two commits."""
+        """A copy of the current θ, shared by all readers of this version. Call it between two commits."""
         found = self._copies.get(self.version)
         if found is None:
             found = self._copies[self.version] = Copy(self.version, self.theta.copy())
@@ -66,7 +66,7 @@ class CentralVariable:
 
     @property
     def has_copy(self) -> bool:
-        """Whether the present version has been copied for a reader already."""
+        """Whether the current version has been copied for a reader already."""
         return self.version in self._copies
 
     @property
@@ -87,6 +87,6 @@ def require_finite(values: Vector, limit: np.float32, what: str) -> None:
     """Raises NonFiniteGradient if any v of `values` (float32, shape (n,)) is NaN or |v| > limit."""
     if not all_within(values, limit):
         raise NonFiniteGradient(
-            f"the {what} holds a NaN, an infinity or a value beyond ±{limit:.3g}; the central variable "
-            "is untouched: training may have diverged (lower the learning rate), or the batch holds bad data"
+            f"the {what} holds NaN, infinity or a value beyond ±{limit:.3g}; the model is unchanged: training may have "
+            "diverged (lower the learning rate), or the batch holds bad data"
         )

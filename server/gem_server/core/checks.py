@@ -24,7 +24,7 @@ def require_same_owner(predecessor: Lease | None, worker: str, owner: str) -> No
     """Raises PermissionDenied if a worker with other credentials holds the name."""
     if predecessor is not None and predecessor.owner != owner:
         raise PermissionDenied(
-            f"{worker!r} is in the run with another credential: take another name, or wait until it has left"
+            f"{worker!r} is in the run with other credentials: use another name, or wait until that worker has left"
         )
 
 
@@ -50,7 +50,7 @@ def repeated(lease: Lease, sequence: int) -> Admission | None:
 
 
 def knows_lost_commits(lease: Lease, header: Header) -> bool:
-    """Whether the header shows that the server lost commits in a restart: the worker was told that they are applied."""
+    """Whether the header shows that the server's restart lost commits that the worker knows to be applied."""
     if not lease.restored:
         return False
     known = {lease.base_version, lease.spare_version} if lease.overlaps else {lease.base_version}
@@ -60,9 +60,9 @@ def knows_lost_commits(lease: Lease, header: Header) -> bool:
 def require_due(lease: Lease, sequence: int) -> None:
     """Raises SequenceGap unless this is the lease's next commit, and none waits in the FIFO."""
     if lease.queued is not None:
-        raise SequenceGap(f"commit {sequence} of this lease while commit {lease.queued} still waits for its turn")
+        raise SequenceGap(f"commit {sequence} of this lease arrived while commit {lease.queued} still waits in the queue")
     if sequence != lease.sequence + 1:
-        raise SequenceGap(f"commit {sequence} of this lease; due is {lease.sequence + 1}")
+        raise SequenceGap(f"commit {sequence} of this lease arrived; expected was {lease.sequence + 1}")
 
 
 def require_applicable(header: Header, kind: UpdateKind, settings: Hyperparameters, version: int) -> None:
@@ -71,8 +71,8 @@ def require_applicable(header: Header, kind: UpdateKind, settings: Hyperparamete
         raise InvalidRequest(f"a commit of {header.samples} samples: at most {MAX_SAMPLES} are allowed")
     if header.kind != kind:
         raise InvalidRequest(
-            f"rule {settings.rule} with {settings.local_steps} local steps takes a {kind}, and this commit holds a "
-            f"{header.kind}: commit what the registration asked for"
+            f"rule {settings.rule} with {settings.local_steps} local steps takes a {kind}, but this commit holds a "
+            f"{header.kind}: send what the registration asked for"
         )
     if header.base_version > version:
         raise InvalidRequest(f"base version {header.base_version} does not exist: the server is at {version}")

@@ -1,4 +1,4 @@
-"""A commit on its way through the core: as it arrived, with a ticket, and with its arithmetic ready to run."""
+"""The stages of a commit in the core: as it arrived, with a ticket, and ready to be applied."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Step:
 
     Attributes:
         commit: The commit.
-        rule_input: What the rule is given beside the arrays.
+        rule_input: What the rule gets besides the arrays.
         accepted: Whether the rule applies the commit; otherwise θ stays as it is.
         run: Does the arithmetic and returns the facts about π.
     """

@@ -1,4 +1,4 @@
-"""What the core is given and what it returns: plain values, no behaviour."""
+"""The values that the core takes and returns, without behaviour."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class PullDecision(StrEnum):
 
 @dataclass(frozen=True)
 class Header:
-    """A commit before its gradient: who, which, computed on what.
+    """What a worker sends ahead of a commit's gradient.
 
     Attributes:
         lease_id: The worker's lease.
-        sequence: 1 for the lease's first commit, then one more each.
+        sequence: The commit's number within the lease, from 1.
         base_version: Version of θ that the gradient was computed on.
         fingerprint: SHA-256 of the layout.
         loss: Training loss on the batch, if reported.
         samples: Samples in the batch.
-        kind: What it holds.
+        kind: Whether the commit holds a gradient or a delta.
     """
 
     lease_id: str
@@ -71,7 +71,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Applied:
-    """One commit, applied.
+    """A commit that was applied, or discarded by the rule.
 
     Attributes:
         ticket: Its number in the FIFO.

@@ -1,4 +1,4 @@
-"""Leases: who is in the run, what the server holds for them, and until when."""
+"""Leases: which workers are in the run, what the server holds for them, and when their leases end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gem_api.region import Region
 from gem_server.core.facts import Applied, EndReason
 from gem_server.rules.base import Buffers
 
-REPLY = "answer"  # a buffer, if there is one, that receives the θ of the worker's next gradient
+REPLY = "answer"  # an optional buffer that receives the θ for the worker's next gradient
 SPARE = "spare_snapshot"  # the second snapshot of a worker that overlaps
-FIRST_TERM = 3  # lease durations that a new worker has for its first sign of life
+FIRST_TERM = 3  # a new worker has this many lease durations until its first sign of life
 _REMEMBERED_ENDS = 10_000
 
 
@@ -28,21 +28,21 @@ class Lease:
         lease_id: A secret between server and worker.
         worker: The worker's name.
         expires_at: When it ends without a sign of life, in seconds of the caller's clock.
-        starting: Whether its worker has only registered so far: it may be slow to start, and gets more time.
+        starting: Whether its worker has only registered so far. It may be slow to start, and gets more time.
         buffers: What the rule keeps for the worker, each float32, shape (P,).
         upload: Receives the gradient of its next commit, float32, shape (P,).
-        sequence: Its last applied commit.
+        sequence: Number of its last applied commit.
         last_applied: The facts of that commit, sent again if the commit is repeated.
         base_version: Version of the θ that the worker was last given.
         spare_version: Version of the θ in the spare snapshot, for a worker that overlaps: see `swap_snapshots`.
-        offered: Memory shared with the worker that no commit has named yet.
+        offered: Memory shared with the worker that no commit has used yet.
         region: Memory shared with the worker: `upload` lies in it or is copied from it. None if tensors are sent instead.
-        queued: The sequence that holds a ticket now, if any.
+        queued: The sequence of its commit that waits in the queue or is being applied; None if there is none.
         before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are. It
             may wait until the checkpoint is written: never call it on the event loop's thread.
-        recorded: Number of its last commit in the log; until that is durable, `upload` must stay as it is.
-        owner: Names the only credentials that may use it; empty if the server asks for none.
-        counted: Bytes that the lease table has counted for it.
+        recorded: Number of the log record of its last commit. Until that is durable, `upload` must not change.
+        owner: Name of the only credentials that may use it; empty if the server asks for none.
+        counted: Bytes that `LeaseTable.nbytes` includes for it.
         restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
             knows to be applied.
     """
@@ -95,10 +95,10 @@ class Lease:
         return {**self.buffers, REPLY: self.shared_reply}
 
     def adopt(self, region: Region, copied: bool = False) -> None:
-        """Moves gradients and replies to shared memory.
+        """Receives gradients and sends replies through shared memory from now on.
 
-        The worker may write anything there at any time. The rule's buffers therefore stay elsewhere. A gradient is either
-        `copied` to `upload` before it is used, or checked again when the rule reads it.
+        The worker may write anything there at any time. The rule's buffers therefore stay in the server's own memory. A
+        gradient is either `copied` to `upload` before it is used, or checked again when the rule reads it.
         """
         self.offered, self.region = None, region
         if not copied:
@@ -130,7 +130,7 @@ class LeaseTable:
     Attributes:
         duration: Seconds that a lease lives without a sign of life.
         new_id: Makes lease ids that cannot be guessed.
-        live: By lease id. Only the table adds to it and takes from it.
+        live: The live leases by id. Only this class changes it.
         nbytes: Bytes held for all of them, without shared memory. A running total, because there may be thousands.
     """
 
@@ -180,10 +180,10 @@ class LeaseTable:
         return lease
 
     def looked(self, now: float) -> float:
-        """Notes that the server checks its leases now. Call it often, and before `expired`.
+        """Records that the server checks its leases now. Call it often, and before `expired`.
 
         A long gap between two calls does not count against the leases: the server or its machine was stopped, and could not
-        receive a sign of life.
+        receive signs of life.
 
         Returns:
             Seconds by which the leases were extended; usually 0.
@@ -208,9 +208,9 @@ class LeaseTable:
             self._reasons.popitem(last=False)
 
     def expired(self, now: float, urgent: str | None = None) -> list[Lease]:
-        """The leases whose time is up, without those whose commit waits in the FIFO.
+        """The leases whose time is up, except those with a commit in the queue.
 
-        A worker that is starting has more time, except the holder of the lease `urgent`, for whom the others wait.
+        A worker that is starting has more time. The exception is the lease `urgent`, whose worker the others wait for.
         """
         return [lease for lease in self.live.values() if self._overdue(lease, now, urgent) and lease.queued is None]
 

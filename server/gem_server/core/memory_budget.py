@@ -16,7 +16,7 @@ from gem_server.rules import UpdateRule, is_users
 from gem_server.rules.base import Buffers
 
 FLOAT_BYTES = 4
-MAX_COPIES = 4  # of θ, at different versions, for readers without a lease
+MAX_COPIES = 4  # copies of θ, at different versions, for readers without a lease
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Memory:
 
     Attributes:
         limit: Bytes that may be held; 0 for no limit.
-        rule: Says which buffers there are.
+        rule: The update rule; it determines which buffers exist.
         central: θ.
         leases: The workers.
         regions: Bytes of the shared memory that exists: being made, belonging to a lease, or still mapped by a worker whose
@@ -40,17 +40,17 @@ class Memory:
 
     @property
     def held(self) -> int:
-        """Bytes."""
+        """Bytes held at present."""
         return self._central_bytes(self.central.size) + self.leases.nbytes + self.regions
 
     @property
     def most_for_worker(self) -> int:
-        """Largest number of bytes held for one worker; if there is none, what one without overlap or shared memory takes."""
+        """Maximum bytes held for one worker. Without workers: what one without overlap or shared memory would take."""
         plain = self._worker_bytes(self.central.size, overlap=False)
         return max((lease.nbytes for lease in tuple(self.leases.live.values())), default=plain)
 
     def fits(self, nbytes: int) -> bool:
-        """Whether `nbytes` more bytes may be held."""
+        """Whether the limit has room for `nbytes` more bytes."""
         return not self.limit or self.held + nbytes <= self.limit
 
     def require_room_for_worker(self, layout: Layout, overlap: bool, freed: Lease | None) -> None:
@@ -67,27 +67,34 @@ class Memory:
             )
 
     def reserve_region(self) -> int:
-        """Counts a region of shared memory that is about to be made, and returns its size, to be taken from `regions` once the
-        memory is free again. Raises Overloaded where there is no room for it."""
+        """Counts a region of shared memory that is about to be made, and returns its size. The caller subtracts it from
+        `regions` once the memory is free again. Raises Overloaded if there is no room for it."""
         size = region_bytes(self.central.size)
         if not self.fits(size):
-            raise Overloaded(f"no memory to share: {self.held + size} of {self.limit} bytes; raise --memory-limit")
+            raise Overloaded(
+                f"no memory for a shared region: {self.held + size} bytes needed, {self.limit} allowed; raise --memory-limit"
+            )
         self.regions += size
         return size
 
     def require_room_for_copy(self) -> None:
         """Raises Overloaded if there is no room to copy θ for another reader."""
         if self.central.copies >= MAX_COPIES:
-            raise Overloaded(f"{MAX_COPIES} versions are being read already: try again later")
+            raise Overloaded(f"{MAX_COPIES} copies of the model are being read already: try again later")
         size = self.central.size * FLOAT_BYTES
         if not self.fits(size):
             raise Overloaded(
-                f"no memory for another copy of the model: {self.held + size} of {self.limit} bytes; try again later"
+                f"no memory for another copy of the model: {self.held + size} bytes needed, {self.limit} allowed; "
+                "try again later"
             )
 
     def take(self, layout: Layout, overlap: bool) -> tuple[Vector, Buffers, Vector]:
-        """A first worker's θ (else the present one), a worker's buffers, and where its gradients arrive: each float32, of shape
-        (P,). Raises Overloaded where the machine has no memory left."""
+        """Allocates a worker's memory. Raises Overloaded if the machine has no memory left.
+
+        Returns:
+            θ (new memory for the first worker, else the current θ), the worker's buffers, and the memory where its gradients
+            arrive: each float32, shape (P,).
+        """
         try:
             theta = self.central.theta if self.central.initialized else empty(layout.size)
             buffers = {name: np.zeros(layout.size, np.float32) for name in self._buffers(overlap)}
@@ -98,15 +105,15 @@ class Memory:
             ) from None
 
     def take_shared(self) -> Buffers:
-        """What the rule keeps for all workers: zeros. Raises Overloaded where the machine has no memory left."""
+        """Allocates the rule's shared buffers, filled with zeros. Raises Overloaded if the machine has no memory left."""
         try:
             return {name: np.zeros(self.central.size, np.float32) for name in self.rule.shared}
         except MemoryError:
-            raise Overloaded(f"this machine has no memory for what rule {self.rule.name} keeps for all workers") from None
+            raise Overloaded(f"this machine has no memory for the shared buffers of rule {self.rule.name}") from None
 
     def _central_bytes(self, size: int) -> int:
         working = self.rule.temporaries
-        if is_users(self.rule):  # what the core copies, to put it back if the rule raises
+        if is_users(self.rule):  # the copies that undo the rule's changes if it raises
             working += 1 + len(self._buffers(overlap=True)) + len(self.rule.shared) + 1
         return size * FLOAT_BYTES * (1 + len(self.rule.shared) + working + self.central.copies)
 

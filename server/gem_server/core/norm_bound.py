@@ -1,7 +1,8 @@
 """The norm of a gradient, and an optional bound on it relative to the run's own history.
 
-The reference is the median of the newest norms that were accepted: it follows the run down and up over orders of magnitude, has
-no unit, and a few poisoned commits do not move it. Since Δ = −η·g, a bound on ‖g‖ also bounds ‖Δ‖.
+The reference is the median of the latest accepted norms. It follows the run down and up over orders of magnitude, and a few
+poisoned commits do not move it. The bound is a ratio, so it does not depend on the model's scale. Since Δ = −η·g, a bound on
+‖g‖ also bounds ‖Δ‖.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from gem_api.errors import NormOutOfBounds
 from gem_api.layout import Vector
 from numba import njit
 
-WINDOW = 100  # norms that the reference is the median of
-MIN_NORMS = 20  # norms before anything is judged: the first of a run vary most
+WINDOW = 100  # the reference is the median of this many norms
+MIN_NORMS = 20  # nothing is rejected before this many norms: a run's first norms vary most
 
 
 class GradientNorm:
@@ -27,7 +28,7 @@ class GradientNorm:
         self._squares = 0.0
 
     def add(self, piece: Vector) -> None:
-        """Takes in one piece (float32, shape (n,))."""
+        """Adds one piece (float32, shape (n,))."""
         self._squares += sum_of_squares(piece)
 
     @property
@@ -37,10 +38,10 @@ class GradientNorm:
 
 
 class NormHistory:
-    """The newest accepted norms of a run, and the judgement on the next one.
+    """The latest accepted norms of a run, and the bound on the next one.
 
     Args:
-        ratio: How many times the median of the history a norm may be; 0 for no bound.
+        ratio: The bound, as a multiple of the history's median; 0 for no bound.
 
     Raises:
         ValueError: The ratio is below 1, which would reject every second commit.
@@ -63,19 +64,19 @@ class NormHistory:
         return list(self._norms)
 
     def resume(self, norms: Iterable[float]) -> None:
-        """Goes on with the history of a checkpoint, oldest first."""
+        """Restores the history from a checkpoint, oldest first."""
         self._norms.extend(float(norm) for norm in norms)
 
     def judge(self, norm: float) -> None:
-        """Raises NormOutOfBounds for a norm beyond the bound; the history stays as it is."""
+        """Raises NormOutOfBounds if a norm exceeds the bound. Does not change the history."""
         if not self.bounded or len(self._norms) < MIN_NORMS:
             return
         reference = median(self._norms)
         if norm > self._ratio * reference:
             raise NormOutOfBounds(
                 f"the gradient's norm {norm:.3g} is {norm / reference:.3g} times the median of the run's last "
-                f"{len(self._norms)} commits; the bound is {self._ratio:g} (--max-norm-ratio): the central variable is "
-                "untouched; look at this worker's data, and at how it scales its loss"
+                f"{len(self._norms)} commits; the bound is {self._ratio:g} (--max-norm-ratio). The model is unchanged: check "
+                "this worker's data, and how it scales its loss"
             )
 
     def accepted(self, norm: float) -> None:
@@ -86,7 +87,7 @@ class NormHistory:
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def sum_of_squares(values):  # type: ignore[no-untyped-def]
-    """Σv² of float32 values, in float64; the order of the sum is free, so that the loop vectorises."""
+    """Σv² of float32 values, in float64. The order of the sum is not fixed, so that the loop vectorises."""
     total = 0.0
     for i in range(values.size):
         value = np.float64(values[i])

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from gem_api.errors import GemError, InvalidRequest, NonFiniteGradient, NormOutOfBounds, Quarantined
 
-COUNTED = (NonFiniteGradient, NormOutOfBounds)  # refusals that say that the gradient itself is bad
-MAX_NAMES = 10_000  # remembered, so that made-up names cannot fill the memory
+COUNTED = (NonFiniteGradient, NormOutOfBounds)  # the errors that mean that the gradient itself is bad
+MAX_NAMES = 10_000  # names kept; a limit, so that invented names cannot fill the memory
 
 
 @dataclass(frozen=True)
 class Refusals:
-    """A worker's refused commits since its last accepted one: how many, and why the last."""
+    """A worker's rejected commits since its last accepted one: their number, and the error of the last."""
 
     count: int
     why: str
@@ -39,15 +39,15 @@ class Quarantine:
 
     @property
     def held(self) -> dict[str, Refusals]:
-        """Who is in quarantine, and why; the longest there first."""
+        """The workers in quarantine, and why; the one that has been there longest comes first."""
         return dict(self._held)
 
     def accepted(self, worker: str) -> None:
-        """A commit of the worker was accepted."""
+        """Resets the worker's count: a commit of it was accepted."""
         self._refusals.pop(worker, None)
 
     def refused(self, worker: str, error: GemError) -> bool:
-        """A commit of the worker was refused; returns whether that puts it into quarantine."""
+        """Counts a rejected commit of the worker. Returns whether that puts it into quarantine."""
         if not self._after or not isinstance(error, COUNTED):
             return False
         before = self._refusals.pop(worker, None)
@@ -60,14 +60,14 @@ class Quarantine:
         refusals = self._held.get(worker)
         if refusals is not None:
             raise Quarantined(
-                f"worker {worker!r} is in quarantine after {refusals.count} refused commits in a row, the last for "
-                f"{refusals.why}; once that is mended, `{lift_command(worker)}` lets it in again"
+                f"worker {worker!r} is in quarantine after {refusals.count} rejected commits in a row, the last with "
+                f"{refusals.why}; once that is fixed, `{lift_command(worker)}` lets it in again"
             )
 
     def lift(self, worker: str) -> None:
         """Lets a worker in again and resets its count. Raises InvalidRequest if it is not in quarantine."""
         if self._held.pop(worker, None) is None:
-            raise InvalidRequest(f"no worker {worker!r} is in quarantine; `gem-ctl quarantine list` shows who is")
+            raise InvalidRequest(f"no worker {worker!r} is in quarantine; `gem-ctl quarantine list` shows all that are")
 
 
 def _remember(where: OrderedDict[str, Refusals], worker: str, refusals: Refusals) -> None:

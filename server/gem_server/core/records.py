@@ -1,4 +1,4 @@
-"""Records: one for each event that changes a run, in the order in which the core decided it. A log is a sequence of them."""
+"""Records: one for each event that changes a run, in the core's order. The write-ahead log is a sequence of records."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gem_api.framing import Bytes
 
 
 class Kind(StrEnum):
-    """What happened, and the fields of its record."""
+    """The kinds of events, and the fields of each record."""
 
     BEGAN = "began"  # the server started: all hyper-parameters
-    OPENED = "opened"  # a lease: lease, worker, overlap, owner
-    ENDED = "ended"  # a lease: lease, reason
+    OPENED = "opened"  # a lease began: lease, worker, overlap, owner
+    ENDED = "ended"  # a lease ended: lease, reason
     PULLED = "pulled"  # a worker read θ under its lease: lease, version
     # A commit reached the head of the queue: ticket, lease, sequence, base_version, version, dtype, loss, samples, norm; its
     # payload is the gradient.
     COMMITTED = "committed"
-    DEALT = "dealt"  # a worker asked for a shard: lease, samples, holding
-    COMPLETED = "completed"  # a shard: lease, shard
+    DEALT = "dealt"  # a worker got a shard, or none: lease, samples, holding
+    COMPLETED = "completed"  # a worker completed a shard: lease, shard
 
 
 class Record(NamedTuple):

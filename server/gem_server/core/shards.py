@@ -1,4 +1,4 @@
-"""The shard ledger: which samples of which epoch are still to be trained on, and who holds them."""
+"""The shard ledger: which samples of each epoch are still to be trained on, and which worker holds them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gem_api.hyperparameters import Hyperparameters
 
 from gem_server.core.shuffle import Indices, shuffled
 
-MAX_SHARDS = 1000  # that one worker may hold at once
-_IDS = 1 << 32  # shard ids for each start of the server
+MAX_SHARDS = 1000  # shards that one worker may hold at once
+_IDS = 1 << 32  # range of shard ids for each start of the server
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class NoShard:
-    """No shard now: `complete` if never again, else ask again later."""
+    """There is no shard at present. If `complete`, there will be none later; otherwise ask again."""
 
     complete: bool
 
 
 @dataclass
 class Deck:
-    """The shards of all epochs for workers that share them, dealt in order; returned ones go first.
+    """The shards of all epochs, for workers that share them. They are dealt in order; returned shards come first.
 
-    `epochs` 0 means no end.
+    `epochs` 0 means that there is no last epoch.
     """
 
     samples: int
@@ -50,7 +50,7 @@ class Deck:
     held: int = 0
 
     def deal(self) -> tuple[int, int, int] | None:
-        """The next (epoch, begin, end); None if there is none at present."""
+        """Deals the next shard as (epoch, begin, end); None if there is none at present."""
         if self.returned:
             self.held += 1
             return self.returned.popleft()
@@ -81,14 +81,14 @@ class Deck:
 class ShardLedger:
     """Deals shards to leases and takes them back.
 
-    In `partition` mode all workers share one deck, so that each sample is trained on once per epoch; in `replicate`
-    mode each worker name has a deck of its own. A shard that comes back unfinished is dealt again, whole: every sample
-    of every epoch is trained on at least once.
+    In `partition` mode all workers share one deck, so that each sample is trained on once per epoch. In `replicate` mode each
+    worker name has its own deck. A shard that comes back unfinished is dealt again from its beginning, so every sample of
+    every epoch is trained on at least once.
     """
 
     def __init__(self, settings: Hyperparameters) -> None:
         self._settings = settings
-        self.samples = 0  # in the training set; 0 until a worker says
+        self.samples = 0  # size of the training set; 0 until the first worker reports it
         self.decks: dict[str, Deck] = {}
         self.held: dict[int, tuple[str, Shard]] = {}
         self.completed = 0
@@ -119,7 +119,7 @@ class ShardLedger:
             raise InvalidRequest("the training set has no samples: give a data set with at least one")
         if samples != (self.samples or samples):
             raise InvalidRequest(
-                f"the training set has {samples} samples, this run's has {self.samples}: use the same data set"
+                f"the training set has {samples} samples, but this run's has {self.samples}: use the same data set"
             )
 
     def indices(self, shard: Shard) -> Indices:
@@ -127,7 +127,7 @@ class ShardLedger:
         return shuffled(shard.begin, shard.end, self.samples, self._settings.seed, shard.epoch, shard.group)
 
     def complete(self, lease_id: str, shard_id: int) -> bool:
-        """Notes a shard as done; False if this lease does not hold it (any more)."""
+        """Marks a shard as completed. Returns False if this lease does not hold it."""
         holder, shard = self.held.get(shard_id, (None, None))
         if shard is None or holder != lease_id:
             return False
@@ -138,7 +138,7 @@ class ShardLedger:
         return True
 
     def release(self, lease_id: str, but: Collection[int] = ()) -> int:
-        """Takes back the shards of a lease, all but those named; returns how many."""
+        """Takes back the shards of a lease, except those in `but`. Returns how many."""
         mine = [shard for holder, shard in self.held.values() if holder == lease_id and shard.shard_id not in but]
         for shard in mine:
             del self.held[shard.shard_id]
@@ -146,7 +146,7 @@ class ShardLedger:
         return len(mine)
 
     def held_of(self, lease_id: str, shards: Collection[int]) -> set[int]:
-        """Those of the shards that the lease holds."""
+        """The subset of the given shards that the lease holds."""
         return {shard for shard in shards if self.held.get(shard, ("", None))[0] == lease_id}
 
     def held_by_lease(self) -> Counter[str]:
@@ -155,7 +155,7 @@ class ShardLedger:
 
     @property
     def epoch(self) -> int:
-        """The newest epoch that a shard was dealt of, from 0."""
+        """The newest epoch of which a shard was dealt, counted from 0."""
         return max((deck.epoch for deck in tuple(self.decks.values())), default=0)
 
     @property
@@ -178,11 +178,11 @@ class ShardLedger:
         }
 
     def number_anew(self, number: int) -> None:
-        """Gives the shards dealt from now on ids from the range of that number."""
+        """Takes the ids of all further shards from the range `number`: see `_IDS`."""
         self._next_id = number * _IDS + self._next_id % _IDS
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes over what `state` returned."""
+        """Restores what `state` returned."""
         self.samples = state["samples"]
         self.completed = state["completed"]
         self.samples_completed = state["samples_completed"]
@@ -197,7 +197,7 @@ class ShardLedger:
             self.decks[shard.group].held += 1
 
     def change(self, settings: Hyperparameters) -> None:
-        """Goes on with another number of epochs."""
+        """Changes the hyper-parameters; of these, only the number of epochs concerns the ledger."""
         self._settings = settings
         for deck in self.decks.values():
             deck.epochs = settings.epochs
@@ -211,6 +211,6 @@ def require_windows_fit(settings: Hyperparameters) -> None:
     shards = settings.local_steps // -(-settings.shard_size // settings.batch_size) + 2
     if shards > MAX_SHARDS:
         raise ValueError(
-            f"{settings.local_steps} local steps need the batches of {shards} shards, and a worker may hold {MAX_SHARDS}: "
-            "raise --shard-size, or take fewer local steps"
+            f"{settings.local_steps} local steps need {shards} shards at once, but a worker may hold only {MAX_SHARDS}: "
+            "raise --shard-size, or use fewer local steps"
         )

@@ -1,4 +1,4 @@
-"""A seeded shuffle of any number of samples that needs no memory: any range of it can be had alone."""
+"""A seeded shuffle of any number of samples. It computes any range of the order by itself, without the rest in memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Indices = npt.NDArray[np.uint64]
 
 
 def shuffled(begin: int, end: int, count: int, *key: int | str) -> Indices:
-    """Positions [begin, end) of the order in which `key` shuffles the samples 0 … count − 1.
+    """The samples at positions [begin, end) of a random order of 0 … count − 1 that `key` determines.
 
-    A Feistel network permutes the integers below a power of four; those that fall outside [0, count) are sent through
-    it again until they fall inside ("cycle walking", Black & Rogaway 2002), which leaves a permutation of the samples.
+    A Feistel network permutes the integers below a power of four. Results outside [0, count) pass through it again until they
+    fall inside ("cycle walking", Black & Rogaway 2002). That gives a permutation of the samples.
 
     Returns:
         uint64, shape (end - begin,).

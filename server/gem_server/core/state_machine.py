@@ -1,4 +1,4 @@
-"""The core: what the server decides. It knows no gRPC, no clock and no files: `now` is passed in, facts are returned.
+"""The core: everything that the server decides. It uses no gRPC, clock or files: `now` is passed in, facts are returned.
 
 One thread calls it. The exception is `Step.run`, the arithmetic of one commit: the apply loop runs it in another thread between
 `begin` and `finish`. Meanwhile nothing else touches θ or the worker's buffers.
@@ -52,19 +52,19 @@ class Core:
     """The central variable, the leases, the shard ledger and the rule, as one state machine.
 
     Args:
-        run_id: Names the run.
-        settings: The run's hyper-parameters. ValueError if they make no sense together.
+        run_id: The run's id.
+        settings: The run's hyper-parameters. Raises ValueError if they contradict each other.
         lease_seconds: How long a lease lives without a sign of life from its worker.
         memory_limit: Bytes that θ, its copies and the workers may take together; 0 for no limit.
         min_workers: The first shard is dealt once this many workers are in the run at the same time.
         new_id: Makes lease ids that cannot be guessed.
-        norms: Judges the norms of gradients; by default norms have no bound.
-        quarantine: Keeps out workers whose gradients are rejected; by default none is kept out.
-        logged: Whether the server keeps a log: gradients must then not change until they are written.
+        norms: The bound on gradients' norms; by default there is none.
+        quarantine: Keeps out workers whose gradients are rejected; by default no worker is kept out.
+        logged: Whether the server writes a log. If so, gradients must not change until they are written.
 
     Attributes:
         steps_done: Applied commits by worker name, for the 10,000 names that committed last, the latest at the end. A worker
-            that returns after it was dropped from here starts at 0, and so has its limit of steps (`--steps`) once more.
+            that returns after it was dropped from here starts at 0, and so may make `--steps` commits once more.
         record: Takes a record of each event that changes the run, in order; see `record_to`.
     """
 
@@ -104,11 +104,11 @@ class Core:
         self._rolled_back: list[Ended] = []
 
     def record_to(self, recorder: Recorder) -> None:
-        """Sends the records of all further events to `recorder`: what happened before is in the checkpoint that it follows."""
+        """Sends the records of all further events to `recorder`. Earlier events are in the checkpoint that the log follows."""
         self.record = recorder
 
     def change(self, settings: Hyperparameters) -> None:
-        """Goes on with other settings. Raises ValueError if a `FIXED` one is changed, or if they make no sense together."""
+        """Changes the hyper-parameters. Raises ValueError if a `FIXED` one differs, or if they contradict each other."""
         if changed := [name for name in FIXED if getattr(settings, name) != getattr(self.settings, name)]:
             raise ValueError(f"a run can't change its {', '.join(changed)}")
         settings.require_valid()
@@ -155,7 +155,7 @@ class Core:
         return Registration(lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
 
     def _alone(self, predecessor: Lease | None) -> bool:
-        """Whether no worker but the predecessor is in the run."""
+        """Whether no worker except the predecessor is in the run."""
         return self.leases.live.keys() <= ({predecessor.lease_id} if predecessor else set())
 
     def reopen(self, lease_id: str, worker: str, overlap: bool, owner: str, now: float) -> None:
@@ -166,14 +166,14 @@ class Core:
         self.leases.open(lease_id, worker, buffers, upload, now, owner)
 
     def came_back(self, shard_ids: int | None) -> None:
-        """The server has started again with this run.
+        """Call this after the server has restarted with this run.
 
-        The run may lack commits that workers were told are applied: an earlier start without a log may have applied them.
-        `admit` ends each lease whose next commit shows that.
+        Without a log, the restart may have lost commits that workers know to be applied. `admit` ends each lease whose next
+        commit shows that.
 
         Args:
-            shard_ids: A random number if shards may have been dealt that this run does not know of, otherwise None. New
-                shards then get ids from a range of that number, so that none repeats.
+            shard_ids: A random number if the restart may have lost dealt shards, otherwise None. New shards then get ids from
+                the range of that number, so that no id is used twice.
         """
         for lease in self.leases.live.values():
             lease.restored = True
@@ -191,7 +191,7 @@ class Core:
         return [self._end(lease, EndReason.EXPIRED) for lease in self.leases.expired(now, self.central.initializer)]
 
     def end_unfit(self, unfit: Callable[[Lease], bool]) -> list[Ended]:
-        """Ends the leases whose workers cannot go on after a restart."""
+        """Ends the leases whose workers cannot continue after a restart."""
         return [self._end(lease, EndReason.ROLLED_BACK) for lease in filter(unfit, list(self.leases.live.values()))]
 
     def take_rolled_back(self) -> list[Ended]:
@@ -212,19 +212,19 @@ class Core:
     # -- θ's first value
 
     def _elect_initializer(self) -> None:
-        """Asks the oldest live worker for θ's first value, unless another is asked already."""
+        """Chooses the oldest live worker to give θ its first value, unless one is chosen already."""
         if not self.central.initialized and self.central.initializer is None:
             self.central.initializer = next(iter(self.leases.live), None)
 
     def require_initializer(self, lease_id: str, now: float) -> Lease:
-        """The lease of the worker that may give θ its first value. Raises InvalidRequest if that is another."""
+        """Returns the lease of the worker that may give θ its first value. Raises InvalidRequest if that is another worker."""
         lease = self.leases.renew(lease_id, now)
         if self.central.initialized or self.central.initializer != lease_id:
-            raise InvalidRequest("this worker was not asked to initialise the central variable: pull it instead")
+            raise InvalidRequest("this worker was not asked to initialise the model: pull the parameters instead")
         return lease
 
     def initialized(self) -> None:
-        """θ's first value is complete. Raises Overloaded if there is no memory for the buffers that all workers share."""
+        """Call this once θ's first value is complete. Raises Overloaded if there is no memory for the rule's shared buffers."""
         self.shared.buffers = self.memory.take_shared()
         self.central.start()
 
@@ -237,7 +237,8 @@ class Core:
         return PullDecision.INITIALIZE if self.central.initializer == lease_id else PullDecision.WAIT
 
     def plan_pull(self, lease: Lease) -> Callable[[], int]:
-        """Call between two commits. The result copies the present θ to the worker's reply buffer, and returns its version."""
+        """Plans a pull; call it between two commits. The returned function copies the current θ to the worker's reply buffer,
+        and returns its version."""
         if lease.lease_id in self.leases.live:
             self.record(Record(Kind.PULLED, {"lease": lease.lease_id, "version": self.central.version}))
         return partial(self.pull, lease)
@@ -279,12 +280,12 @@ class Core:
             lease.adopt(region, copied=self.logged or self.norms.bounded or not self.rule.reads_once)
             self.leases.recount(lease)
         elif lease.region is None or nonce != lease.region.nonce:
-            raise UnknownRegion("this server does not map that region of shared memory: share memory again, or send chunks")
+            raise UnknownRegion("the server does not have that region of shared memory: share memory again, or send chunks")
 
     # -- a commit: admit, (receive), ticket, begin, (run), finish
 
     def admit(self, header: Header, now: float) -> tuple[Admission, Lease]:
-        """Judges a commit by its header: whether its gradient should be received.
+        """Decides by a commit's header whether its gradient should be received.
 
         Raises:
             LeaseEnded: The lease is unknown or has ended; or the server has restarted without commits that the worker knows
@@ -310,18 +311,18 @@ class Core:
     def ticket(
         self, lease: Lease, header: Header, now: float, arrived: Arrived | None = None, norm: float | None = None
     ) -> Commit:
-        """Gives a commit its place in the FIFO; its gradient is complete in `lease.upload`.
+        """Gives a commit its place in the FIFO queue. Its gradient must be complete in `lease.upload`.
 
         Args:
             lease: The worker's lease.
-            header: The commit's header, which `admit` has found to be fresh.
+            header: The commit's header, for which `admit` returned FRESH.
             now: Seconds of the caller's clock.
             arrived: The gradient as it was sent, if that was not float32.
             norm: The gradient's norm, if norms have a bound.
 
         Raises:
-            LeaseEnded: The lease has ended meanwhile.
-            NormOutOfBounds: The norm is beyond the bound.
+            LeaseEnded: The lease has ended since.
+            NormOutOfBounds: The norm exceeds the bound.
         """
         self.leases.renew(lease.lease_id, now)
         if norm is not None:
@@ -334,7 +335,7 @@ class Core:
         return commit
 
     def refused(self, lease_id: str, error: GemError) -> Ended | None:
-        """Counts a rejected commit. Returns the end of the lease if this puts its worker into quarantine."""
+        """Counts a rejected commit. If that puts its worker into quarantine, ends the lease and returns that end."""
         lease = self.leases.live.get(lease_id)
         if lease is None or not self.quarantine.refused(lease.worker, error):
             return None
@@ -356,7 +357,7 @@ class Core:
         return Step(commit, rule_input, accepted, run)
 
     def _accepts(self, rule_input: RuleInput) -> tuple[bool, RuleFailed | None]:
-        """Whether the rule applies a commit; and the failure, if a user's rule raised instead of answering."""
+        """Whether the rule accepts a commit, and the failure if a user's rule raised an exception instead."""
         try:
             return bool(self.rule.accepts(rule_input)), None
         except Exception as error:
@@ -370,7 +371,7 @@ class Core:
             return self._move(commit, rule_input, accepted)
 
     def _move(self, commit: Commit, rule_input: RuleInput, accepted: bool) -> PiFacts | None:
-        """Applies an accepted commit to θ, or else gives the worker the present θ; writes its reply."""
+        """Applies an accepted commit to θ, or else gives the worker the current θ; writes its reply."""
         lease, layout, theta, pi = commit.lease, self.central.layout, self.central.theta, None
         assert layout is not None
         lease.swap_snapshots(commit.header.base_version)
@@ -388,11 +389,11 @@ class Core:
         return undone_if_rule_raises(self.rule, self.settings.rule, self.central.theta, self.shared, lease)
 
     def failed(self, commit: Commit) -> None:
-        """The rule raised: the commit leaves the FIFO, and its sequence may be sent again."""
+        """Call this if the rule raised: the commit leaves the queue, and its sequence may be sent again."""
         commit.lease.queued = None
 
     def finish(self, step: Step, pi: PiFacts | None, now: float) -> Applied:
-        """The arithmetic is done: makes the commit part of the run."""
+        """Call this once the commit's arithmetic is done: makes the commit part of the run."""
         lease, header = step.commit.lease, step.commit.header
         self.central.version += step.accepted
         version = self.central.version
@@ -422,7 +423,7 @@ class Core:
         )
 
     def _count_step(self, worker: str) -> None:
-        """Forgets names by the order of commits alone, so that a replay forgets the same ones."""
+        """Drops names by the order of commits alone, so that a replay drops the same ones."""
         self.steps_done[worker] = self.steps_done.pop(worker, 0) + 1
         while len(self.steps_done) > MAX_COUNTED_NAMES:
             del self.steps_done[next(iter(self.steps_done))]
@@ -446,19 +447,19 @@ class Core:
             return NoShard(complete=False)
         kept = self.ledger.held_of(lease_id, holding)
         if len(kept) >= MAX_SHARDS:
-            raise InvalidRequest(f"this worker holds {len(kept)} shards already: complete some before it asks for more")
+            raise InvalidRequest(f"this worker holds {len(kept)} shards already: complete some before asking for more")
         dealt = self.deal(lease, samples, kept)
         self.record(Record(Kind.DEALT, {"lease": lease_id, "samples": samples, "holding": sorted(kept)}))
         return dealt
 
     def deal(self, lease: Lease, samples: int, holding: Collection[int]) -> Shard | NoShard:
-        """As `lease_shard`, whichever other workers have joined. Raises InvalidRequest, and changes nothing then."""
+        """As `lease_shard`, but does not wait for `min_workers`. If it raises InvalidRequest, nothing has changed."""
         self.ledger.require_samples(samples)
         self.ledger.release(lease.lease_id, but=holding)
         return self.ledger.lease(lease.lease_id, lease.worker, samples)
 
     def complete_shard(self, lease_id: str, shard_id: int, now: float) -> bool:
-        """Notes a shard as trained on. False if this lease does not hold it (any more)."""
+        """Marks a shard as completed. Returns False if this lease does not hold it."""
         self.leases.renew(lease_id, now)
         accepted = self.ledger.complete(lease_id, shard_id)
         if accepted:
@@ -468,7 +469,8 @@ class Core:
     # -- readers without a lease
 
     def plan_copy(self) -> Callable[[], Copy]:
-        """Call between two commits. The result makes or finds the copy of θ. Raises Overloaded if there is no room for one."""
+        """Plans a copy of θ; call it between two commits. The returned function makes the copy, or finds one of this version.
+        Raises Overloaded if there is no room for a copy."""
         if not self.central.has_copy:
             self.memory.require_room_for_copy()
         return self.central.copy

@@ -44,5 +44,5 @@ def undone_if_rule_raises(rule: UpdateRule, name: str, theta: Vector, shared: Sh
 
 
 def rule_failed(rule: UpdateRule, name: str, error: Exception) -> RuleFailed:
-    """What a worker is told of an exception in a user's rule."""
-    return RuleFailed(f"rule {name} raised {where_raised(rule, error)}; the commit is left out")
+    """The error that a worker gets after an exception in a user's rule."""
+    return RuleFailed(f"rule {name} raised {where_raised(rule, error)}; the commit was not applied")

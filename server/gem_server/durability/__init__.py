@@ -1,1 +1,1 @@
-"""What survives the death of the server: the log of what happened, and how a run is rebuilt from it."""
+"""What survives a crash of the server: checkpoints and the write-ahead log, and how a run is rebuilt from them."""

@@ -1,8 +1,8 @@
-"""A run's state at one version, written while the run goes on: copied on write, one worker at a time.
+"""A run's state at one version, for a checkpoint that is written while training continues.
 
-θ is copied at once, between two commits, and that is how long commits stop. A worker's buffers stay where they are; before its
-next commit or pull changes them they are copied, unless they have been written by then. Copies go to memory that was made ready
-before, as far as the memory limit has room for it.
+θ is copied at once, between two commits; commits stop only for that long. A worker's buffers are copied on write: just before
+its next commit or pull changes them, unless the checkpoint has written them by then. The copies go to memory prepared in
+advance, as much of it as the memory limit allows.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from gem_server.core.state_machine import Core
 from gem_server.durability.scratch import Scratch
 from gem_server.rules.base import Buffers
 
-_SHARED = ""  # stands for a lease id where a buffer is all workers'
+_SHARED = ""  # takes the place of the lease id for buffers that all workers share
 
 
 class Capture:
-    """What a checkpoint is to hold. Made between two commits.
+    """The content of a checkpoint. Create it between two commits.
 
     Args:
         core: The run.
-        state: Everything but the tensors.
+        state: Everything except the tensors.
         scratch: Memory for the copies.
 
     Attributes:
-        state: The same.
-        model: θ by tensor: float32, of the tensors' shapes. Empty before `copy_theta`.
-        shapes: Of the workers' buffers, by "<lease id>/<buffer>", and of shared ones, by "/<buffer>".
+        state: As given.
+        model: θ by tensor name: float32, with the tensors' shapes. Empty before `copy_theta`.
+        shapes: Shapes of the workers' buffers, by "<lease id>/<buffer>", and of shared buffers, by "/<buffer>".
     """
 
     def __init__(self, core: Core, state: dict[str, Any], scratch: Scratch) -> None:
@@ -54,14 +54,15 @@ class Capture:
             lease.before_change = self._keep
 
     def copy_theta(self) -> None:
-        """Takes θ and what the rule shares. Call it before the next commit."""
+        """Copies θ and the rule's shared buffers. Call it before the next commit."""
         layout = self._core.central.layout
         assert layout is not None
         self.model = layout.split(self._scratch.copy(self._core.central.theta))
         self._copies[_SHARED] = {name: self._scratch.copy(each) for name, each in self._core.shared.buffers.items()}
 
     def tensor(self, name: str) -> Vector:
-        """A buffer as it was: float32, shape (P,), good until the next one. Each once, in the order of `shapes`."""
+        """A buffer as it was when the capture was created: float32, shape (P,), valid until the next call. Call it once for
+        each name, in the order of `shapes`."""
         lease_id, _, buffer = name.rpartition("/")
         with self._changed:
             while self._lent:
@@ -73,7 +74,7 @@ class Capture:
             return self._lent[0]
 
     def close(self) -> None:
-        """Nothing is kept any more."""
+        """Ends the capture: buffers are no longer copied before they change."""
         with self._changed:
             for lease in self._leases:
                 if lease.before_change == self._keep:
@@ -83,7 +84,8 @@ class Capture:
             self._changed.notify_all()
 
     def _keep(self, lease: Lease) -> None:
-        """A worker's buffers are about to change. Where there is no memory for a copy, waits until they are written."""
+        """Copies a worker's buffers, which are about to change. If there is no memory for that, waits until the checkpoint has
+        written them."""
         with self._changed:
             self._changed.wait_for(lambda: lease.lease_id not in self._unsaved or self._has_room(lease))
             if lease.lease_id in self._unsaved:
@@ -99,8 +101,8 @@ class Capture:
 
 
 def copies_at_most(core: Core) -> int:
-    """How many copies, of P float32 values each, a checkpoint of the present state may need that the memory limit has room for:
-    θ's at least."""
+    """The number of copies, each of P float32 values, that a checkpoint of the current state may need. Fewer if the memory
+    limit has no room for all; at least one, for θ."""
     wanted = 1 + len(core.shared.buffers) + sum(len(state_buffers(core, lease)) for lease in core.leases.live.values())
     while wanted > 1 and not core.memory.fits(wanted * core.central.size * FLOAT_BYTES):
         wanted -= 1
@@ -108,5 +110,5 @@ def copies_at_most(core: Core) -> int:
 
 
 def state_buffers(core: Core, lease: Lease) -> Buffers:
-    """Those of a lease's buffers that are its state."""
+    """The buffers of a lease that belong to the run's state, and so to a checkpoint."""
     return {name: buffer for name, buffer in lease.buffers.items() if name in (*core.rule.buffers, SPARE)}

@@ -24,7 +24,6 @@ import numpy as np
 from gem_api import __version__
 from gem_api.errors import GemError
 from gem_api.framing import empty
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Group, Layout
 from gem_api.process.logs import Logger
 from safetensors import SafetensorError, safe_open
@@ -74,10 +73,15 @@ def capture(core: Core, log_position: LogPosition | None = None, scratch: Scratc
     """Captures the core's state between two commits, with the position at which the log continues. The caller copies θ before
     the next commit, and closes what this returns, whatever happens: commits may wait for that. `scratch` is memory for the
     copies, usually prepared before."""
+    state = json.loads(json.dumps(_state(core, log_position)))  # a deep copy: the core goes on while this is written
+    return Capture(core, state, scratch or Scratch(core.central.size))
+
+
+def _state(core: Core, log_position: LogPosition | None) -> dict[str, Any]:
+    """Everything that `state.json` holds, except for what is known only once the other files are written."""
     layout = core.central.layout
     assert layout is not None
     assert core.central.initialized
-    leases = list(core.leases.live.values())
     state = {
         "format": FORMAT,
         "server_version": __version__,
@@ -93,13 +97,12 @@ def capture(core: Core, log_position: LogPosition | None = None, scratch: Scratc
         "samples_committed": core.samples_committed,
         "norms": core.norms.norms,
         "shared": {name: float(value) for name, value in core.shared.numbers.items()},
-        "leases": [_lease_state(lease) for lease in leases],
+        "leases": [_lease_state(lease) for lease in core.leases.live.values()],
         "ledger": core.ledger.state(),
     }
     if log_position is not None:
         state["log"] = log_position
-    state = json.loads(json.dumps(state))  # a deep copy: the core goes on while this is written
-    return Capture(core, state, scratch or Scratch(layout.size))
+    return state
 
 
 def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, logger: Logger | None = None) -> Path:
@@ -238,7 +241,7 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         core.norms.resume(state.get("norms", []))
         core.ledger.restore(state["ledger"])
         with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
-            core.shared.numbers.update(_numbers(core.rule.numbers, state["shared"]))
+            core.shared.numbers.update(_numbers(core.rule.numbers, state.get("shared", {})))
             core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
             for lease in state["leases"]:
                 _restore_lease(lease, tensors, core, now)
@@ -258,7 +261,6 @@ def read_state(path: Path) -> dict[str, Any]:
         if _digest({key: value for key, value in state.items() if key != "sha256"}) != state["sha256"]:
             raise BadCheckpoint(f"{path / 'state.json'}: it was changed after it was written (its SHA-256 differs)")
         require_state(state)
-        Hyperparameters(**state["hyperparameters"]).to_message()  # refuses a name that means nothing
     except _BAD as error:
         raise BadCheckpoint(f"{path / 'state.json'}: {type(error).__name__}: {error}") from error
     return state

@@ -40,16 +40,16 @@ class Checkpointer:
         directory: The folder for checkpoints; None if none are written.
         keep: How many to keep.
         core: What to write.
-        apply_loop: Gives the turn between two commits.
+        apply_loop: Runs the capture between two commits.
         progress: Records the last checkpoint.
         clock: Monotonic seconds.
         logger: The server's logger.
         before: Called before each one is written, in the thread that writes it.
         notified: Called after each one is written.
-        journal: The log that goes on where a checkpoint ends, if one is kept.
-        log_limit: Bytes of log after which a checkpoint is written, so that the log before it can go.
-        storage: The disk.
-        in_thread: Runs what takes long, or waits for the disk, off the event loop.
+        journal: The write-ahead log that continues where a checkpoint ends; None if there is none.
+        log_limit: Bytes of log after which a checkpoint is written, so that older parts of the log can be removed.
+        storage: The file operations.
+        in_thread: Runs work that takes long, or waits for the disk, outside the event loop.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Checkpointer:
         """Writes a checkpoint while commits go on; returns its version and folder. Raises CheckpointFailed."""
         self._require_possible()
         writing = asyncio.ensure_future(self._write())
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the asker may be gone
-        return await asyncio.shield(writing)  # what is captured must be let go, whoever asked
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
+        return await asyncio.shield(writing)  # a capture must be closed even if the caller is cancelled
 
     async def _write(self) -> tuple[int, Path]:
         async with self._one_at_a_time:
@@ -108,7 +108,7 @@ class Checkpointer:
                 self._written(captured, path)
 
     def write_now(self) -> None:
-        """Writes one while nothing else happens. Raises CheckpointFailed."""
+        """Writes a checkpoint before the event loop serves anything. Raises CheckpointFailed."""
         with ExitStack() as captures:
             captured = self._plan(captures)()
             path = self._save(captured)
@@ -138,7 +138,7 @@ class Checkpointer:
         return self._journal is not None and self._journal.size > self._log_limit
 
     async def _prepared(self) -> Scratch:
-        """Prepares memory for what is copied while commits wait. Raises CheckpointFailed."""
+        """Prepares memory for the copies that commits have to wait for. Raises CheckpointFailed."""
         scratch = Scratch(self._core.central.size)
         try:
             return await self._in_thread(partial(scratch.prepare, copies_at_most(self._core)))
@@ -146,7 +146,7 @@ class Checkpointer:
             raise CheckpointFailed(_NO_MEMORY) from None
 
     def _plan(self, captures: ExitStack, scratch: Scratch | None = None) -> Callable[[], Capture]:
-        """Between two commits: captures the state, to be closed with `captures`, and returns what copies θ."""
+        """Captures the state; call it between two commits. `captures` closes the capture. Returns a function that copies θ."""
         captured = captures.enter_context(closing(capture(self._core, self._journal, scratch)))
 
         def work() -> Capture:
@@ -180,4 +180,4 @@ class Checkpointer:
         if self._directory is None:
             raise CheckpointFailed("the server was started without --checkpoint-dir")
         if not self._core.central.initialized:
-            raise CheckpointFailed("the central variable has not been initialized: there is nothing to write")
+            raise CheckpointFailed("the model has no parameters yet: there is nothing to write")

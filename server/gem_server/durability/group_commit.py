@@ -16,7 +16,7 @@ from gem_api.process.logs import Logger
 from gem_server.durability.journal import Journal
 
 RETRY_SECONDS = 1.0
-MAX_SYNCS = 2  # at once: a sync takes long however little it has to do
+MAX_SYNCS = 2  # syncs in parallel: a sync takes long even if it has little to write
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -24,10 +24,10 @@ class Durability(Protocol):
     """What a servicer waits for before it replies."""
 
     async def begin(self) -> None:
-        """θ has its first value: returns once it is saved. Raises Overloaded if it can't be saved now."""
+        """Call this when θ has its first value. Returns once that is saved. Raises Overloaded if it can't be saved now."""
 
     def require_writable(self) -> None:
-        """Raises Overloaded while nothing can be acknowledged."""
+        """Raises Overloaded while no commit can be acknowledged."""
 
     async def reached(self, number: int) -> None:
         """Returns once the record of that number is on the disk. Raises Overloaded if it can't be written now."""
@@ -52,13 +52,13 @@ class GroupCommit:
     """Writes a journal in the background; used on the event loop's thread.
 
     A full disk stops acknowledgements, not the server: records stay in memory, and are written once there is room. Any other
-    disk error ends `run`: what reached the disk is then unknown, and the next start finds out.
+    disk error ends `run`: it is then unknown what reached the disk, until the next start reads it.
 
     Args:
-        journal: What is written.
+        journal: The log to write.
         logger: The server's logger.
-        clock: Monotonic seconds.
-        flushed: Called with the seconds that a group took.
+        clock: Returns monotonic seconds.
+        flushed: Called with the seconds that a group of records took.
         checkpoint: Writes the checkpoint that the log follows. Raises CheckpointFailed.
     """
 
@@ -79,11 +79,12 @@ class GroupCommit:
         self._work = asyncio.Event()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._threads = ThreadPoolExecutor(1 + MAX_SYNCS, "log")
-        # The groups that are written, with what says that they are synced; one more is being waited for.
+        # The written groups: last number, a future that is done when it is synced, and when it began. `_acknowledge` holds one
+        # more.
         self._syncs: asyncio.Queue[tuple[int, asyncio.Future[None], float]] = asyncio.Queue(MAX_SYNCS - 1)
 
     def based(self) -> None:
-        """A checkpoint is complete: from now on the log records what happens after it."""
+        """Call this when a checkpoint is complete: the log may now be written, as it follows that checkpoint."""
         self._based.set()
         self._well()
 
@@ -125,7 +126,7 @@ class GroupCommit:
             self._logger.error("can't write the log", why=str(error))
             raise error from None
         finally:
-            self._stop(Overloaded("the server is shutting down: try again once a server answers again"))
+            self._stop(Overloaded("the server is shutting down: try again once it has restarted"))
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -1,9 +1,12 @@
-"""The log being written: records wait in order, and reach the disk in groups.
+"""The write-ahead log as it is written: records wait in order, and reach the disk in groups.
 
-What happens is appended at once, in the order in which the core did it, and nobody waits for that. A group is written, and
-then synced, while the next one gathers: `take` it on the thread that appends, `write` it on another, say that it is `written`;
-`sync` on any thread, then say that what was written before that is `done`. Whoever tells a client of something waits until
-`durable` has reached what was `appended` by then.
+Events are appended at once, in the core's order; that waits for nothing. A group is written and synced while the next one
+collects. The steps, in order:
+
+- `take` a group on the thread that appends; `write` it on another thread; then report it as `written`.
+- `sync` on any thread; then report everything written before that as `done`.
+
+Before a client is told of an event, `durable` must have reached the value that `appended` had after it.
 """
 
 from __future__ import annotations
@@ -19,11 +22,17 @@ from gem_server.core.records import Record
 from gem_server.durability.segment import SegmentWriter
 from gem_server.durability.storage import Storage
 
-_RECORD_BYTES = 256  # about what a record takes beside its payload
+_RECORD_BYTES = 256  # approximate size of a record without its payload
 
 
 class Waiting(NamedTuple):
-    """A record that is not on the disk yet, and the segment that it belongs to."""
+    """A record that is not on the disk yet.
+
+    Attributes:
+        serial: The serial number of the segment that it belongs to.
+        number: Its number in the log.
+        record: The record.
+    """
 
     serial: int
     number: int
@@ -31,7 +40,12 @@ class Waiting(NamedTuple):
 
 
 class LogPosition(NamedTuple):
-    """Where a checkpoint's log begins: a segment, and the number of the last record before it."""
+    """Where the log after a checkpoint begins.
+
+    Attributes:
+        serial: The serial number of its first segment.
+        number: The number of the last record before it.
+    """
 
     serial: int
     number: int
@@ -41,19 +55,19 @@ class Journal:
     """The log of one run.
 
     Args:
-        storage: Where it is written.
-        directory: Its folder.
-        run_id: The run's.
-        serial: The first segment to be written.
-        number: Number of the last record before these.
-        new_seed: 32 random bits.
+        storage: The file operations to write it with.
+        directory: The log's folder.
+        run_id: The run's id.
+        serial: Serial number of the first segment to write.
+        number: Number of the last record before that segment.
+        new_seed: Returns 32 random bits.
 
     Attributes:
-        appended: Number of the last record.
-        durable: Number of the last one on the disk.
-        serial: The segment that the next one goes to.
-        size: Bytes since the last cut, about.
-        trouble: Why nothing can be acknowledged now; empty if all is well.
+        appended: Number of the last record appended.
+        durable: Number of the last record on the disk.
+        serial: Serial number of the segment that the next record goes to.
+        size: Approximate bytes since the last cut.
+        trouble: Why no commit can be acknowledged at present; empty if all is well.
     """
 
     def __init__(
@@ -78,29 +92,29 @@ class Journal:
         self._cut_at = number
 
     def append(self, record: Record) -> int:
-        """Takes a record in; returns its number. Its payload must stay as it is until it is durable."""
+        """Appends a record and returns its number. Its payload must not change until the record is durable."""
         self.appended += 1
         self.size += _RECORD_BYTES + sum(map(len, record.payload))
         self._waiting.append(Waiting(self.serial, self.appended, record))
         return self.appended
 
     def cut(self) -> LogPosition:
-        """What is appended from now on goes to a new segment: a checkpoint holds all before."""
+        """Starts a new segment for all further records; a checkpoint holds everything before. Returns where it begins."""
         self.serial += self.appended > self._cut_at
         self._cut_at, self.size = self.appended, 0
         return LogPosition(self.serial, self.appended)
 
     def take(self) -> list[Waiting]:
-        """What waits to be written, of one segment."""
+        """The records that wait to be written, as far as they belong to the same segment."""
         return list(takewhile(lambda waiting: waiting.serial == self._waiting[0].serial, self._waiting))
 
     def begins_segment(self, batch: list[Waiting]) -> bool:
-        """Whether a batch goes to a new segment. Then everything before it must be done first: else a crash might leave it
-        without what precedes it."""
+        """Whether a batch begins a new segment. If so, everything before it must be `done` first. Otherwise a crash might keep
+        the new segment and lose records that precede it."""
         return self._segment is None or self._segment.serial != batch[0].serial
 
     def write(self, batch: list[Waiting]) -> None:
-        """Writes a batch. After an OSError it is to be written again, whole."""
+        """Writes a batch. After an OSError, write the whole batch again."""
         if self.begins_segment(batch):
             self.close()
             serial, first = batch[0].serial, batch[0].number
@@ -109,17 +123,17 @@ class Journal:
         self._segment.write([(waiting.number, waiting.record) for waiting in batch], self.durable)
 
     def written(self, batch: list[Waiting]) -> None:
-        """A batch is written."""
+        """Reports that a batch has been written."""
         for _ in batch:
             self._waiting.popleft()
 
     def sync(self) -> None:
-        """Returns once everything written is on the disk. Raises OSError: what is there can't be told then."""
+        """Returns once everything written is on the disk. After an OSError it is unknown what is there."""
         if self._segment is not None:
             self._segment.sync()
 
     def done(self, number: int) -> None:
-        """Everything up to a record is on the disk."""
+        """Reports that all records up to `number` are on the disk."""
         self.durable = number
 
     def close(self) -> None:

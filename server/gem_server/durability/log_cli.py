@@ -31,32 +31,34 @@ def verify(folder: Path) -> None:
     """Reads every record in FOLDER/log and reports damage. Exit status 1 if an acknowledged record is missing."""
     segments = serials(recovery.log_directory(folder))
     if not segments:
-        raise click.ClickException(f"{folder} has no log: name the folder that is given as --checkpoint-dir")
-    for path in checkpoint.list_checkpoints(folder):
-        position = recovery.log_position_of(path)
-        click.echo(
-            f"{path.name}  " + (f"log from {name(position.serial)}, record {position.number + 1}" if position else "no log")
+        raise click.ClickException(
+            f"{folder} has no log: only a run with --durability log has one; give its folder of checkpoints (--checkpoint-dir)"
         )
+    for path in checkpoint.list_checkpoints(folder):
+        click.echo(f"{path.name}  {_log_position(path)}")
     damaged, due = False, None
     for serial in segments:
         path = recovery.log_directory(folder) / name(serial)
         try:
             line, due = _contents(Segment(path), due)
-            click.echo(line)
         except (FileNotFoundError, DamagedLog) as error:
-            gone = not path.exists()  # put aside while it was read, and perhaps written over already
-            click.echo(
-                f"{path.name}  "
-                + ("removed while it was read: a new checkpoint has made it obsolete" if gone else f"DAMAGED: {error}")
-            )
+            gone = not path.exists()  # retired while it was read, and perhaps overwritten already
+            line = "removed while it was read: a new checkpoint has made it obsolete" if gone else f"DAMAGED: {error}"
             damaged, due = damaged or not gone, None
+        click.echo(f"{path.name}  {line}")
     if damaged:
         raise SystemExit(1)
     click.echo("whole")
 
 
+def _log_position(path: Path) -> str:
+    """Where the log continues after a checkpoint."""
+    position = recovery.log_position_of(path)
+    return f"log from {name(position.serial)}, record {position.number + 1}" if position else "no log"
+
+
 def _contents(segment: Segment, due: int | None) -> tuple[str, int]:
-    """A line that describes a segment, and the number of the record after it. Raises DamagedLog."""
+    """A line that describes a segment, and the number of the record that must follow it. Raises DamagedLog."""
     if due is not None and segment.first != due:
         raise DamagedLog(f"{segment.path} begins with record {segment.first}, but record {due} is due")
     last, commits, versions = segment.first - 1, 0, []
@@ -67,7 +69,7 @@ def _contents(segment: Segment, due: int | None) -> tuple[str, int]:
             versions.append(entry.record.fields["version"])
     reach = f", versions {versions[0]} to {versions[-1]}" if versions else ""
     tail = "; ends in an unacknowledged partial record" if segment.torn else ""
-    return f"{segment.path.name}  records {segment.first} to {last}, {commits} commits{reach}{tail}", last + 1
+    return f"records {segment.first} to {last}, {commits} commits{reach}{tail}", last + 1
 
 
 @main.command(short_help="Rebuilds the model as it was at a version.")

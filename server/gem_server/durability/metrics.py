@@ -1,4 +1,4 @@
-"""The log as Prometheus metrics, where one is kept."""
+"""The write-ahead log as Prometheus metrics. Registered only with `--durability log`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 1) for base in 
 
 
 class LogMetrics(Collector):
-    """What is written to the log, and whether it can be.
+    """The size and speed of the write-ahead log, and whether it can be written.
 
     Args:
         registry: Where to register.
@@ -25,28 +25,28 @@ class LogMetrics(Collector):
         self._journal = journal
         self._flush = Histogram(
             "gem_log_flush_seconds",
-            "Time that a group of records takes to reach the disk.",
+            "Time to write a group of records to the disk.",
             buckets=_SECONDS,
             registry=registry,
         )
         registry.register(self)
 
     def flushed(self, seconds: float) -> None:
-        """Takes note of a group."""
+        """Adds the time that a group of records took."""
         self._flush.observe(seconds)
 
     def describe(self) -> Iterable[Metric]:
-        """Registers without being scraped."""
+        """Returns nothing, so that registering does not scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         journal = self._journal
-        durable, appended = journal.durable, journal.appended  # in this order: it is read while both grow
-        yield CounterMetricFamily("gem_log_records", "Records written to the log since the run began.", durable)
-        yield GaugeMetricFamily("gem_log_waiting_records", "Records that are not on the disk yet.", appended - durable)
-        yield GaugeMetricFamily("gem_log_bytes", "Bytes in the log since the last checkpoint, about.", journal.size)
+        durable, appended = journal.durable, journal.appended  # in this order: both grow meanwhile, the difference must be ≥ 0
+        yield CounterMetricFamily("gem_log_records", "Records of the log on the disk, since the run began.", durable)
+        yield GaugeMetricFamily("gem_log_waiting_records", "Records that wait to be written to the disk.", appended - durable)
+        yield GaugeMetricFamily("gem_log_bytes", "Approximate bytes of the log since the last checkpoint.", journal.size)
         yield GaugeMetricFamily(
             "gem_log_stalled",
-            "1 while nothing is acknowledged because the log can't be written; else 0.",
+            "1 while the log can't be written, so that no commit is acknowledged; else 0.",
             int(bool(journal.trouble)),
         )

@@ -6,10 +6,9 @@ import json
 
 from gem_server.core.records import Kind, Record
 from gem_server.durability.schema import BIG, COUNT, REAL, Form, Maybe, require
-from gem_server.durability.state_form import SETTINGS
+from gem_server.durability.state_form import require_hyperparameters
 
 _FORMS: dict[Kind, Form] = {
-    Kind.BEGAN: SETTINGS,
     Kind.OPENED: {"lease": str, "worker": str, "overlap": bool, "owner": str},
     Kind.ENDED: {"lease": str, "reason": str},
     Kind.PULLED: {"lease": str, "version": COUNT},
@@ -33,5 +32,8 @@ def from_text(text: bytes | memoryview, payload: memoryview) -> Record:
         kind, fields = json.loads(bytes(text))
     except RecursionError:
         raise ValueError("its text is nested too deeply") from None
-    require(fields, _FORMS[Kind(kind)], kind)
+    if kind == Kind.BEGAN:
+        require_hyperparameters(fields, kind)
+    else:
+        require(fields, _FORMS[Kind(kind)], kind)
     return Record(Kind(kind), fields, (payload,))

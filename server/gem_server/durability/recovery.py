@@ -64,8 +64,9 @@ def recover(
         now: When the leases begin to run again.
         refuse: Called for each damaged checkpoint; an older one and the log since then replace it.
         logged: Whether this start keeps a log.
-        random: Returns a number below 2³¹, from which shard ids count on unless the log records every shard. A start without
-            a log leaves no trace of the shards that it dealt, and their ids must not come again.
+        random: Returns a number below 2³¹ for new shard ids, unless the log records every shard. A start without a log leaves
+        no
+            trace of the shards that it dealt, and their ids must not be used again.
 
     Raises:
         BadCheckpoint: There are checkpoints, but none is complete, or `new_core` rejects the newest one's hyperparameters.
@@ -117,7 +118,7 @@ def _restored(path: Path, state: dict[str, Any], new_core: Callable[[str, Hyperp
 
 
 def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None) -> Capture:
-    """Captures the present state between two commits; the log follows this checkpoint from now on."""
+    """Captures the current state; call it between two commits. The log follows this checkpoint from now on."""
     if journal is None:
         return checkpoint.capture(core, scratch=scratch)
     position = journal.cut()
@@ -177,7 +178,7 @@ def next_serial(checkpoints: Path) -> int:
 
 
 def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
-    """Puts aside the segments that no checkpoint in the folder needs any more."""
+    """Retires the segments that no checkpoint in the folder needs any more."""
     storage, directory = storage or Storage(), log_directory(checkpoints)
     with suppress(OSError):  # it is tried again with the next checkpoint
         needed = min(
@@ -201,4 +202,4 @@ def log_position_of(path: Path) -> LogPosition | None:
         log = json.loads((path / "state.json").read_text(encoding="utf-8")).get("log")
         return LogPosition(*log) if log else None
     except (OSError, ValueError, TypeError):
-        return LogPosition(0, 0)  # it can't be read now: whatever it needs stays
+        return LogPosition(0, 0)  # it can't be read now: keep all segments, as it may need any

@@ -1,10 +1,11 @@
-"""Rebuilds a run from its log: every record goes through the same core, the same rule, in the same order."""
+"""Rebuilds a run from its log: applies every record to the core, in the same order and with the same rule as in the run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from gem_api.errors import GemError, RuleFailed
 from gem_api.hyperparameters import Hyperparameters
@@ -18,7 +19,7 @@ from gem_server.durability.segment import DamagedLog, Entry, Segment, name, seri
 
 
 class Log:
-    """The segments in a folder from one on, as one sequence of records.
+    """The log's segments from a position on, as one sequence of records.
 
     Args:
         directory: The log's folder.
@@ -83,7 +84,7 @@ def _ended(core: Core, record: Record, now: float) -> None:
 def _pulled(core: Core, record: Record, now: float) -> None:
     lease = core.leases.get(record.fields["lease"])
     _require_version(core.central.version, record.fields["version"])
-    with suppress(RuleFailed):  # as it did then
+    with suppress(RuleFailed):  # the rule raised in the run too
         core.pull(lease)
 
 
@@ -91,14 +92,7 @@ def _committed(core: Core, record: Record, now: float) -> None:
     fields = record.fields
     lease = core.leases.get(fields["lease"])
     (payload,) = record.payload
-    if fields["base_version"] > core.central.version:
-        raise ValueError(f"base version {fields['base_version']} does not exist there")
-    layout = core.central.layout
-    assert layout is not None
-    header = Header(
-        fields["lease"], fields["sequence"], fields["base_version"], layout.fingerprint, fields["loss"], fields["samples"],
-        core.rule.kind,
-    )  # fmt: skip
+    header = _header(core, fields)
     gradient_format(fields["dtype"]).assembly(lease.upload).add_all(memoryview(payload))
     if fields["norm"] is not None:
         core.norms.accepted(fields["norm"])
@@ -108,8 +102,20 @@ def _committed(core: Core, record: Record, now: float) -> None:
     _require_version(core.central.version + step.accepted, fields["version"])
     try:
         core.finish(step, step.run(), now)
-    except RuleFailed:  # as it did then: the worker was refused, and the version of the next commit tells if it was not
+    except RuleFailed:  # the rule raised in the run too, and the commit was rejected; if not, the next version does not match
         core.failed(commit)
+
+
+def _header(core: Core, fields: dict[str, Any]) -> Header:
+    """The header of a recorded commit. Raises ValueError if its base version does not exist yet."""
+    if fields["base_version"] > core.central.version:
+        raise ValueError(f"base version {fields['base_version']} does not exist there")
+    layout = core.central.layout
+    assert layout is not None
+    return Header(
+        fields["lease"], fields["sequence"], fields["base_version"], layout.fingerprint, fields["loss"], fields["samples"],
+        core.rule.kind,
+    )  # fmt: skip
 
 
 def _dealt(core: Core, record: Record, now: float) -> None:

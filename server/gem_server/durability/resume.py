@@ -13,6 +13,7 @@ from gem_api.hyperparameters import FIXED, SHARD_SIZE, USED_BY_WORKERS, Hyperpar
 from gem_api.process.logs import Logger
 
 from gem_server.config import ServerConfig, StartError
+from gem_server.core.memory_budget import Memory
 from gem_server.core.norm_bound import NormHistory
 from gem_server.core.quarantine import Quarantine
 from gem_server.core.state_machine import Core
@@ -29,7 +30,7 @@ class Beginning(NamedTuple):
     Attributes:
         core: A new run's, or the one restored from the newest checkpoint and the log since.
         number: Number of the log's last record.
-        outdated: Whether this start has changed hyperparameters that the run's workers use.
+        outdated: Whether this start has changed hyper-parameters that the run's workers use.
     """
 
     core: Core
@@ -70,7 +71,7 @@ def _require_end(settings: Hyperparameters, config: ServerConfig) -> None:
     """Raises ValueError for a run without a limit, unless the user asked for one."""
     if settings.endless and not config.until_stopped:
         raise ValueError(
-            "--epochs 0 without --steps would train for ever: set one of them, or give --until-stopped if that is what you want"
+            "--epochs 0 without --steps would train forever: set one of them, or --until-stopped if that is what you want"
         )
 
 
@@ -123,10 +124,7 @@ def _resumed(config: ServerConfig, clock: Callable[[], float], logger: Logger) -
         return None
     core = recovered.core
     changed = _change_hyperparameters(core, config, logger)
-    if core.memory.limit and core.memory.held > core.memory.limit:
-        raise ValueError(
-            f"the run's workers hold {core.memory.held} bytes, but --memory-limit is {core.memory.limit}: raise the limit"
-        )
+    _require_within_limit(core.memory)
     logger.info(
         "resumed", checkpoint=str(recovered.checkpoint), version=core.central.version, leases=len(core.leases.live),
         from_log=core.central.version - recovered.saved,
@@ -155,6 +153,12 @@ def _recovered(directory: Path, config: ServerConfig, clock: Callable[[], float]
     return recovered
 
 
+def _require_within_limit(memory: Memory) -> None:
+    """Raises ValueError if the run's workers already hold more memory than this server allows."""
+    if memory.limit and memory.held > memory.limit:
+        raise ValueError(f"the run's workers hold {memory.held} bytes, but --memory-limit is {memory.limit}: raise the limit")
+
+
 def _change_hyperparameters(core: Core, config: ServerConfig, logger: Logger) -> set[str]:
     """Changes a resumed run's hyperparameters as the user asked; returns the changed names. Raises ValueError."""
     kept = core.settings
@@ -169,7 +173,7 @@ def _change_hyperparameters(core: Core, config: ServerConfig, logger: Logger) ->
 
 
 def lock_directory(directory: Path) -> IO[bytes]:
-    """Keeps every other server out of a checkpoint directory until the returned file is closed. Raises StartError."""
+    """Locks a checkpoint folder against other servers until the returned file is closed. Raises StartError."""
     try:
         Storage().make_directories(directory)
         lock = (directory / ".lock").open("ab")
@@ -184,7 +188,7 @@ def lock_directory(directory: Path) -> IO[bytes]:
 
 
 def resumed_hyperparameters(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:
-    """The checkpoint's hyperparameters, changed where the user asked. Raises ValueError for those that are fixed."""
+    """The checkpoint's hyper-parameters with the user's changes. Raises ValueError if a fixed one would change."""
     changes = {name: getattr(asked, name) for name in given if getattr(asked, name) != getattr(kept, name)}
     fixed = [f"--{name.replace('_', '-')} was {getattr(kept, name)}" for name in FIXED if name in changes]
     if fixed:

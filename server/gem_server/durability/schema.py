@@ -1,8 +1,8 @@
 """What JSON that is read back must look like, written as plain values, and the one function that checks it.
 
 str, bool      a value of that type
-COUNT, REAL    a whole number from 0 to 2⁶³ − 1; a number, infinities and NaN too
-BIG            a whole number from 0 to 2⁶⁴ − 1
+COUNT, BIG     a whole number from 0 to 2⁶³ − 1, or to 2⁶⁴ − 1
+REAL           a number that a float can hold, infinities and NaN too
 (form, …)      an array of exactly these
 [form]         an array of any length
 {name: form}   an object with at least these names; one that is Optional(form) may be missing
@@ -12,60 +12,76 @@ Maybe(form)    that, or null
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import sys
+from dataclasses import dataclass
+from typing import Any
 
 Form = Any
 
 
-class Whole(NamedTuple):
+@dataclass(frozen=True)
+class Whole:
     """Whole numbers of a range, both ends included."""
 
     least: int
     most: int
 
 
-class Maybe(NamedTuple):
+@dataclass(frozen=True)
+class Maybe:
     """That, or null."""
 
     form: Form
 
 
-class Optional(NamedTuple):
+@dataclass(frozen=True)
+class Optional:
     """That, or nothing at all: a name that an older version did not write."""
 
     form: Form
 
 
-class _Real:
-    """A number."""
-
-
 COUNT = Whole(0, (1 << 63) - 1)
 BIG = Whole(0, (1 << 64) - 1)
-REAL = _Real()
+REAL = float
 
 
 def require(value: Any, form: Form, what: str) -> None:
-    """Raises ValueError, naming the place, where a value has another form; `what` names the value."""
+    """Raises ValueError, naming the path of the wrong value and what is expected there; `what` names the value."""
     if isinstance(form, Maybe):
         if value is not None:
             require(value, form.form, what)
-    elif isinstance(form, Whole):
-        _require(isinstance(value, int) and not isinstance(value, bool) and form.least <= value <= form.most, value, what)
-    elif form is REAL:
-        _require(isinstance(value, int | float) and not isinstance(value, bool), value, what)
-    elif isinstance(form, type):
-        _require(isinstance(value, form), value, what)
-    elif isinstance(form, dict):
-        _require(isinstance(value, dict), value, what)
+        return
+    if not _fits(value, form):
+        raise ValueError(f"{what} must be {_described(form)}, not {str(value)[:50]!r}")
+    if isinstance(form, dict):
         _require_members(value, form, what)
-    else:
-        fixed = isinstance(form, tuple)
-        _require(isinstance(value, list) and (not fixed or len(value) == len(form)), value, what)
-        if not fixed and _all_numbers(value, form[0]):
-            return
+    elif isinstance(form, tuple):
+        for i, (each, expected) in enumerate(zip(value, form, strict=True)):
+            require(each, expected, f"{what}[{i}]")
+    elif isinstance(form, list) and not _all_numbers(value, form[0]):
         for i, each in enumerate(value):
-            require(each, form[i] if fixed else form[0], f"{what}[{i}]")
+            require(each, form[0], f"{what}[{i}]")
+
+
+def _fits(value: Any, form: Form) -> bool:
+    """Whether a value is of the expected kind; what an array or an object holds is not looked at."""
+    if isinstance(form, Whole):
+        return type(value) is int and form.least <= value <= form.most
+    if form is REAL:
+        return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
+    if isinstance(form, tuple):
+        return isinstance(value, list) and len(value) == len(form)
+    return isinstance(value, form if isinstance(form, type) else type(form))
+
+
+def _described(form: Form) -> str:
+    if isinstance(form, Whole):
+        return f"a whole number from {form.least} to {form.most}"
+    if isinstance(form, tuple):
+        return f"an array of {len(form)} elements"
+    kind = form if isinstance(form, type) else type(form)
+    return {str: "a text", bool: "true or false", REAL: "a number", list: "an array", dict: "an object"}[kind]
 
 
 def _all_numbers(values: list[Any], form: Form) -> bool:
@@ -73,7 +89,7 @@ def _all_numbers(values: list[Any], form: Form) -> bool:
     kinds = set(map(type, values))
     if isinstance(form, Whole):
         return kinds == {int} and form.least <= min(values) and max(values) <= form.most
-    return form is REAL and kinds <= {int, float}
+    return form is REAL and kinds == {float}
 
 
 def _require_members(value: dict[str, Any], form: dict[Any, Form], what: str) -> None:
@@ -85,8 +101,3 @@ def _require_members(value: dict[str, Any], form: dict[Any, Form], what: str) ->
             require(value[name], each.form if optional else each, f"{what}.{name}")
         elif not optional:
             raise ValueError(f"{what} has no {name!r}")
-
-
-def _require(condition: bool, value: Any, what: str) -> None:
-    if not condition:
-        raise ValueError(f"{what} can't be {str(value)[:50]!r}")

@@ -1,6 +1,6 @@
-"""Memory that a checkpoint copies into: made ready before commits wait for the copies, and used again once they are written.
+"""Memory for a checkpoint's copies: prepared before commits have to wait for a copy, and reused once a copy is written.
 
-A process gets new memory a page at a time, when it first writes there, and that takes many times as long as the copying itself.
+The operating system provides new memory page by page, at the first write to each. That takes many times as long as the copying.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from gem_api.layout import Vector
 
 
 class Scratch:
-    """Buffers of one size. Whoever uses it from several threads holds a lock of theirs; but `prepare` comes before all that.
+    """A pool of buffers of the same size. Not thread-safe: callers in several threads need their own lock. `prepare` needs
+    none, because it is called before the others.
 
     Args:
-        size: P, elements of each.
+        size: P, the number of elements of each buffer.
 
     Attributes:
-        nbytes: Of all buffers, lent ones too.
+        nbytes: Bytes of all buffers, including those in use.
     """
 
     def __init__(self, size: int) -> None:
@@ -26,7 +27,7 @@ class Scratch:
         self.nbytes = 0
 
     def prepare(self, count: int) -> Scratch:
-        """Has so many buffers at hand, in memory that has been written to. Raises MemoryError."""
+        """Makes sure that `count` buffers are free, in memory that has been written to. Raises MemoryError."""
         while len(self._free) < count:
             buffer = self._new()
             buffer.fill(0)
@@ -34,17 +35,17 @@ class Scratch:
         return self
 
     def copy(self, vector: Vector) -> Vector:
-        """A copy (float32, shape (P,)) in a buffer that is free, or in a new one. Raises MemoryError."""
+        """Copies a vector (float32, shape (P,)) to a free buffer, or to a new one. Raises MemoryError."""
         buffer = self._free.pop() if self._free else self._new()
         np.copyto(buffer, vector)
         return buffer
 
     def give_back(self, buffer: Vector) -> None:
-        """A copy is needed no more."""
+        """Returns a copy's buffer to the pool."""
         self._free.append(buffer)
 
     def lacking(self, count: int) -> int:
-        """Bytes of new memory that so many copies would take."""
+        """Bytes of new memory that `count` more copies would need."""
         return max(0, count - len(self._free)) * self._size * np.dtype(np.float32).itemsize
 
     def _new(self) -> Vector:

@@ -1,4 +1,4 @@
-"""A segment: one file of the log, a sequence of records with checksums. Tells a torn tail from damage.
+"""A segment: one file of the log, a sequence of records with checksums. It distinguishes a torn tail from damage.
 
 segment-<serial>   little-endian
     header   "GEMLOG1\\n", u64 serial, u64 number of the first record, u32 seed, 8 characters of run id, u32 CRC-32C of these
@@ -26,7 +26,7 @@ from gem_api.framing import Bytes
 
 from gem_server.core.records import Record
 from gem_server.durability.records import from_text, to_text
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import NewFile, Storage
 
 _HEADER = struct.Struct("<8sQQI8s")
 _RECORD = struct.Struct("<QQIQI")
@@ -78,14 +78,24 @@ def serials(directory: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def _take_spare(storage: Storage, directory: Path) -> tuple[Path, NewFile, int]:
+    """A file for a segment, with its path and size: a spare one to be written over, or a new one."""
+    path = next(iter(spares(directory)), None)
+    if path is None:
+        path = directory / "spare-new"
+        return path, storage.create(path), 0
+    storage.sync_directory(directory)  # after a crash it must not reappear under its old name with new content
+    return path, storage.reopen(path), path.stat().st_size
+
+
 class SegmentWriter:
     """A new segment. All methods raise OSError; a batch that failed can be written again.
 
     Args:
-        storage: Where it is written.
+        storage: The file operations to write it with.
         directory: The log's folder.
-        serial: Which segment it is.
-        first: Index of its first record.
+        serial: The segment's serial number.
+        first: Number of its first record.
         seed: 32 random bits.
         run_id: 8 characters.
     """
@@ -93,13 +103,7 @@ class SegmentWriter:
     def __init__(self, storage: Storage, directory: Path, serial: int, first: int, seed: int, run_id: str) -> None:
         self.serial = serial
         self._seed = seed
-        path = next(iter(spares(directory)), None)
-        if path is not None:
-            storage.sync_directory(directory)  # it must not come back under its old name once it is written over
-            self._file, self._allocated = storage.reopen(path), path.stat().st_size
-        else:
-            path = directory / "spare-new"
-            self._file, self._allocated = storage.create(path), 0
+        path, self._file, self._allocated = _take_spare(storage, directory)
         try:
             header = _HEADER.pack(_MAGIC, serial, first, seed, run_id.encode())
             self._end = _aligned(_HEADER_BYTES)
@@ -155,9 +159,9 @@ class Segment:
         path: Its file.
 
     Attributes:
-        serial: Which segment of the log it is.
-        first: Index of its first record.
-        run_id: The run's.
+        serial: The segment's serial number.
+        first: Number of its first record.
+        run_id: The run's id.
         torn: Whether part of a further record was found; known once `entries` is exhausted.
 
     Raises:

@@ -1,12 +1,12 @@
-"""What a checkpoint's state must look like before anything is made of it: one that vouches for itself may still be nonsense."""
+"""What a checkpoint's state must look like. Its checksum may be right and its content invalid, so it is checked before use."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gem_api.hyperparameters import MAX_VALUES
+from gem_api.hyperparameters import DECLARATIONS, Hyperparameters
 
-from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, Optional, Whole, require
+from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, Optional, require
 
 _PI = {
     "counts": [COUNT], "edges": [REAL], "median": REAL, "tensor_medians": [REAL], "proxy_energy": REAL, "central_energy": REAL,
@@ -23,17 +23,13 @@ _LEDGER = {
     "samples": BIG, "completed": COUNT, "samples_completed": BIG, "next_id": COUNT,
     "decks": [(str, COUNT, BIG, [(COUNT, BIG, BIG)])], "held": [(str, COUNT, str, COUNT, BIG, BIG)],
 }  # fmt: skip
-SETTINGS = {
-    "learning_rate": REAL, "momentum": REAL, "kappa": REAL, "epsilon": REAL, "pi_max": REAL,
-    "epochs": Whole(0, MAX_VALUES["epochs"]), "steps": COUNT,
-    "seed": COUNT, "batch_size": Whole(1, 1_000_000), "shard_size": Whole(1, 1_000_000),
-    "rule_options": Optional(str), "local_steps": Optional(Whole(1, 1_000_000)), "local_momentum": Optional(REAL),
-    "weight_decay": Optional(REAL), "schedule": Optional(str), "warmup_versions": Optional(COUNT),
-    "decay_versions": Optional(COUNT), "decay_factor": Optional(REAL), "optimizer": Optional(str),
-    "optimizer_options": Optional(str),
-}  # fmt: skip
+# Hyper-parameters that the first checkpoints and logs did not have yet.
+_ADDED_LATER = frozenset({
+    "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "decay_versions",
+    "decay_factor", "optimizer", "optimizer_options",
+})  # fmt: skip
 _STATE = {
-    "run_id": str, "hyperparameters": SETTINGS, "layout": [(str, [COUNT])],
+    "run_id": str, "hyperparameters": {}, "layout": [(str, [COUNT])],
     "groups": Optional({str: (REAL, bool)}), "version": COUNT, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
     "ledger": _LEDGER, "norms": Optional([REAL]), "shared": Optional({str: REAL}), "log": Optional((COUNT, COUNT)),
@@ -41,8 +37,9 @@ _STATE = {
 
 
 def require_state(state: Any) -> None:
-    """Raises ValueError, naming the part, where a state is none, or its shards are none of its samples."""
+    """Raises ValueError, naming the part, if a state is invalid in itself, or has shards that its samples do not contain."""
     require(state, _STATE, "state")
+    require_hyperparameters(state["hyperparameters"], "state.hyperparameters")
     ledger, most = state["ledger"], state["hyperparameters"]["shard_size"]
     returned = [shard for deck in ledger["decks"] for shard in deck[3]]
     for begin, end in [*(shard[1:] for shard in returned), *(shard[4:] for shard in ledger["held"])]:
@@ -52,4 +49,17 @@ def require_state(state: Any) -> None:
         raise ValueError(f"state.ledger has dealt more than the {ledger['samples']} samples that there are")
     strangers = {shard[0] for shard in ledger["held"]} - {lease["lease_id"] for lease in state["leases"]}
     if strangers:
-        raise ValueError(f"state.ledger has shards of a lease that is none of state.leases: {min(strangers)[:50]!r}")
+        raise ValueError(f"state.ledger has shards of a lease that state.leases does not have: {min(strangers)[:50]!r}")
+
+
+def require_hyperparameters(values: Any, what: str) -> None:
+    """Raises ValueError, naming the hyper-parameter, if one is missing, unknown or invalid."""
+    require(values, {}, what)
+    if missing := DECLARATIONS.keys() - _ADDED_LATER - values.keys():
+        raise ValueError(f"{what} has no {min(missing)!r}")
+    if unknown := values.keys() - DECLARATIONS.keys():
+        raise ValueError(f"{what} has an unknown name, {min(unknown)[:50]!r}")
+    try:
+        Hyperparameters(**values).require_valid()
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None

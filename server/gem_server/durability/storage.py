@@ -1,4 +1,4 @@
-"""The file operations that durability rests on: one small class, so that a test can put a treacherous disk in its place."""
+"""The file operations that durability depends on: one small class, so that tests can replace it with a disk that fails."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Protocol
 
 from gem_api.framing import Bytes
 
-_MAX_PIECES = 1000  # of one system call; the least limit in use is 1,024
+_MAX_PIECES = 1000  # for one system call; the lowest limit in use (IOV_MAX) is 1,024
 
 
 class NewFile(Protocol):
-    """A file being written, that only its owner can read. All methods raise OSError."""
+    """A file open for writing, with access for its owner only. All methods raise OSError."""
 
     def write(self, offset: int, pieces: Sequence[Bytes]) -> None:
-        """Writes all pieces, one after the other, from a byte on."""
+        """Writes the pieces one after the other, beginning at byte `offset`."""
 
     def allocate(self, nbytes: int) -> None:
-        """Makes sure that so many bytes from its beginning have room on the disk; they read as zeros until written."""
+        """Reserves disk space for the file's first `nbytes` bytes; they read as zeros until written."""
 
     def sync(self) -> None:
-        """Returns once everything written is on the disk."""
+        """Returns once everything written is on the disk (fdatasync)."""
 
     def close(self) -> None: ...
 
@@ -33,19 +33,19 @@ class Storage:
     """The operating system's files. All methods raise OSError."""
 
     def create(self, path: Path) -> NewFile:
-        """A new file. Fails where there is one of that name."""
+        """Creates a file. Raises FileExistsError if there is one of that name."""
         return _File(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def reopen(self, path: Path) -> NewFile:
-        """A file that there is, to be written over."""
+        """Opens an existing file, to overwrite it."""
         return _File(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def make_directory(self, path: Path) -> None:
         path.mkdir(mode=0o700)
 
     def make_directories(self, path: Path, mode: int = 0o777) -> None:
-        """Makes a folder, and those above it that are missing, unless it exists. Returns once its path is on the disk: all
-        folders above it are synced, because another program may have made them a moment ago."""
+        """Makes a folder and its missing parents, unless it exists. Returns once its path is on the disk. All folders above it
+        are synced, because another program may have made them a moment ago."""
         if path.is_dir():
             return
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -53,25 +53,25 @@ class Storage:
         for folder in missing:
             self.sync_directory(folder.parent)
         for above in missing[-1].absolute().parent.parents:
-            with suppress(OSError):  # one that may not be read: it is no new one
+            with suppress(OSError):  # a folder that we may not read is not a new one
                 self.sync_directory(above)
 
     def glob(self, path: Path, pattern: str) -> list[Path]:
-        """The entries of a folder whose names match."""
+        """The entries of a folder whose names match the pattern."""
         return list(path.glob(pattern))
 
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)
 
     def remove(self, path: Path) -> None:
-        """Removes a file, or a folder with all that is in it; nothing, where there is none."""
+        """Removes a file, or a folder with everything in it. Does nothing if a file does not exist."""
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
     def sync_directory(self, path: Path) -> None:
-        """Returns once the names in a folder are on the disk."""
+        """Returns once a folder's entries (the names of its files) are on the disk."""
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -30,7 +30,7 @@ def write_tensors(
     Args:
         file: The file.
         shapes: The tensors' names and shapes.
-        tensor: A tensor of that name; asked for once, in order, when it is to be written.
+        tensor: Returns the tensor of a name. Called once for each name, in order, when it is about to be written.
         metadata: Strings for the header.
 
     Format: u64 little-endian length of the header, a JSON header padded to 8 bytes, then the tensors without gaps.
@@ -39,7 +39,7 @@ def write_tensors(
         {"bytes": size of the file, "sha256": its hash}.
 
     Raises:
-        OSError: It could not be written whole.
+        OSError: The file could not be written completely.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0

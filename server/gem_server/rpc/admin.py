@@ -15,7 +15,7 @@ from gem_server.rpc.handlers import Context
 
 
 class AdminServicer:
-    """Serves `gem_api.v1.AdminService`. `stop` begins the server's graceful end."""
+    """Serves `gem_api.v1.AdminService`. `stop` begins the server's graceful shutdown."""
 
     def __init__(
         self,

@@ -15,11 +15,12 @@ class Call:
     """One RPC being served.
 
     Attributes:
-        lease_id: The lease that it was last made under.
+        lease_id: The lease that it last used.
         exchanging: Whether it uses that lease's buffers now.
-        answering: Whether what it brought is accepted, and only the answer is outstanding.
-        error: Why the server itself ended it, if it did.
-        identify: Says who makes it, now: a token may be withdrawn while a stream is open. Raises as `Access.identify`.
+        answering: Whether its request is accepted, and only the reply is outstanding.
+        error: The error that the server ended it with; None if it did not.
+        identify: Returns the caller's identity. Called anew each time, because a token may be withdrawn while a stream is open.
+            Raises as `Access.identify`.
     """
 
     def __init__(self, owner_of: Callable[[str], str | None]) -> None:
@@ -35,10 +36,10 @@ class Call:
         """Raises PermissionDenied if a lease was opened with other credentials than this call's."""
         owner = self._owner_of(lease_id)
         if owner is not None and owner != self.identify().owner:
-            raise PermissionDenied("this lease was opened with another credential: register with your own")
+            raise PermissionDenied("this lease was opened with other credentials: register with your own")
 
     def end(self, error: GemError) -> None:
-        """Stops the call where it waits; it is answered with `error`."""
+        """Stops the call, which fails with `error`."""
         if self.error is None and self._task is not None:
             self.error = error
             self._task.cancel()
@@ -65,11 +66,11 @@ class Calls:
 
     @contextmanager
     def exchange(self, call: Call, lease_id: str) -> Iterator[None]:
-        """The time in which `call` uses the lease's buffers. A newer call of the same lease ends an older one's exchange."""
+        """The time in which `call` uses the lease's buffers. A newer call of the same lease ends an older one."""
         self._forget_lease(call)
         mine = self._by_lease.setdefault(lease_id, set())
         for other in [other for other in mine if other.exchanging]:
-            other.end(Superseded("a newer call under the same lease took over"))
+            other.end(Superseded("a newer call of the same lease replaced this one"))
         call.lease_id, call.exchanging = lease_id, True
         mine.add(call)
         try:
@@ -78,12 +79,12 @@ class Calls:
             call.exchanging = call.answering = False
 
     def end_lease(self, lease_id: str, error: GemError, spared: Call | None) -> None:
-        """Ends every call of a lease but one."""
+        """Ends every call of a lease except `spared`."""
         for call in self._by_lease.get(lease_id, set()) - {spared}:
             call.end(error)
 
     def end_unanswered(self, error: GemError) -> None:
-        """Ends every call but those whose answer is outstanding."""
+        """Ends every call except those whose request is accepted already."""
         for call in list(self._all):
             if not call.answering:
                 call.end(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from gem_server.rpc.calls import Call, Calls
 from gem_server.security.access import Access
 
 Handler = Callable[..., Awaitable[Any]]
-MAX_DETAILS = 1000  # characters: the statuses of grpc travel in headers of limited size
+MAX_DETAILS = 1000  # characters of an error message: gRPC sends it in a header of limited size
 Context = Any  # grpc.aio.ServicerContext: grpcio has no type hints
 
 
@@ -29,26 +30,28 @@ def rpc_handlers(
     """gRPC's handlers for a servicer that has a coroutine `snake_case(call, [request,] context)` for each RPC."""
     table = {}
     for method in methods(service):
-        serve = _guard(method, getattr(servicer, _snake_case(method.name)), calls, access, logger)
-        table[method.name] = getattr(grpc, f"{method.kind}_rpc_method_handler")(serve)
+        guarded = _Guarded(method, getattr(servicer, _snake_case(method.name)), calls, access, logger)
+        table[method.name] = getattr(grpc, f"{method.kind}_rpc_method_handler")(guarded.handle)
     return grpc.method_handlers_generic_handler(service.full_name, table)
 
 
-def _guard(method: Method, serve: Handler, calls: Calls, access: Access, logger: Logger) -> Handler:
-    async def guarded(request: Any, context: Context) -> bytes | None:
-        with calls.serve() as call:
+@dataclass(frozen=True)
+class _Guarded:
+    """One RPC as gRPC calls it: identifies the caller, converts messages, and answers every error with a status."""
+
+    method: Method
+    serve: Handler
+    calls: Calls
+    access: Access
+    logger: Logger
+
+    async def handle(self, request: Any, context: Context) -> bytes | None:
+        with self.calls.serve() as call:
             try:
-                if method.kind.endswith("_stream"):
-                    # First of all: grpc can't end a call that it cancels while it sends them together with a first frame.
-                    await context.send_initial_metadata(())
-                call.identify = partial(access.identify, method.name, context)
-                call.identify()
-                arguments = (_parse(method, request, call), context) if method.parse_request else (context,)
-                response = await serve(call, *arguments)
-                return method.serialize_response(response) if method.serialize_response else None
+                return await self._respond(call, request, context)
             except GemError as error:
                 if isinstance(error, Unauthenticated | PermissionDenied):
-                    logger.warning("call refused", rpc=method.name, peer=context.peer(), why=str(error))
+                    self.logger.warning("call refused", rpc=self.method.name, peer=context.peer(), why=str(error))
                 await _abort(context, error)
             except asyncio.CancelledError:
                 if call.error is None:
@@ -56,16 +59,25 @@ def _guard(method: Method, serve: Handler, calls: Calls, access: Access, logger:
                 await _abort(context, call.error)
             except Exception:
                 if context.cancelled():
-                    raise asyncio.CancelledError from None  # the client has gone; grpc has many ways to say so
-                logger.exception("internal error while serving a call; please report it", rpc=method.name)
+                    raise asyncio.CancelledError from None  # the client has gone; gRPC reports that in many ways
+                self.logger.exception("internal error while serving a call; please report it", rpc=self.method.name)
                 await context.abort(grpc.StatusCode.INTERNAL, "internal server error; see the server's log")
         raise AssertionError("abort does not return")
 
-    return guarded
+    async def _respond(self, call: Call, request: Any, context: Context) -> bytes | None:
+        method = self.method
+        if method.kind.endswith("_stream"):
+            # First, on their own: gRPC can't end a call that it cancels while they are sent with a first frame.
+            await context.send_initial_metadata(())
+        call.identify = partial(self.access.identify, method.name, context)
+        call.identify()
+        arguments = (_parse(method, request, call), context) if method.parse_request else (context,)
+        response = await self.serve(call, *arguments)
+        return method.serialize_response(response) if method.serialize_response else None
 
 
 def _parse(method: Method, request: bytes, call: Call) -> Any:
-    """The message, once the lease that it names, if any, is the caller's. A stream names it in its headers: see `Transfer`."""
+    """Parses a request, and checks that the lease that it names, if any, is the caller's. For streams, `Transfer` checks it."""
     assert method.parse_request is not None
     try:
         message = method.parse_request(request)

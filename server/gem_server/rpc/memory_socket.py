@@ -1,4 +1,4 @@
-"""Hands out shared memory to workers on this machine over a Unix socket, the only way to pass a file descriptor."""
+"""Gives shared memory to workers on this machine, over a Unix socket: only that can pass a file descriptor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gem_server.core.state_machine import Core
 
 TOKEN_BYTES = 16
 PATIENCE_SECONDS = 10.0
-MAX_VISITORS = 64  # served at a time
+MAX_VISITORS = 64  # connections served at a time
 MAX_WAITING = 4096
 RETRY_SECONDS = 1.0
-MAX_LEFT_OVER = 256  # regions that workers still map after their lease: each keeps a descriptor open here
+MAX_LEFT_OVER = 256  # regions that workers still map after their lease has ended; each keeps a descriptor open here
 
 
 @dataclass
@@ -34,11 +34,11 @@ class _Handed:
 
 
 class MemorySocket:
-    """The server's Unix socket. A visitor must present a token that the worker got over gRPC, under its lease.
+    """The server's Unix socket. A visitor (a process that connects) must present a token that its worker got over gRPC.
 
     Args:
-        address: Path, or "@NAME" in Linux's abstract namespace; empty to share no memory.
-        core: Keeps the regions with the leases.
+        address: A path, or "@NAME" in Linux's abstract namespace; empty: no memory is shared.
+        core: The state machine; its leases hold the regions.
         logger: The server's logger.
 
     Raises:
@@ -56,7 +56,8 @@ class MemorySocket:
         self._inode = _inode(address)
 
     def offer(self, lease_id: str) -> pb.ShareMemoryResponse:
-        """Where the worker of a live lease gets its region. Raises InvalidRequest if the server shares no memory."""
+        """Returns the socket and a new token for the worker of a live lease. Raises InvalidRequest if the server shares no
+        memory."""
         if self._socket is None:
             raise InvalidRequest("this server shares no memory (--memory-socket off): send tensors over the network")
         self._leases = {token: other for token, other in self._leases.items() if other in self._core.leases.live}
@@ -81,7 +82,7 @@ class MemorySocket:
             visit.add_done_callback(lambda _: free.release())
 
     async def _accept(self, listening: socket.socket) -> socket.socket:
-        """The next visitor; one that can't be let in now, for want of descriptors, waits."""
+        """Accepts the next connection. If there are no file descriptors left, waits and tries again."""
         while True:
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listening)
@@ -91,7 +92,7 @@ class MemorySocket:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def close(self) -> None:
-        """Ends the listening; the socket's file goes too, unless another server has put its own there meanwhile."""
+        """Stops listening, and removes the socket's file, unless another server has replaced it."""
         for handed in self._handed.values():
             if handed.descriptor is not None:
                 os.close(handed.descriptor)
@@ -116,7 +117,7 @@ class MemorySocket:
         token = await _read(connection, TOKEN_BYTES)
         lease_id = self._leases.pop(token, None)
         if lease_id is None:
-            raise InvalidRequest("a visitor without a token")
+            raise InvalidRequest("the visitor's token is unknown")
         self._core.leases.get(lease_id)
         if lease_id not in self._handed:
             await self._make(lease_id)
@@ -130,7 +131,7 @@ class MemorySocket:
             os.close(theirs)
 
     async def _make(self, lease_id: str) -> None:
-        """Makes the lease's one region. It is counted from before it is made until nobody maps it any more.
+        """Makes the lease's one region. Its memory counts from before it is made until no process maps it any more.
 
         Raises:
             Overloaded: There is no room for it, or too many of ended leases are still mapped.
@@ -154,7 +155,7 @@ class MemorySocket:
             raise
 
     def take_back(self) -> None:
-        """Frees what is counted for regions that nobody maps any more and no lease has."""
+        """Stops counting regions that belong to no lease and that no process maps any more."""
         for lease_id, handed in list(self._handed.items()):
             if handed.descriptor is None or lease_id in self._core.leases.live:
                 continue
@@ -163,7 +164,7 @@ class MemorySocket:
                     self._forget(lease_id)
 
     def _discard(self, lease_id: str, made: asyncio.Future[tuple[Region, int]]) -> None:
-        """A region was made too late: nobody waits for it any more."""
+        """Drops a region that was made too late: its worker no longer waits for it."""
         if made.exception() is None:
             os.close(made.result()[1])
         self._forget(lease_id)
@@ -178,17 +179,17 @@ class MemorySocket:
 
 
 def _require_traceable(descriptor: int) -> None:
-    """Raises OSError where the system can't tell whether others still map a region: what it takes could not be counted."""
+    """Raises OSError if the system can't tell whether other processes still map a region: its memory could not be counted."""
     theirs = open_again(descriptor)
     try:
         if not held_elsewhere(descriptor):
-            raise OSError("this system does not tell who maps shared memory")
+            raise OSError("this system does not report which processes map shared memory")
     finally:
         os.close(theirs)
 
 
 def _inode(address: str) -> int:
-    """Of the socket's file; 0 where there is none."""
+    """The inode of the socket's file; 0 if there is none."""
     try:
         return 0 if not address or address.startswith("@") else os.stat(address).st_ino
     except OSError:
@@ -206,7 +207,7 @@ async def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _listen(address: str) -> socket.socket:
-    """The listening socket. A path left behind by a killed server is taken over; one that a server answers at is not."""
+    """Opens the listening socket. It replaces a path left by a killed server, but not one at which a server responds."""
     if not address.startswith("@"):
         path = Path(address)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +218,7 @@ def _listen(address: str) -> socket.socket:
     try:
         listening.bind(socket_address(address))
         if not address.startswith("@"):
-            os.chmod(address, 0o666)  # the token is the key; workers may run as another user
+            os.chmod(address, 0o666)  # the token protects it; workers may run as another user
         listening.listen(MAX_WAITING)
         listening.setblocking(False)
     except BaseException:

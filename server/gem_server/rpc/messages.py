@@ -1,4 +1,4 @@
-"""Between the contract's messages and the core's facts, one function each."""
+"""Converts between the contract's messages and the core's facts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def header(message: pb.CommitHeader) -> Header:
 
 
 def commit_result(applied: Applied, base_version: int) -> pb.CommitResult:
-    """A commit's facts, with the version of the θ that is sent along (a later pull may have renewed it)."""
+    """The result of a commit. `base_version` is that of the θ sent with it: a pull after the commit may have made it newer."""
     return pb.CommitResult(
         sequence=applied.sequence,
         ticket=applied.ticket,

@@ -1,4 +1,4 @@
-"""Tensor frames of one streamed call: reading and writing them, and counting their bytes."""
+"""Reads and writes the tensor frames of one streamed call, and counts their bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Transfer:
         self._context = context
         self._message_type = message_type
         self._traffic = traffic
-        self._ahead: ChunkView | None = None  # came with the last header
+        self._ahead: ChunkView | None = None  # the chunk that came in the same frame as the last header
 
     async def read_header(self) -> Any | None:
         """The next header; None at the end of the stream.
@@ -47,7 +47,7 @@ class Transfer:
         if frame is None:
             return None
         if frame.header is None:
-            raise IncompleteTransfer("a chunk where a header was due: send the header first")
+            raise IncompleteTransfer("expected a header, got a chunk: send the header first")
         self._call.require_own(frame.header.lease_id)
         self._ahead = frame.chunk
         return frame.header
@@ -59,7 +59,7 @@ class Transfer:
             return ahead
         frame = await self._read()
         if frame is not None and frame.header is not None:
-            raise IncompleteTransfer("a header where a chunk was due: finish one transfer before the next")
+            raise IncompleteTransfer("expected a chunk, got a header: finish one transfer before the next")
         return frame.chunk if frame is not None else None
 
     async def _read(self) -> Frame | None:
@@ -72,7 +72,7 @@ class Transfer:
     async def require_end(self) -> None:
         """Raises IncompleteTransfer unless the stream ends here."""
         if self._ahead is not None or await self._read() is not None:
-            raise IncompleteTransfer("a frame after the whole of the buffer had arrived: end the stream there")
+            raise IncompleteTransfer("got a frame after the last chunk: end the stream after it")
 
     async def receive(
         self,
@@ -83,8 +83,8 @@ class Transfer:
         norm: GradientNorm | None = None,
         kept: list[memoryview] | None = None,
     ) -> None:
-        """Fills `into` (float32, shape (P,)) from chunks, each checked by `require_finite`, and added to `norm` where that is
-        asked for, while it is in the cache; puts their bytes into `kept`."""
+        """Fills `into` (float32, shape (P,)) from chunks. Checks each with `require_finite` and adds it to `norm`, if given,
+        while it is in the cache. Appends the chunks' bytes to `kept`, if given."""
         assembly = form.assembly(into)
         while not assembly.complete:
             chunk = await self._read_chunk()
@@ -112,10 +112,10 @@ class Transfer:
         await self._context.write(frame)
 
     async def send(self, opening: bytes, packed: Vector, form: ThetaFormat = FLOAT32, patience: float | None = None) -> None:
-        """Streams a header and θ from where it lies (float32, shape (P,)); no one changes it before this exchange is over.
+        """Streams a header and θ (float32, shape (P,)) without a copy: θ must not change before this call returns.
 
-        Raises DeadlineExceeded for a client that takes longer than `patience` seconds to read one frame: without a lease it
-        could keep its copy of θ for ever.
+        Raises DeadlineExceeded if the client takes longer than `patience` seconds to read one frame: a client without a lease
+        could otherwise keep its copy of θ in memory for ever.
         """
         for frame in form.frames(packed, opening):
             try:

@@ -1,4 +1,4 @@
-"""TrainingService: turns workers' requests into calls of the core, and the core's facts into replies."""
+"""TrainingService: translates workers' requests to calls of the core, and the core's facts to replies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gem_server.telemetry.progress import Progress, Traffic
 
 SHARD_WAIT_SECONDS = 0.5
 READER_SECONDS = 60.0
-_DRAINING = "the server is shutting down: resend once a server answers again"
+_DRAINING = "the server is shutting down: try again once it has restarted"
 
 
 class TrainingServicer:
@@ -46,7 +46,7 @@ class TrainingServicer:
         memory_socket: Hands out shared memory to workers on this machine.
         durability: Waited for before a reply.
         traffic: Where the bytes of tensors are counted.
-        clock: Monotonic seconds.
+        clock: Returns monotonic seconds.
         logger: The server's logger.
     """
 
@@ -68,7 +68,7 @@ class TrainingServicer:
         self._calls = calls
         self._memory_socket = memory_socket
         self._durability = durability
-        self.traffic = traffic
+        self._traffic = traffic
         self._clock = clock
         self._logger = logger
         self._changed = asyncio.Event()
@@ -76,7 +76,7 @@ class TrainingServicer:
     # -- commits
 
     async def commit(self, call: Call, context: Context) -> None:
-        transfer = Transfer(call, context, pb.CommitRequest, self.traffic)
+        transfer = Transfer(call, context, pb.CommitRequest, self._traffic)
         while (message := await transfer.read_header()) is not None:
             header = messages.header(message)
             try:
@@ -97,7 +97,7 @@ class TrainingServicer:
             self._core.adopt_region(lease, message.region)
         transport: Transport = SharedMemory(transfer) if message.region else Network(message, transfer, self._core.logged)
         if admission is Admission.FRESH:
-            await self._durability.reached(lease.recorded)  # the log may still need the last gradient, where this one goes
+            await self._durability.reached(lease.recorded)  # this gradient overwrites the last one
             self._durability.require_writable()
             norm = GradientNorm() if self._core.norms.bounded else None
             arrived = await transport.fetch(lease, self._core.rule.largest, norm)
@@ -109,7 +109,7 @@ class TrainingServicer:
         call.answering = True
         applied = await self._apply_loop.outcome(lease, header.sequence)
         if admission is not Admission.FRESH:
-            # A pull that this repeat overtook may still be queued, and would change the reply while it is sent.
+            # A pull that was sent before this repeated commit may still be queued. It would change the reply while it is sent.
             await self._apply_loop.between_commits(lambda: partial(self._core.resend_reply, lease))
         await self._durability.reached(lease.recorded)
         result = messages.commit_result(applied, lease.base_version)
@@ -117,7 +117,7 @@ class TrainingServicer:
 
     def _count_rejected(self, header: Header, error: GemError) -> None:
         if isinstance(error, Draining | UnknownRegion):
-            return  # nothing is wrong with the commit: it comes again
+            return  # nothing is wrong with the commit: the worker sends it again
         self._core.outcomes[Outcome.REJECTED] += 1
         lease = self._core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
@@ -127,7 +127,7 @@ class TrainingServicer:
         )
 
     def _put_into_quarantine(self, header: Header, error: GemError, call: Call) -> None:
-        """Raises Quarantined, instead of the rejection, if this one was one too many."""
+        """Raises Quarantined if this rejection puts the worker into quarantine."""
         ended = self._core.refused(header.lease_id, error)
         if ended is not None:
             self._logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
@@ -137,7 +137,7 @@ class TrainingServicer:
     # -- reading and initialising θ
 
     async def pull(self, call: Call, request: pb.PullRequest, context: Context) -> None:
-        transfer, form = Transfer(call, context, pb.PullRequest, self.traffic), stated_theta_format(request.theta_dtype)
+        transfer, form = Transfer(call, context, pb.PullRequest, self._traffic), stated_theta_format(request.theta_dtype)
         if not request.lease_id:
             await self._pull_without_lease(transfer, form)
             return
@@ -169,7 +169,7 @@ class TrainingServicer:
         return pb.PullResponse(header=header).SerializeToString()
 
     async def initialize_central(self, call: Call, context: Context) -> pb.InitializeCentralResponse:
-        transfer = Transfer(call, context, pb.InitializeCentralRequest, self.traffic)
+        transfer = Transfer(call, context, pb.InitializeCentralRequest, self._traffic)
         header = await transfer.read_header()
         if header is None:
             raise IncompleteTransfer("the stream was empty: send the header, then the chunks")
@@ -221,7 +221,7 @@ class TrainingServicer:
         now = self._clock()
         if stood_still := self._core.leases.looked(now):
             self._logger.warning(
-                "the server was suspended; all leases are extended", seconds=round(stood_still, 1),
+                "the server was suspended or slow to start; all leases are extended", seconds=round(stood_still, 1),
                 workers=len(self._core.leases.live),
             )  # fmt: skip
         for ended in self._core.expire(now):
@@ -259,7 +259,7 @@ class TrainingServicer:
         self, call: Call, request: pb.ReportEvaluationRequest, context: Context
     ) -> pb.ReportEvaluationResponse:
         if request.HasField("accuracy") and not 0 <= request.accuracy <= 1:
-            raise InvalidRequest(f"the accuracy must lie between 0 and 1, not at {request.accuracy}")
+            raise InvalidRequest(f"the accuracy must lie between 0 and 1, not {request.accuracy}")
         self._progress.evaluated(messages.evaluation(request))
         return pb.ReportEvaluationResponse()
 
@@ -278,7 +278,7 @@ class TrainingServicer:
         self._changed = asyncio.Event()
 
     def drain(self) -> None:
-        """Accepts no more commits; those that hold a ticket are still applied and answered."""
+        """Accepts no more commits. Commits that hold a ticket are still applied, and their workers get the reply."""
         self._progress.draining = True
         self._calls.end_unanswered(Draining(_DRAINING))
         self.notify()

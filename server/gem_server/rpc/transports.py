@@ -1,4 +1,4 @@
-"""The two ways that a commit's tensors travel: over the network, or by reference to memory that both sides map."""
+"""The two ways to transfer a commit's tensors: over the network, or through shared memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.rpc.tensor_stream import Transfer
 
-PIECE = 1 << 18  # elements that are copied and looked at while they are in the cache, as many as a chunk holds
+PIECE = 1 << 18  # elements that are copied and checked at a time, while they are in the cache; as many as a chunk holds
 
 
 class Transport(Protocol):
     """How one commit's gradient arrives, and how its reply is sent."""
 
     async def fetch(self, lease: Lease, limit: np.float32, norm: GradientNorm | None) -> Arrived:
-        """Returns once `lease.upload` holds the whole gradient. Adds it to `norm`, if given; what is measured is what is
+        """Returns once `lease.upload` holds the whole gradient. Adds it to `norm`, if given: the measured gradient is the one
         applied. Raises NonFiniteGradient, IncompleteTransfer."""
 
     async def skip(self, lease: Lease) -> None:
@@ -36,8 +36,8 @@ class Transport(Protocol):
 
 
 class Network:
-    """Chunks in the call's stream, in the formats that the commit's header names. With `logged`, compressed bytes are kept for
-    the log. Raises InvalidRequest for unknown formats."""
+    """Transfers chunks in the call's stream, in the formats that the commit's header names. With `logged`, keeps compressed
+    bytes for the log. Raises InvalidRequest for unknown formats."""
 
     def __init__(self, header: pb.CommitHeader, transfer: Transfer, logged: bool) -> None:
         self._transfer = transfer
@@ -58,7 +58,8 @@ class Network:
 
 
 class SharedMemory:
-    """A shared region: the gradient is there before its header arrives, and the rule writes θ where the worker reads it."""
+    """Uses a region of shared memory: the gradient is there before its header arrives, and the rule writes θ there for the
+    worker to read."""
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
@@ -67,13 +68,13 @@ class SharedMemory:
         assert lease.region is not None
         if lease.upload is not lease.region.gradient:
             await self._copy(lease, lease.region.gradient, limit, norm)
-        else:  # the worker may still change what is checked here; the rule therefore checks again what it reads
+        else:  # the worker may still change the gradient after this check; therefore the rule checks what it reads again
             await run_blocking(partial(require_finite, lease.upload, limit, "gradient"), lease.upload.size)
         return as_floats(lease.upload)
 
     async def _copy(self, lease: Lease, shared: Vector, limit: np.float32, norm: GradientNorm | None) -> None:
-        """Copies the gradient out of the worker's reach. On this thread: another one could still write to the buffer after a
-        newer call has taken over."""
+        """Copies the gradient to memory that the worker can't change. Runs on the event loop's thread: another thread could
+        still write to the buffer after a newer call has replaced this one."""
         for begin in range(0, shared.size, PIECE):
             piece = lease.upload[begin : begin + PIECE]
             np.copyto(piece, shared[begin : begin + PIECE])

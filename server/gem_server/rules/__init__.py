@@ -43,12 +43,12 @@ def is_users(rule: UpdateRule) -> bool:
 
 
 def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRule:
-    """Makes the rule of that name, or a user's own as "module:Class", with the settings that it has fields for.
+    """Makes the rule of that name, or a user's own as "module:Class".
 
     Args:
         rule: Its name.
-        rule_options: Settings of this rule alone: "name=value", separated by blanks.
-        settings: The run's settings; those that the rule has no field for are ignored.
+        rule_options: Options of this rule alone: "name=value", separated by spaces.
+        settings: The run's hyper-parameters. Those that the rule has no field for are ignored.
 
     Raises:
         ValueError: There is no such rule, or a value is invalid; the message names the valid ones.
@@ -70,12 +70,12 @@ def _users(rule: str) -> type[UpdateRule]:
 
 
 def require_named(kept: str, asked: str | None) -> None:
-    """Raises ValueError if a checkpoint names a user's rule that this start did not: its code must not be loaded unasked."""
+    """Raises ValueError if a checkpoint names a user's rule and `--rule` does not: code is loaded only if the user names it."""
     if kept not in RULES and kept != asked:
-        raise ValueError(f"the run's rule is {kept!r}, not a built-in rule: give --rule {kept} to have its code loaded")
+        raise ValueError(f"the run's rule is {kept!r}, not a built-in rule: give --rule {kept} to load its code")
 
 
 def rule_of(settings: Hyperparameters) -> UpdateRule:
-    """The rule that a run's settings name. Raises ValueError as `make_rule`, and for an invalid schedule."""
+    """The rule that a run's hyper-parameters name. Raises ValueError as `make_rule`, and for an invalid schedule."""
     require_schedule(settings)
     return make_rule(**vars(settings))

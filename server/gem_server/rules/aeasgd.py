@@ -14,15 +14,15 @@ from gem_server.rules.base import ArrayRule, Buffers, RuleInput, require, requir
 
 @dataclass(frozen=True)
 class Aeasgd(ArrayRule):
-    """Each worker keeps parameters x of its own, and a spring pulls them and θ towards each other. Here x is the snapshot.
+    """Each worker has its own parameters x. Each commit moves x and θ towards each other, like a spring. x is the snapshot.
 
         x ← x + δ               the worker's λ local steps
         e = α·(x − θ_t)         Algorithm 1
         θ_{t+1} = θ_t + e
-        x ← x − e               what the worker goes on from
+        x ← x − e               where the worker's next local steps begin
 
-    The paper writes α = η·ρ and takes α = 0.9/n for n workers. With momentum in the local steps (`--local-momentum`) it is
-    EAMSGD, Algorithm 2.
+    The paper writes α = η·ρ, and uses α = 0.9/n for n workers. With momentum in the local steps (`--local-momentum`) the rule
+    is EAMSGD, Algorithm 2.
     """
 
     learning_rate: float = 0.05
@@ -32,7 +32,7 @@ class Aeasgd(ArrayRule):
 
     def __post_init__(self) -> None:
         require_rate(self.learning_rate)
-        require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], not at {self.alpha}")
+        require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], not {self.alpha}")
 
     @property
     def kind(self) -> UpdateKind:

@@ -1,4 +1,4 @@
-"""What every update rule is: a step from (θ, gradient, the worker's own buffers) to a new θ, and facts about it."""
+"""The base of every update rule: a function from θ, a gradient and the worker's buffers to a new θ, and facts about it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from gem_server.rules.bins import bin_middles
 
 Buffers = dict[str, Vector]
 
-# The largest |value| taken in: 1e30 leaves float32 (3.4e38) room for every sum and product that a rule forms of it.
+# The largest |value| accepted. With 1e30, no sum or product that a rule computes exceeds float32's maximum (3.4e38).
 MAX_MAGNITUDE = 1e30
-# The most that one commit moves an element of θ: less than half the gap between float32's largest numbers (2¹⁰³ ≈ 1.01e31), so
-# that no sum of such moves is ever rounded up to an infinity.
+# The largest movement of an element of θ in one commit. It is less than half the gap between float32's largest numbers (2¹⁰³ ≈
+# 1.01e31), so that no sum of such movements is ever rounded up to infinity.
 MAX_MOVE = 8e30
 NO_REPLY: Vector = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
 class PiFacts:
-    """What the scaling factor π did in one commit, over all parameters.
+    """Statistics of the scaling factor π in one commit, over all parameters.
 
-    The energies are sums over all parameters. What comes of the histogram (`counts`, the medians, the mean, the shares at the
-    bounds) is counted over all parameters of a tensor smaller than 2,048, and over a systematic sample of a larger one: at
-    least 1,024 of its parameters, one in 64 where it has 65,536 or more. `rules/fused.py` gives the standard error.
+    The energies are sums over all parameters. The histogram, and what is derived from it (medians, mean, shares at the bounds),
+    counts all parameters of a tensor with fewer than 2,048. Of a larger tensor it counts a systematic sample: at least 1,024
+    parameters, and one in 64 if there are 65,536 or more. `rules/fused.py` gives the standard error.
 
     Attributes:
         counts: int64, shape (bins,): histogram of π; adds up to P. The first bin holds π = 0 alone, the last π = π_max alone.
         edges: float32, shape (bins,): the bins' lower edges.
-        median: Median of π, inside its bin interpolated.
+        median: Median of π, interpolated inside its bin.
         tensor_medians: float32, shape (tensors,): median of π per tensor.
         proxy_energy: ½Σ(κ·m)² (Eq. 15); with a shared optimizer ½Σ(κ·Δ)².
         central_energy: ½Σ(θ_{t+1} − s)² (Eq. 16).
@@ -52,12 +52,12 @@ class PiFacts:
 
     @property
     def middles(self) -> npt.NDArray[np.float64]:
-        """float64, shape (bins,): a value that stands for each bin, at most 1/32 from any in it."""
+        """The value that represents each bin: float64, shape (bins,). It is within 1/32 (relative) of any in the bin."""
         return bin_middles(float(self.edges[-1]))
 
     @property
     def mean(self) -> float:
-        """Mean of π, to 1/32 of that of the parameters counted."""
+        """Mean of π over the counted parameters, with a relative error of at most 1/32."""
         return float(self.counts @ self.middles / self.counts.sum())
 
     @property
@@ -72,7 +72,7 @@ class PiFacts:
 
 
 class Threads(Protocol):
-    """Runs the parts that a pass over θ is split into."""
+    """Runs the parts of a pass over θ."""
 
     def parts(self, size: int) -> int:
         """The number of parts for a pass over `size` elements."""
@@ -82,7 +82,7 @@ class Threads(Protocol):
 
 
 class Caller:
-    """The caller alone."""
+    """Runs all parts on the caller's thread."""
 
     def parts(self, size: int) -> int:
         return 1
@@ -94,11 +94,11 @@ class Caller:
 
 @dataclass
 class Shared:
-    """What a rule remembers of the run as a whole; saved with it.
+    """A rule's state for the whole run, saved with it.
 
     Attributes:
-        buffers: Those of the rule's `shared`: float32, shape (P,); they start at zero.
-        numbers: Those of the rule's `numbers`.
+        buffers: The buffers that the rule names in `shared`: float32, shape (P,), initially zero.
+        numbers: The numbers that the rule names in `numbers`.
     """
 
     buffers: Buffers = field(default_factory=dict)
@@ -107,14 +107,14 @@ class Shared:
 
 @dataclass(frozen=True)
 class RuleInput:
-    """What a rule is told of a commit, beside the arrays.
+    """What a rule gets with a commit, besides the arrays.
 
     Attributes:
         staleness: τ, commits applied since the worker's pull (Eq. 2).
         version: t, commits applied so far.
-        commits: The worker's earlier commits under its lease.
-        factor: What the schedule multiplies η by at this version, in [0, 1].
-        shared: What the rule remembers of the run; it may change it.
+        commits: Number of the worker's earlier commits under its lease.
+        factor: The schedule's factor for η at this version, in [0, 1].
+        shared: The rule's state for the whole run; the rule may change it.
     """
 
     staleness: int
@@ -125,25 +125,25 @@ class RuleInput:
 
 
 class UpdateRule(ABC):
-    """How a commit moves the central variable. Stateless: what it remembers of a worker lies in that worker's buffers, and what
-    it remembers of the run in those that all share.
+    """How a commit changes the central variable θ. A rule object is stateless: its state for a worker lies in that worker's
+    buffers, and its state for the run in `Shared`.
 
-    A rule is a frozen dataclass; its fields are its settings. `--learning-rate` and the like set the fields of those names,
-    `--rule-options name=value` any other. `__post_init__` raises ValueError for a value that it can't take.
+    A rule is a frozen dataclass; its fields are its settings. Options such as `--learning-rate` set the fields of the same
+    name, `--rule-options name=value` any other. `__post_init__` raises ValueError for an invalid value.
 
-    A worker may have an extra buffer "answer", float32, shape (P,), in shared memory: the rule then writes the θ of its next
-    gradient there too, in the same pass.
+    A worker may have an extra buffer "answer", float32, shape (P,), in shared memory. The rule then writes the θ for the
+    worker's next gradient there too, in the same pass.
 
     Attributes:
-        name: What the rule is called on the command line.
-        buffers: Names of the float32 buffers of shape (P,) that it keeps for each worker; they start at zero.
-        shared: Names of those that it keeps once for the whole run.
-        numbers: Numbers that it keeps for the whole run, with their first values.
-        reply_buffer: The buffer that is sent to the worker: the θ that its next gradient is computed on.
-        replies_before: Whether that is the θ before the worker's own commit (else after it).
+        name: The rule's name on the command line.
+        buffers: Names of the float32 buffers of shape (P,) that it keeps for each worker; initially zero.
+        shared: Names of the buffers that it keeps once for the whole run.
+        numbers: Numbers that it keeps for the whole run, with their initial values.
+        reply_buffer: The buffer that is sent to the worker: the θ for its next gradient.
+        replies_before: Whether that is θ before the worker's own commit; otherwise it is θ after it.
         kind: The update that it takes: a gradient, or the change that local steps made to the worker's parameters.
-        reads_once: Whether `apply` is safe if the worker writes to the gradient meanwhile; if not, it gets a copy.
-        temporaries: Largest number of arrays of shape (P,) that `apply` allocates.
+        reads_once: Whether `apply` is safe if the worker writes to the gradient at the same time. If not, it gets a copy.
+        temporaries: Maximum number of arrays of shape (P,) that `apply` allocates.
     """
 
     name: ClassVar[str] = ""
@@ -158,7 +158,7 @@ class UpdateRule(ABC):
     @property
     @abstractmethod
     def learning_rate(self) -> float:
-        """η."""
+        """The learning rate η."""
 
     @property
     def kind(self) -> UpdateKind:
@@ -166,32 +166,33 @@ class UpdateRule(ABC):
 
     @cached_property
     def threads(self) -> Threads:
-        """What `apply` is split over: one part, the caller's, unless `use_threads` says otherwise."""
+        """The threads that `apply` uses: only the caller's, unless `use_threads` sets others."""
         return Caller()
 
     def use_threads(self, threads: Threads) -> None:
-        """Splits `apply` from now on. The bits of θ and the buffers, and the counts, do not depend on it."""
-        vars(self)["threads"] = threads  # past the lock of a frozen dataclass, as cached_property does
+        """Splits `apply` over these threads. The bits of θ and the buffers, and the counts, do not depend on it."""
+        vars(self)["threads"] = threads  # the dataclass is frozen; cached_property does the same
 
     @cached_property
     def largest(self) -> np.float32:
-        """The largest |g|, or element of a delta, taken in."""
+        """The largest |g|, or |element| of a delta, that is accepted."""
         return largest(self.learning_rate if self.kind == "gradient" else 1.0)
 
     def require_fitting(self, layout: Layout) -> None:  # noqa: B027  most rules take any layout
         """Raises ValueError if the rule can't train this layout."""
 
     def accepts(self, rule_input: RuleInput) -> bool:
-        """Whether to apply a commit. If not, the worker gets the present θ and the version stays."""
+        """Whether to apply a commit. If not, it is discarded: the worker gets the current θ, and the version does not
+        change."""
         return True
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:
-        """The worker reads θ: keep what it will compute its gradient on."""
+        """The worker reads θ: stores θ in its snapshot, as it will compute its next gradient there."""
         for name in {"snapshot", "answer"} & buffers.keys():
             np.copyto(buffers[name], theta)
 
     def first_pull(self, theta: Vector, buffers: Buffers) -> None:
-        """The same, before the worker's first commit under its lease."""
+        """As `pull`, before the worker's first commit under its lease."""
         self.pull(theta, buffers)
 
     @abstractmethod
@@ -199,11 +200,11 @@ class UpdateRule(ABC):
         """Applies one commit in place.
 
         Args:
-            layout: Where the tensors lie.
+            layout: The tensors' places in θ.
             theta: The central variable θ, float32, shape (P,).
-            update: The gradient or delta, float32, shape (P,), without an element that is no number or beyond `largest`. With
-                `reads_once` such an element may be there and counts as 0: the worker may write to it meanwhile.
-            buffers: The worker's buffers: those of `buffers`, and "answer" where the worker has one.
+            update: The gradient or delta, float32, shape (P,), without NaN and with no |element| beyond `largest`. With
+                `reads_once` the worker may write to it at the same time; elements that break this rule then count as 0.
+            buffers: The worker's buffers: those named in `buffers`, and "answer" if the worker has one.
             rule_input: Staleness, version and the rule's shared state.
 
         Returns:
@@ -211,7 +212,7 @@ class UpdateRule(ABC):
         """
 
     def scale(self, rule_input: RuleInput, pi: PiFacts | None) -> float:
-        """The mean factor that a commit's Δ was multiplied by, from what `apply` was given and answered."""
+        """The mean factor that a commit's Δ was multiplied by, from `apply`'s input and result."""
         return 1.0 if pi is None else pi.mean
 
 
@@ -230,7 +231,7 @@ class ArrayRule(UpdateRule):
 
 
 def largest(scale: float) -> np.float32:
-    """The largest |v| taken in of values that a rule multiplies by `scale`."""
+    """The largest |v| accepted, for values that a rule multiplies by `scale`."""
     return np.float32(min(MAX_MAGNITUDE / scale, MAX_MAGNITUDE))
 
 
@@ -241,5 +242,5 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_rate(learning_rate: float) -> None:
-    """Raises ValueError unless η is one that float32 can express: 1e-30 to 1000."""
-    require(1e-30 <= learning_rate <= 1e3, f"the learning rate must lie in [1e-30, 1000], not at {learning_rate}")
+    """Raises ValueError unless η is in [1e-30, 1000], which float32 can represent."""
+    require(1e-30 <= learning_rate <= 1e3, f"the learning rate must lie in [1e-30, 1000], not {learning_rate}")

@@ -16,14 +16,15 @@ _EPSILON = np.float32(1e-7)
 
 @dataclass(frozen=True)
 class DcAsgd(ArrayRule):
-    """Corrects each gradient for the way that θ has gone since, with g⊙g in place of the Hessian's diagonal.
+    """Corrects each gradient for the movement of θ since it was computed, with g⊙g as an estimate of the Hessian's diagonal.
 
-    θ_{t+1} = θ_t − η·(g + λ_t·g⊙g⊙(θ_t − s))                            (Eq. 10; s is what g was computed on)
+    θ_{t+1} = θ_t − η·(g + λ_t·g⊙g⊙(θ_t − s))                            (Eq. 10; s is the θ that g was computed on)
     DC-ASGD-c    λ_t = λ
     DC-ASGD-a    λ_t = λ/√(v + ε),   v ← m·v + (1 − m)·g⊙g, with m > 0    (Eq. 14)
 
-    What η multiplies is kept within the bounds that a gradient is taken in with: λ_t·g⊙g⊙(θ_t − s) has none of its own, and a
-    few large gradients would make θ infinite. The paper's m = 0 is an m of 1e-9 here.
+    The factor after η is clipped to the bound that the server sets for a gradient's elements. Without that, a few large
+    gradients would make θ infinite, as λ_t·g⊙g⊙(θ_t − s) has no bound. m = 0 selects DC-ASGD-c; for the paper's m = 0, use
+    1e-9.
     """
 
     learning_rate: float = 0.05
@@ -33,8 +34,8 @@ class DcAsgd(ArrayRule):
 
     def __post_init__(self) -> None:
         require_rate(self.learning_rate)
-        require(0 <= self.compensation <= 1e3, f"compensation (λ) must lie in [0, 1000], not at {self.compensation}")
-        require(0 <= self.mean_square < 1, f"mean_square (m) must lie in [0, 1), not at {self.mean_square}; 0 for a constant λ")
+        require(0 <= self.compensation <= 1e3, f"compensation (λ) must lie in [0, 1000], not {self.compensation}")
+        require(0 <= self.mean_square < 1, f"mean_square (m) must lie in [0, 1), not {self.mean_square}; 0 for a constant λ")
 
     @property
     def shared(self) -> tuple[str, ...]:  # type: ignore[override]

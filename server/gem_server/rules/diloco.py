@@ -1,5 +1,5 @@
-"""DiLoCo, asynchronous: an outer Nesterov optimizer over deltas (Douillard et al. 2023, arXiv 2311.08105), delayed (Liu et al.
-2024, arXiv 2401.09135)."""
+"""Asynchronous DiLoCo: an outer optimizer with Nesterov momentum over deltas (Douillard et al. 2023, arXiv 2311.08105), and
+delayed Nesterov (Liu et al. 2024, arXiv 2401.09135)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gem_server.rules.base import MAX_MOVE, ArrayRule, Buffers, RuleInput, requi
 
 @dataclass(frozen=True)
 class DiLoCo(ArrayRule):
-    """Takes a worker's delta for a gradient g = −δ, and applies Nesterov momentum with the step ε.
+    """Treats a worker's delta as a gradient g = −δ, and applies it with Nesterov momentum and the learning rate ε.
 
         b ← b + g
         each N-th commit    m ← β·m + b/N,   θ_{t+1} = θ_t − ε·((1 − c·N + c)·β·m + g/N),   b ← 0
         else                θ_{t+1} = θ_t − ε·(c·β·m + g/N)                           (2401.09135, Algorithm 3)
 
-    N = 1 is DiLoCo's own outer optimizer on every commit. With many workers take N near their number: momentum that is applied
-    at every commit adds up.
+    With N = 1 every commit is a step of DiLoCo's own outer optimizer. With many workers set N to about their number: momentum
+    that is applied at every commit adds up.
     """
 
     learning_rate: float = 0.05
@@ -36,10 +36,10 @@ class DiLoCo(ArrayRule):
 
     def __post_init__(self) -> None:
         require_rate(self.learning_rate)
-        require(0 < self.outer_rate <= 1e3, f"outer_rate (ε) must lie in (0, 1000], not at {self.outer_rate}")
-        require(0 <= self.outer_momentum < 1, f"outer_momentum (β) must lie in [0, 1), not at {self.outer_momentum}")
-        require(1 <= self.delay <= 1_000_000, f"delay (N) must lie in [1, 1000000], not at {self.delay}")
-        require(0 <= self.eager * self.delay <= 1, f"eager (c) must lie in [0, 1/delay], not at {self.eager}")
+        require(0 < self.outer_rate <= 1e3, f"outer_rate (ε) must lie in (0, 1000], not {self.outer_rate}")
+        require(0 <= self.outer_momentum < 1, f"outer_momentum (β) must lie in [0, 1), not {self.outer_momentum}")
+        require(1 <= self.delay <= 1_000_000, f"delay (N) must lie in [1, 1000000], not {self.delay}")
+        require(0 <= self.eager * self.delay <= 1, f"eager (c) must lie in [0, 1/delay], not {self.eager}")
 
     @property
     def kind(self) -> UpdateKind:

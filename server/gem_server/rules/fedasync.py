@@ -16,15 +16,15 @@ _FUNCTIONS = ("constant", "polynomial", "hinge")
 
 @dataclass(frozen=True)
 class FedAsync(ArrayRule):
-    """Mixes a worker's parameters into θ, the less the staler they are.
+    """Mixes a worker's parameters into θ, with a weight that falls with their staleness.
 
-        x = s + δ                             the worker's λ local steps from s, the θ that it was given
+        x = s + δ                             the worker's parameters after λ local steps from its snapshot s
         θ_{t+1} = (1 − α_τ)·θ_t + α_τ·x       α_τ = α·f(τ)
         f: constant      1
            polynomial    (τ + 1)^−a
-           hinge         1 where τ ≤ b, else 1/(a·(τ − b) + 1)       (all in its Section 5.2)
+           hinge         1 if τ ≤ b, else 1/(a·(τ − b) + 1)          (all in Section 5.2)
 
-    The paper's proximal term in the local steps is left out.
+    The local steps omit the paper's proximal term.
     """
 
     learning_rate: float = 0.05
@@ -37,7 +37,7 @@ class FedAsync(ArrayRule):
 
     def __post_init__(self) -> None:
         require_rate(self.learning_rate)
-        require(0 < self.mixing <= 1, f"mixing (α) must lie in (0, 1], not at {self.mixing}")
+        require(0 < self.mixing <= 1, f"mixing (α) must lie in (0, 1], not {self.mixing}")
         require(self.staleness in _FUNCTIONS, f"staleness is one of {', '.join(_FUNCTIONS)}, not {self.staleness!r}")
         require(0 <= self.a <= 1e3 and 0 <= self.b <= 1e6, f"a lies in [0, 1000], b in [0, 1e6], not {self.a}, {self.b}")
 
@@ -46,7 +46,7 @@ class FedAsync(ArrayRule):
         return "delta"
 
     def scale(self, rule_input: RuleInput, pi: object = None) -> float:
-        """α_τ."""
+        """α_τ: the weight of the worker's parameters."""
         late = rule_input.staleness - self.b
         if self.staleness == "polynomial":
             return float(self.mixing * (rule_input.staleness + 1.0) ** -self.a)

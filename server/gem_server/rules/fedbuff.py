@@ -15,12 +15,12 @@ from gem_server.rules.base import MAX_MOVE, ArrayRule, Buffers, RuleInput, requi
 
 @dataclass(frozen=True)
 class FedBuff(ArrayRule):
-    """Gathers K deltas, each weighted by its staleness, then moves θ by their mean.
+    """Sums K deltas, each weighted by its staleness, then moves θ by their mean.
 
         b ← b + δ/√(1 + τ')                                   each commit
         θ_{t+1} = θ_t + η_g·b/K,   b ← 0                      each K-th commit, else θ_{t+1} = θ_t
 
-    τ' counts moves of θ, as the paper does: one for K commits.
+    τ' is the staleness in moves of θ, as in the paper: one move for K commits.
     """
 
     learning_rate: float = 0.05
@@ -32,15 +32,15 @@ class FedBuff(ArrayRule):
 
     def __post_init__(self) -> None:
         require_rate(self.learning_rate)
-        require(1 <= self.buffer_size <= 1_000_000, f"buffer_size (K) must lie in [1, 1000000], not at {self.buffer_size}")
-        require(0 < self.outer_rate <= 1e3, f"outer_rate (η_g) must lie in (0, 1000], not at {self.outer_rate}")
+        require(1 <= self.buffer_size <= 1_000_000, f"buffer_size (K) must lie in [1, 1000000], not {self.buffer_size}")
+        require(0 < self.outer_rate <= 1e3, f"outer_rate (η_g) must lie in (0, 1000], not {self.outer_rate}")
 
     @property
     def kind(self) -> UpdateKind:
         return "delta"
 
     def scale(self, rule_input: RuleInput, pi: object = None) -> float:
-        """1/√(1 + τ')."""
+        """1/√(1 + τ'): the weight of a delta."""
         moves = rule_input.version // self.buffer_size - (rule_input.version - rule_input.staleness) // self.buffer_size
         return 1 / sqrt(1 + moves)
 

@@ -1,21 +1,21 @@
-"""The fused pass of Gradient Energy Matching: one walk over memory for m, π, θ, s, the answer and the statistics.
+"""The fused kernel of Gradient Energy Matching: one pass over memory for m, π, θ, s, the worker's reply and the statistics.
 
-The walk goes in blocks that stay in the first-level cache, so that what comes second reads what has just been written.
-The GIL is released. What holds whatever the number of threads:
+The pass works in blocks that stay in the first-level cache, so that the second step of a block reads it from there. The GIL is
+released. The following holds for any number of threads:
 
-State: m, π, θ and s are plain IEEE float32 in a fixed order, so a replay gives identical bits.
-Gradient: It may lie in memory that its worker can still write to. Each block is copied before it is used, so what is
-    checked is what is applied, and an element of the copy that is no number or too large counts as 0. For a gradient that
-    keeps still and passed `all_within`, that changes nothing.
-Energies: Every element is in them; the order of the sums is free.
-Histogram of π: Whole for tensors of fewer than 2,048 elements. Of a larger one at least 1,024 are counted, and one in 64 from
-    65,536 on: runs of 8, evenly spaced, at places that move on from block to block. The counts are then stretched to the
-    tensor's size. The standard error of a share p is √(p(1 − p)/c), c being the number counted, where elements are
-    independent: at most 1.6 %; the more alike neighbours are, the larger it is, up to √8 times that. Which elements are
-    counted follows from the layout alone, so a replay gives identical counts.
+State: m, π, θ and s are plain IEEE float32, computed in a fixed order, so a replay gives identical bits.
+Gradient: It may lie in memory that its worker can still write to. Each block is copied before it is checked and used. An
+    element of the copy that is NaN or too large counts as 0. For a gradient that did not change since it passed `all_within`,
+    no element does.
+Energies: They sum over every element; the order of the sums is not fixed.
+Histogram of π: It counts every element of tensors with fewer than 2,048. Of a larger tensor it counts at least 1,024 elements,
+    and one in 64 from 65,536 on: runs of 8 neighbours, evenly spaced, at positions that shift from block to block. The counts
+    are then scaled to the tensor's size. For independent elements, the standard error of a share p is √(p(1 − p)/c), at most
+    1.6 %; c is the number counted. If neighbours are alike, it is up to √8 times as large. The layout alone determines which
+    elements are counted, so a replay gives identical counts.
 
-Indices are unsigned: numba makes no room for negative ones then, and the loops vectorise. numba's cache of a kernel does not
-see changes in another file, so kernels that call each other stay in this one.
+Indices are unsigned: numba then generates no code for negative ones, and the loops vectorise. numba's cache of a kernel does
+not notice changes in another file, so kernels that call each other stay in this one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from numba import njit
 BLOCK = 2048
 BINS = 256
 BITS_PER_BIN = np.int32(19)  # of float32's 23 mantissa bits: 16 bins to an octave
-SAMPLE = 1024  # elements of a tensor that are counted at least, where it has as many
+SAMPLE = 1024  # minimum number of elements counted of a tensor, if it has as many
 SGD, ADAM, LION, GIVEN = range(4)  # how an update becomes the step Δ; GIVEN: it is Δ
 RUN = 8  # neighbours that are counted together
-STRIDE = 64  # one run in so many is counted of a large tensor
+STRIDE = 64  # of a large tensor, one run in 64 is counted
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
 _ZERO = np.float32(0)
 _LANES = 4
-_STEP = 19  # odd, so that runs come to every place of a block
+_STEP = 19  # odd, so that over the blocks, runs reach every position in a block
 
 
 class Scalars(NamedTuple):
@@ -44,7 +44,7 @@ class Scalars(NamedTuple):
     Attributes:
         eta: η.
         mu: μ, by which the old moment is multiplied.
-        own: By what Δ is multiplied in the new moment: 1; or 0 if the moment holds the proxy's whole displacement already.
+        own: The factor of Δ in the new moment: 1; or 0 if the moment already holds the proxy's whole displacement.
         kappa: κ.
         inside: ε in |Δ + ε|, or 0.
         outside: ε in |Δ| + ε, or 0.
@@ -64,7 +64,7 @@ class Scalars(NamedTuple):
 
 @njit(fastmath={"reassoc", "contract"}, **_OPTIONS)
 def _plus_square(total, x):  # type: ignore[no-untyped-def]
-    """total + x²; a function of its own because only such sums may be re-associated."""
+    """total + x². A separate function, because only these sums may be re-associated."""
     return total + x * x
 
 
@@ -77,7 +77,7 @@ def _take(gradient, begin, end, block):  # type: ignore[no-untyped-def]
 
 @njit(**_OPTIONS)
 def _delta(g, eta, limit):  # type: ignore[no-untyped-def]
-    """Δ = −η·g, or 0 for a g that is no number or beyond ±limit."""
+    """Δ = −η·g, or 0 if g is NaN or beyond ±limit."""
     return -eta * g if abs(g) <= limit else _ZERO
 
 
@@ -164,8 +164,8 @@ def _match(  # type: ignore[no-untyped-def]
 def _update(  # type: ignore[no-untyped-def]
     theta, block, moment, snapshot, answer, begin, end, scalars, snapshot_after, answer_after
 ):  # fmt: skip
-    """Eqs. 24, 19 and 27 on [begin, end): moves m, θ, s and the answer by the gradient in `block`, which receives π. All arrays
-    are distinct, or the loop would not vectorise. Returns the sums of (κ·m)² and (θ_{t+1} − s)²."""
+    """Eqs. 24, 19 and 27 on [begin, end): updates m, θ, s and the answer with the gradient in `block`, which receives π. All
+    arrays must be distinct, so that the loop vectorises. Returns the sums of (κ·m)² and (θ_{t+1} − s)²."""
     eta, mu, own, kappa, inside, outside, pi_max, limit = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):
@@ -190,8 +190,9 @@ def _update(  # type: ignore[no-untyped-def]
 
 @njit(**_OPTIONS)
 def _gather(bits, size, first, stride, sample, held):  # type: ignore[no-untyped-def]
-    """sample[held:] ← every `stride`-th run of the block's first `size` elements, from run number `first` on. Returns how many
-    elements the sample holds then. The last run is copied whole, which is quicker, and its end overwritten by the next."""
+    """sample[held:] ← every `stride`-th run of the block's first `size` elements, from run number `first` on. Returns the
+    number of elements in the sample then. It copies the last run as a whole, which is faster; the next call overwrites the
+    excess."""
     for begin in range(np.uint64(first * RUN), size, np.uint64(stride * RUN)):
         for i in range(np.uint64(RUN)):
             sample[held + i] = bits[begin + i]
@@ -201,8 +202,8 @@ def _gather(bits, size, first, stride, sample, held):  # type: ignore[no-untyped
 
 @njit(**_OPTIONS)
 def _bins(bits, size, lowest, top, index):  # type: ignore[no-untyped-def]
-    """The bin of each π, given by its bits. Positive floats order like their bits, so a shift finds it without a search; one
-    bit less puts a value on an edge into the bin below."""
+    """The bin of each π, from its bit pattern. Positive floats are ordered like their bits, so a shift finds the bin without a
+    search. Subtracting 1 first puts a value on an edge into the bin below."""
     for i in range(size):
         bin_ = max(np.int32(np.int32(np.int32(bits[i] - 1) >> BITS_PER_BIN) - lowest), np.int32(1))
         bin_ = bin_ if bits[i] != 0 else np.int32(0)
@@ -211,7 +212,8 @@ def _bins(bits, size, lowest, top, index):  # type: ignore[no-untyped-def]
 
 @njit(**_OPTIONS)
 def _count(index, size, lanes):  # type: ignore[no-untyped-def]
-    """Adds bins to several tables in turn: neighbours often share a bin, and one table would wait for its own stores."""
+    """Counts the bins in several tables alternately. Neighbours often share a bin, and with one table each count would wait for
+    the last."""
     even = size - size % np.uint64(8)
     for i in range(np.uint64(0), even, np.uint64(8)):
         for lane in range(np.uint64(8)):
@@ -222,7 +224,7 @@ def _count(index, size, lanes):  # type: ignore[no-untyped-def]
 
 @njit(**_OPTIONS)
 def _fold(lanes, row):  # type: ignore[no-untyped-def]
-    """row ← the sum of the tables, which start again at zero."""
+    """row ← the sum of the tables, which are then reset to zero."""
     for i in range(BINS):
         row[i] = np.int64(lanes[0, i]) + lanes[1, i] + lanes[2, i] + lanes[3, i]
     lanes[:] = 0
@@ -230,7 +232,7 @@ def _fold(lanes, row):  # type: ignore[no-untyped-def]
 
 @njit(**_OPTIONS)
 def _stride(size):  # type: ignore[no-untyped-def]
-    """One run in how many is counted, in a tensor of `size` elements: a power of two."""
+    """The stride s, a power of two: of a tensor of `size` elements, one run in s is counted."""
     stride = 1
     while stride < STRIDE and size >= 2 * stride * SAMPLE:
         stride *= 2
@@ -239,7 +241,8 @@ def _stride(size):  # type: ignore[no-untyped-def]
 
 @njit(**_OPTIONS)
 def _stretch(row, size):  # type: ignore[no-untyped-def]
-    """Scales counts so that they add up to `size` exactly: rounds their running sum, so each is within 1 of its share of it."""
+    """Scales counts so that they add up to `size` exactly. It rounds their running sum, so each is within 1 of its exact
+    value."""
     total = row.sum()
     if total == size:
         return
@@ -278,7 +281,7 @@ def _finish_tensor(row, tensor, offsets, edges, counts, medians):  # type: ignor
 
 @njit(**_OPTIONS)
 def _cut(part, parts, offsets):  # type: ignore[no-untyped-def]
-    """Where a part begins: about part/parts of the way, at the beginning of a block of the tensor that lies there."""
+    """The element at which a part begins: about part/parts of all, at the beginning of a block of the tensor there."""
     size = offsets[-1]
     if part == parts:
         return size
@@ -291,10 +294,10 @@ def gem_part(  # type: ignore[no-untyped-def]
     part, parts, theta, gradient, moment, second, snapshot, answer, offsets, factors, edges, settings, optimizer, numbers,
     decay, bound, snapshot_after, answer_after, counts, shared, medians, energies,
 ):  # fmt: skip
-    """Applies one commit to one of `parts` ranges of the central variable; the ranges may be worked on side by side.
+    """Applies one commit to one of `parts` ranges of the central variable. The ranges may be processed in parallel.
 
     Args:
-        part: Which range, from 0.
+        part: Number of the range, from 0.
         theta, gradient, moment, snapshot: float32, shape (P,), distinct. θ, m and s are updated in place.
         second: float32, shape (P,): the second moment of a shared optimizer; or shape (0,).
         answer: float32, shape (P,), distinct: receives the θ of the worker's next gradient; or shape (0,) for none.
@@ -306,10 +309,10 @@ def gem_part(  # type: ignore[no-untyped-def]
         numbers: float32: its `scalars`.
         decay, bound: float32: its weight decay λ, and the largest |Δ|.
         snapshot_after, answer_after: Whether s and the answer become θ_{t+1} (else θ_t).
-        counts: int64, shape (parts, 3, BINS): [part, 0] receives the histogram of π over the tensors that lie in the range
-            as a whole; [part, 1] and [part, 2] what was counted of a tensor that began before it, or goes on after it.
+        counts: int64, shape (parts, 3, BINS): [part, 0] receives the histogram of π over the tensors that lie completely in
+            the range; [part, 1] and [part, 2] the counts of a tensor that begins before it, or ends after it.
         shared: int64, shape (parts, 2): receives the numbers of these two tensors, or -1.
-        medians: float32, shape (tensors,), of zeros: receives the medians of the tensors that lie in the range as a whole.
+        medians: float32, shape (tensors,), of zeros: receives the medians of the tensors that lie completely in the range.
         energies: float64, shape (parts, 2): receives Σ(κ·m)² and Σ(θ_{t+1} − s)², s being the snapshot before this commit.
     """
     begin, end = _cut(part, parts, offsets), _cut(part + 1, parts, offsets)
@@ -357,7 +360,7 @@ def gem_part(  # type: ignore[no-untyped-def]
 
 @njit(**_OPTIONS)
 def join_parts(offsets, edges, counts, shared, medians, energies):  # type: ignore[no-untyped-def]
-    """Finishes the tensors that several parts share; arguments as they come from `gem_part`.
+    """Finishes the tensors that several parts share. Arguments as filled by `gem_part`.
 
     Returns:
         The median of π over all tensors (their histogram is in counts[0, 0] now), and the energies ½Σ(κ·m)², ½Σ(θ_{t+1} − s)².
@@ -413,7 +416,7 @@ def _descend(theta, block, snapshot, answer, begin, end, divisor):  # type: igno
 
 @njit(**_OPTIONS)
 def all_within(values, limit):  # type: ignore[no-untyped-def]
-    """Whether |v| ≤ limit for every element; a NaN is within nothing."""
+    """Whether |v| ≤ limit for every element; False if any is NaN."""
     inside = np.int32(1)
     for i in range(values.size):
         inside &= np.int32(abs(values[i]) <= limit)

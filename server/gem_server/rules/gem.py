@@ -63,7 +63,7 @@ class Gem(GradientRule):
         require(self.snapshot in SNAPSHOTS, f"the snapshot convention is one of {', '.join(SNAPSHOTS)}, not {self.snapshot!r}")
         require(self.proxy in PROXIES, f"the proxy is one of {', '.join(PROXIES)}, not {self.proxy!r}")
         if self.proxy_rate:
-            require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must be 0 or lie in [1e-30, 1000], not at {self.proxy_rate}")
+            require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must be 0 or lie in [1e-30, 1000], not {self.proxy_rate}")
         require(
             self._is_sgd or self.proxy == "momentum",
             f"the step of --optimizer {self.optimizer} is its own proxy: leave out proxy={self.proxy}",

@@ -1,4 +1,4 @@
-"""Makes a rule or an optimizer from its class and what the user set."""
+"""Makes a rule or an optimizer from its class and the user's settings."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def make(kind: type[T], options: str, settings: Mapping[str, object], what: str 
     for option in options.split():
         name, equals, text = option.partition("=")
         if not equals or name not in own:
-            has = f"has {', '.join(own)}" if own else "has no options of its own"
-            raise ValueError(f"the {what}'s options are name=value: {option!r} is none, this {what} {has}")
+            valid = f"its options are {', '.join(own)}, given as NAME=VALUE" if own else "it has no options"
+            raise ValueError(f"the {what} has no option {option!r}: {valid}")
         given[name] = _value(name, text, types[name], what)
     if lacking := [name for name in own if name not in given and _required(known[name])]:
         raise ValueError(f"the {what} needs options without a default: {', '.join(f'{name}=…' for name in lacking)}")
@@ -76,7 +76,8 @@ def _types(kind: type, names: list[str], what: str) -> dict[str, type]:
     """The types of the options. Raises ValueError for a type that cannot be read from text."""
     types = get_type_hints(kind)
     if odd := [name for name in names if types[name] not in _TYPES]:
-        raise ValueError(f"the {what}'s options are of type {', '.join(each.__name__ for each in _TYPES)}: {odd[0]} is not")
+        valid = ", ".join(each.__name__ for each in _TYPES)
+        raise ValueError(f"the {what}'s option {odd[0]} must have one of the types {valid}")
     return {name: types[name] for name in names}
 
 

@@ -1,4 +1,4 @@
-"""The rules that GEM is compared with first: they look at nothing but the update and its staleness."""
+"""The simplest rules to compare GEM with: they depend only on the update and its staleness."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Downpour(GradientRule):
         return "delta" if self.local_steps > 1 else super().kind
 
     def divisor(self, staleness: int) -> int:
-        """What Δ is divided by for a commit of this staleness."""
+        """The number that divides Δ for a commit of this staleness."""
         return 1
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:

@@ -1,4 +1,5 @@
-"""The proxies of Gradient Energy Matching: the optimizers whose energy all workers together should have (§3.1 allows any)."""
+"""The proxies of Gradient Energy Matching: all workers together should move θ with the energy of such an optimizer. The paper's
+§3.1 allows any."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from gem_api.layout import Vector
 from gem_server.rules.base import Buffers, RuleInput
 from gem_server.rules.yellowfin import NUMBERS, tuned_momentum
 
-MOMENTS = 8  # of the global proxy
+MOMENTS = 8  # number of moments that the proxy `global` keeps
 _NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Displacement(NamedTuple):
-    """How far the proxy would move in one step: carry·moment + own·Δ, for the matching pass to work out, which leaves it in
-    `moment` (float32, shape (P,))."""
+    """How far the proxy would move in one step: carry·moment + own·Δ. The fused kernel computes it, and stores it in `moment`
+    (float32, shape (P,))."""
 
     moment: Vector
     carry: float
@@ -27,14 +28,14 @@ class Displacement(NamedTuple):
 
 
 class Proxy(ABC):
-    """A proxy: what it keeps, and how far it would move.
+    """A proxy: its state, and how far it would move.
 
     Args:
-        momentum: μ, of those that have one.
-        rate: A fixed step size, for proxies that take one; 0 for η_t.
+        momentum: μ, for proxies that have one.
+        rate: A fixed learning rate, for proxies that take one; 0: η_t.
 
     Attributes:
-        buffers, shared, numbers, temporaries: As a rule's.
+        buffers, shared, numbers, temporaries: As for a rule.
     """
 
     buffers: tuple[str, ...] = ("moment",)
@@ -48,10 +49,11 @@ class Proxy(ABC):
 
     @abstractmethod
     def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
-        """Takes in a worker's gradient (float32, shape (P,)), with Δ = −η·g; `buffers` are the worker's."""
+        """Updates the proxy with a worker's gradient (float32, shape (P,)), and returns its displacement. Δ = −η·g; `buffers`
+        are the worker's."""
 
-    def matched(self, displacement: Displacement, rule_input: RuleInput) -> None:  # noqa: B027  most proxies need nothing of it
-        """The pass is done: `displacement.moment` holds the displacement."""
+    def matched(self, displacement: Displacement, rule_input: RuleInput) -> None:  # noqa: B027  most proxies need nothing here
+        """Called after the kernel: `displacement.moment` holds the displacement."""
 
 
 class Momentum(Proxy):
@@ -74,13 +76,13 @@ class Nesterov(Proxy):
 
 
 class Adam(Proxy):
-    """The step of Adam (Kingma & Ba 2014, arXiv 1412.6980), for each worker, k being its commits so far:
+    """The step of Adam (Kingma & Ba 2014, arXiv 1412.6980), for each worker; k is the number of its commits so far:
 
         m ← μ·m + (1 − μ)·g          v ← 0.999·v + 0.001·g⊙g
         step = −η_t·m̂/(√v̂ + 1e-8)    m̂ = m/(1 − μ^{k+1})   v̂ = v/(1 − 0.999^{k+1})
 
-    π must lift Δ to a step that does not shrink with the gradient, so its own default of `--pi-max` is 1e6. Runs of earlier
-    versions may name a `proxy_rate`, which then replaces η_t.
+    This step does not shrink with the gradient, so π must be large for small Δ: the default of `--pi-max` with it is 1e6. Runs
+    of earlier versions may have a `proxy_rate`, which then replaces η_t.
     """
 
     buffers = ("moment", "square")
@@ -98,15 +100,15 @@ class Adam(Proxy):
 
 
 class Global(Proxy):
-    """A few moments for all workers, each the history of one worker that there might be: O(P) memory instead of O(n·P).
+    """A few moments for all workers, each like the moment of one hypothetical worker: O(P) memory instead of O(n·P).
 
-        m̃ = μ·m_k + Δ                       what this commit is matched with; k is drawn for each commit
+        m̃ = μ·m_k + Δ                       the proxy of this commit; k is chosen pseudo-randomly for each commit
         m_k ← m̃  once in τ + 1 commits      a round: as many commits as there are workers (E[τ] = n − 1)
 
-    A worker's own moment takes in one gradient of each round, and so does each m_k: the law is the same. A moment that took in
-    every commit would hold the very commits that made up θ − s: |m| and |θ − s| would rise and fall together, and leave nothing
-    between them. Nor is one moment enough: every commit of a round would see the same |m|, and once |θ − s| has reached it, all
-    π are 0 until the round is over.
+    A worker's own moment accumulates one gradient of each round, and so does each m_k: both have the same distribution. A
+    moment that accumulated every commit would contain the same commits as θ − s: |m| and |θ − s| would rise and fall together,
+    and their difference would be near 0. One moment is not enough either: every commit of a round would see the same |m|, and
+    once |θ − s| has reached it, π would be 0 until the round ends.
     """
 
     buffers = ()
@@ -127,13 +129,13 @@ class Global(Proxy):
 
 
 def _drawn(version: int) -> int:
-    """The number of the moment that a commit is matched with: evenly spread over versions (Fibonacci hashing: Knuth, TAOCP 3,
-    6.4), and the same in a replay."""
+    """The number k of the moment for the commit at this version. It is evenly spread over versions (Fibonacci hashing: Knuth,
+    TAOCP 3, 6.4), and the same in a replay."""
     return (version * 2654435761 & 0xFFFFFFFF) * MOMENTS >> 32
 
 
 class TunedMomentum(Proxy):
-    """m ← μ_t·m + Δ for each worker, μ_t being what YellowFin finds in the gradients of all."""
+    """m ← μ_t·m + Δ for each worker; YellowFin estimates μ_t from the gradients of all workers."""
 
     shared = ("mean", "mean_square")
     numbers = NUMBERS

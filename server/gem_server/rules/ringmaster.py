@@ -13,10 +13,10 @@ from gem_server.rules.plain import Downpour
 
 @dataclass(frozen=True)
 class Ringmaster(Downpour):
-    """Plain asynchronous SGD that leaves out what is too stale.
+    """Plain asynchronous SGD that discards gradients that are too stale.
 
-    θ_{t+1} = θ_t − η·g      where τ < R                    (Algorithm 4)
-    else nothing happens: t stays, and the worker starts again at θ_t
+    θ_{t+1} = θ_t − η·g      if τ < R                       (Algorithm 4)
+    Otherwise the gradient is discarded: t stays as it is, and the worker continues from θ_t.
     """
 
     threshold: int = 16

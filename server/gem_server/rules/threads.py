@@ -1,4 +1,4 @@
-"""The threads that one pass over the central variable is split over."""
+"""The threads that apply one commit of a large model together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
 
-MAX_THREADS = 8  # memory, which every thread waits for, gives no more
-MIN_PART_ELEMENTS = 1 << 20  # elements for a thread: handing over costs tens of microseconds, and more while Python is busy
+MAX_THREADS = 8  # more are not faster: memory bandwidth is the limit
+MIN_PART_ELEMENTS = 1 << 20  # elements for each thread: starting its work costs tens of microseconds, more while Python is busy
 
 
 class Threads:
@@ -28,9 +28,10 @@ class Threads:
         return max(1, min(self.count, size // self._least))
 
     def run(self, work: Callable[[int], None], parts: int) -> None:
-        """Calls work(0) … work(parts - 1), which let go of the GIL. Returns when all of them have; raises what one raised."""
+        """Calls work(0) … work(parts - 1), which must release the GIL. Returns when all have returned; raises what one
+        raised."""
         if parts == 1:
-            work(0)  # no more than the call: small models commit thousands of times a second
+            work(0)  # without any overhead: small models commit thousands of times a second
             return
         others = [self._pool.submit(work, part) for part in range(1, parts)]
         try:

@@ -15,7 +15,7 @@ ANY_NAME = "*"
 
 
 class Role(StrEnum):
-    """What a credential is for."""
+    """The roles of callers."""
 
     WORKER = "worker"
     EVALUATOR = "evaluator"
@@ -42,12 +42,12 @@ MAY_CALL = {
 
 @dataclass(frozen=True)
 class Identity:
-    """Who is behind a call.
+    """Who makes a call.
 
     Attributes:
-        role: What they may call.
-        owner: What a lease is bound to; names the credential without telling it.
-        worker: The one name that they may register under, or "*" for any.
+        role: Determines which RPCs the caller may use.
+        owner: A name for the credentials that does not reveal them. A lease is bound to it.
+        worker: The only worker name that the caller may register, or "*" for any.
     """
 
     role: Role
@@ -59,10 +59,10 @@ ANYONE = Identity(Role.ADMIN, owner="")
 
 
 class Access:
-    """Tells who makes a call, by its token, its client certificate, or both.
+    """Identifies callers by their token, their client certificate, or both.
 
     Args:
-        tokens: The tokens that are known; None to ask for none.
+        tokens: The known tokens; None to ask for none.
         client_certificates: Whether clients must have shown a certificate, which gRPC has checked.
     """
 
@@ -72,15 +72,15 @@ class Access:
 
     @property
     def asks(self) -> bool:
-        """Whether callers must say who they are."""
+        """Whether callers need credentials."""
         return self._tokens is not None or self._client_certificates
 
     def identify(self, rpc: str, context: Any) -> Identity:
-        """Who makes this call.
+        """Returns who makes this call.
 
         Raises:
-            Unauthenticated: It carries no token that is known.
-            PermissionDenied: The caller's role is not one for this RPC, or the certificate names none.
+            Unauthenticated: The call has no token, or an unknown one.
+            PermissionDenied: The caller's role may not use this RPC, or the certificate names no role.
         """
         if not self.asks:
             return ANYONE
@@ -94,14 +94,14 @@ class Access:
                 identity = replace(identity, owner=f"{identity.owner}, certificate {name}")
         if identity.role is not Role.ADMIN and identity.role not in MAY_CALL.get(rpc, ()):
             needed = " or ".join(sorted(MAY_CALL.get(rpc, frozenset()) | {Role.ADMIN}))
-            raise PermissionDenied(f"{rpc} needs the role {needed}; this credential's is {identity.role}")
+            raise PermissionDenied(f"{rpc} needs the role {needed}, but these credentials have the role {identity.role}")
         return identity
 
 
 def require_name(identity: Identity, worker: str) -> None:
     """Raises PermissionDenied if a caller may not register under this name."""
     if identity.worker not in (ANY_NAME, worker):
-        raise PermissionDenied(f"this credential is for the worker {identity.worker!r}: take that name, or another credential")
+        raise PermissionDenied(f"these credentials are for the worker {identity.worker!r}: use that name, or other credentials")
 
 
 def _bearer_token(context: Any) -> str:
@@ -110,17 +110,17 @@ def _bearer_token(context: Any) -> str:
         scheme, _, token = value.partition(" ") if key == AUTHORIZATION and isinstance(value, str) else ("", "", "")
         if scheme.lower() == "bearer":
             return str(token.strip())
-    raise Unauthenticated("this server asks for a token: give --token-file, or token= in the SDK")
+    raise Unauthenticated("this server requires a token: give --token-file, or token= in the SDK")
 
 
 def _common_name(context: Any) -> str:
-    """The client certificate's; empty where it has none, or several."""
+    """The client certificate's common name; empty if it has none, or several."""
     names = context.auth_context().get("x509_common_name", [])
     return names[0].decode("utf-8", "replace") if len(names) == 1 else ""
 
 
 def _certified(name: str) -> Identity:
-    """Whom a client certificate stands for where there are no tokens. Raises PermissionDenied."""
+    """The identity that a client certificate names, for servers without tokens. Raises PermissionDenied."""
     role, _, who = name.partition(":")
     if role not in set(Role) or not who:
         raise PermissionDenied(

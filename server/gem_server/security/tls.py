@@ -1,4 +1,4 @@
-"""TLS: the server's certificate, and the authority whose client certificates it accepts; read again when a file changes."""
+"""TLS: the server's certificate, and the authority whose client certificates it accepts. Reloaded when a file changes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class TlsFiles:
     """PEM files.
 
     Attributes:
-        cert: The server's certificate, then those between it and its authority.
+        cert: The server's certificate, followed by the intermediate certificates.
         key: Its private key, without a passphrase.
-        client_ca: The authorities of client certificates, which are then asked for; None to ask for none.
+        client_ca: The authorities of client certificates, which clients then need; None if clients need no certificate.
     """
 
     cert: Path
@@ -34,10 +34,10 @@ class TlsFiles:
 
 
 class Certificates:
-    """What gRPC asks for a certificate, at every handshake. Connections that are open already keep theirs.
+    """Provides gRPC with the current certificate at every handshake. Open connections keep theirs.
 
     Args:
-        files: Where everything is.
+        files: The PEM files.
         logger: Reports changed files that can't be used, for example a new certificate before its key; the previous ones stay
             in use.
 
@@ -52,7 +52,7 @@ class Certificates:
         self._first = load(files)
 
     def credentials(self) -> Any:
-        """For `add_secure_port`."""
+        """Credentials for gRPC's `add_secure_port`."""
         return grpc.dynamic_ssl_server_credentials(
             self._first, self._changed, require_client_authentication=self._files.client_ca is not None
         )
@@ -73,7 +73,7 @@ class Certificates:
 
 
 def load(files: TlsFiles) -> Any:
-    """gRPC's configuration from the files, once OpenSSL has taken them. Raises ValueError."""
+    """gRPC's configuration from the files, after OpenSSL has accepted them. Raises ValueError."""
     require_private(files.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _check(

@@ -19,9 +19,9 @@ class Entry:
     """One line of the file.
 
     Attributes:
-        digest: SHA-256 of the token. Digests have one length, so that comparing them tells nothing of the token's.
-        role: What the token is for.
-        worker: The one name that a worker may take with it; empty for any.
+        digest: SHA-256 of the token. All digests have the same length, so comparing them reveals nothing about the token's.
+        role: The role of its holder.
+        worker: The only name that a worker may register with it; empty for any.
     """
 
     digest: bytes
@@ -30,7 +30,8 @@ class Entry:
 
     @property
     def owner(self) -> str:
-        """What leases are bound to. A name that is pinned outlasts a change of its token; no token can be told from this."""
+        """The name that leases are bound to. It does not reveal the token. If the entry names a worker, it survives a change of
+        the token."""
         if self.worker:
             return f"worker {self.worker}"
         return f"token {hashlib.sha256(b'gem owner' + self.digest).hexdigest()[:16]}"
@@ -44,7 +45,7 @@ class TokenFile:
         logger: Reports a changed file that can't be used; the previous tokens stay valid.
 
     Raises:
-        ValueError: The file can't be read, others can read it too, or it makes no sense.
+        ValueError: The file can't be read, other users can read it too, or a line is invalid.
     """
 
     def __init__(self, path: Path, logger: Logger) -> None:

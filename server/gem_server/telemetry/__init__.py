@@ -1,1 +1,1 @@
-"""What the server tells about the run: Prometheus metrics, smoothed progress, the history file."""
+"""What the server reports about the run: Prometheus metrics, smoothed progress, the history file."""

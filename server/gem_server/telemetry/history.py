@@ -1,4 +1,4 @@
-"""The run's history: a line of CSV for each commit, applied or discarded by the rule, for plots and audits."""
+"""The history file: a line of CSV for each commit that was applied, or discarded by the rule. For plots and audits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from gem_api.process.logs import Logger
@@ -17,23 +18,23 @@ COLUMNS = (
     "version", "ticket", "unix_seconds", "worker", "sequence", "discarded", "staleness", "loss", "samples",
     "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy",
 )  # fmt: skip
-MAX_WAITING = 1 << 20  # lines in memory while the disk does not take them; the oldest go then
+MAX_WAITING = 1 << 20  # lines kept in memory while the disk fails; beyond that the oldest are dropped
 _TICKET = COLUMNS.index("ticket")
 _LONGEST_LINE = 1 << 16  # characters; a worker's name has at most 128
 
 
 class History:
-    """Appends to a CSV file. Lines wait in memory, and reach the file at `flush` and `close`, which may wait for the disk: call
-    them in a thread. A commit that the rule discarded has 1 under `discarded`, and the version of the one before it.
+    """Appends to a CSV file. Lines wait in memory until `flush` or `close` writes them. Both may wait for the disk, so call
+    them in a thread. A commit that the rule discarded has `discarded` 1, and the version of the commit before it.
 
     Args:
-        path: The file. Lines from `next_ticket` on, left behind by a crash, are removed first.
+        path: The file. Lines from `next_ticket` on are left over from a crash, and are removed first.
         next_ticket: Ticket of the run's next commit.
-        wall: Unix seconds.
+        wall: Returns Unix seconds.
         logger: Reports lines that could not be written. Training continues without them.
 
     Raises:
-        OSError: The file can't be written, or what is there is not a file.
+        OSError: The file can't be written, or the path is not a file.
     """
 
     def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> None:
@@ -52,18 +53,23 @@ class History:
         rewritten = path.with_name(path.name + ".new")
         self._file = rewritten.open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
-        self._writer.writerow(COLUMNS)
-        self._writer.writerows(kept)
-        self._file.flush()
-        rewritten.replace(path)
+        try:
+            self._writer.writerow(COLUMNS)
+            self._writer.writerows(kept)
+            self._file.flush()
+            rewritten.replace(path)
+        except BaseException:
+            with suppress(OSError):  # the disk may refuse the buffered lines again
+                self._file.close()
+            raise
 
     def _lines_before(self, next_ticket: int) -> list[list[str]]:
-        """The file's whole lines of commits before a ticket; none if it is damaged."""
+        """The file's complete lines of commits before a ticket; none if the file is damaged."""
         try:
             return _lines_before(self._path, next_ticket)
         except (ValueError, csv.Error) as error:
             self._logger.warning(
-                "the history file is damaged: it is renamed to *.old, and a new one begins",
+                "the history file is damaged: renamed to *.old; starting a new one",
                 path=str(self._path),
                 why=str(error),
             )
@@ -103,7 +109,7 @@ class History:
 
 
 def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> History | None:
-    """The run's history; None, and a warning, if it can't be written. Arguments as for `History`."""
+    """Opens the history. If it can't be written, logs a warning and returns None. Arguments as for `History`."""
     try:
         return History(path, next_ticket, wall, logger)
     except OSError as error:
@@ -112,7 +118,7 @@ def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger
 
 
 def _lines_before(path: Path, next_ticket: int) -> list[list[str]]:
-    """The file's whole lines of commits before a ticket. Raises ValueError or csv.Error if it is not a history."""
+    """The file's complete lines of commits before a ticket. Raises ValueError or csv.Error if it is not a history."""
     with path.open(newline="", encoding="utf-8") as file:
         whole = [line for line in iter(lambda: file.readline(_LONGEST_LINE), "") if _is_whole(line)]
     rows = [row for row in csv.reader(whole) if len(row) == len(COLUMNS) and row != list(COLUMNS)]
@@ -120,7 +126,8 @@ def _lines_before(path: Path, next_ticket: int) -> list[list[str]]:
 
 
 def _is_whole(line: str) -> bool:
-    """Whether a line has its end; a crash leaves the last one without. Raises ValueError for one that no history has."""
+    """Whether a line ends with a newline; a crash may cut the last one short. Raises ValueError if it is too long, or has NUL
+    bytes."""
     whole = line.endswith("\n")
     if len(line) >= _LONGEST_LINE or (whole and "\0" in line):
         raise ValueError("a line is too long, or has NUL bytes")

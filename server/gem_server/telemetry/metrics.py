@@ -25,24 +25,24 @@ from gem_server.telemetry.progress import Progress, Traffic
 _STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 _SECONDS = (*(base * 10.0**exponent for exponent in range(-5, 1) for base in (1, 2, 5)), 10.0)
 _PI_OCTAVES = tuple(2.0**octave for octave in range(-10, 20))
-_PACKAGES = ("grpcio", "numba", "numpy")  # whose versions gem_build_info tells, beside this package's and Python's
-MAX_TENSORS = 500  # label values of gem_pi_tensor_median
-MAX_WORKERS = 1000  # label values of gem_worker_*
+_PACKAGES = ("grpcio", "numba", "numpy")  # gem_build_info has their versions, besides this package's and Python's
+MAX_TENSORS = 500  # values of the label "tensor" of gem_pi_tensor_median
+MAX_WORKERS = 1000  # values of the label "worker" of gem_worker_*
 
 
 class Metrics(Collector):
-    """All of the server's metrics: what commits feed, and what is read off the core at each scrape.
+    """The server's metrics. Each commit updates the histograms; each scrape reads all others from the objects below.
 
-    A scrape runs in a thread of its own while workers come and go. It must not iterate over a dict that may change: it
-    iterates over a copy, made in one step of the interpreter (`dict.copy`, `dict(d)`, `tuple(d.values())`).
+    A scrape runs in its own thread while workers join and leave. It must not iterate over a dict that may change. It
+    iterates over a copy, made by one call that no other thread can interrupt (`dict.copy`, `dict(d)`, `tuple(d.values())`).
 
     Args:
         registry: Where to register.
         core: Read at each scrape.
         progress: Read at each scrape.
         traffic: Read at each scrape.
-        queue_length: Commits waiting, asked at each scrape.
-        wall: Turns monotonic seconds into Unix seconds.
+        queue_length: Returns the number of commits that wait; called at each scrape.
+        wall: Converts monotonic seconds to Unix seconds.
     """
 
     def __init__(
@@ -66,15 +66,16 @@ class Metrics(Collector):
             buckets=_STALENESS, registry=registry,
         )  # fmt: skip
         self._wait = Histogram(
-            "gem_commit_wait_seconds", "Time that a complete commit waits for its turn.", buckets=_SECONDS, registry=registry
-        )
+            "gem_commit_wait_seconds", "Time from a commit's last byte until the server begins to apply it.",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
         self._apply = Histogram(
-            "gem_commit_apply_seconds", "Time that a commit's arithmetic takes.", buckets=_SECONDS, registry=registry
+            "gem_commit_apply_seconds", "Time that the update rule takes for a commit.", buckets=_SECONDS, registry=registry
         )
         registry.register(self)
 
     def applied(self, applied: Applied, timing: Timing) -> None:
-        """Takes note of a commit."""
+        """Adds a commit to the histograms."""
         self._staleness.observe(applied.staleness)
         self._wait.observe(timing.waited)
         self._apply.observe(timing.applied)
@@ -82,7 +83,7 @@ class Metrics(Collector):
             self._pi.add(applied.pi)
 
     def describe(self) -> Iterable[Metric]:
-        """Registers without being scraped."""
+        """Returns nothing, so that registering does not scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -97,45 +98,45 @@ class Metrics(Collector):
 
     def _run(self) -> Iterator[Metric]:
         core = self._core
-        yield _gauge("gem_central_version", "Commits applied to the central variable.", core.central.version)
-        yield InfoMetricFamily("gem_run", "The run and its settings.", {"run_id": core.run_id, **_texts(core.settings)})
-        yield InfoMetricFamily("gem_build", "Versions of the software that the server runs on.", self._versions)
+        yield _gauge("gem_central_version", "Commits applied to the model's parameters θ.", core.central.version)
+        run = {"run_id": core.run_id, **_texts(core.settings)}
+        yield InfoMetricFamily("gem_run", "The run's identifier and hyper-parameters.", run)
+        yield InfoMetricFamily("gem_build", "Versions of gem-server, Python and the main libraries.", self._versions)
         if core.central.layout is not None:
-            yield _gauge("gem_parameters", "Parameters of the model.", core.central.layout.size)
-        yield _gauge(
-            "gem_draining", "1 while the server finishes what is queued before it ends, else 0.", self._progress.draining
-        )
+            yield _gauge("gem_parameters", "Number of the model's parameters.", core.central.layout.size)
+        help_ = "1 while the server shuts down: it applies the queued commits, then ends; else 0."
+        yield _gauge("gem_draining", help_, self._progress.draining)
 
     def _commits(self) -> Iterator[Metric]:
         progress = self._progress
-        yield _counter("gem_commits", "Commits by outcome.", "outcome", self._core.outcomes)
+        yield _counter("gem_commits", "Commits, by outcome.", "outcome", self._core.outcomes)
         yield _counter("gem_commits_rejected", "Rejected commits, by error.", "error", dict(progress.rejected))
         yield _counter(
-            "gem_nonfinite_losses", "Commits whose reported loss was no finite number.", None, progress.nonfinite_losses
+            "gem_nonfinite_losses", "Commits whose reported loss was NaN or infinite.", None, progress.nonfinite_losses
         )
-        yield _gauge("gem_commit_queue_length", "Commits that wait for their turn or have it.", self._queue_length())
+        yield _gauge("gem_commit_queue_length", "Commits that wait or are being applied.", self._queue_length())
 
     def _leases(self) -> Iterator[Metric]:
         leases = self._core.leases
         yield _gauge("gem_active_workers", "Workers that hold a lease.", len(leases.live))
         ended = {reason: leases.ended.get(reason, 0) for reason in EndReason}
         yield _counter("gem_leases_ended", "Leases that ended, by reason.", "reason", ended)
-        yield _gauge("gem_quarantined_workers", "Workers that are kept out of the run.", len(self._core.quarantine.held))
+        quarantined = len(self._core.quarantine.held)
+        yield _gauge("gem_quarantined_workers", "Workers in quarantine: they may not register.", quarantined)
 
     def _resources(self) -> Iterator[Metric]:
         memory = self._core.memory
-        yield _counter("gem_received_bytes", "Bytes of tensor frames received.", None, self._traffic.received)
-        yield _counter("gem_sent_bytes", "Bytes of tensor frames sent.", None, self._traffic.sent)
-        yield _gauge("gem_memory_bytes", "Bytes held for the central variable, its copies and the workers.", memory.held)
-        yield _gauge("gem_memory_limit_bytes", "Bytes that may be held; 0 for no limit.", memory.limit)
-        yield _gauge("gem_worker_memory_bytes", "Most bytes held for one worker.", memory.most_for_worker)
+        yield _counter("gem_received_bytes", "Bytes of gradients and deltas received.", None, self._traffic.received)
+        yield _counter("gem_sent_bytes", "Bytes of θ sent.", None, self._traffic.sent)
+        yield _gauge("gem_memory_bytes", "Bytes held for θ, copies of it and the workers' buffers.", memory.held)
+        yield _gauge("gem_memory_limit_bytes", "Maximum bytes that may be held (--memory-limit); 0: no limit.", memory.limit)
+        yield _gauge("gem_worker_memory_bytes", "Maximum bytes held for one worker.", memory.most_for_worker)
 
     def _data(self) -> Iterator[Metric]:
         ledger = self._core.ledger
-        yield _gauge("gem_epoch", "Newest epoch that a shard was handed out of, from 0.", ledger.epoch)
-        shards = GaugeMetricFamily(
-            "gem_shards", "Shards: of the newest epoch pending, of all epochs the rest.", labels=["state"]
-        )
+        yield _gauge("gem_epoch", "Newest epoch of which a worker got a shard, counted from 0.", ledger.epoch)
+        help_ = "Shards, by state: pending ones of the newest epoch, leased and completed ones of all epochs."
+        shards = GaugeMetricFamily("gem_shards", help_, labels=["state"])
         for state, count in {"pending": ledger.pending, "leased": len(ledger.held), "completed": ledger.completed}.items():
             shards.add_metric([state], count)
         yield shards
@@ -144,18 +145,20 @@ class Metrics(Collector):
     def _checkpoint(self) -> Iterator[Metric]:
         progress = self._progress
         if progress.checkpoint_version is not None:
-            yield _gauge("gem_checkpoint_version", "Version of the last checkpoint.", progress.checkpoint_version)
+            yield _gauge("gem_checkpoint_version", "Version of θ in the last checkpoint.", progress.checkpoint_version)
             written = self._wall(progress.checkpoint_at)
-            yield _gauge("gem_checkpoint_timestamp_seconds", "When the last checkpoint was written, Unix time.", written)
+            yield _gauge("gem_checkpoint_timestamp_seconds", "Unix time at which the last checkpoint was written.", written)
 
     def _per_worker(self) -> Iterator[Metric]:
-        """What each live worker did under its present lease; its series end with the lease."""
-        commits = CounterMetricFamily("gem_worker_commits", "Commits applied.", labels=["worker"])
-        staleness = CounterMetricFamily("gem_worker_staleness", "Sum of the commits' staleness.", labels=["worker"])
-        influence = CounterMetricFamily(
-            "gem_worker_influence", "Sum of the commits' mean scaling factors: commits at full strength.", labels=["worker"]
+        """One series for each live worker, counted since its current lease began. They end with the lease."""
+        commits = CounterMetricFamily("gem_worker_commits", "The worker's applied commits.", labels=["worker"])
+        staleness = CounterMetricFamily(
+            "gem_worker_staleness", "Sum of the staleness of the worker's applied commits.", labels=["worker"]
         )
-        rejected = CounterMetricFamily("gem_worker_rejected", "Commits refused.", labels=["worker"])
+        influence = CounterMetricFamily(
+            "gem_worker_influence", "Sum of the mean scaling factors of the worker's applied commits.", labels=["worker"]
+        )
+        rejected = CounterMetricFamily("gem_worker_rejected", "The worker's rejected commits.", labels=["worker"])
         for name, worker in islice(self._progress.workers.copy().items(), MAX_WORKERS):
             commits.add_metric([name], worker.commits)
             staleness.add_metric([name], worker.staleness)
@@ -169,33 +172,37 @@ class Metrics(Collector):
             yield _gauge("gem_training_loss", "Training loss, smoothed over about 50 commits.", progress.loss.value)
         evaluation = progress.evaluation
         if evaluation is not None:
-            yield _gauge("gem_evaluation_loss", "Loss on held-out data.", evaluation.loss)
+            yield _gauge("gem_evaluation_loss", "Loss on held-out data, from the last evaluation.", evaluation.loss)
             if evaluation.accuracy is not None:
-                yield _gauge("gem_evaluation_accuracy", "Accuracy on held-out data, 0 to 1.", evaluation.accuracy)
+                help_ = "Accuracy on held-out data, 0 to 1, from the last evaluation."
+                yield _gauge("gem_evaluation_accuracy", help_, evaluation.accuracy)
         pi = progress.last.pi if progress.last else None
         if pi is not None:
             yield from self._pi.collect()
             yield from self._last_pi(pi)
 
     def _last_pi(self, pi: PiFacts) -> Iterator[Metric]:
-        yield _gauge("gem_pi_median", "Median of the scaling factor over all parameters, last commit.", pi.median)
+        yield _gauge("gem_pi_median", "Median of the scaling factor π over all parameters, last commit.", pi.median)
         medians = GaugeMetricFamily(
-            "gem_pi_tensor_median", "Median of the scaling factor per tensor, last commit.", labels=["tensor"]
+            "gem_pi_tensor_median", "Median of the scaling factor π over each tensor, last commit.", labels=["tensor"]
         )
         layout = self._core.central.layout
         for tensor, median in zip(layout.tensors[:MAX_TENSORS] if layout else (), pi.tensor_medians, strict=False):
             medians.add_metric([tensor.name], float(median))
         yield medians
-        clamped = GaugeMetricFamily("gem_pi_clamped_ratio", "Share of parameters at a bound, last commit.", labels=["bound"])
+        clamped = GaugeMetricFamily(
+            "gem_pi_clamped_ratio", "Share of parameters whose π is at a bound, 0 or π_max, last commit.", labels=["bound"]
+        )
         clamped.add_metric(["zero"], pi.zero_ratio)
         clamped.add_metric(["max"], pi.max_ratio)
         yield clamped
         yield _gauge("gem_proxy_energy", "Kinetic energy of the proxy, last commit (Eq. 15).", pi.proxy_energy)
-        yield _gauge("gem_central_energy", "Kinetic energy of the central variable, last commit (Eq. 16).", pi.central_energy)
+        help_ = "Kinetic energy of θ's movement since the worker's snapshot, last commit (Eq. 16)."
+        yield _gauge("gem_central_energy", help_, pi.central_energy)
 
 
 class PiHistogram:
-    """All of π over all parameters and commits, from the fused pass's own bins."""
+    """The histogram of π over all parameters of all commits. The rule's kernel has already counted π in bins (`PiFacts`)."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(0, np.int64)
@@ -205,19 +212,19 @@ class PiHistogram:
     def add(self, pi: PiFacts) -> None:
         if not self._counts.size:
             self._edges, self._middles = pi.edges, pi.middles
-            self._counts = np.zeros_like(pi.counts)  # last: it tells a scrape that the others are there
+            self._counts = np.zeros_like(pi.counts)  # last: `collect`, in another thread, expects the others to be set then
         self._counts = self._counts + pi.counts
 
     def collect(self) -> Iterator[Metric]:
         counts, edges = self._counts, self._edges
         if not counts.size:
             return
-        # A bin's lower edge bounds all bins before it, and powers of two from edges[2] on are edges of bins.
+        # A bin's lower edge is the upper bound of all bins before it. Each power of two from edges[2] on is such an edge.
         bounds = [0.0, *(octave for octave in _PI_OCTAVES if edges[2] <= octave < edges[-1])]
         buckets = [(str(bound), float(counts[: max(1, np.searchsorted(edges, bound))].sum())) for bound in bounds]
         buckets += [(str(float(edges[-1])), float(counts.sum())), ("+Inf", float(counts.sum()))]
         total = float(counts @ self._middles)
-        help_ = "Scaling factor over all parameters of all commits (Eq. 19); the sum is good to 1/32 of the parameters counted."
+        help_ = "Scaling factor π of all parameters of all commits (Eq. 19), binned to within 1/32; large tensors are sampled."
         yield HistogramMetricFamily("gem_pi", help_, buckets=buckets, sum_value=total)
 
 
@@ -230,7 +237,7 @@ def _gauge(name: str, help_: str, value: float) -> Metric:
 
 
 def _counter(name: str, help_: str, label: str | None, values: Any) -> Metric:
-    """A counter; with a label, `values` maps its values to counts."""
+    """A counter. With a label, `values` maps each value of the label to its count."""
     if label is None:
         return CounterMetricFamily(name, help_, value=values)
     family = CounterMetricFamily(name, help_, labels=[label])

@@ -1,4 +1,4 @@
-"""What the run looks like lately: smoothed figures, each worker's last commit, the last evaluation."""
+"""The run's recent progress: smoothed figures, each worker's last commit, the last evaluation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _DECAY = 0.98  # about the last 50 values
 
 
 class Smoothed:
-    """An exponential moving average without a bias towards its start (as in Adam); NaN and infinities are passed over.
+    """An exponential moving average, bias-corrected as in Adam. It ignores NaN and infinities.
 
     Attributes:
-        value: The mean, None before the first value. Until there are about 50 it is close to the mean of all of them.
+        value: The average; None before the first value. It is close to the plain mean of the first 50 or so values.
     """
 
     def __init__(self) -> None:
         self.value: float | None = None
-        self._weights = 0.0  # sum of those that the values have in the average: 1 − 0.98ⁿ
+        self._weights = 0.0  # sum of the values' weights: 1 − 0.98ⁿ after n values
 
     def add(self, value: float) -> None:
         if math.isfinite(value):
@@ -33,7 +33,7 @@ class Smoothed:
 
 @dataclass
 class Traffic:
-    """Bytes of tensor frames so far."""
+    """Bytes of tensor data received and sent since the server started."""
 
     received: int = 0
     sent: int = 0
@@ -50,14 +50,14 @@ class Evaluation:
 
 @dataclass
 class WorkerProgress:
-    """A live worker's commits under its present lease, and the last of them.
+    """A live worker's commits since its current lease began.
 
     Attributes:
-        commits: How many were applied.
-        staleness: Sum of their τ.
-        influence: Sum of their scales: how many commits at full strength they amount to.
-        rejected: How many were refused.
-        last: The last one that was applied, or discarded.
+        commits: Number of applied commits.
+        staleness: Sum of their staleness τ.
+        influence: Sum of their mean scaling factors.
+        rejected: Number of rejected commits.
+        last: The last commit that was applied, or discarded by the rule.
     """
 
     commits: int = 0
@@ -69,10 +69,11 @@ class WorkerProgress:
 
 @dataclass
 class Progress:
-    """Fed with every applied commit, in order; read by the status and the metrics, which another thread serves.
+    """The run's progress. It is told of every applied commit, in order; the status and the metrics read it, the latter from
+    another thread.
 
     Attributes:
-        holds_lease: Whether a worker of that name is in the run: nothing is kept of one that left while its commit was applied.
+        holds_lease: Whether a worker of that name is in the run. A worker that left while its commit was applied gets no entry.
     """
 
     started: float
@@ -107,7 +108,7 @@ class Progress:
             worker.influence += applied.scale
 
     def refused(self, worker: str | None, error: str) -> None:
-        """A commit was refused with this error; its worker, if it holds a lease, is known."""
+        """Counts a rejected commit, by the error's name. `worker` is None if the commit belongs to no live lease."""
         self.rejected[error] += 1
         if worker is not None:
             self.workers.setdefault(worker, WorkerProgress()).rejected += 1
@@ -119,5 +120,5 @@ class Progress:
         self.checkpoint_version, self.checkpoint_at = version, now
 
     def forget(self, worker: str) -> None:
-        """The worker has left."""
+        """Drops the entry of a worker that left."""
         self.workers.pop(worker, None)

@@ -35,7 +35,7 @@ def main(**options: Any) -> None:
 
     It does not train. Every few seconds it asks for the version and evaluates a new one, until SIGTERM or Ctrl-C.
 
-    Exit status: 0 after SIGTERM or Ctrl-C, or after --once; 1 if the server refuses the request or stays unreachable, or if the
+    Exit status: 0 after SIGTERM or Ctrl-C, or after --once; 1 if the server rejects the request or stays unreachable, or if the
     task fails or is not the run's; 2 for wrong use, or a task that can't be loaded.
     """
     log = logs.configure(options["log_format"])

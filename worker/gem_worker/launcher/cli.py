@@ -126,11 +126,11 @@ def main(context: click.Context, /, **options: Any) -> None:
     writes a checkpoint, summary.json and report.png, and prints how to resume.
 
     Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch). Its
-    only argument is the --data folder. README.md has an example.
+    only argument is the --data folder. docs/guides/own-task.md has an example.
 
     \b
     Examples:
-      gem-train                                   digits, 4 workers, one minute
+      gem-train                                   digits, 4 workers, about 20 seconds
       gem-train --task mnist --data DIR --shards replicate --steps 400
       gem-train --workers 100 --processes 2 ...   many workers in few processes
       gem-train --rule downpour --workers 30 ...  what happens without GEM
@@ -249,7 +249,7 @@ def _with_an_end(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options. Raises ClusterError if the run would never end without --until-stopped."""
     if not options["epochs"] and not options["steps"] and not options["until_stopped"]:
         raise ClusterError(
-            "--epochs 0 without --steps would train forever: set one of them, or --until-stopped if you want that"
+            "--epochs 0 without --steps would train forever: set one of them, or --until-stopped if that is what you want"
         )
     return options
 
@@ -293,26 +293,27 @@ def _folder(options: dict[str, Any]) -> RunFolder:
 def _cluster(
     folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, address: str, metrics: str, resume: bool
 ) -> Cluster:
-    server = Member(
-        "server",
-        python(
-            "gem_server",
-            f"--listen={address}",
-            f"--metrics-listen={metrics}",
-            f"--history={folder.commits}",
-            f"--checkpoint-dir={folder.checkpoints}",
-            f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
-            f"--durability={options['durability']}",
-            f"--lease-seconds={options['lease_seconds']}",
-            *flags(hyperparameters),
-            *(["--until-stopped"] if hyperparameters.endless else []),
-        ),
-        folder.logs / "server.log",
-    )
+    server = _server(folder, options, hyperparameters, address, metrics)
     groups = spread(options["workers"], options["processes"] or options["workers"])
     common = _worker_flags(options, address)
     workers = [_worker(folder, group, common) for group in groups]
     return Cluster(server, workers, lambda line: click.echo(f"  {line}"), resume)
+
+
+def _server(folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, address: str, metrics: str) -> Member:
+    command = python(
+        "gem_server",
+        f"--listen={address}",
+        f"--metrics-listen={metrics}",
+        f"--history={folder.commits}",
+        f"--checkpoint-dir={folder.checkpoints}",
+        f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
+        f"--durability={options['durability']}",
+        f"--lease-seconds={options['lease_seconds']}",
+        *flags(hyperparameters),
+        *(["--until-stopped"] if hyperparameters.endless else []),
+    )
+    return Member("server", command, folder.logs / "server.log")
 
 
 def _worker_flags(options: dict[str, Any], address: str) -> list[str]:

@@ -53,8 +53,8 @@ class Member:
     log_start: int = 0
 
     def start(self, *extra: str) -> None:
-        # A process group of its own: Ctrl-C in the terminal reaches only the launcher, which stops the others in order. Not a
-        # session of its own: Linux compares niceness only within a session. GEM_ variables are meant for the launcher;
+        # A separate process group: Ctrl-C in the terminal reaches only the launcher, which stops the others in order. Not a
+        # separate session: Linux compares niceness only within a session. GEM_ variables are meant for the launcher;
         # the other processes get flags.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
@@ -217,4 +217,4 @@ def _ending(status: int | None) -> str:
 
 def _refusal(last_words: str) -> str:
     """Why the server did not start: its last line of output, without the program's name."""
-    return (last_words.splitlines() or ["the server refused to start"])[-1].removeprefix("gem-server: ").removeprefix("Error: ")
+    return (last_words.splitlines() or ["the server did not start"])[-1].removeprefix("gem-server: ").removeprefix("Error: ")

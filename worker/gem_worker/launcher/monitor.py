@@ -153,7 +153,6 @@ class RunMonitor:
         return str(self._folder.report)
 
     def _summary(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> dict[str, Any]:
-        staleness, pi = history["staleness"], history["pi_median"]
         status = self._status
         recorded = int(history["version"].max(initial=0))
         return {
@@ -162,10 +161,7 @@ class RunMonitor:
             "test_loss": score.loss if score else None,
             # The history may lack commits if a server was killed; the last status may be older than the last commit.
             "commits": max(status.version, recorded) if status else recorded,
-            "samples": int(samples_applied(history).sum()),
-            "staleness_mean": float(staleness.mean()) if staleness.size else None,
-            "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
-            "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over the commits of their medians
+            **_figures(history),
             "seconds": round(seconds, 1),
             "rule": self._hyperparameters.rule,
             "workers": self._options["workers"],
@@ -177,6 +173,17 @@ class RunMonitor:
             "run_id": status.run_id if status else None,
             "versions": versions(),
         }
+
+
+def _figures(history: dict[str, Any]) -> dict[str, Any]:
+    """The summary's figures over all commits; None for those that the history does not have."""
+    staleness, pi = history["staleness"], history["pi_median"]
+    return {
+        "samples": int(samples_applied(history).sum()),
+        "staleness_mean": float(staleness.mean()) if staleness.size else None,
+        "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
+        "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over the commits of their medians
+    }
 
 
 def _title(run: Hyperparameters, options: dict[str, Any]) -> str:
@@ -208,13 +215,21 @@ def _staleness(summary: dict[str, Any]) -> str:
     return f"mean {summary['staleness_mean']:.1f}, 95 % at most {summary['staleness_p95']:.0f}"
 
 
+def _test_score(summary: dict[str, Any]) -> str:
+    """The accuracy, or the loss if the task has no accuracy."""
+    accuracy, loss = summary["test_accuracy"], summary["test_loss"]
+    if accuracy is None and loss is not None:
+        return f"test loss      {loss:.4f}"
+    return f"test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}"
+
+
 def _closing(summary: dict[str, Any], folder: RunFolder, plot: str) -> str:
-    accuracy, pi = summary["test_accuracy"], summary["pi_median"]
+    pi = summary["pi_median"]
     simulated = f" ({_simulated(summary['step_seconds'])})" if summary["step_seconds"] else ""
     lines = [
         "",
         f"{summary['outcome']} after {summary['commits']} commits in {summary['seconds']:.0f} s{simulated}",
-        f"  test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}",
+        f"  {_test_score(summary)}",
         f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
         f"  plot           {plot}",

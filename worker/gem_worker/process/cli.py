@@ -73,7 +73,7 @@ def main(**options: Any) -> None:
 
     The workers of one process share the task's data and its loss function, which must not keep state between batches.
 
-    Exit status: 0 if the run is done, or after SIGTERM or Ctrl-C; 1 if the server refuses the worker or stays unreachable, or
+    Exit status: 0 if the run is done, or after SIGTERM or Ctrl-C; 1 if the server rejects the worker or stays unreachable, or
     if the task fails; 2 for wrong use, or a task that does not fit the run; 3 if training diverged; 4 if the server
     quarantined this worker because it rejected too many of its gradients. A process with several workers ends when the last
     one has ended, with the worst status: 1 before 2 before 4 before 3.
@@ -137,7 +137,7 @@ def _names(name: str, options: dict[str, Any]) -> list[str]:
 def _workers(
     names: list[str], options: dict[str, Any], metrics: WorkerMetrics, stopping: Stopping, log: logs.Logger
 ) -> list[WorkerThread]:
-    """The workers, not started. Raises TaskError, and GemError if the server does not tell the run's hyper-parameters."""
+    """The workers, not started. Raises TaskError, and GemError if the server does not send the run's hyper-parameters."""
     security = credentials(options)
     task = load_task(options["task"], options["data"])
     retry = Retry(give_up_after=options["give_up_after"], sleep=stopping.sleep)

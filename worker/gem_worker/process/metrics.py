@@ -1,4 +1,4 @@
-"""Metrics of a worker process: the time of each phase of a step, and the loss."""
+"""Metrics of a worker process: the time of each phase of a step, and the training loss."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 2) for base in 
 class WorkerMetrics:
     """`gem_worker_step_seconds{phase}` and `gem_worker_loss`, in the given registry.
 
-    Phases: "data" (waiting for a batch), "compute" (forward and backward, with simulated time), "exchange" (commit and new θ).
-    All workers of a process share one instance, from several threads: times add up, the loss is the latest of any worker.
+    Phases: "data" (waiting for a batch), "compute" (forward and backward pass, and simulated compute time), "exchange" (sending
+    a commit and receiving θ). All workers of a process share one instance, from several threads: their times add up, and the
+    loss is that of the worker that finished a batch last.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
-            "gem_worker_step_seconds", "Time of a step, by phase.", ["phase"], buckets=_SECONDS, registry=registry
+            "gem_worker_step_seconds", "Time of each phase of a training step.", ["phase"], buckets=_SECONDS, registry=registry
         )
-        self._loss = Gauge("gem_worker_loss", "Training loss on the last batch.", registry=None)
+        self._loss = Gauge("gem_worker_loss", "Training loss of the process's last batch.", registry=None)
         self._registry, self._shows_loss, self._lock = registry, False, threading.Lock()
 
     @contextmanager
@@ -35,7 +36,7 @@ class WorkerMetrics:
             yield
 
     def timing(self, name: str, items: Iterable[Any]) -> Iterator[Any]:
-        """Yields the items; the wait for each one is timed as a phase."""
+        """Yields the items, and times the wait for each as a phase."""
         iterator, end = iter(items), object()
         while True:
             began = time.perf_counter()
@@ -51,7 +52,7 @@ class WorkerMetrics:
         return {sample.labels["phase"]: sample.value for sample in samples if sample.name.endswith("_sum")}
 
     def loss(self, value: float) -> None:
-        """The loss of a batch. Before the first there is no such metric: a 0 would look like the lowest loss of all workers."""
+        """Sets the loss of the last batch. The metric appears with the first: a 0 would look like the lowest loss of all."""
         self._loss.set(value)
         with self._lock:
             if not self._shows_loss:

@@ -18,7 +18,7 @@ _SIGNAL_SECONDS = 0.5  # how late a signal may be noticed
 
 
 class WorkerPool:
-    """One thread per worker. If a worker fails, the others go on.
+    """One thread per worker. If a worker fails, the others continue.
 
     Args:
         workers: The workers, not started yet.

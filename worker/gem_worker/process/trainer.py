@@ -42,7 +42,7 @@ def train(
     Raises:
         NonFiniteGradient: Training has diverged.
         Quarantined: The server rejected too many gradients in a row.
-        GemError: The server refuses the worker, or stays unreachable for too long.
+        GemError: The server rejects the worker, or stays unreachable for too long.
     """
     torch.manual_seed(hyperparameters.seed)
     data = task.training_data()  # before the lease, which would expire while a large data set is read
@@ -70,7 +70,7 @@ def train(
 
 
 def _skip_if_too_large(exchange: Callable[[], object]) -> None:
-    """Calls `exchange`; logs a warning and goes on if the server rejects the gradient as too large."""
+    """Calls `exchange`; logs a warning and continues if the server rejects the gradient as too large."""
     try:
         exchange()
     except NormOutOfBounds as error:

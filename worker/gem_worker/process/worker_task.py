@@ -1,4 +1,4 @@
-"""The task as each worker of a process sees it: a model of its own, shared data."""
+"""The task of each worker in a process: its own model, and shared data."""
 
 from __future__ import annotations
 

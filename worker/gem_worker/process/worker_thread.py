@@ -17,7 +17,7 @@ _SEVERITY = (0, EXIT_DIVERGED, EXIT_QUARANTINED, EXIT_WRONG_USE, EXIT_FAILED)
 
 @dataclass
 class WorkerThread:
-    """A worker with a session of its own.
+    """A worker with its own session.
 
     Attributes:
         name: The worker's name in the run.

@@ -41,7 +41,7 @@ class Task(Protocol):
         """The mean loss of a batch, as a scalar."""
 
     def correct(self, model: nn.Module, batch: Any) -> int | None:
-        """How many samples of a batch the model gets right; None if the task has no accuracy."""
+        """The number of samples in a batch that the model classifies correctly; None if the task has no accuracy."""
 
 
 def load_task(name: str, data: Path | None) -> Task:

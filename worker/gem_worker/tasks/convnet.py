@@ -62,7 +62,7 @@ class Images(Dataset[Any]):
 
 
 class Classification:
-    """What the two digit tasks have in common: the paper's network and the negative log-likelihood."""
+    """The common part of the two digit tasks: the paper's network and the negative log-likelihood."""
 
     def model(self) -> nn.Module:
         return ConvNet()

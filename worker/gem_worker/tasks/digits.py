@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from gem_api.process.extras import install
 from torch.nn import functional
 
 from gem_worker.tasks.base import TaskError
@@ -49,6 +50,6 @@ def _read() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise TaskError('task "digits" needs scikit-learn: pip install "gem-ps[demo]"')
+        raise TaskError(f'task "digits" needs scikit-learn: {install("demo")}')
     table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.float32)
     return table[:, :64], table[:, 64].astype(np.int64)

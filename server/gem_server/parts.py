@@ -1,0 +1,123 @@
+"""The parts of a server, wired together: who needs what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from gem_api.process.logs import Logger
+from prometheus_client.registry import CollectorRegistry
+
+from gem_server.apply_loop import ApplyLoop
+from gem_server.config import ServerConfig, StartError
+from gem_server.core.state_machine import Core
+from gem_server.durability.checkpointer import Checkpointer
+from gem_server.durability.group_commit import GroupCommit, Unlogged
+from gem_server.durability.journal import Journal
+from gem_server.durability.metrics import LogMetrics
+from gem_server.durability.resume import lock_directory, make_core, make_journal
+from gem_server.endpoint import Endpoint
+from gem_server.rpc.admin import AdminServicer
+from gem_server.rpc.calls import Calls
+from gem_server.rpc.memory_socket import MemorySocket
+from gem_server.rpc.training import TrainingServicer
+from gem_server.rules.threads import Threads
+from gem_server.telemetry.history import open_history
+from gem_server.telemetry.metrics import Metrics
+from gem_server.telemetry.progress import Progress, Traffic
+
+Clock = Callable[[], float]
+
+
+class Parts:
+    """All parts of a server, each made from the ones before it. None of them runs yet.
+
+    Args:
+        config: The server's configuration.
+        clock: Returns monotonic seconds.
+        wall: Returns Unix seconds.
+        logger: The server's logger.
+        stop: Begins the server's graceful shutdown; called with the reason.
+        opened: Receives what must be closed if the start fails.
+
+    Raises:
+        StartError: Wrong settings, an address in use, or no usable checkpoint.
+
+    Attributes:
+        outdated: Whether this start has changed hyperparameters that the run's workers use.
+        directory_lock: Keeps other servers out of the checkpoint directory; None without one.
+        history: Writes the run's history; None if none is kept.
+        group_commit: Writes the log; None if none is kept.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        clock: Clock,
+        wall: Clock,
+        logger: Logger,
+        stop: Callable[[str], None],
+        opened: ExitStack,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        # The addresses first. If they are in use, the files may belong to another server and must stay untouched.
+        self.endpoint = Endpoint(config, self.registry, logger)
+        self.directory_lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
+        if self.directory_lock:
+            opened.enter_context(self.directory_lock)
+
+        self.core, last_record, self.outdated = make_core(config, clock, logger)
+        core = self.core
+        core.leases.looked(clock())  # restored leases do not expire because this start takes long
+        core.rule.use_threads(Threads(config.apply_threads))
+
+        calls = Calls(core.leases.owner)
+        self.memory_socket = _open_memory_socket(config.memory_socket, core, logger)
+        opened.callback(self.memory_socket.close)
+        self.history = open_history(config.history, core.next_ticket, wall, logger) if config.history else None
+        if self.history:
+            opened.callback(self.history.close)
+        self.progress, self.traffic = _new_progress(core, clock()), Traffic()
+        metrics = Metrics(
+            self.registry, core, self.progress, self.traffic, self._queue_length, lambda at: wall() - clock() + at
+        )
+        observers = [self.progress.applied, metrics.applied, *([self.history.applied] if self.history else [])]
+        self.apply_loop = ApplyLoop(core, clock, observers)
+
+        journal = make_journal(config, core.run_id, last_record)
+        self.group_commit = self._new_group_commit(journal, logger, clock) if journal else None
+        self.checkpointer = Checkpointer(
+            config.checkpoint_dir, config.checkpoint_keep, core, self.apply_loop, self.progress, clock, logger,
+            before=self.history.flush if self.history else lambda: None,
+            notified=self.group_commit.based if self.group_commit else lambda: None,
+            journal=journal, log_limit=config.log_limit,
+        )  # fmt: skip
+
+        durability = self.group_commit or Unlogged()
+        self.training = TrainingServicer(
+            core, self.apply_loop, self.progress, calls, self.memory_socket, durability, self.traffic, clock, logger
+        )
+        admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
+        self.endpoint.add_services(self.training, admin, calls)
+
+    def _queue_length(self) -> int:
+        return self.apply_loop.queue_length
+
+    def _new_group_commit(self, journal: Journal, logger: Logger, clock: Clock) -> GroupCommit:
+        metrics = LogMetrics(self.registry, journal)
+        return GroupCommit(journal, logger, clock, metrics.flushed, lambda: self.checkpointer.write())
+
+
+def _open_memory_socket(address: str, core: Core, logger: Logger) -> MemorySocket:
+    try:
+        return MemorySocket(address, core, logger)
+    except OSError as error:
+        raise StartError(f"can't share memory at {address} (--memory-socket): {error}") from None
+
+
+def _new_progress(core: Core, now: float) -> Progress:
+    """A resumed run begins with the checkpoint that it was restored from."""
+    progress = Progress(now, lambda worker: core.leases.named(worker) is not None)
+    if core.central.initialized:
+        progress.checkpointed(core.central.version, now)
+    return progress

@@ -1,0 +1,160 @@
+"""A server that goes and comes back, a connection that breaks or stalls: the session goes on, or gives up in time."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import gem_client
+import numpy as np
+import pytest
+from gem_client import Session, TransportError, connect
+from live import DEADLINE, Live, config, serving, wait_until
+from session_helpers import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, version
+
+
+def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_lease(tmp_path: Path) -> None:
+    patience = Patience()
+    with serving(config(PLAIN, checkpoint_dir=tmp_path)) as live:
+        session = connect(live.address, retry=patience.retry())
+        session.join(model())
+        session.commit(GRADIENT)
+        live.stop()
+        waiting = in_background(lambda: session.commit(GRADIENT))
+        wait_until(lambda: patience.pauses, "the session to try again")
+        with serving(replace(live.config, listen=live.address, resume=True)) as back, session:
+            answer = waiting.result(DEADLINE)
+            assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
+            np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
+            assert session.commit(GRADIENT).version == 3
+            assert outcomes(back) == {"applied": 3}
+
+
+def test_a_session_that_has_lost_the_wire_goes_on_where_it_was(memory_socket: str, live: Live) -> None:
+    with Wire(live.address) as wire, connect(wire.address, retry=Patience().retry()) as session:
+        session.join(model())
+        for done in range(1, 4):
+            assert session.commit(GRADIENT).version == done
+            wire.cut()
+        assert (session.generation, outcomes(live)) == (1, {"applied": 3})
+        assert session.shares_memory == bool(memory_socket)
+
+
+def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(memory_socket: str) -> None:
+    with (
+        serving(config(PLAIN, memory_socket=memory_socket)) as live,
+        Wire(live.address) as wire,
+        connect(wire.address, retry=Patience().retry()) as session,
+    ):
+        session.join(model())
+        session.commit(GRADIENT)
+        wire.lose_answers()
+        waiting = in_background(lambda: session.commit(GRADIENT))
+        wait_until(lambda: version(live) == 2, "the commit to be applied")
+        wire.cut()
+        answer = waiting.result(DEADLINE)
+        assert (answer.version, answer.dropped, session.shares_memory) == (2, False, bool(memory_socket))
+        np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
+        assert outcomes(live) == {"applied": 2, "repeated": 1}
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.25] * 6 + [-0.75] * 3)
+
+
+def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_theta(memory_socket: str) -> None:
+    with serving(config(PLAIN, memory_socket=memory_socket)) as live:
+        session = connect(live.address, retry=Patience().retry())
+        session.join(model())
+        known = session.commit(GRADIENT).theta.copy()
+        live.stop()
+        with serving(replace(live.config, listen=live.address)) as back, session:
+            answer = session.commit(GRADIENT)
+            assert (answer.dropped, answer.version, session.shares_memory) == (True, 0, bool(memory_socket))
+            np.testing.assert_array_equal(answer.theta, known)
+            np.testing.assert_array_equal(theta(back), known)
+            assert session.commit(GRADIENT).version == 1
+
+
+def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(memory_socket: str, tmp_path: Path) -> None:
+    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", memory_socket=memory_socket)) as live:
+        session = connect(live.address, retry=Patience().retry())
+        session.join(model())
+        session.commit(GRADIENT)
+        with gem_client.Admin(live.address) as admin:
+            admin.checkpoint()
+        shutil.copytree(tmp_path / "kept", tmp_path / "older")
+        session.commit(GRADIENT)
+        live.stop()
+        older = replace(live.config, listen=live.address, checkpoint_dir=tmp_path / "older", resume=True)
+        with serving(older) as back, session:
+            answer = session.commit(GRADIENT)
+            assert (answer.dropped, answer.version, session.generation) == (True, 1, 2)
+            np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
+            assert ended(back) == {"rolled_back": 1}
+            assert session.commit(GRADIENT).version == 2
+            assert session.shares_memory == bool(memory_socket)
+
+
+def test_a_session_that_gave_up_recovers_when_the_server_is_back(tmp_path: Path) -> None:
+    patience = Patience()
+    with serving(config(PLAIN, checkpoint_dir=tmp_path)) as live:
+        session = connect(live.address, retry=patience.retry())
+        session.join(model())
+        session.commit(GRADIENT)
+        live.stop()
+        patience.run_out()
+        with pytest.raises(TransportError):
+            session.commit(GRADIENT)
+        with pytest.raises(TransportError):
+            session.pull()
+        patience.renew()
+        with serving(replace(live.config, listen=live.address, resume=True)) as back, session:
+            assert session.commit(GRADIENT).dropped
+            assert session.commit(GRADIENT).version == 2
+            np.testing.assert_array_equal(theta(back), [0.5] * 6 + [-0.5] * 3)
+
+
+def test_join_gives_up_on_an_address_where_nobody_listens() -> None:
+    patience = Patience()
+    patience.run_out()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with connect(address, retry=patience.retry()) as session, pytest.raises(TransportError):
+        session.join(model())
+
+
+def test_a_listener_that_never_answers_is_given_up() -> None:
+    patience = Patience()
+    patience.run_out()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        with connect(address, retry=patience.retry(), timeout=0.5) as session:
+            for use in (lambda: session.join(model()), session.pull):
+                with pytest.raises(TransportError):
+                    in_background(use).result(DEADLINE)
+
+
+def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(live: Live) -> None:
+    patience = Patience()
+    with Wire(live.address) as wire, connect(wire.address, retry=patience.retry(), timeout=1.0) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        wire.stall()
+        patience.run_out()
+        with pytest.raises(TransportError):
+            in_background(lambda: session.commit(GRADIENT)).result(DEADLINE)
+        patience.renew()
+        wire.flow()
+        wire.cut()
+        assert session.commit(GRADIENT).dropped
+        assert not session.commit(GRADIENT).dropped
+
+
+def test_a_readers_pull_that_makes_no_progress_is_broken_off(live: Live, session: Session) -> None:
+    patience = Patience()
+    with Wire(live.address) as wire, connect(wire.address, retry=patience.retry(), timeout=1.0) as reader:
+        reader.pull()
+        wire.stall()
+        patience.run_out()
+        with pytest.raises(TransportError):
+            in_background(reader.pull).result(DEADLINE)

@@ -1,0 +1,94 @@
+"""How a session ends: closed once or twice, by an error, by a fork, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gem_client import InvalidRequest, Session, connect
+from live import DEADLINE, Live, serving
+from session_helpers import GRADIENT, ended, in_background, model, workers
+
+
+def test_a_closed_session_is_of_no_more_use_and_closes_twice(live: Live) -> None:
+    session = connect(live.address)
+    session.join(model())
+    session.close()
+    session.close()
+    for use in (lambda: session.commit(GRADIENT), session.pull, lambda: session.join(model())):
+        with pytest.raises(InvalidRequest, match="closed"):
+            use()
+    assert ended(live) == {"left": 1}
+
+
+def test_a_session_is_refused_in_another_process(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(InvalidRequest, match="fork"):
+            session.commit(GRADIENT)
+        with pytest.raises(InvalidRequest, match="fork"):
+            session.pull()
+    assert session.commit(GRADIENT).version == 1
+
+
+def test_a_child_that_closes_its_parents_session_does_not_end_the_lease(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = connect(live.address)
+    session.join(model())
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        session.close()
+    left = workers(live)
+    session.close()
+    assert left == [session.name]
+
+
+def test_the_worker_leaves_even_when_its_block_ends_with_an_error(live: Live) -> None:
+    def fail() -> None:
+        with connect(live.address) as session:
+            session.join(model())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert ended(live) == {"left": 1}
+
+
+def test_closing_does_not_wait_long_for_a_server_that_is_gone(tmp_path: Path) -> None:
+    with serving() as live:
+        session = connect(live.address)
+        session.join(model())
+        live.stop()
+        in_background(session.close).result(DEADLINE)
+
+
+LEFT_OPEN = """
+import sys, gem_client, numpy
+session = gem_client.connect(sys.argv[1], shared_memory=False)
+session.join({"w": numpy.ones(3, numpy.float32)}, overlap=True)
+print("joined", flush=True)
+sys.stdin.readline()
+session.begin_commit(numpy.ones(3, numpy.float32))
+print("the end", flush=True)
+"""
+
+
+def test_a_session_that_nobody_closed_does_not_keep_its_process_alive() -> None:
+    """The server has gone, and the commit under way is tried again for 300 seconds."""
+    with serving() as live:
+        command = [sys.executable, "-c", LEFT_OPEN, live.address]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                assert process.stdout.readline() == "joined\n"
+                live.stop()
+                process.stdin.write("go on\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == "the end\n"
+                assert process.wait(DEADLINE) == 0
+            finally:
+                process.kill()

@@ -1,0 +1,178 @@
+"""A damaged checkpoint is rejected by name and set aside, and the one before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_helpers import bits, make_core, save_core, write_file
+from durability.checkpoint_helpers import FILES, trained
+from gem_server.core.state_machine import Core
+from gem_server.durability.checkpoint import BadCheckpoint, list_checkpoints, newest, restore
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+def two(directory: Path) -> tuple[Path, Path, Core]:
+    """An older and a newer checkpoint, and the core as the older one has it."""
+    core = trained(commits=5)
+    older = save_core(core, directory)
+    further = trained(commits=7)
+    newer = save_core(further, directory)
+    return older, newer, core
+
+
+def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """A state that is another but vouches for itself: what a server of another version may have written."""
+
+    def damage(path: Path) -> None:
+        state = json.loads((path / "state.json").read_text())
+        change(state)
+        state.pop("sha256")
+        digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+        (path / "state.json").write_text(json.dumps({**state, "sha256": digest}))
+
+    return damage
+
+
+def truncate(name: str, size: int) -> Callable[[Path], object]:
+    return lambda path: os.truncate(path / name, size)
+
+
+def grow(name: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_bytes((path / name).read_bytes() + b"x")
+
+
+def flip(name: str, place: int) -> Callable[[Path], object]:
+    def damage(path: Path) -> None:
+        content = bytearray((path / name).read_bytes())
+        content[place] ^= 1
+        (path / name).write_bytes(content)
+
+    return damage
+
+
+def text(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_bytes(content)
+
+
+def remove(name: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).unlink()
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{f"{name} is missing": (remove(name), name) for name in FILES},
+    **{f"{name} is truncated": (truncate(name, 50), name) for name in FILES},
+    **{f"{name} is empty": (truncate(name, 0), name) for name in FILES},
+    **{f"{name} is longer": (grow(name), name) for name in FILES},
+    **{f"{name} has a flipped bit {where}": (flip(name, at), name)
+       for name in FILES[:2] for where, at in {"in its length": 0, "in its header": 20, "at its end": -1}.items()},
+    "state.json is of another format": (edit(lambda state: state.update(format="gem-checkpoint/2")), "gem-checkpoint/2"),
+    "state.json has no format": (edit(lambda state: state.pop("format")), "format"),
+    "state.json is garbage": (text("state.json", b"\x00garbage{"), "state.json"),
+    "state.json is not UTF-8": (text("state.json", b"\xff\xfe"), "state.json"),
+    "state.json is a list": (text("state.json", b"[]"), "state.json"),
+    "state.json is null": (text("state.json", b"null"), "state.json"),
+    "state.json names no files": (edit(lambda state: state.pop("files")), "files"),
+    "state.json has an unknown setting": (edit(lambda state: state["hyperparameters"].update(new=1)), "new"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used_where(damage: str, tmp_path: Path) -> None:
+    spoil, named = DAMAGE[damage]
+    older, newer, core = two(tmp_path)
+    spoil(newer)
+    refused: list[tuple[Path, str]] = []
+    latest = newest(tmp_path, lambda path, why: refused.append((path, why)))
+    assert latest is not None
+    assert latest[0] == older
+    ((path, why),) = refused
+    assert path == newer
+    assert named in why
+    again = make_core()
+    restore(*latest, again, 0.0)
+    assert bits(again.central.theta) == bits(core.central.theta)
+
+
+def test_a_changed_figure_in_the_state_is_damage_too(tmp_path: Path) -> None:
+    """state.json vouches for the other files; something must vouch for it: here a version of 7 becomes 3."""
+    older, newer, _ = two(tmp_path)
+    content = (newer / "state.json").read_text()
+    changed = content.replace('"version": 7', '"version": 3')
+    assert changed != content
+    (newer / "state.json").write_text(changed)
+    latest = newest(tmp_path, lambda path, why: None)
+    assert latest is not None
+    assert latest[0] == older
+
+
+MISSING = ["layout", "version", "next_ticket", "outcomes", "ended", "steps_done", "samples_committed", "ledger", "leases"]
+
+
+@pytest.mark.parametrize("key", MISSING)
+def test_a_state_that_lacks_a_part_is_refused_when_it_is_restored(key: str, tmp_path: Path) -> None:
+    path = save_core(trained(), tmp_path)
+    state = json.loads((path / "state.json").read_text())
+    del state[key]
+    with pytest.raises(BadCheckpoint, match=key):
+        restore(path, state, make_core(), 0.0)
+
+
+def test_buffers_of_another_size_are_refused_when_they_are_restored(tmp_path: Path) -> None:
+    path = save_core(trained(), tmp_path)
+    state = json.loads((path / "state.json").read_text())
+    short = {f"lease-{n}/{name}": np.zeros(3, np.float32) for n in (1, 2) for name in ("moment", "snapshot")}
+    (path / "workers.safetensors").unlink()
+    write_file(path / "workers.safetensors", short, {})
+    with pytest.raises(BadCheckpoint, match="another shape"):
+        restore(path, state, make_core(), 0.0)
+
+
+def test_a_refused_checkpoint_is_set_aside_and_not_tried_again(tmp_path: Path) -> None:
+    older, newer, _ = two(tmp_path)
+    truncate("model.safetensors", 10)(newer)
+    newest(tmp_path, lambda path, why: None)
+    assert list_checkpoints(tmp_path) == [older]
+    assert (tmp_path / f"{newer.name}.refused").is_dir()
+    assert newest(tmp_path, lambda path, why: pytest.fail(why)) is not None
+
+
+def test_a_folder_of_refused_checkpoints_alone_is_no_new_runs_however_often_it_is_tried(tmp_path: Path) -> None:
+    """A container is started again when it fails; the second start must not take the folder for an empty one."""
+    for path in two(tmp_path)[:2]:
+        (path / "state.json").unlink()
+    for _ in range(2):
+        with pytest.raises(BadCheckpoint, match=r"none of the 2 checkpoints .* is complete"):
+            newest(tmp_path, lambda path, why: None)
+    backup = save_core(trained(commits=7), tmp_path)
+    latest = newest(tmp_path, lambda path, why: None)
+    assert latest is not None
+    assert latest[0] == backup
+
+
+def test_a_second_damaged_checkpoint_of_the_same_name_is_refused_as_well(tmp_path: Path) -> None:
+    """The run came to the same version again, and again its checkpoint was damaged."""
+    older, newer, _ = two(tmp_path)
+    for _ in range(2):
+        truncate("model.safetensors", 10)(newer)
+        latest = newest(tmp_path, lambda path, why: None)
+        assert latest is not None
+        assert latest[0] == older
+        newer = save_core(trained(commits=7), tmp_path)
+
+
+def test_where_none_is_whole_the_server_is_told_so(tmp_path: Path) -> None:
+    """Starting anew without a word would throw a run away."""
+    refused: list[str] = []
+    for path in two(tmp_path)[:2]:
+        (path / "state.json").unlink()
+    with pytest.raises(BadCheckpoint, match="none of the 2 checkpoints"):
+        newest(tmp_path, lambda path, why: refused.append(path.name))
+    assert len(refused) == 2

@@ -1,0 +1,39 @@
+"""A Python file holds one idea, in at most 500 lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("benchmarks", "client_sdk", "deploy", "proto", "server", "tests", "worker")
+MAX_LINES = 500
+
+
+def too_long(folder: Path) -> dict[str, int]:
+    """Number of lines of each Python file below a folder that has too many; generated `*_pb2*.py` files may be longer."""
+    lengths = {
+        str(path.relative_to(folder)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in folder.rglob("*.py")
+        if "_pb2" not in path.name
+    }
+    assert lengths, f"no Python files in {folder}"
+    return {path: length for path, length in lengths.items() if length > MAX_LINES}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_python_file_is_too_long(folder: str) -> None:
+    long = too_long(ROOT / folder)
+    assert not long, (
+        f"files of {folder}/ with more than {MAX_LINES} lines: {long}. Split each into files that hold one idea and are "
+        "named after it; put what they share into a helper beside them."
+    )
+
+
+def test_a_file_that_is_too_long_is_found(tmp_path: Path) -> None:
+    (tmp_path / "within").mkdir()
+    (tmp_path / "within" / "long.py").write_text("\n" * (MAX_LINES + 1))
+    (tmp_path / "full.py").write_text("\n" * MAX_LINES)
+    (tmp_path / "generated_pb2.py").write_text("\n" * 1000)
+    assert too_long(tmp_path) == {"within/long.py": MAX_LINES + 1}

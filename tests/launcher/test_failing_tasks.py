@@ -1,0 +1,112 @@
+"""gem-train with a task that fails: the run ends with a status and the user's own line."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from launcher.train_helpers import Launch, read_json
+
+pytestmark = pytest.mark.timeout(900)
+
+OWN_TASK = '''
+"""Lines that fail in one way each."""
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Bad:
+    def __init__(self, data):
+        self.data = TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+
+    def model(self):
+        return nn.Linear(1, 1)
+
+    def training_data(self):
+        return self.data
+
+    test_data = training_data
+
+    def loss(self, model, batch):
+        return model(batch[0]).sum() * float("nan")
+
+    def correct(self, model, batch):
+        return None
+
+
+class Fails(Bad):
+    def loss(self, model, batch):
+        return self.criterion(model(batch[0]), batch[1])  # there is no criterion
+
+
+class FailsInOneWorker(Bad):
+    def loss(self, model, batch):
+        if "--name=worker-1" in sys.argv:
+            raise RuntimeError("no luck here")
+        return model(batch[0]).sum()
+
+
+class FailsInItsModel(Bad):
+    def model(self):
+        return nn.Linear(1, "one")
+
+
+class FailsInItsTest(FailsInOneWorker):
+    def correct(self, model, batch):
+        raise RuntimeError("no answer is correct")
+'''
+
+
+def test_a_run_that_diverges_at_once_says_so_and_ends_with_status_3(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    launcher = launch("--workers", "1", "--task", "own_task:Bad", path=tmp_path)
+    assert launcher.wait() == 3, launcher.output
+    assert "worker-0 diverged" in launcher.output
+    assert "Traceback" not in launcher.output
+    summary = read_json(launcher.folder / "summary.json")
+    assert (summary["outcome"], summary["commits"]) == ("diverged", 0)
+
+
+def test_a_task_with_a_bug_ends_the_run_at_once_with_the_users_own_line(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    launcher = launch("--workers", "3", "--task", "own_task:Fails", path=tmp_path)
+    assert launcher.wait() == 1, launcher.output
+    message = launcher.output.partition("gem-train: ")[2].splitlines()
+    assert message[0] == "every worker failed before its first commit:"
+    assert message[1].startswith(f'  File "{tmp_path / "own_task.py"}", line ')
+    assert message[2].strip() == "return self.criterion(model(batch[0]), batch[1])  # there is no criterion"
+    assert "AttributeError: 'Fails' object has no attribute 'criterion'" in message
+    assert Path(message[-1].removeprefix("full log: ")).parent == launcher.folder / "logs"
+    assert launcher.output.count("restarting it") < 3
+    assert launcher.members() == {}
+
+
+@pytest.mark.slow
+def test_a_bug_that_one_worker_alone_has_gets_its_restarts_and_the_run_a_report(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    launcher = launch("--workers", "2", "--task", "own_task:FailsInOneWorker", "--epochs", "1000000", path=tmp_path)
+    launcher.until_it_says(r"(?s)(worker-1 ended with status 1; restarting it.*){2}")
+    launcher.until_version(1)
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.wait() == 130, launcher.output
+    assert read_json(launcher.folder / "summary.json")["outcome"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("task", "status", "line"),
+    [("FailsInItsModel", 2, 'return nn.Linear(1, "one")'), ("FailsInItsTest", 1, 'raise RuntimeError("no answer is correct")')],
+)
+def test_a_bug_in_what_the_launcher_itself_calls_is_shown_too(
+    task: str, status: int, line: str, launch: Launch, tmp_path: Path
+) -> None:
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    launcher = launch("--workers", "1", "--task", f"own_task:{task}", "--epochs", "1000000", path=tmp_path)
+    assert launcher.wait() == status, launcher.output
+    assert line in launcher.output
+    assert "Traceback" not in launcher.output
+    runs = list((tmp_path / "runs").iterdir())
+    assert len(runs) == (status != 2)

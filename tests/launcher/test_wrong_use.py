@@ -1,0 +1,118 @@
+"""gem-train used wrongly: exit status 2, one line that names what is wrong, no run left behind."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from gem_worker.launcher.cli import main
+from launcher.train_helpers import Launch
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_a_rules_wrong_option_is_one_line_and_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
+    launcher = launch("--workers", "1", "--rule-options", "speed=9")
+    assert launcher.wait() == 2, launcher.output
+    assert "gem-train: the rule has no option 'speed=9': its options are " in launcher.output
+    assert launcher.output.splitlines()[-1].startswith("gem-train: ")
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def damaged_mnist(folder: Path) -> Path:
+    """A folder whose first file is cut short."""
+    folder.mkdir()
+    content = struct.pack(">4I", 0x803, 60_000, 28, 28) + b"\0" * 100
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+    return folder
+
+
+def test_mnist_without_its_folder_is_one_line_and_exit_status_2(launch: Launch) -> None:
+    launcher = launch("--task", "mnist")
+    assert launcher.wait() == 2
+    (line,) = launcher.output.splitlines()
+    assert line.startswith("gem-train: ")
+    assert "--data" in line
+
+
+def train(*arguments: str) -> tuple[int, str]:
+    """Exit status and standard error of a gem-train that does not get as far as starting processes."""
+    result = CliRunner().invoke(main, arguments)
+    assert result.stdout == ""
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stderr
+
+
+def assert_refused(outcome: tuple[int, str], *words: str) -> None:
+    """Exit status 2 and one line that holds the words."""
+    status, said = outcome
+    assert status == 2
+    (line,) = said.splitlines()
+    for word in ("gem-train: ", *words):
+        assert word in line
+
+
+def test_damaged_data_is_named_and_leaves_no_run_behind(tmp_path: Path) -> None:
+    data, runs = damaged_mnist(tmp_path / "mnist"), tmp_path / "runs"
+    outcome = train("--task", "mnist", "--data", str(data), "--runs", str(runs))
+    assert_refused(outcome, "train-images-idx3-ubyte.gz", "116 bytes")
+    assert not runs.exists() or not list(runs.iterdir())
+
+
+def test_a_data_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    outcome = train("--task", "mnist", "--data", str(tmp_path / "nowhere"), "--runs", str(tmp_path / "runs"))
+    assert_refused(outcome, "nowhere")
+
+
+def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
+    assert_refused(train("--task", "cifar", "--runs", str(tmp_path)), "'cifar'", "digits, mnist")
+
+
+def test_a_run_without_end_is_refused(tmp_path: Path) -> None:
+    assert_refused(train("--epochs", "0", "--runs", str(tmp_path)), "--epochs", "--steps")
+
+
+def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    assert_refused(train("--resume", str(tmp_path)), str(tmp_path), "not the folder of a run")
+
+
+def test_a_resumed_run_says_what_it_keeps_and_why(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"rule": "gem", "task": "digits", "epochs": 3, "steps": 0}')
+    kept = ("--rule", "can't change", "shards leased so far", "start a new run")
+    assert_refused(train("--resume", str(tmp_path), "--rule", "downpour", "--learning-rate", "0.01"), *kept)
+    assert_refused(train("--resume", str(tmp_path), "--task", "mnist"), "--task", "can't change")
+    assert_refused(train("--resume", str(tmp_path), "--epochs", "0"), "would train forever", "--until-stopped")
+
+
+def test_a_run_until_stopped_has_no_limit(tmp_path: Path) -> None:
+    status, said = train("--until-stopped", "--epochs", "5", "--runs", str(tmp_path))
+    assert (status, "--until-stopped contradicts --epochs 5" in said) == (2, True)
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_refused(train("--runs", str(tmp_path / "file" / "runs")), "runs")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--worker", "2"],
+        ["--workers", "0"],
+        ["--workers", "two"],
+        ["--rule", "adam"],
+        ["--learning-rate", "0"],
+        ["--momentum", "1"],
+        ["--shards", "some"],
+        ["--resume", "no-such-folder"],
+        ["digits"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_exit_status_2_and_names_what_is_wrong(arguments: list[str]) -> None:
+    status, said = train(*arguments)
+    assert status == 2
+    assert arguments[0] in said.splitlines()[-1]

@@ -1,0 +1,149 @@
+"""gem-train as a process of its own, and what a run leaves in its folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gem_client import Admin, GemError
+from live import wait_until
+
+PATIENCE = 180.0  # seconds that a whole cluster may take to get anywhere on a busy machine
+TRAINING_SAMPLES = 1438  # of the digits
+SHARDS = 6  # of 256 samples, per epoch
+# As a script starts a command that ends in "&": with SIGINT ignored.
+IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+
+
+class Launcher:
+    """A running gem-train, its output in a file."""
+
+    def __init__(
+        self, folder: Path, *arguments: str, runs: Path | None = None, path: Path | None = None, background: bool = False
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._output = folder / f"output-{len(list(folder.glob('output-*')))}.txt"
+        self._runs = runs or folder / "runs"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path or ""), environment.get("PYTHONPATH", "")]))
+        command = [*(IN_BACKGROUND if background else []), sys.executable, "-m", "gem_worker.launcher.cli", *arguments]
+        if "--resume" not in arguments:
+            command += ["--runs", str(self._runs)]
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        return self.process.wait(PATIENCE)
+
+    def until_it_says(self, pattern: str) -> str:
+        """Waits for a line that holds the pattern; returns its first group, or all of it."""
+
+        def said() -> re.Match[str] | None:
+            assert self.process.poll() is None or re.search(pattern, self.output), self.output
+            return re.search(pattern, self.output)
+
+        found: re.Match[str] = wait_until(said, f"gem-train to say {pattern!r}", PATIENCE)
+        return found.group(found.lastindex or 0)
+
+    @property
+    def address(self) -> str:
+        return self.until_it_says(r"server (127\.0\.0\.1:\d+),")
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.until_it_says(r"run (\S+):"))
+
+    def until_version(self, version: int) -> int:
+        """Waits for so many commits; returns how many there are."""
+        with Admin(self.address, timeout=5.0) as admin:
+
+            def reached() -> int:
+                assert self.process.poll() is None, self.output
+                with suppress(GemError):
+                    present = admin.status().version
+                    return present if present >= version else 0
+                return 0
+
+            return int(wait_until(reached, f"version {version}", PATIENCE))
+
+    def members(self) -> dict[int, str]:
+        """The cluster's processes: process id to command line."""
+        return {pid: command for pid, command in command_lines() if self.address in command}
+
+    def kill_member(self, text: str) -> None:
+        """Kills -9 the one process of the cluster whose command line holds the text."""
+        (pid,) = [pid for pid, command in self.members().items() if text in command]
+        os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Leaves nothing running, even after a failed test."""
+        if self.process.poll() is None:
+            address = re.search(r"server (127\.0\.0\.1:\d+),", self.output)
+            self.process.kill()
+            self.process.wait()
+            for pid, command in command_lines():
+                if address and address.group(1) in command:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+def command_lines() -> Iterator[tuple[int, str]]:
+    """All processes of this machine."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            yield int(entry.name), command
+
+
+Launch = Callable[..., Launcher]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file, by the letter of the standard."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{path.name} holds {constant}, which is no JSON")
+
+    parsed: dict[str, Any] = json.loads(path.read_text(), parse_constant=refuse)
+    return parsed
+
+
+def last_state(run: Path) -> dict[str, Any]:
+    """state.json of the run's newest checkpoint."""
+    newest = max((run / "checkpoints").glob("checkpoint-*"))
+    return read_json(newest / "state.json")
+
+
+def commits(run: Path) -> list[dict[str, str]]:
+    """The rows of commits.csv."""
+    with (run / "commits.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_every_sample_accounted_for(run: Path, epochs: int) -> None:
+    """The ledger says that every sample of every epoch is done, and history and checkpoint tell the same story."""
+    state, rows = last_state(run), commits(run)
+    ledger = state["ledger"]
+    assert ledger["samples"] == TRAINING_SAMPLES
+    assert ledger["samples_completed"] == epochs * TRAINING_SAMPLES
+    assert ledger["completed"] == epochs * SHARDS
+    assert ledger["held"] == []
+    assert ledger["decks"] == [["", epochs - 1, TRAINING_SAMPLES, []]]
+    assert state["samples_committed"] >= ledger["samples_completed"]
+    assert [int(row["version"]) for row in rows] == list(range(1, state["version"] + 1))
+    assert sum(int(row["samples"]) for row in rows) == state["samples_committed"]

@@ -1,0 +1,71 @@
+"""A start that fails gives back what it took, also while its error, which refers to the server, is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+import structlog
+from core_helpers import commit, make_core, save_core, start
+from gem_api.hyperparameters import Hyperparameters
+from gem_server.config import ServerConfig, StartError
+from gem_server.durability.resume import lock_directory
+from gem_server.server import Server
+from live import config
+
+RULE = """
+from dataclasses import dataclass
+from gem_server.rules import ArrayRule
+
+@dataclass(frozen=True)
+class Broken(ArrayRule):
+    learning_rate: float = 0.1
+
+    def move(self, theta, update, buffers, rule_input):
+        raise ValueError("a bug in the rule")
+"""
+
+
+def failed_start(configuration: ServerConfig) -> StartError:
+    async def attempt() -> None:
+        await Server(configuration, time.monotonic, time.time, structlog.get_logger()).start()
+
+    with pytest.raises(StartError) as failed:
+        asyncio.run(attempt())
+    return failed.value
+
+
+def open_files(folder: Path) -> list[str]:
+    """The files below a folder that this process has open."""
+    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return [link for link in links if link.startswith(f"{folder}/")]
+
+
+def test_a_server_that_refuses_to_start_among_checkpoints_leaves_them_unlocked(tmp_path: Path) -> None:
+    core = make_core()
+    commit(core, start(core)[0], 1, 1.0)
+    save_core(core, tmp_path)
+    error = failed_start(config(checkpoint_dir=tmp_path))
+    assert "add --resume" in str(error)
+    lock_directory(tmp_path).close()  # StartError if it is locked
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed in /proc")
+def test_a_server_whose_rule_fails_leaves_no_file_open_and_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_rule.py").write_text(RULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    memory_socket = tmp_path / "socket"
+    error = failed_start(
+        config(
+            Hyperparameters(rule="broken_rule:Broken"),
+            checkpoint_dir=tmp_path / "run",
+            history=tmp_path / "history.csv",
+            memory_socket=str(memory_socket),
+        )
+    )
+    assert "a bug in the rule" in str(error)
+    assert open_files(tmp_path) == []
+    assert not memory_socket.exists()

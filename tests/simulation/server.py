@@ -1,0 +1,73 @@
+"""A simulated server between two crashes: its state in memory, and what stands for its threads and its apply loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass, field
+from types import coroutine
+from typing import Any, TypeVar
+
+from gem_server.core.commits import Commit, Step
+from gem_server.core.facts import Header
+from gem_server.core.leases import Lease
+from gem_server.core.state_machine import Core
+from gem_server.durability import journal as journal_module
+from simulation.client import Request, Response
+
+T = TypeVar("T")
+
+
+@dataclass
+class Upload:
+    """A commit whose gradient has arrived in part."""
+
+    request: Request
+    header: Header
+
+
+@dataclass
+class Server:
+    """The state that is lost with the process."""
+
+    core: Core
+    logged: bool = True  # whether this start keeps a log
+    journal: journal_module.Journal | None = None  # once there is a checkpoint for it to follow
+    unbased: journal_module.Journal | None = None
+    checkpoint: Coroutine[Any, Any, object] | None = None  # one that is being written
+    uploads: dict[str, Upload] = field(default_factory=dict)
+    queue: deque[Commit] = field(default_factory=deque)
+    step: Step | None = None
+    writing: list[journal_module.Waiting] | None = None
+    written: deque[int] = field(default_factory=deque)  # the last records of groups that are not synced
+    answers: list[tuple[int, Response, Callable[[], object]]] = field(default_factory=list)  # due when a record is durable
+    asked: dict[tuple[str, int], list[Request]] = field(default_factory=dict)  # who waits for which commit
+
+
+@coroutine
+def later() -> Generator[None]:
+    """Makes a checkpoint that is being written wait for its next step."""
+    yield
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    await later()
+    return work()
+
+
+class BetweenCommits:
+    """Stands for a server's apply loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
+        while self._server.step is not None:
+            await later()
+        return plan()()
+
+
+def waits_for_checkpoint(lease: Lease) -> bool:
+    """Whether a change of a lease's buffers would have to wait until a checkpoint has written them."""
+    captured = getattr(lease.before_change, "__self__", None)
+    return captured is not None and lease.lease_id in captured._unsaved and not captured._has_room(lease)
