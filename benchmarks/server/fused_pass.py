@@ -103,7 +103,7 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
             True,
             True,
             *results,
-        ),  # fmt: skip
+        ),
         "rule": split(1),
         **{f"{count} threads": split(count) for count in threads},
     }

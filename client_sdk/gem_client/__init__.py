@@ -32,6 +32,7 @@ from gem_api.errors import (
 )
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Group, Layout
+from gem_api.optimizer_choice import OptimizerChoice
 
 from gem_client.admin import Admin
 from gem_client.answer import Answer
@@ -56,6 +57,7 @@ __all__ = [
     "NonFiniteGradient",
     "NormOutOfBounds",
     "NotInitialized",
+    "OptimizerChoice",
     "Overloaded",
     "PermissionDenied",
     "Quarantined",
