@@ -137,6 +137,10 @@ def plain(model: nn.Module) -> Any:
     return model.named_parameters()
 
 
+def simple(model: nn.Module) -> Any:
+    return torch.optim.AdamW(model.named_parameters(), lr=0.01)
+
+
 OTHERS: list[tuple[Callable[[nn.Module], Any], str, Callable[[nn.Module], Any], str, str]] = [
     (adamw, "server", lambda m: torch.optim.AdamW(groups(m), lr=0.01), "server", "give all workers the same settings"),
     (
@@ -147,9 +151,9 @@ OTHERS: list[tuple[Callable[[nn.Module], Any], str, Callable[[nn.Module], Any], 
         r'this run has adamw on the server, for all workers: use Optimizer\(\.\.\., on="server"\)',
     ),
     (adamw, "worker", adamw, "server", 'each worker makes the steps of its own optimizer: use .* without on="server"'),
-    (plain, "worker", adamw, "worker", "this run applies SGD on the server"),
-    (plain, "worker", adamw, "server", "this run applies SGD on the server, and the worker brings 'adamw'"),
-    (adamw, "worker", plain, "worker", "in this run each worker brings its optimizer"),
+    (plain, "worker", simple, "worker", "this run applies SGD on the server"),
+    (plain, "worker", simple, "server", "this run applies SGD on the server, and the worker brings 'adamw'"),
+    (simple, "worker", plain, "worker", "in this run each worker brings its optimizer"),
 ]
 
 

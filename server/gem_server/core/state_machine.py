@@ -156,8 +156,8 @@ class Core:
         predecessor = self.leases.named(worker)
         checks.require_same_owner(predecessor, worker, owner)
         if self.central.initialized or not self._alone(predecessor):
+            optimizer_choice.require_agreement(self.settings, choice)  # first: groups of an optimizer are part of the layout
             self.central.require_fitting(layout)
-            optimizer_choice.require_agreement(self.settings, choice)
         else:
             self._settle(optimizer_choice.adopted(self._started_with, self._stated, choice))
         checks.require_trainable(self.rule, layout)
