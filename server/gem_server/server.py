@@ -21,8 +21,6 @@ from gem_server.rules import is_users, where_raised
 from gem_server.security.exposure import what_is_open
 from gem_server.warm_up import warm_up
 
-_ENDING = (signal.SIGTERM, signal.SIGINT)
-
 
 async def serve(config: ServerConfig, logger: Logger) -> None:
     """Serves until SIGTERM, SIGINT or Drain, then ends gracefully.
@@ -34,18 +32,22 @@ async def serve(config: ServerConfig, logger: Logger) -> None:
     loop = asyncio.get_running_loop()
 
     def stop(number: int, frame: FrameType | None) -> None:
+        _handle_ending(signal.SIG_IGN)
         loop.call_soon_threadsafe(server.stop, signal.Signals(number).name)
 
     # Not loop.add_signal_handler: the loop would restore Python's handlers when it closes, and another Ctrl-C during the exit
     # would then change its status. A signal that comes just before the loop waits is noticed when it wakes, within a second.
-    for number in _ENDING:
-        signal.signal(number, stop)
+    _handle_ending(stop)
     try:
         await server.start()
         await server.stopped()
     finally:
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)
+        _handle_ending(signal.SIG_IGN)
+
+
+def _handle_ending(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
 
 
 class Server:

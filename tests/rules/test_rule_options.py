@@ -156,7 +156,7 @@ def test_a_users_rule_gets_the_runs_settings_and_its_own_options(module: str) ->
         ("rules_of_a_user:NoMove", "", "'rules_of_a_user:NoMove' is not a rule: it lacks move"),
         ("rules_of_a_user:NoRate", "", "'rules_of_a_user:NoRate' is not a rule: it lacks learning_rate"),
         ("rules_of_a_user:NeedsBound", "", "the rule needs options without a default: limit=…"),
-        ("rules_of_a_user:WithList", "", "the rule's options are of type int, float, str, bool: sizes is not"),
+        ("rules_of_a_user:WithList", "", "the rule's option sizes must have one of the types int, float, str, bool"),
         ("rules_of_a_user:Good", "limit=1", "the rule has no option 'limit=1': its options are bound, rounds, word, strict"),
         ("rules_of_a_user:Good", "strict=perhaps", "the rule's option strict is true or false, not 'perhaps'"),
     ],

@@ -130,7 +130,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 
     \b
     Examples:
-      gem-train                                   digits, 4 workers, about 20 seconds
+      gem-train                                   digits, 4 workers, 20 seconds
       gem-train --task mnist --data DIR --shards replicate --steps 400
       gem-train --workers 100 --processes 2 ...   many workers in few processes
       gem-train --rule downpour --workers 30 ...  what happens without GEM
