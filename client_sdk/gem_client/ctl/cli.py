@@ -229,7 +229,7 @@ def plan_run(**options: Any) -> None:
 
     The prediction is based on measurements on two cores that server and workers share. More cores do better.
     """
-    if options["optimizer"] != "sgd" and options["rule"] not in SHARED_OPTIMIZER_RULES:
+    if options["optimizer"] not in ("sgd", "worker") and options["rule"] not in SHARED_OPTIMIZER_RULES:
         raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}")
     click.echo(text.plan(plan(Setup(**options))))
 

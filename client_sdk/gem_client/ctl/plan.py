@@ -60,7 +60,7 @@ PROXIES = {
 
 # With another optimizer than SGD: its state for the run, and a snapshot for each worker.
 SHARED_OPTIMIZER_RULES = ("gem", "downpour", "adaptive")
-OPTIMIZER_ARRAYS = {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1}
+OPTIMIZER_ARRAYS = {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1, "worker": 0}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
 
 
 def _rule_memory(setup: Setup) -> RuleMemory:
-    if setup.optimizer != "sgd":
+    if setup.optimizer != "sgd" and setup.rule in SHARED_OPTIMIZER_RULES:
         return RuleMemory(shared=OPTIMIZER_ARRAYS[setup.optimizer], by_reference=True)
     return PROXIES[setup.proxy] if setup.rule == "gem" else RULE_MEMORY[setup.rule]
 
