@@ -271,7 +271,7 @@ def test_closures_are_called_by_the_inner_optimizer() -> None:
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = ((model(INPUTS) - INPUTS.sum(1, keepdim=True)) ** 2).mean()
+            loss: Tensor = ((model(INPUTS) - INPUTS.sum(1, keepdim=True)) ** 2).mean()
             loss.backward()
             losses.append(float(loss.detach()))
             return loss
