@@ -262,6 +262,13 @@ def test_the_state_is_that_of_the_inner_optimizer() -> None:
         assert version(live) == 6
 
 
+def test_names_can_be_given_to_an_optimizer_that_has_none() -> None:
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        model = make_model()
+        Optimizer(torch.optim.AdamW(model.parameters()), session, names=model.named_parameters())
+        assert list(session.layout.split(session.read())) == [name for name, _ in model.named_parameters()]
+
+
 def test_closures_are_called_by_the_inner_optimizer() -> None:
     """LBFGS calls its closure several times a step."""
     with serving(config(PLAIN)) as live, connect(live.address) as session:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,14 +53,14 @@ class Brought:
         return self.choice is not None and self.choice.optimizer == "worker"
 
 
-def bring(params: Parameters | torch.optim.Optimizer, on: On) -> Brought:
-    """Reads the argument of `Optimizer`. Raises InvalidRequest if it can't be trained so."""
+def bring(params: Parameters | torch.optim.Optimizer, on: On, names: Iterable[tuple[str, Tensor]] = ()) -> Brought:
+    """Reads the arguments of `Optimizer`. Raises InvalidRequest if it can't be trained so."""
     if on not in ("worker", "server"):
         raise InvalidRequest(f'on is "worker" or "server", not {on!r}')
     if not isinstance(params, torch.optim.Optimizer):
         given: list[Any] = list(params)
         return Brought(trained_of(given), [entry[1] if isinstance(entry, tuple) else entry for entry in given])
-    pairs = _named(params)
+    pairs = _named(params, {id(parameter): name for name, parameter in names})
     trained, tensors = trained_of(pairs), [parameter for _, parameter in pairs]
     if on == "worker":
         return Brought(trained, tensors, params, OptimizerChoice("worker"), factors=())
@@ -72,12 +72,13 @@ def bring(params: Parameters | torch.optim.Optimizer, on: On) -> Brought:
     return Brought(trained, tensors, params, choice, _groups(params, trained, rate, decay), factors)
 
 
-def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
-    """The parameters of all groups; without names they are called by their position."""
+def _named(optimizer: torch.optim.Optimizer, given: Mapping[int, str]) -> list[tuple[str, Tensor]]:
+    """The parameters of all groups, with the names `given` by their id, or the optimizer's; else their position is the name."""
     pairs: list[tuple[str, Tensor]] = []
     for group in optimizer.param_groups:
-        names = group.get("param_names") or [str(len(pairs) + position) for position in range(len(group["params"]))]
-        pairs += zip(names, group["params"], strict=True)
+        positions = [str(len(pairs) + position) for position in range(len(group["params"]))]
+        named = zip(group.get("param_names", positions), group["params"], strict=True)
+        pairs += [(given.get(id(parameter), name), parameter) for name, parameter in named]
     return pairs
 
 

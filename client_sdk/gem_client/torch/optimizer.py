@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -54,6 +54,8 @@ class Optimizer(torch.optim.Optimizer):
     Args:
         params: `model.named_parameters()`, or an optimizer of PyTorch. Tensors without names are named by their position.
         session: A session that has not joined yet. The optimizer joins the run with it and loads θ into the parameters.
+        names: `model.named_parameters()`, if the optimizer of PyTorch was made without names. The tensors' names are those in
+            checkpoints, in `gem-ctl pull` and for evaluators.
         on: Who makes the steps of an optimizer of PyTorch: "worker" or "server".
         batches_per_step: Number of batches that go into one step; more than 1 if the loop accumulates gradients. A commit of λ
             local steps then covers λ times as many batches.
@@ -84,11 +86,12 @@ class Optimizer(torch.optim.Optimizer):
         session: Session,
         *,
         on: On = "worker",
+        names: Iterable[tuple[str, Tensor]] = (),
         batches_per_step: int = 1,
         overlap: bool = False,
         in_place: bool = False,
     ) -> None:
-        self._brought = brought = bring(params, on)
+        self._brought = brought = bring(params, on, names)
         self.inner = brought.inner
         self._trained = brought.trained
         trained = list(self._trained.values())
