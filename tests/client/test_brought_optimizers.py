@@ -10,7 +10,7 @@ import pytest
 import torch
 from gem_api.errors import InvalidRequest, NonFiniteGradient
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import connect
+from gem_client import OptimizerChoice, connect
 from gem_client.torch import Optimizer
 from live import Live, config, serving
 from session_helpers import version
@@ -262,6 +262,16 @@ def test_the_state_is_that_of_the_inner_optimizer() -> None:
         assert version(live) == 6
 
 
+@pytest.mark.parametrize("on", ["worker", "server"])
+def test_a_server_of_an_earlier_version_is_named(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ignores the choice. What the worker commits then must not be taken for something else."""
+    monkeypatch.setattr(OptimizerChoice, "to_message", lambda _: None)
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match="this server is of an earlier version"):
+            Optimizer(adamw(make_model()), session, on=on)
+        assert version(live) == 0
+
+
 def test_names_can_be_given_to_an_optimizer_that_has_none() -> None:
     with serving(config(PLAIN)) as live, connect(live.address) as session:
         model = make_model()
@@ -315,8 +325,6 @@ def still_works(live: Live) -> None:
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "", "x" * 100_000])
 def test_an_optimizer_that_there_is_not_is_refused_by_the_server(optimizer: str) -> None:
-    from gem_client import OptimizerChoice
-
     with serving(config(PLAIN)) as live:
         with connect(live.address) as session, pytest.raises(InvalidRequest):
             session.join({"w": [1.0]}, choice=OptimizerChoice(optimizer))
@@ -328,8 +336,6 @@ def test_an_optimizer_that_there_is_not_is_refused_by_the_server(optimizer: str)
     [("adamw", "beta1=2"), ("adamw", "", float("nan")), ("adamw", "", -1.0), ("adamw", "", 0.1, 2.0), ("lion", "epsilon=1")],
 )
 def test_invalid_settings_of_an_optimizer_are_refused_by_the_server(choice: Any) -> None:
-    from gem_client import OptimizerChoice
-
     with serving(config(PLAIN)) as live:
         with connect(live.address) as session, pytest.raises(InvalidRequest):
             session.join({"w": [1.0]}, choice=OptimizerChoice(*choice))

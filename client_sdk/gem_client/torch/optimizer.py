@@ -319,6 +319,7 @@ class Optimizer(torch.optim.Optimizer):
         """Takes the rate of the version. A new lease may come with other hyperparameters, from a server that was restarted."""
         if self._base.generation != self._generation:
             self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
+            self._require_taken()
             tensors = self._session.layout.tensors
             self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()
@@ -326,6 +327,12 @@ class Optimizer(torch.optim.Optimizer):
         self._rate = rate(self._settings, self._base.version)
         for group, factor in zip(self.param_groups, self._brought.factors, strict=False):
             group["lr"] = factor * self._rate
+
+    def _require_taken(self) -> None:
+        """Raises InvalidRequest if the server has ignored the optimizer that was brought, as those of earlier versions do."""
+        choice = self._brought.choice
+        if choice is not None and choice.optimizer != self._settings.optimizer:
+            raise InvalidRequest("this server is of an earlier version, which knows no optimizers but its own SGD: update it")
 
     def _local_steps(self) -> LocalSteps | OwnSteps | None:
         """Makes local steps; None if each gradient is committed as it is.
