@@ -10,7 +10,7 @@ import click
 import numpy as np
 from gem_api.layout import Layout
 from gem_server.rules import RuleInput
-from gem_server.rules.fused import BINS, BLOCK, _delta, _take, gem_part
+from gem_server.rules.fused import BINS, BLOCK, SGD, _delta, _take, gem_part
 from gem_server.rules.gem import Gem
 from gem_server.rules.proxies import Displacement
 from gem_server.rules.threads import Threads
@@ -56,7 +56,7 @@ def main(parameters: tuple[int, ...], tensors: int, threads: tuple[int, ...], an
     several. Prints medians and minima; on a busy machine, compare the minima."""
     click.echo("        P  pass         median ms    least ms   ÷ bare: median   least")
     for size in parameters:
-        times = _times(_passes(size, tensors, threads, answer), seconds)
+        times = times_of(_passes(size, tensors, threads, answer), seconds)
         bare = times["bare"]
         for name, taken in times.items():
             median, least = statistics.median(taken), min(taken)
@@ -75,7 +75,9 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
     layout = Layout.of({str(number): (int(extent),) for number, extent in enumerate(np.diff(bounds))})
     rule = Gem()
     settings = np.array(rule._scalars(rule.learning_rate, Displacement(moment, rule.momentum)), np.float32)
-    arrays = (theta, gradient, moment, buffers["snapshot"], buffers.get("answer", np.empty(0, np.float32)))
+    nothing = np.empty(0, np.float32)
+    arrays = (theta, gradient, moment, buffers["snapshot"], buffers.get("answer", nothing))
+    optimizer = (SGD, nothing, np.float32(0), np.float32(0))
     results = (
         np.empty((1, 3, BINS), np.int64), np.empty((1, 2), np.int64), np.zeros(tensors, np.float32), np.empty((1, 2)),
     )  # fmt: skip
@@ -87,13 +89,27 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
 
     return {
         "bare": lambda: bare_pass(*arrays, settings),
-        "pass": lambda: gem_part(0, 1, *arrays, layout.offsets, rule._edges, settings, True, True, *results),
+        "pass": lambda: gem_part(
+            0,
+            1,
+            *arrays[:3],
+            nothing,
+            *arrays[3:],
+            layout.offsets,
+            layout.factors,
+            rule._edges,
+            settings,
+            *optimizer,
+            True,
+            True,
+            *results,
+        ),
         "rule": split(1),
         **{f"{count} threads": split(count) for count in threads},
     }
 
 
-def _times(passes: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
+def times_of(passes: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
     """Seconds of each call. The passes alternate, after one round to warm up."""
     times: dict[str, list[float]] = {name: [] for name in passes}
     for run in passes.values():

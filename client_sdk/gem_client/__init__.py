@@ -31,7 +31,8 @@ from gem_api.errors import (
     Unauthenticated,
 )
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.layout import Layout
+from gem_api.layout import Group, Layout
+from gem_api.optimizer_choice import OptimizerChoice
 
 from gem_client.admin import Admin
 from gem_client.answer import Answer
@@ -46,6 +47,7 @@ __all__ = [
     "DeadlineExceeded",
     "Draining",
     "GemError",
+    "Group",
     "Hyperparameters",
     "IncompleteTransfer",
     "InvalidRequest",
@@ -55,6 +57,7 @@ __all__ = [
     "NonFiniteGradient",
     "NormOutOfBounds",
     "NotInitialized",
+    "OptimizerChoice",
     "Overloaded",
     "PermissionDenied",
     "Quarantined",

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, RejectedCommit, UnknownRegion
-from gem_api.layout import Vector
+from gem_api.hyperparameters import decay_of_workers
+from gem_api.layout import Layout, Vector
 from gem_api.update_kind import KINDS, UpdateKind
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import Encoder, Format
@@ -51,12 +52,14 @@ class CommitSender:
             raise InvalidRequest(f"a commit is of kind {' or '.join(KINDS)}, not {kind!r}")
         self._member.settle_doubt()  # before an interrupted commit may read the next gradient from shared memory
         packed = self._pack(gradient)
-        weight_decay = self._member.registration.hyperparameters.weight_decay
+        weight_decay = decay_of_workers(self._member.registration.hyperparameters)
         if kind == "delta" or not decay or not weight_decay:
             return packed
         # Into the session's own buffer: the caller's array must not change.
         own = self._member.gradient
-        np.add(packed, np.float32(weight_decay) * self._member.theta, out=own)
+        if packed is not own:
+            np.copyto(own, packed)
+        _add_decay(self._member.known_layout, own, self._member.theta, np.float32(weight_decay))
         return own
 
     def send(self, packed: Vector, kind: UpdateKind, loss: float | None, samples: int, base: Base) -> pb.CommitResult | None:
@@ -135,3 +138,11 @@ class CommitSender:
 
 def _opening(header: pb.CommitHeader) -> bytes:
     return pb.CommitRequest(header=header).SerializeToString()
+
+
+def _add_decay(layout: Layout, gradient: Vector, theta: Vector, decay: np.float32) -> None:
+    """Adds decay·θ to a packed gradient, except to tensors without weight decay."""
+    thetas = layout.split(theta)
+    for tensor, into in zip(layout.tensors, layout.split(gradient).values(), strict=True):
+        if tensor.decays:
+            into += decay * thetas[tensor.name]

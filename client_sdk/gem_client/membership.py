@@ -10,6 +10,7 @@ import numpy as np
 from gem_api.errors import GemError, InvalidRequest, LeaseEnded
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
+from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import ThetaFormat
 
@@ -62,6 +63,7 @@ class Membership:
         self.steps_done = 0
         self.generation = 0
         self.overlap = False
+        self.choice: OptimizerChoice | None = None
         self.closed = False
 
     @property
@@ -94,10 +96,10 @@ class Membership:
 
     # -- joining and leaving
 
-    def prepare(self, layout: Layout, overlap: bool) -> None:
+    def prepare(self, layout: Layout, overlap: bool, choice: OptimizerChoice | None) -> None:
         """Makes the buffers for a model of this layout, before the first registration."""
         self.layout, self.theta, self.gradient = layout, empty(layout.size), empty(layout.size)
-        self.overlap = overlap
+        self.overlap, self.choice = overlap, choice
 
     def enter(self) -> None:
         """Registers, initializes θ if the server asks for it, and pulls. Starts over if the lease ends in between."""
@@ -218,7 +220,7 @@ class Membership:
         previous = self._registration
         self._connection.drop_stream()
         registration = self._retry.call(
-            lambda: self._connection.register(self._name, self.known_layout, self.overlap), self.report
+            lambda: self._connection.register(self._name, self.known_layout, self.overlap, self.choice), self.report
         )
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self._name, registration.run_id)

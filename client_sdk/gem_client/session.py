@@ -9,13 +9,14 @@ import socket
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import numpy as np
 import numpy.typing as npt
 from gem_api.errors import GemError, InvalidRequest, RejectedCommit
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.layout import Layout, Vector
+from gem_api.layout import Group, Layout, Vector
+from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.allocator import tune_allocator
 from gem_api.schedule import rate
 from gem_api.update_kind import UpdateKind, kind_of
@@ -156,6 +157,8 @@ class Session:
         self,
         parameters: Mapping[str, npt.ArrayLike] | Iterable[tuple[str, npt.ArrayLike]],
         *,
+        groups: Mapping[str, Group] = MappingProxyType({}),
+        choice: OptimizerChoice | None = None,
         overlap: bool = False,
         pull_only_reads: bool = False,
     ) -> Vector:
@@ -165,6 +168,9 @@ class Session:
             parameters: The model's tensors: a mapping from name to array, or (name, array) pairs. All workers must give the
                 same names and shapes in the same order. The server asks one worker for θ's first value and takes it from these
                 arrays; for the others only names and shapes count.
+            groups: The learning-rate factor and the weight decay of tensors that differ from the others, by name. All workers
+                must give the same.
+            choice: The optimizer that the worker brings; None: it commits what the run asks for.
             overlap: Whether the worker will compute while a commit is under way (`begin_commit`). The server then keeps one
                 more snapshot for it: P·4 bytes.
             pull_only_reads: Whether `pull` shall do the same as `read`; for an optimizer that takes θ by `take_theta`.
@@ -182,9 +188,9 @@ class Session:
             raise InvalidRequest("this session has joined already: open another session for another model")
         pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
         named = [(name, np.asarray(value)) for name, value in pairs]
-        layout, arrays = Layout.of((name, array.shape) for name, array in named), dict(named)
+        layout, arrays = Layout.of(((name, array.shape) for name, array in named), groups), dict(named)
         with self._lock:
-            self._member.prepare(layout, overlap)
+            self._member.prepare(layout, overlap, choice)
             layout.pack(arrays, self._member.theta)
             try:
                 self._member.enter()

@@ -19,6 +19,8 @@ RULES = (
 )  # fmt: skip
 SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
+OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "worker")
+_NOT_SGD = OPTIMIZERS[1:]
 SCHEDULES = ("constant", "step", "cosine")
 SHARD_SIZE = 256  # the default; a larger batch raises it
 
@@ -59,7 +61,7 @@ class Declaration(NamedTuple):
         values: The allowed numbers or words; None allows any text.
         fixed: Whether a resumed run must keep it, because the workers' buffers or the shard ledger depend on it.
         workers_use: Whether workers compute with it. After a change they must register again.
-        other_defaults: Defaults of rule gem if another hyper-parameter contains a word: {(other, word): default}.
+        other_defaults: Defaults if another hyper-parameter contains a word: {(other, word): default}.
         status: A label and a format; `gem-ctl status` shows the value with them if it is not the default.
     """
 
@@ -92,7 +94,13 @@ class Hyperparameters:
         heading="Rule",
         values=Range(gt=0),
         workers_use=True,
-        other_defaults={("rule_options", "proxy=adam"): 0.003},
+        # Rates that suit one worker alone: those of the other optimizers are much smaller than SGD's.
+        other_defaults={
+            ("rule_options", "proxy=adam"): 0.003,
+            ("optimizer", "adam"): 0.001,
+            ("optimizer", "adamw"): 0.001,
+            ("optimizer", "lion"): 0.0001,
+        },
     )
     momentum: float = _declare(
         0.9,
@@ -105,6 +113,7 @@ class Hyperparameters:
         "Amplification κ of the proxy (gem, Eq. 27).",
         heading="Rule",
         values=Range(gt=0),
+        other_defaults={("optimizer", name): 2.0 for name in _NOT_SGD},
     )
     epsilon: float = _declare(
         1e-16,
@@ -119,7 +128,8 @@ class Hyperparameters:
         heading="Rule",
         values=Range(gt=0),
         # A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
-        other_defaults={("rule_options", "proxy=adam"): 1e6},
+        # A commit never moves further than the optimizer's own step.
+        other_defaults={("rule_options", "proxy=adam"): 1e6} | {("optimizer", name): 1.0 for name in _NOT_SGD},
     )
     snapshot: str = _declare(
         "after",
@@ -199,9 +209,10 @@ class Hyperparameters:
     )
     weight_decay: float = _declare(
         0.0,
-        "Weight decay: workers add this value times θ to each gradient.",
+        "Weight decay: workers add this value times θ to each gradient; with adamw and lion, the server applies it instead.",
         heading="Steps of the workers",
         values=Range(ge=0, le=1),
+        other_defaults={("optimizer", "adamw"): 0.01},  # PyTorch's
         workers_use=True,
         status=("decay", "{:g}·θ"),
     )
@@ -234,6 +245,25 @@ class Hyperparameters:
         values=Range(ge=0, le=1),
         workers_use=True,
     )
+    optimizer: str = _declare(
+        "sgd",
+        "The optimizer whose steps the rules gem, downpour and adaptive apply. sgd, adam, adamw, lion: one on the server, for "
+        "all workers; worker: each worker's own, and commits hold what its steps changed. Unless given, a new run takes the "
+        "optimizer that its first worker brings.",
+        heading="Rule",
+        values=OPTIMIZERS,
+        fixed=True,
+        workers_use=True,
+        status=("optimizer", "{}"),
+    )
+    optimizer_options: str = _declare(
+        "",
+        "Options of the optimizer, NAME=VALUE separated by spaces: beta1 and beta2 for adam, adamw and lion, epsilon for adam "
+        "and adamw.",
+        heading="Rule",
+        fixed=True,
+        status=("optimizer options", "{}"),
+    )
 
     @property
     def endless(self) -> bool:
@@ -247,12 +277,11 @@ class Hyperparameters:
 
     def with_defaults(self, given: Collection[str]) -> Hyperparameters:
         """Applies `other_defaults` to the hyper-parameters of a new run, except to those that the user has given."""
-        if self.rule != "gem":
-            return self
         changes: dict[str, Any] = {}
         for name in DECLARATIONS.keys() - set(given):
             for (other, word), default in DECLARATIONS[name].other_defaults.items():
-                if word in getattr(self, other).split():
+                applies = other == "optimizer" or self.rule == "gem"  # the others are of rule gem alone
+                if applies and word in getattr(self, other).split():
                     changes[name] = default
         return replace(self, **changes)
 
@@ -269,6 +298,7 @@ class Hyperparameters:
         values = {each.name: getattr(message, each.name) for each in message.DESCRIPTOR.fields}
         values["snapshot"] = pb.SnapshotConvention.Name(message.snapshot).removeprefix("SNAPSHOT_CONVENTION_").lower()
         values["shards"] = pb.ShardMode.Name(message.shards).removeprefix("SHARD_MODE_").lower()
+        values["optimizer"] = values["optimizer"] or "sgd"  # a server of an earlier version sends none
         return cls(**values)
 
 
@@ -276,6 +306,11 @@ DECLARATIONS: dict[str, Declaration] = {each.name: each.metadata["declaration"] 
 DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hyperparameters)}
 FIXED = tuple(name for name, declared in DECLARATIONS.items() if declared.fixed)
 USED_BY_WORKERS = tuple(name for name, declared in DECLARATIONS.items() if declared.workers_use)
+
+
+def decay_of_workers(settings: Hyperparameters | pb.Hyperparameters) -> float:
+    """The weight decay that workers add to their gradients: 0 if an optimizer decays the weights itself."""
+    return 0.0 if settings.optimizer in ("adamw", "lion", "worker") else settings.weight_decay
 
 
 def flag(name: str) -> str:

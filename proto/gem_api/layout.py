@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +22,39 @@ MAX_TENSORS = 100_000
 MAX_PARAMETERS = 1 << 40
 MAX_NAME = 512
 MAX_AXES = 64  # as many as NumPy has
+MAX_RATE_FACTOR = 1e3
+
+
+class Group(NamedTuple):
+    """How a tensor is trained, beside the run's hyper-parameters.
+
+    Attributes:
+        rate_factor: Its learning rate, as a multiple of the run's.
+        decays: Whether the run's weight decay applies to it.
+    """
+
+    rate_factor: float = 1.0
+    decays: bool = True
+
+
+PLAIN = Group()
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One named tensor: `name`, and `shape` in C order."""
+    """One named tensor.
+
+    Attributes:
+        name: Unique in the layout.
+        shape: In C order.
+        rate_factor: Its learning rate, as a multiple of the run's.
+        decays: Whether the run's weight decay applies to it.
+    """
 
     name: str
     shape: tuple[int, ...]
+    rate_factor: float = 1.0
+    decays: bool = True
 
     @property
     def size(self) -> int:
@@ -40,6 +67,10 @@ class Tensor:
             raise InvalidRequest(
                 f"tensor {self.name!r} has shape {str(self.shape)[:100]}: "
                 f"at most {MAX_AXES} axes and {MAX_PARAMETERS} parameters are allowed"
+            )
+        if not 0 <= self.rate_factor <= MAX_RATE_FACTOR:
+            raise InvalidRequest(
+                f"tensor {self.name!r} has learning-rate factor {self.rate_factor}: it must lie in [0, {MAX_RATE_FACTOR:g}]"
             )
 
 
@@ -71,15 +102,25 @@ class Layout:
             raise InvalidRequest(f"the layout holds {self.size} parameters; 1 to {MAX_PARAMETERS} are allowed")
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]]) -> Layout:
-        """A layout from names and shapes, in the order given."""
-        pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-        return cls(tuple(Tensor(name, tuple(int(extent) for extent in shape)) for name, shape in pairs))
+    def of(
+        cls,
+        tensors: Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]],
+        groups: Mapping[str, Group] = MappingProxyType({}),
+    ) -> Layout:
+        """A layout from names and shapes, in the order given. `groups` has the tensors that differ from `PLAIN`, by name.
+
+        Raises:
+            InvalidRequest: The layout is invalid, or `groups` names a tensor that is not in it.
+        """
+        pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+        if unknown := sorted(groups.keys() - {name for name, _ in pairs}):
+            raise InvalidRequest(f"parameter groups name tensors that the layout does not have: {', '.join(unknown[:5])}")
+        return cls(tuple(Tensor(name, tuple(map(int, shape)), *groups.get(name, PLAIN)) for name, shape in pairs))
 
     @classmethod
     def from_message(cls, message: pb.TensorLayout) -> Layout:
         """Converts a message. Raises InvalidRequest if it is invalid, or covers only a part of the central variable."""
-        layout = cls.of((spec.name, spec.shape) for spec in message.tensors)
+        layout = cls(tuple(map(_from_spec, message.tensors)))
         if (message.range_begin, message.range_end) != (0, layout.size):
             raise InvalidRequest(
                 f"the layout's range is [{message.range_begin}, {message.range_end}); this server holds whole models only: "
@@ -89,7 +130,7 @@ class Layout:
 
     def to_message(self) -> pb.TensorLayout:
         """The wire form."""
-        specs = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in self.tensors]
+        specs = [_to_spec(tensor) for tensor in self.tensors]
         return pb.TensorLayout(tensors=specs, range_begin=0, range_end=self.size)
 
     @cached_property
@@ -103,9 +144,28 @@ class Layout:
         return np.cumsum([0, *(tensor.size for tensor in self.tensors)], dtype=np.int64)
 
     @cached_property
+    def factors(self) -> npt.NDArray[np.float32]:
+        """float32, shape (tensors, 2): by what each tensor's learning rate and weight decay are multiplied."""
+        pairs = [(tensor.rate_factor, tensor.decays) for tensor in self.tensors]
+        return np.array(pairs, np.float32)
+
+    @cached_property
+    def groups(self) -> dict[str, Group]:
+        """The tensors that differ from `PLAIN`, by name."""
+        pairs = {tensor.name: Group(tensor.rate_factor, tensor.decays) for tensor in self.tensors}
+        return {name: group for name, group in pairs.items() if group != PLAIN}
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all tensors have the run's learning rate."""
+        return all(tensor.rate_factor == 1 for tensor in self.tensors)
+
+    @cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 over UTF-8 lines "name NUL shape", shape as decimals joined by commas, and a last line "begin:end"."""
-        lines = [f"{tensor.name}\0{','.join(map(str, tensor.shape))}\n" for tensor in self.tensors]
+        """SHA-256 over UTF-8 lines "name NUL shape", shape as decimals joined by commas, and a last line "begin:end".
+
+        A tensor with a learning rate of its own, or without weight decay, adds "NUL factor NUL 1 or 0" to its line."""
+        lines = [f"{tensor.name}\0{','.join(map(str, tensor.shape))}{_group(tensor)}\n" for tensor in self.tensors]
         return hashlib.sha256("".join([*lines, f"0:{self.size}\n"]).encode()).digest()
 
     def split(self, packed: Vector) -> dict[str, Vector]:
@@ -134,8 +194,35 @@ class Layout:
             return
         for ours, theirs in zip(self.tensors, other.tensors, strict=False):
             if ours != theirs:
+                if (ours.name, ours.shape) == (theirs.name, theirs.shape):
+                    raise LayoutMismatch(
+                        f"tensor {theirs.name!r} has {_in_words(theirs)}, but in this run {_in_words(ours)}: give all workers "
+                        "the same parameter groups"
+                    )
                 raise LayoutMismatch(
                     f"tensor {theirs.name!r} of shape {theirs.shape} does not match this run's {ours.name!r} of shape "
                     f"{ours.shape}: start the worker with the run's model"
                 )
         raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}")
+
+
+def _from_spec(spec: pb.TensorSpec) -> Tensor:
+    """Without a factor on the wire it is 1: workers of earlier versions send none."""
+    factor = spec.rate_factor if spec.HasField("rate_factor") else 1.0
+    return Tensor(spec.name, tuple(map(int, spec.shape)), factor, not spec.no_weight_decay)
+
+
+def _to_spec(tensor: Tensor) -> pb.TensorSpec:
+    spec = pb.TensorSpec(name=tensor.name, shape=tensor.shape, no_weight_decay=not tensor.decays)
+    if tensor.rate_factor != 1:
+        spec.rate_factor = tensor.rate_factor
+    return spec
+
+
+def _group(tensor: Tensor) -> str:
+    plain = tensor.rate_factor == 1 and tensor.decays
+    return "" if plain else f"\0{tensor.rate_factor!r}\0{tensor.decays:d}"
+
+
+def _in_words(tensor: Tensor) -> str:
+    return f"learning-rate factor {tensor.rate_factor:g} and {'weight decay' if tensor.decays else 'no weight decay'}"

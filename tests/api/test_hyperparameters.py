@@ -91,7 +91,10 @@ def test_a_whole_number_is_valid_for_every_real_hyperparameter() -> None:
 
 def test_what_a_resumed_run_keeps_and_what_workers_use() -> None:
     """A resumed run may change any other hyper-parameter; workers register again after a change of those that they use."""
-    kept = {"rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed"}
+    kept = {
+        "rule", "rule_options", "snapshot", "local_steps", "batch_size", "shards", "shard_size", "seed", "optimizer",
+        "optimizer_options",
+    }  # fmt: skip
     assert {name for name, declared in DECLARATIONS.items() if declared.fixed} == kept
     assert {name for name, declared in DECLARATIONS.items() if declared.workers_use and not declared.fixed} == {
         "learning_rate", "schedule", "warmup_versions", "decay_versions", "decay_factor",
@@ -113,6 +116,8 @@ def test_the_command_refuses_it_with_the_range(flags: list[str]) -> None:
         ({"snapshot": "reference"}, {"pi_max": 5.0, "epsilon": 1e-12}),
         ({"snapshot": "reference", "epsilon": 1e-16}, {"epsilon": 1e-16}),
         ({"rule": "aeasgd", "snapshot": "reference"}, {"epsilon": 1e-16}),
+        ({"optimizer": "adamw"}, {"learning_rate": 0.001, "weight_decay": 0.01, "kappa": 2.0, "pi_max": 1.0}),
+        ({"optimizer": "adamw", "rule": "downpour", "weight_decay": 0.0}, {"learning_rate": 0.001, "weight_decay": 0.0}),
     ],
     ids=str,
 )

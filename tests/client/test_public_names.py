@@ -7,9 +7,10 @@ import pytest
 from gem_client.torch import Loader, Optimizer, ShardSampler
 
 PACKAGE = """
-    Admin Answer CheckpointFailed DeadlineExceeded Draining GemError Hyperparameters IncompleteTransfer InvalidRequest Layout
-    LayoutMismatch LeaseEnded NonFiniteGradient NormOutOfBounds NotInitialized Overloaded PermissionDenied Quarantined
-    RejectedCommit Retry RuleFailed SequenceGap ServerUnavailable Session Superseded TransportError Unauthenticated connect
+    Admin Answer CheckpointFailed DeadlineExceeded Draining GemError Group Hyperparameters IncompleteTransfer InvalidRequest
+    Layout LayoutMismatch LeaseEnded NonFiniteGradient NormOutOfBounds NotInitialized OptimizerChoice Overloaded
+    PermissionDenied Quarantined RejectedCommit Retry RuleFailed SequenceGap ServerUnavailable Session Superseded
+    TransportError Unauthenticated connect
 """
 ADMIN = "checkpoint close drain healthy lift_quarantine quarantine report_evaluation status"
 ANSWER = "discarded dropped pi_median staleness theta version"
@@ -18,7 +19,8 @@ SESSION = """
     gradient hyperparameters join layout learning_rate lease_shard pull pull_final pull_only_reads read run_id
     set_batches_per_commit shards shares_memory skip skipped steps_done take_theta theta update_kind version wait_for_commit
 """  # and `name`, which is set at construction
-OPTIMIZER = "add_param_group finish load_final skip step zero_grad"  # and `answer`, which is set at construction
+# And `answer` and `inner`, which are set at construction.
+OPTIMIZER = "add_param_group finish load_final load_state_dict skip state_dict step zero_grad"
 SHARD_SAMPLER = "complete loader"
 
 

@@ -22,7 +22,7 @@ FIRST: Array = np.array([1.0] * 6 + [0.0] * 3, np.float32)
 
 
 @contextmanager
-def joined(settings: Hyperparameters, shares: bool = False, **overlap: bool) -> Iterator[tuple[Live, Session]]:
+def joined(settings: Hyperparameters, shares: bool = False, **overlap: Any) -> Iterator[tuple[Live, Session]]:
     """A server, and a worker in its run."""
     with serving(config(settings, memory_socket=abstract() if shares else "")) as live, connect(live.address) as session:
         session.join(model(), **overlap)

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 from core_helpers import make_core, start
 from gem_api.framing import chunk_frames, empty
-from gem_api.hyperparameters import RULES, Hyperparameters
+from gem_api.hyperparameters import OPTIMIZERS, RULES, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.region import create_region
 from gem_client.ctl.cli import Count, main
-from gem_client.ctl.plan import PROCESS_BYTES, PROXIES, Costs, Setup, plan
+from gem_client.ctl.plan import PROCESS_BYTES, PROXIES, SHARED_OPTIMIZER_RULES, Costs, Setup, plan
 
 P = 5_000
 LAYOUT = Layout.of({"w": (P,)})
@@ -45,6 +45,16 @@ def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(rul
     )
     assert 0 <= planned.worker_bytes - lease.nbytes < 3 * 4096
     assert 0 <= planned.server_bytes - PROCESS_BYTES - core.memory.held < 3 * 4096
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("rule", SHARED_OPTIMIZER_RULES)
+def test_the_memory_of_an_optimizer_is_what_the_core_holds(rule: str, optimizer: str) -> None:
+    core = make_core(Hyperparameters(rule=rule, optimizer=optimizer))
+    (ann,) = start(core, ["ann"], LAYOUT)
+    planned = plan(replace(SETUP, workers=1, rule=rule, optimizer=optimizer))
+    assert planned.worker_bytes == core.leases.get(ann).nbytes
+    assert planned.server_bytes - PROCESS_BYTES == core.memory.held
 
 
 def test_the_bytes_of_a_commit_are_those_of_its_chunks_both_ways() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from core_helpers import SMALL, bits, commit, header, make_core, restored, save_core, start
 from durability.checkpoint_helpers import WORKERS, trained
-from gem_api.hyperparameters import SHARD_MODES, SNAPSHOTS, Hyperparameters
+from gem_api.hyperparameters import OPTIMIZERS, SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core.facts import Admission, Applied
 from gem_server.core.shards import NoShard, Shard
@@ -41,8 +41,11 @@ SETTINGS = [
     Hyperparameters(rule="fedbuff", rule_options="buffer_size=4"),
     Hyperparameters(rule="diloco", rule_options="delay=3 eager=0.1"),
     Hyperparameters(rule="ringmaster", rule_options="threshold=1"),
+    *(Hyperparameters(rule=rule, optimizer=each) for rule in ("gem", "downpour") for each in OPTIMIZERS if each != "sgd"),
 ]
-EVERY_RULE = pytest.mark.parametrize("settings", SETTINGS, ids=lambda h: f"{h.rule} {h.rule_options}-{h.snapshot}-{h.shards}")
+EVERY_RULE = pytest.mark.parametrize(
+    "settings", SETTINGS, ids=lambda h: f"{h.rule} {h.rule_options}{h.optimizer}-{h.snapshot}-{h.shards}"
+)
 
 
 @EVERY_RULE

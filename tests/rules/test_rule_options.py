@@ -12,6 +12,7 @@ from core_helpers import make_core
 from gem_api import hyperparameters
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.rules import RULES, make_rule
+from gem_server.rules.optimizers import OPTIMIZERS
 from gem_server.rules.proxies import PROXIES
 
 MODULE = """
@@ -83,6 +84,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_clients_and_server_name_the_same_rules() -> None:
     assert tuple(RULES) == hyperparameters.RULES
+    assert tuple(OPTIMIZERS) == hyperparameters.OPTIMIZERS
 
 
 @pytest.mark.parametrize("rule", RULES)

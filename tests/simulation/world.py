@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import structlog
 from gem_api.errors import CheckpointFailed, GemError, LeaseEnded, Overloaded
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import OPTIMIZERS, Hyperparameters
 from gem_api.layout import Layout
+from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.wire import gradient_format
 from gem_server import apply_loop
 from gem_server.core.commits import Arrived, Commit
@@ -74,9 +75,20 @@ class World:
         self.clients = {f"w{number}": Client(f"w{number}", random, random.random() < 0.3) for number in range(clients)}
         rule, options = random.choice(OTHER_RULES if random.random() < 0.25 else PLAIN_RULES)
         self.settings = Hyperparameters(rule=rule, rule_options=options, batch_size=4, shard_size=SHARD, epochs=EPOCHS)
+        self._choose_optimizer(Random(f"{seed}: the optimizer"))  # apart, so that the other draws stay as they are
         self._memory_limit = 0
         self._memory_limit = self._some_memory_limit(clients)
         self.server = self._new_server()
+
+    def _choose_optimizer(self, random: Random) -> None:
+        """Some runs have another optimizer than SGD; the server was started with it, or the first worker brings it."""
+        self._choice: OptimizerChoice | None = None
+        if (self.settings.rule, self.settings.rule_options) in PLAIN_RULES and random.random() < 0.4:
+            optimizer = random.choice(OPTIMIZERS)
+            if random.random() < 0.5:
+                self._choice = OptimizerChoice(optimizer)
+            else:
+                self.settings = replace(self.settings, optimizer=optimizer)
 
     # -- the scheduler
 
@@ -170,7 +182,7 @@ class World:
             self.network.append(Response(request, error=error))
 
     def _serve_register(self, request: Request, overlap: bool) -> None:
-        self._answer(request, self.server.core.register(request.worker, LAYOUT, self.now, overlap))
+        self._answer(request, self.server.core.register(request.worker, LAYOUT, self.now, overlap, choice=self._choice))
 
     def _serve_initialize(self, request: Request, lease: str) -> None:
         core = self.server.core
@@ -466,7 +478,7 @@ class World:
             return 0
         core = self._new_core("", self.settings)
         for number in range(clients):
-            core.register(f"w{number}", LAYOUT, self.now, overlap=True)
+            core.register(f"w{number}", LAYOUT, self.now, overlap=True, choice=self._choice)
         return core.memory.held + self.random.randint(0, 4) * 4 * SIZE
 
     def _new_journal(self, number: int) -> journal_module.Journal:

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 from gem_api import __version__
-from gem_api.hyperparameters import RULES
+from gem_api.hyperparameters import OPTIMIZERS, RULES
 from gem_api.layout import MAX_PARAMETERS
 from gem_api.process.addresses import DEFAULT_PORT
 from gem_api.process.extras import install
@@ -43,7 +43,7 @@ from gem_client import Admin, GemError, Retry, connect
 from gem_client.ctl import text
 from gem_client.ctl.local_runs import find_runs
 from gem_client.ctl.picture import SORTS
-from gem_client.ctl.plan import PROXIES, Setup, plan
+from gem_client.ctl.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, plan
 from gem_client.ctl.prometheus import Prometheus, PrometheusError
 from gem_client.ctl.top import show
 from gem_client.transport.security import Security
@@ -216,6 +216,7 @@ def top(target: Target, every: float, count: int, sort: str) -> None:
 @option("--local-steps", type=click.IntRange(1, 10_000), default=1, help="Steps that a worker makes per commit.")
 @option("--rule", type=click.Choice(RULES), default="gem", help="The update rule.")
 @option("--proxy", type=click.Choice(list(PROXIES)), default="momentum", help="The proxy of the rule gem.")
+@option("--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", help="The optimizer that the workers share on the server.")
 @option("--durability", type=click.Choice(DURABILITIES), default="snapshot", help="What the server keeps on disk.")
 @option("--shared-memory", is_flag=True, help="The workers run on the server's machine and share memory with it.")
 @option("--overlap", is_flag=True, help="The workers compute while a commit is under way.")
@@ -228,6 +229,8 @@ def plan_run(**options: Any) -> None:
 
     The prediction is based on measurements on two cores that server and workers share. More cores do better.
     """
+    if options["optimizer"] not in ("sgd", "worker") and options["rule"] not in SHARED_OPTIMIZER_RULES:
+        raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}")
     click.echo(text.plan(plan(Setup(**options))))
 
 

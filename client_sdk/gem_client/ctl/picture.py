@@ -181,10 +181,12 @@ def _row(name: str, names: int, cells: dict[str, tuple[str, bool]], columns: dic
 
 def _settings(status: pb.GetStatusResponse) -> Text:
     own = Hyperparameters.from_message(status.hyperparameters)
-    gem = f", μ {own.momentum:g}, κ {own.kappa:g}, π ≤ {own.pi_max:g}, snapshot {own.snapshot}" if own.rule == "gem" else ""
+    momentum = f", μ {own.momentum:g}" if own.optimizer == "sgd" else ""
+    gem = f"{momentum}, κ {own.kappa:g}, π ≤ {own.pi_max:g}, snapshot {own.snapshot}" if own.rule == "gem" else ""
+    rate = f", η {own.learning_rate:g}" if own.optimizer != "worker" else ""
     steps = f", {own.steps} steps" if own.steps else ""
     special = "".join(f", {name} {value}" for name, value in text.special(own).items())
-    return _line((f"{own.rule}, η {own.learning_rate:g}{gem}, batch {own.batch_size}, {own.shards}{steps}{special}", "dim"))
+    return _line((f"{own.rule}{rate}{gem}, batch {own.batch_size}, {own.shards}{steps}{special}", "dim"))
 
 
 def _progress(status: pb.GetStatusResponse, width: int) -> Text:

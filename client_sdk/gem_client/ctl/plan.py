@@ -58,6 +58,11 @@ PROXIES = {
 }
 
 
+# With another optimizer than SGD: its state for the run, and a snapshot for each worker.
+SHARED_OPTIMIZER_RULES = ("gem", "downpour", "adaptive")
+OPTIMIZER_ARRAYS = {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1, "worker": 0}
+
+
 @dataclass(frozen=True)
 class Costs:
     """Seconds that one commit costs a server.
@@ -91,6 +96,7 @@ class Setup:
         local_steps: Steps that a worker makes per commit.
         rule: The update rule.
         proxy: The proxy of the rule `gem`.
+        optimizer: The optimizer that the workers share on the server.
         durability: What the server keeps on disk.
         shared_memory: Whether the workers are on the server's machine and share memory with it.
         overlap: Whether they compute while a commit is under way.
@@ -103,6 +109,7 @@ class Setup:
     local_steps: int = 1
     rule: str = "gem"
     proxy: str = "momentum"
+    optimizer: str = "sgd"
     durability: str = "snapshot"
     shared_memory: bool = False
     overlap: bool = False
@@ -138,7 +145,7 @@ class Plan:
 def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     """Predicts what the setup needs. Raises InvalidRequest for an unknown format."""
     size = setup.parameters
-    arrays = PROXIES[setup.proxy] if setup.rule == "gem" else RULE_MEMORY[setup.rule]
+    arrays = _rule_memory(setup)
     copied = not setup.shared_memory or not arrays.by_reference or setup.durability == "log"
     worker_bytes = size * FLOAT_BYTES * (arrays.each + copied + setup.overlap)
     worker_bytes += region_bytes(size) if setup.shared_memory else 0
@@ -168,6 +175,12 @@ def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
     converted = sum(dtype != "float32" for dtype in (setup.gradient_dtype, setup.theta_dtype))
     conversion = converted * costs.conversion * setup.parameters
     return costs.by_network + arithmetic + conversion + costs.byte * _wire_bytes(setup)
+
+
+def _rule_memory(setup: Setup) -> RuleMemory:
+    if setup.optimizer != "sgd" and setup.rule in SHARED_OPTIMIZER_RULES:
+        return RuleMemory(shared=OPTIMIZER_ARRAYS[setup.optimizer], by_reference=True)
+    return PROXIES[setup.proxy] if setup.rule == "gem" else RULE_MEMORY[setup.rule]
 
 
 def _wire_bytes(setup: Setup) -> int:

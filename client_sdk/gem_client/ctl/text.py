@@ -28,12 +28,14 @@ def status(run: pb.GetStatusResponse) -> str:
 
 def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
     """The status of the run as a whole, by label."""
-    settings, shards = run.hyperparameters, run.shards
-    rate = f"learning rate {settings.learning_rate}, momentum {settings.momentum}, batch {settings.batch_size}"
+    settings, shards = Hyperparameters.from_message(run.hyperparameters), run.shards
+    # Momentum is the proxy's, which the steps of other optimizers do without; workers' own optimizers have their own rates.
+    rates = {"sgd": f"learning rate {settings.learning_rate}, momentum {settings.momentum}, ", "worker": ""}
+    rate = rates.get(settings.optimizer, f"learning rate {settings.learning_rate}, ") + f"batch {settings.batch_size}"
     return [
         ("run", f"{run.run_id}, {state(run)}, up {duration(run.uptime_seconds)}"),
         ("rule", f"{settings.rule}, {rate}"),
-        *special(Hyperparameters.from_message(settings)).items(),
+        *special(settings).items(),
         ("version", f"{run.version} ({counts(run.commits)})"),
         ("model", f"{run.parameter_count} parameters, memory {memory(run)}"),
         ("staleness", f"{run.staleness:.1f}"),

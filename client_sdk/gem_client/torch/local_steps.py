@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.update_kind import UpdateKind
 from torch import Tensor
 
@@ -30,16 +29,25 @@ class LocalSteps:
     Args:
         parameters: The trained parameters. Steps are made in float32, on the parameters' device; parameters of other dtypes are
             rounded from the result.
-        settings: The run's hyperparameters.
+        factors: What the learning rate is multiplied by, for each parameter.
+        decays: The weight decay of each parameter.
+        momentum: μ.
         kind: What the run's commits hold, "delta" or "gradient".
 
     Attributes:
         made: Number of steps in this window so far.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], settings: Hyperparameters, kind: UpdateKind) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        factors: Sequence[float],
+        decays: Sequence[float],
+        momentum: float,
+        kind: UpdateKind,
+    ) -> None:
         self._parameters = parameters
-        self._decay, self._momentum, self._kind = settings.weight_decay, settings.local_momentum, kind
+        self._factors, self._decays, self._momentum, self._kind = factors, decays, momentum, kind
         self._own = [p if p.dtype == torch.float32 else _zeros(p) for p in parameters]
         self._velocities = [_zeros(p) for p in parameters] if self._momentum else []
         self._references = [
@@ -102,14 +110,14 @@ class LocalSteps:
 
     def _move(self, position: int, parameter: Tensor, gradient: Tensor, rate: float) -> None:
         own = self._own[position]
-        if self._decay:
-            gradient = gradient.add(own, alpha=self._decay)
+        if self._decays[position]:
+            gradient = gradient.add(own, alpha=self._decays[position])
         if self._kind == "gradient":
             self._references[position].add_(gradient)
         if self._momentum:
             velocity = self._velocities[position].mul_(self._momentum).add_(gradient)
             gradient = gradient.add(velocity, alpha=self._momentum)
-        own.add_(gradient, alpha=-rate)
+        own.add_(gradient, alpha=-rate * self._factors[position])
         if own is not parameter:
             parameter.copy_(own)
 

@@ -10,6 +10,7 @@ import grpc
 from gem_api.errors import GemError, ServerUnavailable
 from gem_api.framing import Assembly, chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
+from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.region import Region
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
@@ -42,8 +43,13 @@ class Connection:
         self._renew_timeout = timeout
         self._stream: CommitStream | None = None
 
-    def register(self, worker: str, layout: Layout, overlap: bool) -> pb.RegisterWorkerResponse:
-        request = pb.RegisterWorkerRequest(worker_name=worker, layout=layout.to_message(), overlap=overlap)
+    def register(self, worker: str, layout: Layout, overlap: bool, choice: OptimizerChoice | None) -> pb.RegisterWorkerResponse:
+        request = pb.RegisterWorkerRequest(
+            worker_name=worker,
+            layout=layout.to_message(),
+            overlap=overlap,
+            optimizer=choice.to_message() if choice else None,
+        )
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
         return response
 

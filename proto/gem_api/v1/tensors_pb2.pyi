@@ -21,12 +21,16 @@ WIRE_DTYPE_FLOAT16: WireDtype
 WIRE_DTYPE_INT8_BLOCK: WireDtype
 
 class TensorSpec(_message.Message):
-    __slots__ = ("name", "shape")
+    __slots__ = ("name", "shape", "rate_factor", "no_weight_decay")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    RATE_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    NO_WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    rate_factor: float
+    no_weight_decay: bool
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rate_factor: _Optional[float] = ..., no_weight_decay: bool = ...) -> None: ...
 
 class TensorLayout(_message.Message):
     __slots__ = ("tensors", "range_begin", "range_end")

@@ -66,7 +66,7 @@ RUN_STATE_COMPLETE: RunState
 RUN_STATE_DRAINING: RunState
 
 class Hyperparameters(_message.Message):
-    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "decay_versions", "decay_factor")
+    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "decay_versions", "decay_factor", "optimizer", "optimizer_options")
     RULE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,8 @@ class Hyperparameters(_message.Message):
     WARMUP_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     DECAY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     DECAY_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     rule: str
     learning_rate: float
     momentum: float
@@ -109,17 +111,33 @@ class Hyperparameters(_message.Message):
     warmup_versions: int
     decay_versions: int
     decay_factor: float
-    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ...) -> None: ...
+    optimizer: str
+    optimizer_options: str
+    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ...) -> None: ...
+
+class OptimizerChoice(_message.Message):
+    __slots__ = ("optimizer", "options", "learning_rate", "weight_decay")
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    optimizer: str
+    options: str
+    learning_rate: float
+    weight_decay: float
+    def __init__(self, optimizer: _Optional[str] = ..., options: _Optional[str] = ..., learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("worker_name", "layout", "overlap")
+    __slots__ = ("worker_name", "layout", "overlap", "optimizer")
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     worker_name: str
     layout: _tensors_pb2.TensorLayout
     overlap: bool
-    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., overlap: bool = ...) -> None: ...
+    optimizer: OptimizerChoice
+    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., overlap: bool = ..., optimizer: _Optional[_Union[OptimizerChoice, _Mapping]] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
     __slots__ = ("lease_id", "lease_seconds", "hyperparameters", "layout", "layout_fingerprint", "must_initialize", "run_id", "steps_done", "update_kind")

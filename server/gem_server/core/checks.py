@@ -9,6 +9,7 @@ from gem_api.update_kind import UpdateKind
 
 from gem_server.core.facts import Admission, Header
 from gem_server.core.leases import Lease
+from gem_server.rules import UpdateRule, rule_of
 
 MAX_NAME = 128  # characters
 MAX_SAMPLES = 1 << 32  # in one commit
@@ -31,6 +32,24 @@ def require_layout(layout: Layout | None, fingerprint: bytes) -> None:
     """Raises LayoutMismatch unless the fingerprint is that of the run's layout."""
     if layout is None or fingerprint != layout.fingerprint:
         raise LayoutMismatch("the commit's layout fingerprint is not the run's: register with this model first")
+
+
+def rule_for_worker(settings: Hyperparameters) -> UpdateRule:
+    """The rule of settings that a worker has a part in. Raises InvalidRequest if they are invalid."""
+    try:
+        settings.require_valid()
+        rule = rule_of(settings)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    return rule
+
+
+def require_trainable(rule: UpdateRule, layout: Layout) -> None:
+    """Raises InvalidRequest if the rule can't train the layout."""
+    try:
+        rule.require_fitting(layout)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def repeated(lease: Lease, sequence: int) -> Admission | None:

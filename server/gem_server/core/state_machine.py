@@ -20,10 +20,11 @@ from gem_api.errors import (
 )
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout, Vector
+from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.region import Region
 from gem_api.schedule import factor
 
-from gem_server.core import checks
+from gem_server.core import checks, optimizer_choice
 from gem_server.core.central_variable import CentralVariable, Copy
 from gem_server.core.commits import Arrived, Commit, Step, as_floats
 from gem_server.core.facts import (
@@ -61,6 +62,7 @@ class Core:
         norms: The bound on gradients' norms; by default there is none.
         quarantine: Keeps out workers whose gradients are rejected; by default no worker is kept out.
         logged: Whether the server writes a log. If so, gradients must not change until they are written.
+        stated: The hyper-parameters that the user gave: the first worker's optimizer must agree with them.
 
     Attributes:
         steps_done: Applied commits by worker name, for the 10,000 names that committed last, the latest at the end. A worker
@@ -80,9 +82,11 @@ class Core:
         norms: NormHistory | None = None,
         quarantine: Quarantine | None = None,
         logged: bool = False,
+        stated: Collection[str] = (),
     ) -> None:
         self.run_id = run_id
-        self.settings = settings
+        self.settings = self._started_with = settings
+        self._stated = stated
         self._min_workers = min_workers
         self._begun = False
         settings.require_valid()
@@ -107,6 +111,14 @@ class Core:
         """Sends the records of all further events to `recorder`. Earlier events are in the checkpoint that the log follows."""
         self.record = recorder
 
+    def _settle(self, settings: Hyperparameters) -> None:
+        """Begins a new run, which no worker has joined yet, with these settings. Raises InvalidRequest if they are invalid."""
+        if settings != self.settings:
+            rule = checks.rule_for_worker(settings)
+            rule.use_threads(self.rule.threads)
+            self.settings, self.rule, self.memory.rule = settings, rule, rule
+            self.shared = Shared(numbers=dict(rule.numbers))
+
     def change(self, settings: Hyperparameters) -> None:
         """Changes the hyper-parameters. Raises ValueError if a `FIXED` one differs, or if they contradict each other."""
         if changed := [name for name in FIXED if getattr(settings, name) != getattr(self.settings, name)]:
@@ -118,7 +130,10 @@ class Core:
 
     # -- joining and leaving
 
-    def register(self, worker: str, layout: Layout, now: float, overlap: bool = False, owner: str = "") -> Registration:
+    def register(
+        self, worker: str, layout: Layout, now: float, overlap: bool = False, owner: str = "",
+        choice: OptimizerChoice | None = None,
+    ) -> Registration:  # fmt: skip
         """Opens a lease.
 
         Args:
@@ -127,9 +142,10 @@ class Core:
             now: Seconds of the caller's clock.
             overlap: Whether it computes its next gradient while a commit is under way; it needs a second snapshot then.
             owner: Names its credentials; empty if the server asks for none.
+            choice: The optimizer that it brings; None: it brings none.
 
         Raises:
-            InvalidRequest: The worker's name is empty, too long or not printable.
+            InvalidRequest: The worker's name is empty, too long or not printable, or the rule can't train this layout.
             PermissionDenied: A worker with other credentials holds the name.
             LayoutMismatch: The worker's model is not the run's.
             Overloaded: There is no memory for another worker.
@@ -140,7 +156,11 @@ class Core:
         predecessor = self.leases.named(worker)
         checks.require_same_owner(predecessor, worker, owner)
         if self.central.initialized or not self._alone(predecessor):
+            optimizer_choice.require_agreement(self.settings, choice)  # first: groups of an optimizer are part of the layout
             self.central.require_fitting(layout)
+        else:
+            self._settle(optimizer_choice.adopted(self._started_with, self._stated, choice))
+        checks.require_trainable(self.rule, layout)
         self.memory.require_room_for_worker(layout, overlap, freed=predecessor)
         theta, buffers, upload = self.memory.take(layout, overlap)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None

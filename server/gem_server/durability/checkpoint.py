@@ -24,7 +24,7 @@ import numpy as np
 from gem_api import __version__
 from gem_api.errors import GemError
 from gem_api.framing import empty
-from gem_api.layout import Layout
+from gem_api.layout import Group, Layout
 from gem_api.process.logs import Logger
 from safetensors import SafetensorError, safe_open
 
@@ -88,6 +88,7 @@ def _state(core: Core, log_position: LogPosition | None) -> dict[str, Any]:
         "run_id": core.run_id,
         "hyperparameters": asdict(core.settings),
         "layout": [[tensor.name, list(tensor.shape)] for tensor in layout.tensors],
+        "groups": {name: [factor, decays] for name, (factor, decays) in layout.groups.items()},
         "version": core.central.version,
         "next_ticket": core.next_ticket,
         "outcomes": core.outcomes,
@@ -226,7 +227,7 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
 def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
     """Restores a checkpoint into a new core made with its hyperparameters. Raises BadCheckpoint if its content is invalid."""
     try:
-        layout = Layout.of(state["layout"])
+        layout = Layout.of(state["layout"], {name: Group(*group) for name, group in state.get("groups", {}).items()})
         _require_written(path / "model.safetensors", layout.size)
         core.central.adopt(layout, empty(layout.size))
         _read_model(path / "model.safetensors", core)

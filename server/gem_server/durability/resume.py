@@ -101,6 +101,7 @@ def _new_core(run_id: str, settings: Hyperparameters, config: ServerConfig) -> C
         norms=NormHistory(config.max_norm_ratio),
         quarantine=Quarantine(config.rejections_until_quarantine),
         logged=config.durability == "log",
+        stated=config.given,
     )
 
 

@@ -26,10 +26,11 @@ _LEDGER = {
 # Hyper-parameters that the first checkpoints and logs did not have yet.
 _ADDED_LATER = frozenset({
     "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "decay_versions",
-    "decay_factor",
+    "decay_factor", "optimizer", "optimizer_options",
 })  # fmt: skip
 _STATE = {
-    "run_id": str, "hyperparameters": {}, "layout": [(str, [COUNT])], "version": COUNT, "next_ticket": COUNT,
+    "run_id": str, "hyperparameters": {}, "layout": [(str, [COUNT])],
+    "groups": Optional({str: (REAL, bool)}), "version": COUNT, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
     "ledger": _LEDGER, "norms": Optional([REAL]), "shared": Optional({str: REAL}), "log": Optional((COUNT, COUNT)),
 }  # fmt: skip

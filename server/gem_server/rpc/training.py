@@ -9,6 +9,7 @@ from typing import Any
 
 from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded, UnknownRegion
 from gem_api.layout import Layout
+from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import ThetaFormat
@@ -194,7 +195,8 @@ class TrainingServicer:
         caller = call.identify()
         require_name(caller, request.worker_name)
         layout = Layout.from_message(request.layout)
-        registration = self._core.register(request.worker_name, layout, self._clock(), request.overlap, caller.owner)
+        choice = OptimizerChoice.from_message(request.optimizer) if request.HasField("optimizer") else None
+        registration = self._core.register(request.worker_name, layout, self._clock(), request.overlap, caller.owner, choice)
         if registration.ended:
             self.lease_ended(registration.ended)
         awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}

@@ -12,6 +12,7 @@ from gem_server.rules.diloco import DiLoCo
 from gem_server.rules.fedasync import FedAsync
 from gem_server.rules.fedbuff import FedBuff
 from gem_server.rules.gem import Gem
+from gem_server.rules.gradient_rule import GradientRule
 from gem_server.rules.make import load, make, where_raised
 from gem_server.rules.plain import Adaptive, Agn, Downpour
 from gem_server.rules.ringmaster import Ringmaster
@@ -52,11 +53,20 @@ def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRu
     Raises:
         ValueError: There is no such rule, or a value is invalid; the message names the valid ones.
     """
-    if rule in RULES:
-        return make(RULES[rule], rule_options, settings)
+    kind = RULES.get(rule) or _users(rule)
+    made = make(kind, rule_options, settings)
+    optimizer = settings.get("optimizer", "sgd")
+    takes_it = isinstance(made, GradientRule) or (optimizer == "worker" and made.kind == "delta")
+    if optimizer != "sgd" and not takes_it:
+        raise ValueError(f"rule {rule} can't apply --optimizer {optimizer}: use gem, downpour or adaptive")
+    return made
+
+
+def _users(rule: str) -> type[UpdateRule]:
+    """A user's rule. Raises ValueError if it can't be loaded."""
     if ":" not in rule:
         raise ValueError(f"no rule is named {rule!r}: choose from {', '.join(RULES)}, or name your own as module:Class")
-    return make(load(rule), rule_options, settings)
+    return load(rule)
 
 
 def require_named(kept: str, asked: str | None) -> None:

@@ -39,7 +39,7 @@ class PiFacts:
         edges: float32, shape (bins,): the bins' lower edges.
         median: Median of π, interpolated inside its bin.
         tensor_medians: float32, shape (tensors,): median of π per tensor.
-        proxy_energy: ½Σ(κ·m)² (Eq. 15).
+        proxy_energy: ½Σ(κ·m)² (Eq. 15); with a shared optimizer ½Σ(κ·Δ)².
         central_energy: ½Σ(θ_{t+1} − s)² (Eq. 16).
     """
 
@@ -177,6 +177,9 @@ class UpdateRule(ABC):
     def largest(self) -> np.float32:
         """The largest |g|, or |element| of a delta, that is accepted."""
         return largest(self.learning_rate if self.kind == "gradient" else 1.0)
+
+    def require_fitting(self, layout: Layout) -> None:  # noqa: B027  most rules take any layout
+        """Raises ValueError if the rule can't train this layout."""
 
     def accepts(self, rule_input: RuleInput) -> bool:
         """Whether to apply a commit. If not, it is discarded: the worker gets the current θ, and the version does not

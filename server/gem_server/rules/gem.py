@@ -12,14 +12,15 @@ import numpy.typing as npt
 from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, UpdateRule, require, require_rate
+from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, require
 from gem_server.rules.bins import bin_edges
 from gem_server.rules.fused import BINS, Scalars, gem_part, join_parts
+from gem_server.rules.gradient_rule import GradientRule, require_uniform
 from gem_server.rules.proxies import PROXIES, Displacement, Momentum, Proxy
 
 
 @dataclass(frozen=True)
-class Gem(UpdateRule):
+class Gem(GradientRule):
     """Rescales each commit so that all workers together move θ with the energy of sequential momentum SGD.
 
     `rules/specification.py` has these equations in NumPy.
@@ -34,9 +35,16 @@ class Gem(UpdateRule):
         paper      s = θ_t, and the next gradient is computed there (Algorithm 1)
         reference  s = θ_t, but the next gradient is computed at θ_{t+1}, and |Δ + ε| divides (the authors' code, which has
                    ε = 1e-12); the first s is the θ that the worker pulls before its first commit
+
+    With another optimizer than SGD, Δ is the step that it would take, one state for all workers, and Δ is its own proxy:
+
+        Δ = the optimizer's step (`rules/optimizers.py`), weight decay included if it is decoupled
+        π = clip((κ|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)
+        θ_{t+1} = θ_t + π·Δ
+
+    So during one round of a worker, all workers together move a parameter by at most about κ of the optimizer's steps.
     """
 
-    learning_rate: float = 0.05
     momentum: float = 0.9
     kappa: float = 1.0
     epsilon: float = 1e-16
@@ -47,7 +55,7 @@ class Gem(UpdateRule):
     name: ClassVar[str] = "gem"
 
     def __post_init__(self) -> None:
-        require_rate(self.learning_rate)
+        super().__post_init__()
         require(0 <= float(np.float32(self.momentum)) < 1, f"the momentum must be at least 0 and below 1, not {self.momentum}")
         require(0 < self.kappa <= 1e3, f"kappa must be above 0 and at most 1000, not {self.kappa}")
         require(1e-30 <= self.epsilon <= 1, f"epsilon must lie in [1e-30, 1], not {self.epsilon}")
@@ -56,15 +64,19 @@ class Gem(UpdateRule):
         require(self.proxy in PROXIES, f"the proxy is one of {', '.join(PROXIES)}, not {self.proxy!r}")
         if self.proxy_rate:
             require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must be 0 or lie in [1e-30, 1000], not {self.proxy_rate}")
+        require(
+            self._is_sgd or self.proxy == "momentum",
+            f"the step of --optimizer {self.optimizer} is its own proxy: leave out proxy={self.proxy}",
+        )
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
-        mine = (*self._proxy.buffers, "snapshot")
+        mine = (*self._proxy.buffers, "snapshot") if self._is_sgd else ("snapshot",)
         return (*mine, "answer") if self._by_reference else mine
 
     @property
     def shared(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._proxy.shared
+        return self._proxy.shared if self._is_sgd else self._optimizer.shared
 
     @property
     def numbers(self) -> Mapping[str, float]:  # type: ignore[override]
@@ -92,8 +104,11 @@ class Gem(UpdateRule):
 
     @cached_property
     def largest(self) -> np.float32:
+        plain = self._optimizer.largest(self.learning_rate)
+        if not self._is_sgd:
+            return plain
         bounded = MAX_MOVE / (self.learning_rate * self.pi_max)  # π_max·|Δ| must not exceed MAX_MOVE
-        plain = np.float32(min(float(super().largest), bounded))
+        plain = np.float32(min(float(plain), bounded))
         return plain if self.reads_once else min(plain, np.float32(1e12))  # other proxies square it
 
     @cached_property
@@ -126,15 +141,31 @@ class Gem(UpdateRule):
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
         eta = self.learning_rate * rule_input.factor
+        if self._is_sgd:
+            return self._match_proxy(layout, theta, update, buffers, eta, rule_input)
+        first, second = self._optimizer.state(rule_input.shared.buffers)
+        scalars = self._scalars(eta, Displacement(first, 0.0))
+        return self._match(layout, theta, update, buffers, (first, second), scalars, rule_input)
+
+    def _match_proxy(
+        self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, eta: float, rule_input: RuleInput
+    ) -> PiFacts:
+        """Matches Δ = −η·g with the proxy."""
         displacement = self._proxy.displacement(update, eta, buffers, rule_input)
-        facts = self._match(layout, theta, update, buffers, displacement.moment, self._scalars(eta, displacement))
+        scalars = self._scalars(eta, displacement)
+        facts = self._match(layout, theta, update, buffers, (displacement.moment, NO_REPLY), scalars, rule_input)
         self._proxy.matched(displacement, rule_input)
         return facts
 
+    def require_fitting(self, layout: Layout) -> None:
+        if not self.reads_once:
+            require_uniform(layout, f"the proxy {self.proxy}")
+
     def _match(
-        self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, moment: Vector, scalars: Scalars
-    ) -> PiFacts:
-        """Eqs. 19 and 27; the kernel leaves the proxy's displacement in `moment`."""
+        self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, state: tuple[Vector, Vector],
+        scalars: Scalars, rule_input: RuleInput,
+    ) -> PiFacts:  # fmt: skip
+        """Eqs. 19 and 27. `state` is the proxy's displacement, which the kernel completes, or the optimizer's moments."""
         parts = self.threads.parts(theta.size)
         offsets, edges = layout.offsets, self._edges
         counts = np.empty((parts, 3, BINS), np.int64)
@@ -143,8 +174,9 @@ class Gem(UpdateRule):
         energies = np.empty((parts, 2))
         settings = np.array(scalars, np.float32)
         arguments = (
-            parts, theta, update, moment, buffers["snapshot"], buffers.get("answer", NO_REPLY), offsets, edges,
-            settings, self.snapshot == "after", self.snapshot != "paper", counts, shared, medians, energies,
+            parts, theta, update, *state, buffers["snapshot"], buffers.get("answer", NO_REPLY), offsets, layout.factors, edges,
+            settings, self._optimizer.code, self._numbers(rule_input), self._decay, self._bound(self.pi_max),
+            self.snapshot == "after", self.snapshot != "paper", counts, shared, medians, energies,
         )  # fmt: skip
         self.threads.run(lambda part: gem_part(part, *arguments), parts)
         median, proxy_energy, central_energy = join_parts(offsets, edges, counts, shared, medians, energies)

@@ -1,4 +1,4 @@
-"""Makes a rule from its class and the user's settings."""
+"""Makes a rule or an optimizer from its class and the user's settings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from gem_server.rules.base import UpdateRule
+
+T = TypeVar("T")
 
 _TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 _TRUTH = {"true": True, "false": False}
@@ -43,29 +45,39 @@ def where_raised(rule: UpdateRule, error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({last.filename.rpartition('/')[2]}, line {last.lineno})"
 
 
-def make(kind: type[UpdateRule], options: str, settings: Mapping[str, object]) -> UpdateRule:
-    """A rule with its own `options`, and with the run's settings that it has fields for. Raises ValueError."""
+def make(kind: type[T], options: str, settings: Mapping[str, object], what: str = "rule") -> T:
+    """An instance with its own `options`, and with the run's settings that it has fields for.
+
+    Args:
+        kind: A frozen dataclass.
+        options: "name=value", separated by blanks, for the fields that are not among `settings`.
+        settings: The run's settings; those that it has no field for are ignored.
+        what: What to call it in errors.
+
+    Raises:
+        ValueError: An option is unknown, missing or invalid.
+    """
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     own = [name for name in known if name not in settings]
-    types = _types(kind, own)
+    types = _types(kind, own, what)
     given = {name: value for name, value in settings.items() if name in known}
     for option in options.split():
         name, equals, text = option.partition("=")
         if not equals or name not in own:
             valid = f"its options are {', '.join(own)}, given as NAME=VALUE" if own else "it has no options"
-            raise ValueError(f"the rule has no option {option!r}: {valid}")
-        given[name] = _value(name, text, types[name])
+            raise ValueError(f"the {what} has no option {option!r}: {valid}")
+        given[name] = _value(name, text, types[name], what)
     if lacking := [name for name in own if name not in given and _required(known[name])]:
-        raise ValueError(f"the rule needs options without a default: {', '.join(f'{name}=…' for name in lacking)}")
+        raise ValueError(f"the {what} needs options without a default: {', '.join(f'{name}=…' for name in lacking)}")
     return kind(**given)
 
 
-def _types(kind: type, names: list[str]) -> dict[str, type]:
-    """The types of a rule's options. Raises ValueError for a type that cannot be read from text."""
+def _types(kind: type, names: list[str], what: str) -> dict[str, type]:
+    """The types of the options. Raises ValueError for a type that cannot be read from text."""
     types = get_type_hints(kind)
     if odd := [name for name in names if types[name] not in _TYPES]:
         valid = ", ".join(each.__name__ for each in _TYPES)
-        raise ValueError(f"the rule's option {odd[0]} must have one of the types {valid}")
+        raise ValueError(f"the {what}'s option {odd[0]} must have one of the types {valid}")
     return {name: types[name] for name in names}
 
 
@@ -73,8 +85,8 @@ def _required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _value(name: str, text: str, kind: type) -> Any:
+def _value(name: str, text: str, kind: type, what: str) -> Any:
     try:
         return _TRUTH[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
-        raise ValueError(f"the rule's option {name} is {_TYPES[kind]}, not {text!r}") from None
+        raise ValueError(f"the {what}'s option {name} is {_TYPES[kind]}, not {text!r}") from None

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 from gem_api.layout import Layout, Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import NO_REPLY, Buffers, PiFacts, RuleInput, UpdateRule, require_rate
-from gem_server.rules.fused import descend_part
+from gem_server.rules.base import NO_REPLY, Buffers, PiFacts, RuleInput, largest, require
+from gem_server.rules.fused import GIVEN, descend_part
+from gem_server.rules.gradient_rule import GradientRule
 
 
 @dataclass(frozen=True)
-class Downpour(UpdateRule):
+class Downpour(GradientRule):
     """Plain asynchronous SGD (Dean et al. 2012, NeurIPS 25).
 
     θ_{t+1} = θ_t + Δ       Δ = −η·g, or the change that λ > 1 local steps made to the worker's parameters
+
+    With another optimizer, Δ is its step (`rules/optimizers.py`): plain asynchronous Adam, for example.
     """
 
-    learning_rate: float = 0.05
     local_steps: int = 1
     name: ClassVar[str] = "downpour"
     reads_once = True
 
     def __post_init__(self) -> None:
-        require_rate(self.learning_rate)
+        super().__post_init__()
+        one_step = self.optimizer in ("sgd", "worker") or self.local_steps == 1
+        require(one_step, f"the server applies {self.optimizer} to gradients: it can't be combined with --local-steps above 1")
+
+    @cached_property
+    def largest(self) -> np.float32:
+        return largest(1.0) if self.kind == "delta" else self._optimizer.largest(self.learning_rate)
 
     @property
     def kind(self) -> UpdateKind:
-        return "delta" if self.local_steps > 1 else "gradient"
+        return "delta" if self.local_steps > 1 else super().kind
 
     def divisor(self, staleness: int) -> int:
         """The number that divides Δ for a commit of this staleness."""
@@ -38,9 +47,13 @@ class Downpour(UpdateRule):
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         parts = self.threads.parts(theta.size)
-        eta = self.learning_rate * rule_input.factor if self.kind == "gradient" else -1.0  # the kernel's Δ is −η·update
-        scalars = (np.float32(eta), self.largest, np.float32(self.divisor(rule_input.staleness)))
-        arguments = (parts, theta, update, buffers["snapshot"], buffers.get("answer", NO_REPLY), *scalars)
+        eta = self.learning_rate * rule_input.factor
+        code = self._optimizer.code if self.kind == "gradient" else GIVEN
+        arguments = (
+            parts, theta, update, *self._optimizer.state(rule_input.shared.buffers), buffers["snapshot"],
+            buffers.get("answer", NO_REPLY), layout.offsets, layout.factors, code, self._numbers(rule_input),
+            np.float32(eta), self._decay, self.largest, self._bound(1.0), np.float32(self.divisor(rule_input.staleness)),
+        )  # fmt: skip
         self.threads.run(lambda part: descend_part(part, *arguments), parts)
 
     def scale(self, rule_input: RuleInput, pi: PiFacts | None) -> float:
@@ -71,6 +84,10 @@ class Agn(Downpour):
 
     local_steps: int = 4
     name: ClassVar[str] = "agn"
+
+    def __post_init__(self) -> None:
+        require(self._is_sgd, f"rule agn averages the gradients of SGD: it can't be combined with --optimizer {self.optimizer}")
+        super().__post_init__()
 
     @property
     def kind(self) -> UpdateKind:

@@ -27,3 +27,34 @@ def gem(
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), np.float32(0), pi_max)  # 0/0 counts as 0
     after = theta + pi * delta
     return after, after if convention == "after" else theta, moment, pi
+
+
+def adam(
+    theta: Vector, first: Vector, second: Vector, gradient: Vector, version: int,
+    eta: np.float32, beta1: float, beta2: float, epsilon: np.float32, decay: np.float32,
+) -> tuple[Vector, Vector, Vector]:  # fmt: skip
+    """The step of Adam, or with a weight decay of AdamW, that makes version + 1: Δ and both new moments."""
+    f = np.float32
+    first = f(beta1) * first + f(1 - beta1) * gradient
+    second = f(beta2) * second + f(1 - beta2) * gradient * gradient
+    mean, square = (f(1 / (1 - beta ** (version + 1))) for beta in (beta1, beta2))
+    return -eta * (first * mean / (np.sqrt(second * square) + epsilon) + decay * theta), first, second
+
+
+def lion(
+    theta: Vector, moment: Vector, gradient: Vector, eta: np.float32, beta1: float, beta2: float, decay: np.float32,
+) -> tuple[Vector, Vector]:  # fmt: skip
+    """The step of Lion: Δ and the new moment."""
+    f = np.float32
+    sign = np.sign(f(beta1) * moment + f(1 - beta1) * gradient)
+    return -eta * (sign + decay * theta), f(beta2) * moment + f(1 - beta2) * gradient
+
+
+def match(
+    theta: Vector, snapshot: Vector, delta: Vector, kappa: np.float32, epsilon: np.float32, pi_max: np.float32
+) -> tuple[Vector, Vector]:
+    """Matches the step Δ of a shared optimizer, its own proxy, under the convention "after": θ_{t+1}, also the new s, and π."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pi = (kappa * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
+    pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), np.float32(0), pi_max)
+    return theta + pi * delta, pi

@@ -196,7 +196,8 @@ class Metrics(Collector):
         clamped.add_metric(["zero"], pi.zero_ratio)
         clamped.add_metric(["max"], pi.max_ratio)
         yield clamped
-        yield _gauge("gem_proxy_energy", "Kinetic energy of the proxy, last commit (Eq. 15).", pi.proxy_energy)
+        help_ = "Kinetic energy of the proxy, last commit (Eq. 15); of κ optimizer steps if --optimizer is not sgd."
+        yield _gauge("gem_proxy_energy", help_, pi.proxy_energy)
         help_ = "Kinetic energy of θ's movement since the worker's snapshot, last commit (Eq. 16)."
         yield _gauge("gem_central_energy", help_, pi.central_energy)
 

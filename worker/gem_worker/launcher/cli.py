@@ -50,7 +50,7 @@ from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, ClusterError, 
 from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.launcher.tracebacks import users_part
-from gem_worker.tasks import Task, TaskError, load_task
+from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
 
 _HYPERPARAMETERS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
@@ -126,7 +126,8 @@ def main(context: click.Context, /, **options: Any) -> None:
     writes a checkpoint, summary.json and report.png, and prints how to resume.
 
     Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch). Its
-    only argument is the --data folder. docs/guides/own-task.md has an example.
+    only argument is the --data folder. If it has a method optimizer(model), each worker makes the steps of that optimizer.
+    docs/guides/own-task.md has an example.
 
     \b
     Examples:
@@ -143,6 +144,8 @@ def main(context: click.Context, /, **options: Any) -> None:
         options = _effective(options, given(context))
         with _task_errors():
             task = load_task(options["task"], options["data"] and Path(options["data"]))
+        if has_optimizer(task) and not options["resume"]:
+            options = _with_optimizer_of_task(options, given(context))
         folder = _folder(options)
     except (TaskError, ClusterError) as error:
         click.echo(f"gem-train: {error}", err=True)
@@ -158,6 +161,14 @@ def _effective(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
     if options["resume"]:
         return _resumed(options, user_gave)
     options = _completed(options)
+    return options | vars(_hyperparameters(options).with_defaults(user_gave))
+
+
+def _with_optimizer_of_task(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
+    """The options of a new run whose task has an optimizer: workers make its steps, unless the user named another."""
+    if "optimizer" in user_gave:
+        return options
+    options = {**options, "optimizer": "worker"}
     return options | vars(_hyperparameters(options).with_defaults(user_gave))
 
 

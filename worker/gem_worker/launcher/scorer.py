@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from gem_client import GemError, Retry
+from gem_client import GemError, LayoutMismatch, Retry
 
 from gem_worker.evaluation.evaluate import RemoteEvaluator, Score
 from gem_worker.launcher.run_folder import RunFolder
@@ -71,6 +71,9 @@ class Scorer:
         with self._lock:
             try:
                 score = self._evaluator.evaluate()
+            except LayoutMismatch as error:
+                self.failure = error
+                return None
             except GemError:
                 return None  # the server is restarting: a later evaluation will succeed
             except Exception as error:

@@ -12,10 +12,11 @@ import torch
 from gem_client import Admin, Hyperparameters, NormOutOfBounds, Retry, Session
 from gem_client.retry import logging_failures
 from gem_client.torch import Optimizer, ShardSampler
+from torch import nn
 
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.step_limits import NO_LIMITS, StepLimits
-from gem_worker.tasks import Task
+from gem_worker.tasks import Task, has_optimizer, optimizer_of
 
 log = logging.getLogger("gem_worker")
 
@@ -43,13 +44,15 @@ def train(
         NonFiniteGradient: Training has diverged.
         Quarantined: The server rejected too many gradients in a row.
         GemError: The server rejects the worker, or stays unreachable for too long.
+        TaskError: The run has `--optimizer worker`, and the task has no optimizer.
     """
     torch.manual_seed(hyperparameters.seed)
     data = task.training_data()  # before the lease, which would expire while a large data set is read
     torch.manual_seed(hyperparameters.seed)  # all workers make the same initial θ; one of them sends it
     model = task.model()
     model.train()
-    optimizer = Optimizer(model.named_parameters(), session, overlap=overlap)
+    names = model.named_parameters()
+    optimizer = Optimizer(_trained(task, model, hyperparameters), session, overlap=overlap, names=names)
     torch.manual_seed(hyperparameters.seed + zlib.crc32(session.name.encode()))  # so that each worker's dropout differs
     sampler = ShardSampler(session, data)  # type: ignore[arg-type]
     loader = sampler.loader()
@@ -67,6 +70,18 @@ def train(
             with metrics.phase("exchange"):
                 _skip_if_too_large(optimizer.finish)
     return session.steps_done - before
+
+
+def _trained(task: Task, model: nn.Module, hyperparameters: Hyperparameters) -> Any:
+    """What the run has this worker train: the model's parameters, or the task's own optimizer. Raises TaskError."""
+    if hyperparameters.optimizer == "worker":
+        return optimizer_of(task, model)
+    if has_optimizer(task):
+        log.warning(
+            "the task's own optimizer is not used, because this run applies %s on the server: start it with --optimizer worker",
+            hyperparameters.optimizer,
+        )
+    return model.named_parameters()
 
 
 def _skip_if_too_large(exchange: Callable[[], object]) -> None:

@@ -38,6 +38,11 @@ class WorkerTask:
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return self.task.loss(model, batch)
 
+    @property
+    def optimizer(self) -> Any:
+        """The task's own `optimizer(model)`; None if it has none."""
+        return getattr(self.task, "optimizer", None)
+
     def correct(self, model: nn.Module, batch: Any) -> int | None:
         return self.task.correct(model, batch)
 

@@ -11,6 +11,7 @@ from gem_client import GemError, InvalidRequest, LayoutMismatch, NonFiniteGradie
 
 from gem_worker.command import EXIT_DIVERGED, EXIT_FAILED, EXIT_QUARANTINED, EXIT_WRONG_USE, Stopped
 from gem_worker.process.stopping import Stopping
+from gem_worker.tasks import TaskError
 
 _SEVERITY = (0, EXIT_DIVERGED, EXIT_QUARANTINED, EXIT_WRONG_USE, EXIT_FAILED)
 
@@ -78,7 +79,7 @@ class WorkerThread:
             case Quarantined():
                 self.log.error("quarantined: the server rejected too many gradients of this worker", why=str(error))
                 return EXIT_QUARANTINED
-            case InvalidRequest() | LayoutMismatch():
+            case InvalidRequest() | LayoutMismatch() | TaskError():
                 self.log.error("this worker does not fit the run", error=type(error).__name__, why=str(error))
                 return EXIT_WRONG_USE
             case GemError():

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -26,6 +27,9 @@ class Task(Protocol):
     """What a worker trains. Its class is called with the `--data` folder (a Path, or None).
 
     A batch is what a DataLoader returns for the data set; by convention a pair (inputs, targets).
+
+    A task may also have `optimizer(model)`, which returns an optimizer of PyTorch for the model's parameters. Workers then make
+    its steps and commit what they change, if the run has `--optimizer worker`, as gem-train's have unless told otherwise.
     """
 
     def model(self) -> nn.Module:
@@ -42,6 +46,24 @@ class Task(Protocol):
 
     def correct(self, model: nn.Module, batch: Any) -> int | None:
         """The number of samples in a batch that the model classifies correctly; None if the task has no accuracy."""
+
+
+def has_optimizer(task: Task) -> bool:
+    """Whether the task brings an optimizer of its own."""
+    return getattr(task, "optimizer", None) is not None
+
+
+def optimizer_of(task: Task, model: nn.Module) -> torch.optim.Optimizer:
+    """The task's own optimizer for a model. Raises TaskError if it has none, or returns something else."""
+    if not has_optimizer(task):
+        raise TaskError(
+            "in this run each worker makes the steps of its own optimizer (--optimizer worker), and the task has none: give it "
+            "a method optimizer(model), or start the run with another --optimizer"
+        )
+    made = task.optimizer(model)  # type: ignore[attr-defined]  # optional
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TaskError(f"the task's optimizer(model) must return a torch.optim.Optimizer, not {type(made).__name__}")
+    return made
 
 
 def load_task(name: str, data: Path | None) -> Task:

@@ -1,0 +1,128 @@
+"""What a loop gives to `Optimizer`: parameters alone, or an optimizer of PyTorch with its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from gem_api.errors import InvalidRequest
+from gem_api.layout import PLAIN, Group
+from gem_api.optimizer_choice import OptimizerChoice
+from torch import Tensor
+
+from gem_client.torch.parameters import Parameters, trained_of
+
+On = Literal["worker", "server"]
+
+# What the server can keep for all workers, by the name of PyTorch's class: its name there, and the options that it takes.
+_ON_SERVER = {
+    "SGD": ("sgd", ()),
+    "Adam": ("adam", ("beta1", "beta2", "epsilon")),
+    "AdamW": ("adamw", ("beta1", "beta2", "epsilon")),
+    "Lion": ("lion", ("beta1", "beta2")),
+}
+# Settings that the server has no equivalent for, and the value at which they change nothing.
+_WITHOUT_EQUIVALENT = {"momentum": 0, "dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}
+
+
+@dataclass(frozen=True)
+class Brought:
+    """The parameters to train, and how.
+
+    Attributes:
+        trained: The parameters that are trained, by name.
+        tensors: All that were given.
+        inner: The optimizer of PyTorch that was given; None: parameters alone.
+        choice: What the server is told of it; None: parameters alone.
+        groups: The tensors whose learning rate or weight decay differs from the others', by name.
+        factors: The learning rate of each parameter group, as a multiple of the run's.
+    """
+
+    trained: dict[str, Tensor]
+    tensors: list[Tensor]
+    inner: torch.optim.Optimizer | None = None
+    choice: OptimizerChoice | None = None
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    factors: tuple[float, ...] = (1.0,)
+
+    @property
+    def steps_itself(self) -> bool:
+        """Whether the worker makes the optimizer's steps."""
+        return self.choice is not None and self.choice.optimizer == "worker"
+
+
+def bring(params: Parameters | torch.optim.Optimizer, on: On, names: Iterable[tuple[str, Tensor]] = ()) -> Brought:
+    """Reads the arguments of `Optimizer`. Raises InvalidRequest if it can't be trained so."""
+    if on not in ("worker", "server"):
+        raise InvalidRequest(f'on is "worker" or "server", not {on!r}')
+    if not isinstance(params, torch.optim.Optimizer):
+        given: list[Any] = list(params)
+        return Brought(trained_of(given), [entry[1] if isinstance(entry, tuple) else entry for entry in given])
+    pairs = _named(params, {id(parameter): name for name, parameter in names})
+    trained, tensors = trained_of(pairs), [parameter for _, parameter in pairs]
+    if on == "worker":
+        return Brought(trained, tensors, params, OptimizerChoice("worker"), factors=())
+    rate, decay = (max(_number(group, name) for group in params.param_groups) for name in ("lr", "weight_decay"))
+    if not rate:
+        raise InvalidRequest("the learning rate of every parameter group is 0: nothing would be trained")
+    factors = tuple(_number(group, "lr") / rate for group in params.param_groups)
+    choice = _choice(params, rate, decay)
+    return Brought(trained, tensors, params, choice, _groups(params, trained, rate, decay), factors)
+
+
+def _named(optimizer: torch.optim.Optimizer, given: Mapping[int, str]) -> list[tuple[str, Tensor]]:
+    """The parameters of all groups, with the names `given` by their id, or the optimizer's; else their position is the name."""
+    pairs: list[tuple[str, Tensor]] = []
+    for group in optimizer.param_groups:
+        positions = [str(len(pairs) + position) for position in range(len(group["params"]))]
+        named = zip(group.get("param_names", positions), group["params"], strict=True)
+        pairs += [(given.get(id(parameter), name), parameter) for name, parameter in named]
+    return pairs
+
+
+def _choice(optimizer: torch.optim.Optimizer, rate: float, decay: float) -> OptimizerChoice:
+    kind = type(optimizer).__name__
+    if kind not in _ON_SERVER:
+        raise InvalidRequest(
+            f'the server has no {kind}: use {", ".join(_ON_SERVER)}, or leave out on="server", so that each worker makes its '
+            "own steps"
+        )
+    name, known = _ON_SERVER[kind]
+    settings = [_options(group) for group in optimizer.param_groups]
+    if any(each != settings[0] for each in settings):
+        raise InvalidRequest('on="server", parameter groups may differ in their learning rate and weight decay alone')
+    options = " ".join(f"{option}={settings[0][option]!r}" for option in known)
+    return OptimizerChoice(name, options, rate, decay)
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, float]:
+    """The betas and the epsilon of a group. Raises InvalidRequest for a setting that the server has no equivalent for."""
+    for name, neutral in _WITHOUT_EQUIVALENT.items():
+        if group.get(name, neutral) != neutral:
+            raise InvalidRequest(
+                f'the server has no {name}={group[name]}: leave it out, or leave out on="server", so that each worker makes '
+                "its own steps"
+            )
+    beta1, beta2 = map(float, group.get("betas", (0.0, 0.0)))
+    return {"beta1": beta1, "beta2": beta2, "epsilon": float(group.get("eps", 0.0))}
+
+
+def _groups(optimizer: torch.optim.Optimizer, trained: Mapping[str, Tensor], rate: float, decay: float) -> dict[str, Group]:
+    """The tensors that differ from the others. Raises InvalidRequest for a third weight decay: a tensor has the run's or
+    none."""
+    groups: dict[int, Group] = {}
+    for group in optimizer.param_groups:
+        own = _number(group, "weight_decay")
+        if own not in (0.0, decay):
+            raise InvalidRequest(f'on="server", a parameter group has the weight decay {decay} or 0, not {own}')
+        kind = Group(_number(group, "lr") / rate, own == decay)
+        groups |= {id(parameter): kind for parameter in group["params"]}
+    named = {name: groups[id(parameter)] for name, parameter in trained.items()}
+    return {name: group for name, group in named.items() if group != PLAIN}
+
+
+def _number(group: Mapping[str, Any], name: str) -> float:
+    """A setting of a group; PyTorch allows learning rates that are tensors."""
+    return float(group.get(name, 0.0))

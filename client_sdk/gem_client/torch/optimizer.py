@@ -1,0 +1,362 @@
+"""The optimizer whose step is one round trip with the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any
+
+import torch
+from gem_api.errors import InvalidRequest, RejectedCommit
+from gem_api.hyperparameters import decay_of_workers
+from gem_api.layout import Vector
+from gem_api.schedule import rate
+from torch import Tensor
+
+from gem_client.answer import Answer
+from gem_client.session import Session
+from gem_client.torch.brought import On, bring
+from gem_client.torch.local_steps import LocalSteps, dense
+from gem_client.torch.own_steps import OwnSteps
+from gem_client.torch.parameters import Parameters, alone_in_memory, copy_gradient, lives_at, to_host
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Commits what a worker has computed and loads the new θ into the parameters. A commit takes one round trip.
+
+    **Which optimizer.** Given parameters alone, each `step()` commits their gradients, and the server moves θ by SGD or by the
+    optimizer that it was started with. Given an optimizer of PyTorch, `on` says who makes its steps:
+
+        "worker"    This worker. Each λ-th step commits what the last λ steps have changed. Parameter groups, weight decay,
+                    schedulers (on `inner`), closures and clipping work as without a server. λ is the run's `--local-steps`.
+        "server"    The server, one state for all workers. Adam, AdamW, Lion, and SGD without momentum; with parameter groups
+                    that differ in their learning rate, or have no weight decay. The schedule is the server's, too.
+
+    A server that was started without `--optimizer` takes what the first worker brings; later workers must bring the same.
+
+    **Local steps.** If parameters alone are given and the run has local steps (λ > 1), or its rule takes deltas, `step()` makes
+    a step of SGD on the worker's own parameters. Every λ-th step commits the window (`LocalSteps` has the equations). If the
+    lease ends within a window, or the server rejects it, the window is dropped; the next one begins on fresh θ with a velocity
+    of zero.
+
+    **The end.** Call `finish` after the last step: it commits a window or an accumulation that the end of the data cut short.
+    The parameters then hold the θ of this worker's last commit, while other workers still train. Call `load_final` instead to
+    wait for them and load the run's final θ. Call `skip` for a batch that gets no step.
+
+    **The learning rate and the weight decay** are the server's. `param_groups` shows η_t at the version that the parameters
+    hold. A step raises InvalidRequest if something else, such as a scheduler, has changed the rate. Weight decay is added to
+    each gradient here, with the parameters that the gradient was computed on.
+
+    **The model** may be moved or converted (`.cuda()`, `.bfloat16()`), shared with other processes, and viewed, as with any
+    optimizer of PyTorch. If a conversion replaces the Parameter objects
+    (`torch.__future__.set_overwrite_module_params_on_conversion`), make the optimizer after it.
+
+    Args:
+        params: `model.named_parameters()`, or an optimizer of PyTorch. Tensors without names are named by their position.
+        session: A session that has not joined yet. The optimizer joins the run with it and loads θ into the parameters.
+        names: `model.named_parameters()`, if the optimizer of PyTorch was made without names. The tensors' names are those in
+            checkpoints, in `gem-ctl pull` and for evaluators.
+        on: Who makes the steps of an optimizer of PyTorch: "worker" or "server".
+        batches_per_step: Number of batches that go into one step; more than 1 if the loop accumulates gradients. A commit of λ
+            local steps then covers λ times as many batches.
+        overlap: Whether to compute the next gradient while a commit is under way, on the θ that the previous commit returned.
+            A step then waits for the network only if the network takes longer than computing. The staleness grows by one, and
+            the server keeps one more snapshot for the worker. A step raises the errors of the commit before it; `finish` waits
+            for the last commit. Not available in runs with local steps or deltas.
+        in_place: Whether the parameters may live in the memory that the server writes θ to, instead of being copied from it.
+            This applies to packed float32 parameters on the CPU, with shared memory, without `overlap` and without local
+            steps; others are copied all the same. It saves P·4 bytes and the time of a copy: 0.3 % of a step of ResNet-50 on
+            batches of 8, 2 to 8 % of a step of a perceptron on batches of 64 (docs/results/performance.md). Leave it off if the
+            model keeps views of its parameters (a weight tied by `.t()` or `.detach()`), because a view would keep an old θ.
+            Leave it off if the process forks, because the child would share the parameters' memory.
+
+    Raises:
+        InvalidRequest: A parameter is not a real floating-point tensor, two parameters have the same name, the run has
+            another optimizer, the server can't keep this one, or `overlap` is set in a run with local steps or deltas.
+        LayoutMismatch: The run has a model with other names or shapes.
+
+    Attributes:
+        answer: The result of the last finished commit; None before the first.
+        inner: The optimizer of PyTorch that was given; None: parameters alone.
+    """
+
+    def __init__(
+        self,
+        params: Parameters | torch.optim.Optimizer,
+        session: Session,
+        *,
+        on: On = "worker",
+        names: Iterable[tuple[str, Tensor]] = (),
+        batches_per_step: int = 1,
+        overlap: bool = False,
+        in_place: bool = False,
+    ) -> None:
+        self._brought = brought = bring(params, on, names)
+        self.inner = brought.inner
+        self._trained = brought.trained
+        trained = list(self._trained.values())
+        self._in_place = alone_in_memory(trained, brought.tensors) if in_place else [False] * len(trained)
+        self._session = session
+        self._batches_per_step = batches_per_step
+        self._overlap = overlap
+        self.answer: Answer | None = None
+        self._joined = False
+        self._scaled = False
+        first = {name: to_host(parameter.detach()) for name, parameter in self._trained.items()}
+        session.join(first, groups=brought.groups, choice=brought.choice, overlap=overlap, pull_only_reads=True)
+        self._bound: Any = None
+        self._generation = 0
+        super().__init__(trained, {"lr": session.learning_rate})
+        self._share_groups()
+        self._joined = True
+        self._load()
+
+    def _share_groups(self) -> None:
+        """Has the groups and the state of the optimizer that was given, so that what changes them there changes them here."""
+        if self.inner is not None:
+            self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer that was given. What the server keeps is not in it."""
+        return super().state_dict() if self.inner is None else self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state of the optimizer that was given."""
+        if self.inner is None:
+            super().load_state_dict(state_dict)
+        else:
+            self.inner.load_state_dict(state_dict)
+            self._share_groups()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises InvalidRequest: the run's tensors are fixed once the optimizer has joined it."""
+        if self._joined:
+            raise InvalidRequest("parameters can't be added: the run's tensors are fixed once the optimizer has joined it")
+        _bare(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the parameters' gradients."""
+        _bare(torch.optim.Optimizer.zero_grad)(self, set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
+        """Commits the gradients and loads the new θ into the parameters. With local steps, makes one, and commits every λ-th.
+
+        A parameter without a gradient counts as one with a gradient of zero.
+
+        Args:
+            closure: Re-evaluates the model and returns the loss, as in every PyTorch optimizer.
+            loss: The batch's loss, a number or a one-element tensor, which the server records. With local steps, the server
+                records the window's mean.
+
+        Returns:
+            The loss that `closure` returned, or `loss` if there is no closure.
+
+        Raises:
+            InvalidRequest: The learning rate in `param_groups` is not the server's.
+            NonFiniteGradient: A gradient holds a NaN or an infinity. θ is unchanged.
+            NormOutOfBounds: The norm of the gradients exceeds the server's bound. θ is unchanged, and the loop may continue.
+            Quarantined: The server has rejected too many gradients in a row.
+            TransportError: The server was unreachable for as long as the session's `retry` allows.
+        """
+        if self._brought.steps_itself:
+            returned = self._step_inner(closure)
+            loss = returned if closure is not None else loss
+        elif closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._require_servers_rate()
+        reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
+        self._make_step(reported, self._batches_per_step)
+        return loss
+
+    def skip(self, batches: int = 1) -> None:
+        """Leaves the last batch out of the run. Call it instead of `step`, for example if the loss is not finite, or if a
+        GradScaler made no step. Without this call, the batch's whole shard is trained on again.
+
+        Args:
+            batches: Number of batches to leave out, the last ones; more than 1 if the loop accumulates gradients.
+
+        Raises:
+            InvalidRequest: The loop has fewer batches than that without a step.
+        """
+        self._session.skip(batches)
+
+    def finish(self) -> None:
+        """Commits what the end of the data has cut short, and loads θ. Call it after the last step. Raises as `step` does.
+
+        It makes a step if gradients of fewer than `batches_per_step` batches are accumulated, commits an incomplete window of
+        local steps, and with `overlap` waits for the commit under way. With a GradScaler, accumulated gradients are still
+        scaled, so `finish` ignores them: call the scaler's `step` first, or their batches are trained on again."""
+        rest = self._session.batches_in_hand
+        if 0 < rest < self._batches_per_step and not self._scaled and self._gradients_are_new():
+            if self._brought.steps_itself:
+                self._step_inner(None)
+            self._make_step(None, rest)
+        if self._local is not None and self._local.made:
+            self._commit_window(self._local)
+        self.answer = self._session.finish_commit() or self.answer
+        self._load()
+
+    def load_final(self) -> None:
+        """Loads the run's final θ into the parameters. Evaluate or save the model after this.
+
+        It calls `finish`, leaves the run and waits until the run is over (see `Session.pull_final`). Raises as these two do."""
+        self.finish()
+        self._session.pull_final()
+        self._load()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """A GradScaler reads this before each step. False makes it unscale the gradients itself."""
+        self._scaled = True
+        return False
+
+    def _step_inner(self, closure: Callable[[], Any] | None) -> Any:
+        assert self.inner is not None
+        return self.inner.step(closure) if closure is not None else self.inner.step()
+
+    def _make_step(self, loss: float | None, batches: int) -> None:
+        if self._local is not None:
+            self._step_locally(self._local, loss, batches)
+        elif self._overlap:
+            self._step_overlapping(loss, batches)
+        else:
+            gradient = self._gather()
+            self.answer = self._session.commit(gradient, loss=loss, batches=batches, base=self._base, decay=False)
+            self._load()
+        if self._batches_per_step > 1:
+            for parameter in self._trained.values():
+                if parameter.grad is not None:
+                    parameter.grad.used_at_version = parameter.grad._version  # type: ignore[attr-defined]
+
+    def _gradients_are_new(self) -> bool:
+        """Whether any gradient was written since the last step, and is not just zero."""
+        gradients = [parameter.grad for parameter in self._trained.values() if parameter.grad is not None]
+        written = any(gradient._version != getattr(gradient, "used_at_version", None) for gradient in gradients)
+        return written and any(bool(dense(gradient).any()) for gradient in gradients)
+
+    def _step_locally(self, local: LocalSteps | OwnSteps, loss: float | None, batches: int) -> None:
+        self._session.add_to_window(batches)
+        local.step(self._rate, loss)
+        lease_lost = self._session.generation != self._base.generation  # asking for a shard may have found out
+        if local.made >= self._settings.local_steps or lease_lost:
+            self._commit_window(local)
+
+    def _commit_window(self, local: LocalSteps | OwnSteps) -> None:
+        self._bind()
+        local.write(self._gradients)
+        try:
+            self.answer = self._session.commit(
+                self._session.gradient,
+                loss=local.loss,
+                batches=0,  # those of the window's steps
+                base=self._base,
+                kind=self._kind,
+                decay=False,
+            )
+        except RejectedCommit:
+            local.forget()
+            self._load()  # what the window began on, should the pull fail
+            self._session.take_theta()
+            self._load()
+            raise
+        self._load()
+
+    def _step_overlapping(self, loss: float | None, batches: int) -> None:
+        computed_on, refused = self._base, None
+        try:
+            self.answer = self._session.finish_commit() or self.answer
+        except RejectedCommit as error:
+            refused = error  # the last gradient was rejected; this one may be fine
+        gradient = self._gather()  # before the parameters move on from what it was computed on
+        self._load()
+        self._session.begin_commit(gradient, loss=loss, batches=batches, base=computed_on, decay=False)
+        if refused is not None:
+            raise refused
+
+    def _gather(self) -> Any:
+        """The gradients, weight decay included, in the session's buffer: float32, shape (P,)."""
+        self._bind()
+        with torch.no_grad():
+            for parameter, gradient, decay in zip(self._trained.values(), self._gradients, self._decays, strict=True):
+                copy_gradient(parameter, gradient, decay)
+        return self._session.gradient
+
+    def _bind(self) -> None:
+        """Makes tensors over the session's buffers, which a new lease replaces."""
+        if self._bound is not self._session.theta:
+            self._bound = self._session.theta
+            self._gradients = self._tensors(self._session.gradient)
+            self._thetas = self._tensors(self._session.theta)
+
+    def _tensors(self, packed: Vector) -> list[Tensor]:
+        """One tensor per parameter, over its part of a packed buffer. They are not views of one tensor: each is saved alone."""
+        ends = accumulate(parameter.numel() for parameter in self._trained.values())
+        return [torch.from_numpy(packed[end - p.numel() : end]) for p, end in zip(self._trained.values(), ends, strict=True)]
+
+    def _load(self) -> None:
+        """Copies the received θ into the parameters."""
+        self._bind()
+        self._base = self._session.base
+        self._follow_server()
+        # With overlap the next θ arrives while the parameters are in use, and local steps change them.
+        in_place = self._session.shares_memory and not self._overlap and self._local is None
+        with torch.no_grad():
+            for parameter, theta, alone in zip(self._trained.values(), self._thetas, self._in_place, strict=True):
+                if not (in_place and alone and lives_at(parameter, theta)):
+                    parameter.copy_(theta.view_as(parameter))
+        if self._local is not None:
+            self._local.begin()
+
+    def _require_servers_rate(self) -> None:
+        for group, factor in zip(self.param_groups, self._brought.factors, strict=False):
+            if group["lr"] != factor * self._rate:
+                raise InvalidRequest(
+                    f"the learning rate is the server's ({factor * self._rate}): set it there, and don't use a scheduler here"
+                )
+
+    def _follow_server(self) -> None:
+        """Takes the rate of the version. A new lease may come with other hyperparameters, from a server that was restarted."""
+        if self._base.generation != self._generation:
+            self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
+            self._require_taken()
+            tensors = self._session.layout.tensors
+            self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
+            self._local = self._local_steps()
+            self._generation = self._base.generation
+        self._rate = rate(self._settings, self._base.version)
+        for group, factor in zip(self.param_groups, self._brought.factors, strict=False):
+            group["lr"] = factor * self._rate
+
+    def _require_taken(self) -> None:
+        """Raises InvalidRequest if the server has ignored the optimizer that was brought, as those of earlier versions do."""
+        choice = self._brought.choice
+        if choice is not None and choice.optimizer != self._settings.optimizer:
+            raise InvalidRequest("this server is of an earlier version, which knows no optimizers but its own SGD: update it")
+
+    def _local_steps(self) -> LocalSteps | OwnSteps | None:
+        """Makes local steps; None if each gradient is committed as it is.
+
+        Raises InvalidRequest if `overlap` is set too, or if the run's workers bring an optimizer and this one does not."""
+        local_steps = self._settings.local_steps
+        self._session.set_batches_per_commit(local_steps * self._batches_per_step)
+        if local_steps == 1 and self._kind == "gradient":
+            return None
+        if self._overlap:
+            raise InvalidRequest(
+                f"overlap is not available in this run: its workers make local steps ({local_steps} per commit, which holds a "
+                f"{self._kind})"
+            )
+        if self._brought.inner is not None and self._brought.steps_itself:
+            return OwnSteps(list(self._trained.values()), self._brought.inner)
+        if self._settings.optimizer == "worker":
+            raise InvalidRequest("in this run each worker brings its optimizer: use Optimizer(torch.optim...., session)")
+        factors = [tensor.rate_factor for tensor in self._session.layout.tensors]
+        return LocalSteps(list(self._trained.values()), factors, self._decays, self._settings.local_momentum, self._kind)
+
+
+def _bare(method: Callable[..., None]) -> Callable[..., None]:
+    """Removes PyTorch's wrapper that excludes a method from its compiler. The wrapper imports the compiler, which costs each
+    worker 75 MB and a second."""
+    bare: Callable[..., None] = getattr(method, "__wrapped__", method)
+    return bare

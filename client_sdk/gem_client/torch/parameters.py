@@ -1,0 +1,78 @@
+"""The parameters of a PyTorch model: which are trained, under which names, and where they live in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import torch
+from gem_api.errors import InvalidRequest
+from torch import Tensor
+
+from gem_client.torch.local_steps import dense
+
+Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
+
+
+def trained_of(params: Parameters) -> dict[str, Tensor]:
+    """Maps names to parameters. Frozen parameters are left out; a tied one appears once."""
+    trained: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for position, entry in enumerate(params):
+        if isinstance(entry, dict):
+            raise InvalidRequest(
+                "parameter groups belong to an optimizer: give one, such as Optimizer(torch.optim.AdamW(groups), session)"
+            )
+        name, parameter = entry if isinstance(entry, tuple) else (str(position), entry)
+        if not parameter.requires_grad or id(parameter) in seen:
+            continue
+        if name in trained:
+            raise InvalidRequest(
+                f"two parameters have the name {name!r}: add a prefix for each module, for example "
+                "[*encoder.named_parameters('encoder'), *decoder.named_parameters('decoder')]"
+            )
+        if not parameter.is_floating_point():
+            raise InvalidRequest(
+                f"parameter {name!r} has dtype {parameter.dtype}: only real floating-point parameters can be trained"
+            )
+        seen.add(id(parameter))
+        trained[name] = parameter
+    return trained
+
+
+def alone_in_memory(parameters: list[Tensor], given: list[Tensor]) -> list[bool]:
+    """Which parameters share their memory with no other of those `given`."""
+    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in {id(tensor): tensor for tensor in given}.values())
+    return [owners[parameter.untyped_storage().data_ptr()] == 1 for parameter in parameters]
+
+
+def lives_at(parameter: Tensor, theta: Tensor) -> bool:
+    """Whether a parameter lives in its part of the server's θ. Moves it there first if possible; a parameter that was shared or
+    converted stays where it is."""
+    if parameter.dtype == torch.float32 and parameter.data_ptr() == theta.data_ptr():
+        return True
+    if not (
+        parameter.device.type == "cpu"
+        and parameter.dtype == torch.float32
+        and parameter.is_contiguous()
+        and not parameter.is_shared()
+        and parameter.untyped_storage().nbytes() == 4 * parameter.numel()
+    ):
+        return False
+    # A storage of its own: if its owner moves that (`share_memory()`), `theta` stays in the server's memory.
+    parameter.data = torch.from_numpy(theta.numpy()).view_as(parameter)
+    return True
+
+
+def to_host(tensor: Tensor) -> Any:
+    return tensor.to("cpu", torch.float32).numpy()
+
+
+def copy_gradient(parameter: Tensor, into: Tensor, weight_decay: float) -> None:
+    if parameter.grad is None:
+        into.zero_()
+        return
+    into.view(parameter.shape).copy_(dense(parameter.grad))
+    if weight_decay:
+        into.view(parameter.shape).add_(parameter.to("cpu", torch.float32), alpha=weight_decay)

@@ -1,0 +1,77 @@
+"""What becomes of the optimizer that a worker brings: a new run adopts it, and later workers must bring the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from gem_api.errors import InvalidRequest
+from gem_api.hyperparameters import Hyperparameters, flag
+from gem_api.optimizer_choice import OptimizerChoice
+
+from gem_server.rules.optimizers import make_optimizer
+
+
+def adopted(settings: Hyperparameters, stated: Collection[str], choice: OptimizerChoice | None) -> Hyperparameters:
+    """The hyper-parameters of a new run whose first worker brings `choice`.
+
+    Args:
+        settings: Those that the server was started with.
+        stated: The names of those that the user gave: a worker can't change them.
+        choice: None: the worker brings none, and nothing changes.
+
+    Raises:
+        InvalidRequest: The choice contradicts what the user gave, or is invalid.
+    """
+    if choice is None:
+        return settings
+    if "optimizer" in stated:
+        require_agreement(settings, choice)
+    changes = {name: value for name, value in _as_settings(choice).items() if name not in stated}
+    settings = replace(settings, **changes).with_defaults({*stated, *changes})
+    require_agreement(settings, choice)
+    return settings
+
+
+def require_agreement(settings: Hyperparameters, choice: OptimizerChoice | None) -> None:
+    """Raises InvalidRequest if a worker brings another optimizer than the run's, or another setting of it."""
+    if choice is None:
+        return
+    if choice.optimizer != settings.optimizer:
+        raise InvalidRequest(_other_optimizer(settings.optimizer, choice.optimizer))
+    try:
+        ours = make_optimizer(settings.optimizer, settings.optimizer_options)
+        theirs = make_optimizer(choice.optimizer, choice.options)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    if ours != theirs:
+        raise InvalidRequest(f"this run has {ours}, and the worker brings {theirs}: give all workers the same settings")
+    for name in ("learning_rate", "weight_decay"):
+        own, brought = getattr(settings, name), getattr(choice, name)
+        if brought is not None and brought != own:
+            raise InvalidRequest(
+                f"this run has {flag(name)} {own}, and the worker brings {brought}: give all workers the same, or start the "
+                "server without it"
+            )
+
+
+def _as_settings(choice: OptimizerChoice) -> dict[str, Any]:
+    """The hyper-parameters that a choice sets."""
+    values = {
+        "optimizer": choice.optimizer, "optimizer_options": choice.options,
+        "learning_rate": choice.learning_rate, "weight_decay": choice.weight_decay,
+    }  # fmt: skip
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _other_optimizer(ours: str, theirs: str) -> str:
+    run = {
+        "worker": "in this run each worker makes the steps of its own optimizer",
+        "sgd": "this run applies SGD on the server",
+    }.get(ours, f"this run has {ours} on the server, for all workers")
+    if theirs == "worker":
+        return f'{run}: use Optimizer(..., on="server"), or start the server with --optimizer worker'
+    if ours == "worker":
+        return f'{run}: use Optimizer(...) without on="server", or start the server with --optimizer {theirs}'
+    return f"{run}, and the worker brings {theirs[:50]!r}: give all workers the same optimizer"

@@ -1,0 +1,148 @@
+"""Optimizers that the server keeps for all workers together: one state for the run, and one step for each commit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from gem_api.layout import Vector
+
+from gem_server.rules.base import MAX_MAGNITUDE, Buffers, largest, require
+from gem_server.rules.fused import ADAM, GIVEN, LION, SGD
+from gem_server.rules.make import make
+
+_NOTHING: Vector = np.empty(0, np.float32)
+
+
+class SharedOptimizer(ABC):
+    """Turns each gradient into a step Δ. The compiled passes in `rules/fused.py` compute it; `rules/specification.py` has the
+    equations in NumPy.
+
+    Attributes:
+        code: Which of the compiled steps it is.
+        shared: Names of the float32 buffers of shape (P,) that it keeps for the run; they start at zero.
+        decoupled: Whether it applies the run's weight decay here; if not, workers add the decay to their gradients.
+    """
+
+    code: ClassVar[int]
+    shared: ClassVar[tuple[str, ...]] = ()
+    decoupled: ClassVar[bool] = False
+
+    @abstractmethod
+    def largest(self, learning_rate: float) -> np.float32:
+        """The largest |g| that it takes in."""
+
+    @abstractmethod
+    def scalars(self, version: int) -> tuple[float, ...]:
+        """The numbers of its equations for the commit that makes version + 1, in the order that its compiled step takes."""
+
+    def state(self, shared: Buffers) -> tuple[Vector, Vector]:
+        """The buffers that the compiled step updates; an empty one if there is none."""
+        first, second = [*(shared[name] for name in self.shared), _NOTHING, _NOTHING][:2]
+        return first, second
+
+
+@dataclass(frozen=True)
+class Sgd(SharedOptimizer):
+    """Δ = −η_t·g. No state."""
+
+    code = SGD
+
+    def largest(self, learning_rate: float) -> np.float32:
+        return largest(learning_rate)
+
+    def scalars(self, version: int) -> tuple[float, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Adam(SharedOptimizer):
+    """Adam (Kingma & Ba 2014, arXiv 1412.6980), Algorithm 1. k = t + 1 counts the commits of all workers:
+
+    m ← β₁·m + (1 − β₁)·g    v ← β₂·v + (1 − β₂)·g⊙g
+    Δ = −η_t·m̂/(√v̂ + ε)      m̂ = m/(1 − β₁ᵏ)   v̂ = v/(1 − β₂ᵏ)
+
+    Weight decay is in the gradients: workers add it.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    code = ADAM
+    shared = ("first_moment", "second_moment")
+
+    def __post_init__(self) -> None:
+        _require_betas(self.beta1, self.beta2)
+        require(1e-12 <= self.epsilon <= 1, f"the optimizer's epsilon must lie in [1e-12, 1], not {self.epsilon}")
+
+    def largest(self, learning_rate: float) -> np.float32:
+        return np.float32(1e18)  # it is squared
+
+    def scalars(self, version: int) -> tuple[float, ...]:
+        count = version + 1
+        correct1, correct2 = 1 / (1 - self.beta1**count), 1 / (1 - self.beta2**count)
+        return (self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, correct1, correct2, self.epsilon)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay λ (Loshchilov & Hutter 2017, arXiv 1711.05101), Algorithm 2:
+
+    Δ = −η_t·(m̂/(√v̂ + ε) + λ·θ_t)
+    """
+
+    decoupled = True
+
+
+@dataclass(frozen=True)
+class Lion(SharedOptimizer):
+    """Lion (Chen et al. 2023, arXiv 2302.06675), Algorithm 2, with decoupled weight decay λ:
+
+    Δ = −η_t·(sign(β₁·m + (1 − β₁)·g) + λ·θ_t)    m ← β₂·m + (1 − β₂)·g
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    code = LION
+    shared = ("first_moment",)
+    decoupled = True
+
+    def __post_init__(self) -> None:
+        _require_betas(self.beta1, self.beta2)
+
+    def largest(self, learning_rate: float) -> np.float32:
+        return np.float32(MAX_MAGNITUDE)
+
+    def scalars(self, version: int) -> tuple[float, ...]:
+        return (self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2)
+
+
+@dataclass(frozen=True)
+class Workers(SharedOptimizer):
+    """Δ is the change that a worker's own optimizer made to its parameters; the server keeps no state."""
+
+    code = GIVEN
+    decoupled = True
+
+    def largest(self, learning_rate: float) -> np.float32:
+        return np.float32(MAX_MAGNITUDE)
+
+    def scalars(self, version: int) -> tuple[float, ...]:
+        return ()
+
+
+OPTIMIZERS: Mapping[str, type[SharedOptimizer]] = {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "lion": Lion, "worker": Workers}
+
+
+def make_optimizer(optimizer: str, options: str) -> SharedOptimizer:
+    """Makes the optimizer of that name. Raises ValueError for an unknown name or an invalid option; lists the valid ones."""
+    require(optimizer in OPTIMIZERS, f"no optimizer is named {optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
+    return make(OPTIMIZERS[optimizer], options, {}, what="optimizer")
+
+
+def _require_betas(beta1: float, beta2: float) -> None:
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        require(0 <= beta <= 0.99999, f"{name} must lie in [0, 0.99999], not {beta}")

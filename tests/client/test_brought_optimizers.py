@@ -1,0 +1,342 @@
+"""An optimizer of PyTorch given to `Optimizer`: stepped by the worker or kept on the server, agreed on by all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from gem_api.errors import InvalidRequest, NonFiniteGradient
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import OptimizerChoice, connect
+from gem_client.torch import Optimizer
+from live import Live, config, serving
+from session_helpers import version
+from torch import Tensor, nn
+
+INPUTS = torch.linspace(-1, 1, 24).view(8, 3)
+PLAIN = Hyperparameters(epochs=0, steps=10_000, batch_size=4, shard_size=4)
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    """No decay on biases, and a slower first layer."""
+    named = dict(model.named_parameters())
+    return [
+        {"params": [(name, p) for name, p in named.items() if name == "0.weight"], "lr": 0.005, "weight_decay": 0.1},
+        {"params": [(name, p) for name, p in named.items() if name == "2.weight"], "weight_decay": 0.1},
+        {"params": [(name, p) for name, p in named.items() if name.endswith("bias")], "weight_decay": 0.0},
+    ]
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups(model), lr=0.01, betas=(0.8, 0.95))
+
+
+def train(model: nn.Module, optimizer: Any, steps: int, scheduler: Any = None) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = ((model(INPUTS) - INPUTS.sum(1, keepdim=True) + step / 100) ** 2).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+
+
+def assert_close(ours: nn.Module, theirs: nn.Module) -> None:
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
+
+
+MAKES: dict[str, Make] = {
+    "adamw with groups": adamw,
+    "sgd with momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01),
+}
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+@pytest.mark.parametrize("rule", ["gem", "downpour", "adaptive"])
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES.keys())
+def test_one_worker_with_its_own_optimizer_trains_as_without_a_server(make: Make, rule: str, local_steps: int) -> None:
+    """With parameter groups, clipping and a scheduler. The server takes its optimizer without a flag."""
+    ours, theirs = make_model(), make_model()
+    rival = make(theirs)
+    train(theirs, rival, 30, cosine(rival))
+    with serving(config(replace(PLAIN, rule=rule, local_steps=local_steps))) as live, connect(live.address) as session:
+        optimizer = Optimizer(make(ours), session)
+        assert optimizer.inner is not None
+        train(ours, optimizer, 30, cosine(optimizer.inner))
+        optimizer.finish()
+        assert version(live) == 30 // local_steps
+        assert live.server.core.settings.optimizer == "worker"
+    assert_close(ours, theirs)
+
+
+ON_SERVER: dict[str, Make] = {
+    "adamw with groups": adamw,
+    "adam with decay": lambda model: torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.05),
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.05),
+}
+
+
+@pytest.mark.parametrize("rule", ["gem", "downpour"])
+@pytest.mark.parametrize("make", ON_SERVER.values(), ids=ON_SERVER.keys())
+def test_one_worker_whose_optimizer_is_on_the_server_trains_as_without(make: Make, rule: str) -> None:
+    ours, theirs = make_model(), make_model()
+    train(theirs, make(theirs), 30)
+    # The paper's GEM scales SGD's steps up to momentum's energy: without momentum they stay as they are.
+    settings = replace(PLAIN, rule=rule, momentum=0.0)
+    with serving(config(settings)) as live, connect(live.address) as session:
+        train(ours, Optimizer(make(ours), session, on="server"), 30)
+        assert version(live) == 30
+    assert_close(ours, theirs)
+
+
+def test_the_first_workers_settings_are_the_runs() -> None:
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        Optimizer(adamw(make_model()), session, on="server")
+        settings = live.server.core.settings
+        assert (settings.optimizer, settings.learning_rate, settings.weight_decay) == ("adamw", 0.01, 0.1)
+        assert settings.optimizer_options == "beta1=0.8 beta2=0.95 epsilon=1e-08"
+        assert (settings.kappa, settings.pi_max) == (2.0, 1.0)  # the defaults for this optimizer
+        layout = live.server.core.central.layout
+        assert layout is not None
+        assert layout.groups == {
+            "0.weight": (0.5, True), "0.bias": (1.0, False), "2.bias": (1.0, False),
+        }  # fmt: skip
+
+
+def test_what_the_user_gave_to_the_server_is_not_changed_by_a_worker() -> None:
+    given = frozenset({"learning_rate", "kappa"})
+    settings = replace(PLAIN, learning_rate=0.01, kappa=3.0)
+    with serving(config(settings, given=given)) as live, connect(live.address) as session:
+        Optimizer(adamw(make_model()), session, on="server")
+        assert (live.server.core.settings.kappa, live.server.core.settings.pi_max) == (3.0, 1.0)
+    with (
+        serving(config(replace(settings, learning_rate=0.2), given=given)) as live,
+        connect(live.address) as session,
+        pytest.raises(InvalidRequest, match=r"this run has --learning-rate 0\.2, and the worker brings 0\.01"),
+    ):
+        Optimizer(adamw(make_model()), session, on="server")
+
+
+def plain(model: nn.Module) -> Any:
+    return model.named_parameters()
+
+
+def simple(model: nn.Module) -> Any:
+    return torch.optim.AdamW(model.named_parameters(), lr=0.01)
+
+
+OTHERS: list[tuple[Callable[[nn.Module], Any], str, Callable[[nn.Module], Any], str, str]] = [
+    (adamw, "server", lambda m: torch.optim.AdamW(groups(m), lr=0.01), "server", "give all workers the same settings"),
+    (
+        adamw,
+        "server",
+        adamw,
+        "worker",
+        r'this run has adamw on the server, for all workers: use Optimizer\(\.\.\., on="server"\)',
+    ),
+    (adamw, "worker", adamw, "server", 'each worker makes the steps of its own optimizer: use .* without on="server"'),
+    (plain, "worker", simple, "worker", "this run applies SGD on the server"),
+    (plain, "worker", simple, "server", "this run applies SGD on the server, and the worker brings 'adamw'"),
+    (simple, "worker", plain, "worker", "in this run each worker brings its optimizer"),
+]
+
+
+@pytest.mark.parametrize(("first", "on_first", "second", "on_second", "words"), OTHERS)
+def test_a_worker_that_brings_something_else_is_told_what_to_do(
+    first: Any, on_first: Any, second: Any, on_second: Any, words: str
+) -> None:
+    with serving(config(PLAIN)) as live, connect(live.address, name="ann") as ann, connect(live.address, name="bob") as bob:
+        Optimizer(first(make_model()), ann, on=on_first)
+        before = live.server.core.settings
+        with pytest.raises(InvalidRequest, match=words):
+            Optimizer(second(make_model()), bob, on=on_second)
+        assert live.server.core.settings == before
+
+
+def test_a_plain_loop_commits_gradients_to_the_servers_adamw() -> None:
+    """The server was started with --optimizer adamw: the workers' loops need not know."""
+    settings = replace(PLAIN, optimizer="adamw", learning_rate=0.01, pi_max=1.0)
+    ours, theirs = make_model(), make_model()
+    train(theirs, torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.0), 20)
+    with serving(config(settings, given=frozenset({"optimizer"}))) as live, connect(live.address) as session:
+        train(ours, Optimizer(ours.named_parameters(), session), 20)
+        assert live.server.core.settings == settings
+    assert_close(ours, theirs)
+
+
+def test_a_run_that_everybody_left_before_it_began_takes_the_next_workers_optimizer() -> None:
+    with serving(config(PLAIN)) as live:
+        for on, expected in (("server", "adamw"), ("worker", "worker")):
+            with connect(live.address) as session:
+                live.server.core.central.initialized = False
+                Optimizer(adamw(make_model()), session, on=on)  # type: ignore[arg-type]
+                assert live.server.core.settings.optimizer == expected
+                live.server.core.central.initialized = False
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda m: torch.optim.RMSprop(m.parameters()), r"the server has no RMSprop: use SGD, Adam, AdamW, Lion"),
+        (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), r"the server has no momentum=0\.9"),
+        (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "the server has no amsgrad=True"),
+        (
+            lambda m: torch.optim.AdamW([{"params": m[0].parameters(), "betas": (0.5, 0.9)}, {"params": m[2].parameters()}]),
+            "may differ in their learning rate and weight decay alone",
+        ),
+        (
+            lambda m: torch.optim.AdamW(
+                [{"params": m[0].parameters(), "weight_decay": 0.2}, {"params": m[2].parameters(), "weight_decay": 0.1}]
+            ),
+            r"has the weight decay 0\.2 or 0, not 0\.1",
+        ),
+        (lambda m: torch.optim.AdamW(m.parameters(), lr=0.0), "nothing would be trained"),
+    ],
+)
+def test_what_the_server_can_not_keep_is_refused_before_the_worker_joins(make: Make, words: str) -> None:
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match=words):
+            Optimizer(make(make_model()), session, on="server")
+        assert not live.server.core.leases.live
+
+
+def test_a_rule_without_optimizers_refuses_one_in_a_line() -> None:
+    with (
+        serving(config(replace(PLAIN, rule="dcasgd"))) as live,
+        connect(live.address) as session,
+        pytest.raises(InvalidRequest, match="rule dcasgd can't apply --optimizer worker: use gem, downpour or adaptive"),
+    ):
+        Optimizer(adamw(make_model()), session)
+
+
+def test_diloco_takes_the_windows_of_an_inner_adamw() -> None:
+    """As its paper has it: AdamW inside, Nesterov outside. With an outer rate of 1 and no momentum it is AdamW alone."""
+    settings = replace(PLAIN, rule="diloco", rule_options="outer_rate=1 outer_momentum=0", local_steps=5)
+    ours, theirs = make_model(), make_model()
+    train(theirs, adamw(theirs), 20)
+    with serving(config(settings)) as live, connect(live.address) as session:
+        train(ours, Optimizer(adamw(ours), session), 20)
+        assert version(live) == 4
+    assert_close(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # PyTorch's own remark on the same mistake
+def test_a_scheduler_on_an_optimizer_that_the_server_keeps_is_refused() -> None:
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        model = make_model()
+        inner = adamw(model)
+        optimizer = Optimizer(inner, session, on="server")
+        with pytest.raises(InvalidRequest, match="don't use a scheduler here"):
+            train(model, optimizer, 3, cosine(inner))
+
+
+def test_the_state_is_that_of_the_inner_optimizer() -> None:
+    """A loop that saves and loads the optimizer's state gets the inner one's, with its moments."""
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        model = make_model()
+        optimizer = Optimizer(adamw(model), session)
+        train(model, optimizer, 3)
+        assert optimizer.inner is not None
+        saved = optimizer.state_dict()
+        assert set(saved["state"]) == {0, 1, 2, 3}
+        optimizer.load_state_dict(saved)
+        assert optimizer.param_groups is optimizer.inner.param_groups
+        assert optimizer.state is optimizer.inner.state
+        train(model, optimizer, 3)
+        assert version(live) == 6
+
+
+@pytest.mark.parametrize("on", ["worker", "server"])
+def test_a_server_of_an_earlier_version_is_named(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ignores the choice. What the worker commits then must not be taken for something else."""
+    monkeypatch.setattr(OptimizerChoice, "to_message", lambda _: None)
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match="this server is of an earlier version"):
+            Optimizer(adamw(make_model()), session, on=on)
+        assert version(live) == 0
+
+
+def test_names_can_be_given_to_an_optimizer_that_has_none() -> None:
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        model = make_model()
+        Optimizer(torch.optim.AdamW(model.parameters()), session, names=model.named_parameters())
+        assert list(session.layout.split(session.read())) == [name for name, _ in model.named_parameters()]
+
+
+def test_closures_are_called_by_the_inner_optimizer() -> None:
+    """LBFGS calls its closure several times a step."""
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        model = make_model()
+        optimizer = Optimizer(torch.optim.LBFGS(model.parameters(), max_iter=5), session)
+        losses: list[float] = []
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = ((model(INPUTS) - INPUTS.sum(1, keepdim=True)) ** 2).mean()
+            loss.backward()
+            losses.append(float(loss.detach()))
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        assert len(losses) > 3
+        assert losses[-1] < losses[0]
+        assert version(live) == 3
+
+
+def test_a_window_with_a_nan_is_rejected_and_the_next_one_is_clean() -> None:
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        model = make_model()
+        optimizer = Optimizer(adamw(model), session)
+        train(model, optimizer, 2)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float("nan"))
+        with pytest.raises(NonFiniteGradient):
+            optimizer.step()
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            torch.testing.assert_close(parameter.detach(), old)
+        train(model, optimizer, 2)
+        assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+        assert version(live) == 4
+
+
+def still_works(live: Live) -> None:
+    with connect(live.address) as session:
+        model = make_model()
+        train(model, Optimizer(model.named_parameters(), session), 1)
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "", "x" * 100_000])
+def test_an_optimizer_that_there_is_not_is_refused_by_the_server(optimizer: str) -> None:
+    with serving(config(PLAIN)) as live:
+        with connect(live.address) as session, pytest.raises(InvalidRequest):
+            session.join({"w": [1.0]}, choice=OptimizerChoice(optimizer))
+        still_works(live)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [("adamw", "beta1=2"), ("adamw", "", float("nan")), ("adamw", "", -1.0), ("adamw", "", 0.1, 2.0), ("lion", "epsilon=1")],
+)
+def test_invalid_settings_of_an_optimizer_are_refused_by_the_server(choice: Any) -> None:
+    with serving(config(PLAIN)) as live:
+        with connect(live.address) as session, pytest.raises(InvalidRequest):
+            session.join({"w": [1.0]}, choice=OptimizerChoice(*choice))
+        still_works(live)

@@ -1,0 +1,197 @@
+"""Optimizers that the server keeps for all workers: their steps, how the rules apply them, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from core_helpers import bits
+from gem_api.layout import Group, Layout, Vector
+from gem_server.rules import RuleInput, Shared, UpdateRule, make_rule
+from gem_server.rules.fused import BLOCK
+from gem_server.rules.specification import adam, lion, match
+
+F = np.float32
+SIZES = [1, 7, BLOCK - 1, BLOCK + 1, 3 * BLOCK + 37]
+COMMITS = 12
+OPTIMIZERS = {"adam": 0.0, "adamw": 0.1, "lion": 0.1}  # with their decay on the server
+
+
+def gradient(random: np.random.Generator, size: int) -> Vector:
+    """Gradients of many magnitudes, with zeros."""
+    values = random.normal(size=size) * 10.0 ** random.uniform(-4, 1, size=size) * (random.random(size) > 0.1)
+    return values.astype(F)
+
+
+def shared_of(rule: UpdateRule, size: int) -> Shared:
+    return Shared({name: np.zeros(size, F) for name in rule.shared}, dict(rule.numbers))
+
+
+def workers_of(rule: UpdateRule, theta: Vector, count: int) -> list[dict[str, Vector]]:
+    workers = [{name: np.zeros(theta.size, F) for name in rule.buffers} for _ in range(count)]
+    for buffers in workers:
+        rule.first_pull(theta, buffers)
+    return workers
+
+
+def step(optimizer: str, theta: Vector, state: dict[str, Vector], update: Vector, version: int) -> Vector:
+    """Δ by the specification; updates the state."""
+    decay = F(OPTIMIZERS[optimizer])
+    if optimizer == "lion":
+        delta, state["first_moment"] = lion(theta, state["first_moment"], update, F(0.01), 0.9, 0.99, decay)
+        return delta
+    delta, state["first_moment"], state["second_moment"] = adam(
+        theta, state["first_moment"], state["second_moment"], update, version, F(0.01), 0.9, 0.999, F(1e-8), decay
+    )
+    return delta
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["gem", "downpour", "adaptive"])
+def test_the_compiled_pass_equals_the_specification_bit_by_bit(name: str, optimizer: str, size: int) -> None:
+    """Two workers in turn, so that snapshots are stale; all share one state."""
+    settings: dict[str, Any] = {"kappa": 1.5, "epsilon": 1e-12, "pi_max": 1.0} if name == "gem" else {}
+    rule = make_rule(name, optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, **settings)
+    random = np.random.default_rng(size)
+    theta = random.normal(size=size).astype(F)
+    shared, workers = shared_of(rule, size), workers_of(rule, theta, 2)
+    state = {each: buffer.copy() for each, buffer in shared.buffers.items()}
+    for version in range(COMMITS):
+        update, buffers = gradient(random, size), workers[version % 2]
+        staleness = min(version, 1)
+        delta = step(optimizer, theta, state, update, version)
+        if name == "gem":
+            expected, _ = match(theta, buffers["snapshot"], delta, F(1.5), F(1e-12), F(1))
+        else:
+            expected = theta + delta / F(staleness + 1 if name == "adaptive" else 1)
+        rule.apply(Layout.of({"w": (size,)}), theta, update, buffers, RuleInput(staleness, version, shared=shared))
+        assert bits(theta) == bits(expected) == bits(buffers["snapshot"])
+        for each, buffer in shared.buffers.items():
+            assert bits(buffer) == bits(state[each])
+
+
+def parameters(theta: Vector) -> list[torch.Tensor]:
+    return [torch.tensor(theta[:5], requires_grad=True), torch.tensor(theta[5:], requires_grad=True)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "rival"),
+    [
+        ("adam", {}, lambda p: torch.optim.Adam(p, lr=0.01)),
+        ("adamw", {"weight_decay": 0.1}, lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1)),
+        (
+            "adamw",
+            {"optimizer_options": "beta1=0.8 beta2=0.95 epsilon=1e-4"},
+            lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.8, 0.95), eps=1e-4, weight_decay=0),
+        ),
+    ],
+)
+def test_one_worker_makes_the_steps_of_pytorchs_optimizer(
+    optimizer: str, settings: dict[str, Any], rival: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+) -> None:
+    random = np.random.default_rng(1)
+    theta = random.normal(size=12).astype(F)
+    theirs = parameters(theta)
+    their_optimizer = rival(theirs)
+    rule = make_rule("downpour", optimizer=optimizer, learning_rate=0.01, **settings)
+    shared, (buffers,) = shared_of(rule, 12), workers_of(rule, theta, 1)
+    for version in range(50):
+        update = random.normal(size=12).astype(F)
+        theirs[0].grad, theirs[1].grad = torch.tensor(update[:5]), torch.tensor(update[5:])
+        their_optimizer.step()
+        rule.apply(Layout.of({"w": (12,)}), theta, update, buffers, RuleInput(0, version, shared=shared))
+    np.testing.assert_allclose(theta, torch.cat(theirs).detach().numpy(), rtol=2e-5, atol=2e-6)
+
+
+def test_one_worker_alone_is_never_held_back_by_energy_matching() -> None:
+    """θ has not moved since its own commit, so κ ≥ 1 lets the whole step through."""
+    random = np.random.default_rng(2)
+    theta = random.normal(size=64).astype(F)
+    rules = [make_rule(name, optimizer="adamw", pi_max=1.0, kappa=1.0) for name in ("gem", "downpour")]
+    thetas = [theta.copy(), theta.copy()]
+    states = [(shared_of(rule, 64), workers_of(rule, theta, 1)[0]) for rule in rules]
+    for version in range(20):
+        update = random.normal(size=64).astype(F)
+        for rule, own, (shared, buffers) in zip(rules, thetas, states, strict=True):
+            rule.apply(Layout.of({"w": (64,)}), own, update, buffers, RuleInput(0, version, shared=shared))
+    np.testing.assert_allclose(thetas[0], thetas[1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["gem", "downpour"])
+@pytest.mark.parametrize("optimizer", ["sgd", *OPTIMIZERS])
+def test_a_tensor_has_its_own_learning_rate_and_no_decay(name: str, optimizer: str) -> None:
+    """Three tensors with other factors move as they do alone in runs with such rates."""
+    random = np.random.default_rng(3)
+    groups = {"slow": Group(0.5, True), "bias": Group(1.0, False), "frozen": Group(0.0, True)}
+    layout = Layout.of({"plain": (9,), "slow": (BLOCK + 3,), "bias": (4,), "frozen": (2,)}, groups)
+    theta = random.normal(size=layout.size).astype(F)
+    updates = [gradient(random, layout.size) for _ in range(6)]
+
+    def run(layout: Layout, theta: Vector, updates: list[Vector], rate: float, decay: float) -> Vector:
+        rule = make_rule(name, optimizer=optimizer, learning_rate=rate, weight_decay=decay)
+        theta = theta.copy()
+        shared, (buffers,) = shared_of(rule, theta.size), workers_of(rule, theta, 1)
+        for version, update in enumerate(updates):
+            rule.apply(layout, theta, update, buffers, RuleInput(0, version, shared=shared))
+        return theta
+
+    together = layout.split(run(layout, theta, updates, 0.5, 0.25))
+    parts, cut = layout.split(theta), [layout.split(update) for update in updates]
+    for each, rate, decay in [("plain", 0.5, 0.25), ("slow", 0.25, 0.25), ("bias", 0.5, 0.0)]:
+        alone = run(Layout.of({each: parts[each].shape}), parts[each], [part[each] for part in cut], rate, decay)
+        assert bits(together[each]) == bits(alone), each
+    assert bits(together["frozen"]) == bits(parts["frozen"])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("rate", [1e-30, 1e3])
+def test_extreme_gradients_and_rates_leave_theta_finite(optimizer: str, rate: float) -> None:
+    options = "beta1=0.99999 beta2=0" + (" epsilon=1e-12" if optimizer != "lion" else "")
+    rule = make_rule("gem", optimizer=optimizer, learning_rate=rate, optimizer_options=options, weight_decay=1.0, pi_max=1e6)
+    layout, theta = Layout.of({"w": (6,)}), np.array([3.4e38, -3.4e38, 0, 1, -1e-38, 1e30], F)
+    shared, (buffers,) = shared_of(rule, 6), workers_of(rule, theta, 1)
+    most = rule.largest
+    for version, value in enumerate([most, -most, F(0), most, F(1e-38), F(np.nan), F(np.inf)]):
+        rule.apply(layout, theta, np.full(6, value, F), buffers, RuleInput(0, version, factor=version % 2, shared=shared))
+        assert np.isfinite(theta).all()
+        assert all(np.isfinite(buffer).all() for buffer in shared.buffers.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rule": "gem", "optimizer": "rmsprop"}, "no optimizer is named 'rmsprop': choose from sgd, adam, adamw, lion"),
+        (
+            {"rule": "gem", "optimizer": "lion", "optimizer_options": "epsilon=1"},
+            "the optimizer has no option 'epsilon=1': its options are beta1, beta2",
+        ),
+        ({"rule": "gem", "optimizer": "adam", "optimizer_options": "beta2=1"}, "beta2 must lie in"),
+        ({"rule": "gem", "optimizer": "adamw", "optimizer_options": "beta1=NaN"}, "beta1 must lie in"),
+        ({"rule": "gem", "optimizer": "adam", "optimizer_options": "epsilon=0"}, "the optimizer's epsilon must lie in"),
+        (
+            {"rule": "gem", "optimizer": "sgd", "optimizer_options": "beta1=0.5"},
+            "the optimizer has no option 'beta1=0.5': it has no options",
+        ),
+        ({"rule": "gem", "optimizer": "adamw", "rule_options": "proxy=adam"}, "is its own proxy: leave out proxy=adam"),
+        ({"rule": "downpour", "optimizer": "adamw", "local_steps": 2}, "can't be combined with --local-steps above 1"),
+        ({"rule": "agn", "optimizer": "adamw"}, "rule agn averages the gradients of SGD"),
+        (
+            {"rule": "fedbuff", "optimizer": "adamw"},
+            "rule fedbuff can't apply --optimizer adamw: use gem, downpour or adaptive",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_rule(**settings)
+
+
+def test_a_proxy_with_one_rate_for_all_refuses_parameter_groups() -> None:
+    layout = Layout.of({"w": (2,)}, {"w": Group(0.5, True)})
+    make_rule("gem").require_fitting(layout)
+    with pytest.raises(ValueError, match="one learning rate for all tensors"):
+        make_rule("gem", rule_options="proxy=nesterov").require_fitting(layout)
