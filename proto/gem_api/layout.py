@@ -22,14 +22,14 @@ MAX_TENSORS = 100_000
 MAX_PARAMETERS = 1 << 40
 MAX_NAME = 512
 MAX_AXES = 64  # as many as NumPy has
-MAX_RATE_FACTOR = 1e3
+MAX_RATE_FACTOR = 1.0  # the run has the largest rate of all tensors: rules bound their steps by it
 
 
 class Group(NamedTuple):
     """How a tensor is trained, beside the run's hyper-parameters.
 
     Attributes:
-        rate_factor: Its learning rate, as a multiple of the run's.
+        rate_factor: Its learning rate, as a share of the run's, from 0 to 1.
         decays: Whether the run's weight decay applies to it.
     """
 
@@ -47,7 +47,7 @@ class Tensor:
     Attributes:
         name: Unique in the layout.
         shape: In C order.
-        rate_factor: Its learning rate, as a multiple of the run's.
+        rate_factor: Its learning rate, as a share of the run's, from 0 to 1.
         decays: Whether the run's weight decay applies to it.
     """
 

@@ -119,18 +119,23 @@ def test_the_first_workers_settings_are_the_runs() -> None:
         }  # fmt: skip
 
 
-def test_what_the_user_gave_to_the_server_is_not_changed_by_a_worker() -> None:
+def test_what_the_user_gave_to_the_server_is_not_changed_by_a_worker(caplog: pytest.LogCaptureFixture) -> None:
     given = frozenset({"learning_rate", "kappa"})
     settings = replace(PLAIN, learning_rate=0.01, kappa=3.0)
     with serving(config(settings, given=given)) as live, connect(live.address) as session:
         Optimizer(adamw(make_model()), session, on="server")
         assert (live.server.core.settings.kappa, live.server.core.settings.pi_max) == (3.0, 1.0)
-    with (
-        serving(config(replace(settings, learning_rate=0.2), given=given)) as live,
-        connect(live.address) as session,
-        pytest.raises(InvalidRequest, match=r"this run has --learning-rate 0\.2, and the worker brings 0\.01"),
-    ):
-        Optimizer(adamw(make_model()), session, on="server")
+    with serving(config(replace(settings, learning_rate=0.2), given=given)) as live, connect(live.address) as session:
+        optimizer = Optimizer(adamw(make_model()), session, on="server")
+        assert live.server.core.settings.learning_rate == 0.2
+        assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2, 0.2]
+    assert "the server was started with --learning-rate 0.2, which is used instead of 0.01" in caplog.text
+
+
+def faster(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    for group in optimizer.param_groups:
+        group["lr"] *= 2
+    return optimizer
 
 
 def plain(model: nn.Module) -> Any:
@@ -151,6 +156,7 @@ OTHERS: list[tuple[Callable[[nn.Module], Any], str, Callable[[nn.Module], Any], 
         r'this run has adamw on the server, for all workers: use Optimizer\(\.\.\., on="server"\)',
     ),
     (adamw, "worker", adamw, "server", 'each worker makes the steps of its own optimizer: use .* without on="server"'),
+    (adamw, "server", lambda m: faster(adamw(m)), "server", r"the first worker brought --learning-rate 0\.01.* brings 0\.02"),
     (plain, "worker", simple, "worker", "this run applies SGD on the server"),
     (plain, "worker", simple, "server", "this run applies SGD on the server, and the worker brings 'adamw'"),
     (simple, "worker", plain, "worker", "in this run each worker brings its optimizer"),
@@ -167,6 +173,71 @@ def test_a_worker_that_brings_something_else_is_told_what_to_do(
         with pytest.raises(InvalidRequest, match=words):
             Optimizer(second(make_model()), bob, on=on_second)
         assert live.server.core.settings == before
+
+
+def test_a_server_that_names_the_optimizer_alone_takes_the_workers_rates() -> None:
+    started = config(replace(PLAIN, optimizer="adamw"), given=frozenset({"optimizer"}))
+    with serving(started) as live, connect(live.address) as session:
+        Optimizer(simple(make_model()), session, on="server")
+        assert live.server.core.settings.learning_rate == 0.01
+
+
+def test_a_run_that_came_to_nothing_leaves_no_optimizer_behind() -> None:
+    """The first worker's θ is refused, so no run has begun, and the next worker's optimizer counts."""
+    with serving(config(PLAIN)) as live:
+        with connect(live.address) as session:
+            model = make_model()
+            next(model.parameters()).data.fill_(float("nan"))
+            with pytest.raises(NonFiniteGradient):
+                Optimizer(simple(model), session)
+            assert live.server.core.settings == PLAIN
+        with connect(live.address) as session:
+            Optimizer(simple(make_model()), session, on="server")
+            assert live.server.core.settings.optimizer == "adamw"
+
+
+def test_overlap_with_steps_of_the_worker_is_refused_before_it_joins() -> None:
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match="overlap is not available if the worker makes its own steps"):
+            Optimizer(simple(make_model()), session, overlap=True)
+        assert not live.server.core.leases.live
+        Optimizer(simple(make_model()), session, overlap=True, on="server")
+
+
+def test_adam_with_decoupled_decay_is_adamw() -> None:
+    ours, theirs = make_model(), make_model()
+    make: Make = lambda model: torch.optim.Adam(  # noqa: E731
+        model.parameters(), lr=0.01, weight_decay=0.5, decoupled_weight_decay=True
+    )
+    train(theirs, make(theirs), 20)
+    with serving(config(replace(PLAIN, rule="downpour"))) as live, connect(live.address) as session:
+        train(ours, Optimizer(make(ours), session, on="server"), 20)
+        assert live.server.core.settings.optimizer == "adamw"
+    assert_close(ours, theirs)
+
+
+def test_loading_a_state_leaves_the_servers_rate_in_place() -> None:
+    settings = replace(PLAIN, schedule="step", decay_versions=2, decay_factor=0.5)
+    with serving(config(settings)) as live, connect(live.address) as session:
+        model = make_model()
+        optimizer = Optimizer(adamw(model), session, on="server")
+        saved = optimizer.state_dict()
+        train(model, optimizer, 5)
+        optimizer.load_state_dict(saved)
+        train(model, optimizer, 1)
+        assert version(live) == 6
+
+
+def test_a_rule_with_one_learning_rate_refuses_groups_with_others() -> None:
+    first, *others = make_model().parameters()
+    slow: list[dict[str, Any]] = [{"params": [first], "lr": 0.0}, {"params": others}]
+    inner = torch.optim.SGD(slow, lr=0.05)
+    with (
+        serving(config(replace(PLAIN, rule="dcasgd"))) as live,
+        connect(live.address) as session,
+        pytest.raises(InvalidRequest, match="rule dcasgd has one learning rate for all tensors"),
+    ):
+        Optimizer(inner, session, on="server")
 
 
 def test_a_plain_loop_commits_gradients_to_the_servers_adamw() -> None:

@@ -37,7 +37,7 @@ class Brought:
         inner: The optimizer of PyTorch that was given; None: parameters alone.
         choice: What the server is told of it; None: parameters alone.
         groups: The tensors whose learning rate or weight decay differs from the others', by name.
-        factors: The learning rate of each parameter group, as a multiple of the run's.
+        factors: The learning rate of each parameter group, as a share of the run's.
     """
 
     trained: dict[str, Tensor]
@@ -89,7 +89,8 @@ def _choice(optimizer: torch.optim.Optimizer, rate: float, decay: float) -> Opti
             f'the server has no {kind}: use {", ".join(_ON_SERVER)}, or leave out on="server", so that each worker makes its '
             "own steps"
         )
-    name, known = _ON_SERVER[kind]
+    decoupled = any(group.get("decoupled_weight_decay") for group in optimizer.param_groups)
+    name, known = _ON_SERVER["AdamW" if decoupled else kind]
     settings = [_options(group) for group in optimizer.param_groups]
     if any(each != settings[0] for each in settings):
         raise InvalidRequest('on="server", parameter groups may differ in their learning rate and weight decay alone')

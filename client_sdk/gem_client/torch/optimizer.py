@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
 import torch
 from gem_api.errors import InvalidRequest, RejectedCommit
-from gem_api.hyperparameters import decay_of_workers
+from gem_api.hyperparameters import decay_of_workers, flag
 from gem_api.layout import Vector
 from gem_api.schedule import rate
 from torch import Tensor
@@ -19,6 +20,8 @@ from gem_client.torch.brought import On, bring
 from gem_client.torch.local_steps import LocalSteps, dense
 from gem_client.torch.own_steps import OwnSteps
 from gem_client.torch.parameters import Parameters, alone_in_memory, copy_gradient, lives_at, to_host
+
+log = logging.getLogger("gem_client")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -92,6 +95,8 @@ class Optimizer(torch.optim.Optimizer):
         in_place: bool = False,
     ) -> None:
         self._brought = brought = bring(params, on, names)
+        if overlap and brought.steps_itself:
+            raise InvalidRequest('overlap is not available if the worker makes its own steps: leave it out, or use on="server"')
         self.inner = brought.inner
         self._trained = brought.trained
         trained = list(self._trained.values())
@@ -127,6 +132,7 @@ class Optimizer(torch.optim.Optimizer):
         else:
             self.inner.load_state_dict(state_dict)
             self._share_groups()
+        self._show_rates()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises InvalidRequest: the run's tensors are fixed once the optimizer has joined it."""
@@ -320,11 +326,16 @@ class Optimizer(torch.optim.Optimizer):
         if self._base.generation != self._generation:
             self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
             self._require_taken()
+            self._say_what_the_server_changed()
             tensors = self._session.layout.tensors
             self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()
             self._generation = self._base.generation
         self._rate = rate(self._settings, self._base.version)
+        self._show_rates()
+
+    def _show_rates(self) -> None:
+        """Writes the server's rate into the parameter groups, if it is the server's."""
         for group, factor in zip(self.param_groups, self._brought.factors, strict=False):
             group["lr"] = factor * self._rate
 
@@ -333,6 +344,13 @@ class Optimizer(torch.optim.Optimizer):
         choice = self._brought.choice
         if choice is not None and choice.optimizer != self._settings.optimizer:
             raise InvalidRequest("this server is of an earlier version, which knows no optimizers but its own SGD: update it")
+
+    def _say_what_the_server_changed(self) -> None:
+        choice = self._brought.choice
+        for name in ("learning_rate", "weight_decay"):
+            brought, own = getattr(choice, name, None), getattr(self._settings, name)
+            if brought is not None and brought != own:
+                log.warning("the server was started with %s %s, which is used instead of %s", flag(name), own, brought)
 
     def _local_steps(self) -> LocalSteps | OwnSteps | None:
         """Makes local steps; None if each gradient is committed as it is.

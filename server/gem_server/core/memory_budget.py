@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +39,15 @@ class Memory:
     central: CentralVariable
     leases: LeaseTable
     regions: int = 0
+
+    @contextmanager
+    def under(self, rule: UpdateRule) -> Iterator[None]:
+        """Counts as if the run had this rule, inside a `with` block."""
+        before, self.rule = self.rule, rule
+        try:
+            yield
+        finally:
+            self.rule = before
 
     @property
     def held(self) -> int:

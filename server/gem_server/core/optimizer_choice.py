@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import Hyperparameters, flag
@@ -12,8 +12,19 @@ from gem_api.optimizer_choice import OptimizerChoice
 
 from gem_server.rules.optimizers import make_optimizer
 
+Choice: TypeAlias = OptimizerChoice | None  # None: a worker that brings no optimizer
 
-def adopted(settings: Hyperparameters, stated: Collection[str], choice: OptimizerChoice | None) -> Hyperparameters:
+
+def settings_with(choice: Choice, settings: Hyperparameters, stated: Collection[str], new: bool) -> Hyperparameters:
+    """The hyper-parameters of a run that a worker with this choice joins: a new run adopts it, another must have the same.
+    Raises InvalidRequest as `adopted` and `require_agreement`."""
+    if new:
+        return adopted(settings, stated, choice)
+    require_agreement(settings, choice, stated)
+    return settings
+
+
+def adopted(settings: Hyperparameters, stated: Collection[str], choice: Choice) -> Hyperparameters:
     """The hyper-parameters of a new run whose first worker brings `choice`.
 
     Args:
@@ -22,20 +33,25 @@ def adopted(settings: Hyperparameters, stated: Collection[str], choice: Optimize
         choice: None: the worker brings none, and nothing changes.
 
     Raises:
-        InvalidRequest: The choice contradicts what the user gave, or is invalid.
+        InvalidRequest: The choice is invalid, or the user stated another optimizer.
     """
     if choice is None:
         return settings
-    if "optimizer" in stated:
-        require_agreement(settings, choice)
     changes = {name: value for name, value in _as_settings(choice).items() if name not in stated}
     settings = replace(settings, **changes).with_defaults({*stated, *changes})
-    require_agreement(settings, choice)
+    try:
+        settings.require_valid()
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    require_agreement(settings, choice, stated)
     return settings
 
 
-def require_agreement(settings: Hyperparameters, choice: OptimizerChoice | None) -> None:
-    """Raises InvalidRequest if a worker brings another optimizer than the run's, or another setting of it."""
+def require_agreement(settings: Hyperparameters, choice: Choice, stated: Collection[str]) -> None:
+    """Raises InvalidRequest if a worker brings another optimizer than the run's, or another setting of it.
+
+    The learning rate and the weight decay that the user has `stated` count instead of the worker's, for example after a restart
+    with another rate."""
     if choice is None:
         return
     if choice.optimizer != settings.optimizer:
@@ -49,10 +65,9 @@ def require_agreement(settings: Hyperparameters, choice: OptimizerChoice | None)
         raise InvalidRequest(f"this run has {ours}, and the worker brings {theirs}: give all workers the same settings")
     for name in ("learning_rate", "weight_decay"):
         own, brought = getattr(settings, name), getattr(choice, name)
-        if brought is not None and brought != own:
+        if name not in stated and brought is not None and brought != own:
             raise InvalidRequest(
-                f"this run has {flag(name)} {own}, and the worker brings {brought}: give all workers the same, or start the "
-                "server without it"
+                f"the first worker brought {flag(name)} {own}, and this one brings {brought}: give all workers the same"
             )
 
 

@@ -20,7 +20,6 @@ from gem_api.errors import (
 )
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout, Vector
-from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.region import Region
 from gem_api.schedule import factor
 
@@ -40,11 +39,12 @@ from gem_server.core.facts import (
 from gem_server.core.leases import REPLY, SPARE, Lease, LeaseTable
 from gem_server.core.memory_budget import Memory
 from gem_server.core.norm_bound import NormHistory
+from gem_server.core.optimizer_choice import Choice
 from gem_server.core.quarantine import Quarantine
 from gem_server.core.records import Kind, Record, Recorder, forget
 from gem_server.core.shards import MAX_SHARDS, NoShard, Shard, ShardLedger, require_windows_fit
 from gem_server.core.undo import rule_failed, undone_if_rule_raises
-from gem_server.rules import PiFacts, RuleInput, Shared, is_users, rule_of
+from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, is_users, rule_of
 
 MAX_COUNTED_NAMES = 10_000  # workers whose steps are counted; without a limit, new names would fill the memory
 
@@ -111,10 +111,9 @@ class Core:
         """Sends the records of all further events to `recorder`. Earlier events are in the checkpoint that the log follows."""
         self.record = recorder
 
-    def _settle(self, settings: Hyperparameters) -> None:
-        """Begins a new run, which no worker has joined yet, with these settings. Raises InvalidRequest if they are invalid."""
+    def _settle(self, settings: Hyperparameters, rule: UpdateRule) -> None:
+        """Begins a new run, without workers yet, with these settings."""
         if settings != self.settings:
-            rule = checks.rule_for_worker(settings)
             rule.use_threads(self.rule.threads)
             self.settings, self.rule, self.memory.rule = settings, rule, rule
             self.shared = Shared(numbers=dict(rule.numbers))
@@ -131,9 +130,8 @@ class Core:
     # -- joining and leaving
 
     def register(
-        self, worker: str, layout: Layout, now: float, overlap: bool = False, owner: str = "",
-        choice: OptimizerChoice | None = None,
-    ) -> Registration:  # fmt: skip
+        self, worker: str, layout: Layout, now: float, overlap: bool = False, owner: str = "", choice: Choice = None
+    ) -> Registration:
         """Opens a lease.
 
         Args:
@@ -155,15 +153,17 @@ class Core:
         self.quarantine.require_free(worker)
         predecessor = self.leases.named(worker)
         checks.require_same_owner(predecessor, worker, owner)
-        if self.central.initialized or not self._alone(predecessor):
-            optimizer_choice.require_agreement(self.settings, choice)  # first: groups of an optimizer are part of the layout
+        new = not self.central.initialized and self._alone(predecessor)
+        settings = optimizer_choice.settings_with(choice, self._started_with if new else self.settings, self._stated, new)
+        if not new:
             self.central.require_fitting(layout)
-        else:
-            self._settle(optimizer_choice.adopted(self._started_with, self._stated, choice))
-        checks.require_trainable(self.rule, layout)
-        self.memory.require_room_for_worker(layout, overlap, freed=predecessor)
-        theta, buffers, upload = self.memory.take(layout, overlap)
+        rule = self.rule if settings == self.settings else checks.rule_for_worker(settings)
+        checks.require_trainable(rule, layout)
+        with self.memory.under(rule):
+            self.memory.require_room_for_worker(layout, overlap, freed=predecessor)
+            theta, buffers, upload = self.memory.take(layout, overlap)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
+        self._settle(settings, rule)
         self.central.adopt(layout, theta)
         lease_id = self.leases.new_id()
         self.leases.open(lease_id, worker, buffers, upload, now, owner).starting = True
@@ -225,6 +225,7 @@ class Core:
             self.central.initializer = None
         if not self.leases.live and not self.central.initialized:
             self.central.forget_layout()
+            self._settle(self._started_with, rule_of(self._started_with))
         self._elect_initializer()
         return Ended(lease.lease_id, lease.worker, reason, self.ledger.release(lease.lease_id))
 

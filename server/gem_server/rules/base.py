@@ -178,8 +178,11 @@ class UpdateRule(ABC):
         """The largest |g|, or |element| of a delta, that is accepted."""
         return largest(self.learning_rate if self.kind == "gradient" else 1.0)
 
-    def require_fitting(self, layout: Layout) -> None:  # noqa: B027  most rules take any layout
-        """Raises ValueError if the rule can't train this layout."""
+    def require_fitting(self, layout: Layout) -> None:
+        """Raises ValueError if the rule can't train this layout. By default a rule that takes gradients has one learning rate;
+        in a run with deltas, workers apply those of the tensors."""
+        if self.kind == "gradient":
+            require_uniform(layout, f"rule {self.name or type(self).__name__}")
 
     def accepts(self, rule_input: RuleInput) -> bool:
         """Whether to apply a commit. If not, it is discarded: the worker gets the current θ, and the version does not
@@ -233,6 +236,11 @@ class ArrayRule(UpdateRule):
 def largest(scale: float) -> np.float32:
     """The largest |v| accepted, for values that a rule multiplies by `scale`."""
     return np.float32(min(MAX_MAGNITUDE / scale, MAX_MAGNITUDE))
+
+
+def require_uniform(layout: Layout, what: str) -> None:
+    """Raises ValueError if tensors of the layout have learning rates of their own."""
+    require(layout.uniform, f"{what} has one learning rate for all tensors: give no parameter groups with others")
 
 
 def require(condition: bool, message: str) -> None:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
-from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, require
+from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, require, require_uniform
 from gem_server.rules.bins import bin_edges
 from gem_server.rules.fused import BINS, Scalars, gem_part, join_parts
-from gem_server.rules.gradient_rule import GradientRule, require_uniform
+from gem_server.rules.gradient_rule import GradientRule
 from gem_server.rules.proxies import PROXIES, Displacement, Momentum, Proxy
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gem_api.layout import Layout, Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import MAX_MOVE, RuleInput, UpdateRule, require, require_rate
+from gem_server.rules.base import MAX_MOVE, RuleInput, UpdateRule, require_rate
 from gem_server.rules.optimizers import SharedOptimizer, make_optimizer
 
 
@@ -45,6 +45,9 @@ class GradientRule(UpdateRule):
     def kind(self) -> UpdateKind:
         return "delta" if self.optimizer == "worker" else "gradient"
 
+    def require_fitting(self, layout: Layout) -> None:
+        """Any layout: the compiled passes take each tensor's own learning rate."""
+
     @property
     def _is_sgd(self) -> bool:
         return self.optimizer == "sgd"
@@ -61,8 +64,3 @@ class GradientRule(UpdateRule):
     def _numbers(self, rule_input: RuleInput) -> Vector:
         """The numbers of the optimizer's step for this commit."""
         return np.array(self._optimizer.scalars(rule_input.version), np.float32)
-
-
-def require_uniform(layout: Layout, what: str) -> None:
-    """Raises ValueError if tensors of the layout have learning rates of their own."""
-    require(layout.uniform, f"{what} has one learning rate for all tensors: give no parameter groups with others")
