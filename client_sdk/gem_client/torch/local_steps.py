@@ -8,8 +8,10 @@ import torch
 from gem_api.update_kind import UpdateKind
 from torch import Tensor
 
+from gem_client.torch.window import Window
 
-class LocalSteps:
+
+class LocalSteps(Window):
     """Windows of local steps on a model's parameters. Each window ends with a commit.
 
     One step, with the η_t of the θ that the window began on, for each parameter x:
@@ -33,9 +35,6 @@ class LocalSteps:
         decays: The weight decay of each parameter.
         momentum: μ.
         kind: What the run's commits hold, "delta" or "gradient".
-
-    Attributes:
-        made: Number of steps in this window so far.
     """
 
     def __init__(
@@ -46,6 +45,7 @@ class LocalSteps:
         momentum: float,
         kind: UpdateKind,
     ) -> None:
+        super().__init__()
         self._parameters = parameters
         self._factors, self._decays, self._momentum, self._kind = factors, decays, momentum, kind
         self._own = [p if p.dtype == torch.float32 else _zeros(p) for p in parameters]
@@ -53,18 +53,10 @@ class LocalSteps:
         self._references = [
             _zeros(p) for p in parameters
         ]  # for a delta, θ at the window's beginning; else the sum of gradients
-        self._losses: list[float] = []
-        self.made = 0
-
-    @property
-    def loss(self) -> float | None:
-        """Mean of the losses given to the window's steps; None if there were none."""
-        return sum(self._losses) / len(self._losses) if self._losses else None
 
     def begin(self) -> None:
         """Begins a window on the θ that the parameters hold now."""
-        self._losses.clear()
-        self.made = 0
+        self.restart()
         self._follow()
         with torch.no_grad():
             for parameter, own, reference in zip(self._parameters, self._own, self._references, strict=True):
@@ -87,9 +79,7 @@ class LocalSteps:
             for position, parameter in enumerate(self._parameters):
                 if parameter.grad is not None:
                     self._move(position, parameter, dense(parameter.grad).to(torch.float32), rate)
-        if loss is not None:
-            self._losses.append(loss)
-        self.made += 1
+        self.count(loss)
 
     def write(self, into: Sequence[Tensor]) -> None:
         """Writes the window's update into flat float32 tensors on the host."""

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gem_client.torch.window import Window
 
-class OwnSteps:
+
+class OwnSteps(Window):
     """Windows of steps of any `torch.optim` optimizer. Each window ends with a commit of x − θ, θ being where it began.
 
     The optimizer's state (its moments) continues from window to window, on parameters that the server has moved in between.
@@ -17,27 +19,17 @@ class OwnSteps:
         parameters: The trained parameters, of any dtype and on any device. The change is taken in float32; in other dtypes,
             steps smaller than the dtype's resolution are lost, as they are without us.
         inner: The optimizer.
-
-    Attributes:
-        made: Number of steps in this window so far.
     """
 
     def __init__(self, parameters: Sequence[Tensor], inner: torch.optim.Optimizer) -> None:
+        super().__init__()
         self._parameters = parameters
         self._inner = inner
         self._began_on: list[Tensor] = []
-        self._losses: list[float] = []
-        self.made = 0
-
-    @property
-    def loss(self) -> float | None:
-        """Mean of the losses given to the window's steps; None if there were none."""
-        return sum(self._losses) / len(self._losses) if self._losses else None
 
     def begin(self) -> None:
         """Begins a window on the θ that the parameters hold now."""
-        self._losses.clear()
-        self.made = 0
+        self.restart()
         with torch.no_grad():
             self._began_on = [
                 before.copy_(parameter) if _alike(before, parameter) else parameter.detach().clone()
@@ -50,9 +42,7 @@ class OwnSteps:
 
     def step(self, rate: float, loss: float | None) -> None:
         """Counts a step that the optimizer has made. Its learning rate is its own: `rate` does not matter."""
-        if loss is not None:
-            self._losses.append(loss)
-        self.made += 1
+        self.count(loss)
 
     def write(self, into: Sequence[Tensor]) -> None:
         """Writes the window's change into flat float32 tensors on the host."""

@@ -35,7 +35,7 @@ class GradientRule(UpdateRule):
 
     @cached_property
     def largest(self) -> np.float32:
-        return self._optimizer.largest(self.learning_rate)
+        return self._optimizer.largest(self.learning_rate) if self.kind == "gradient" else super().largest
 
     @cached_property
     def _optimizer(self) -> SharedOptimizer:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 from gem_api.layout import Layout, Vector
 from gem_api.update_kind import UpdateKind
 
-from gem_server.rules.base import NO_REPLY, Buffers, PiFacts, RuleInput, largest, require
+from gem_server.rules.base import NO_REPLY, Buffers, PiFacts, RuleInput, require
 from gem_server.rules.fused import GIVEN, descend_part
 from gem_server.rules.gradient_rule import GradientRule
 
@@ -32,10 +31,6 @@ class Downpour(GradientRule):
         super().__post_init__()
         one_step = self.optimizer in ("sgd", "worker") or self.local_steps == 1
         require(one_step, f"the server applies {self.optimizer} to gradients: it can't be combined with --local-steps above 1")
-
-    @cached_property
-    def largest(self) -> np.float32:
-        return largest(1.0) if self.kind == "delta" else self._optimizer.largest(self.learning_rate)
 
     @property
     def kind(self) -> UpdateKind:
