@@ -35,7 +35,7 @@ class Brought:
         trained: The parameters that are trained, by name.
         tensors: All that were given.
         inner: The optimizer of PyTorch that was given; None: parameters alone.
-        choice: What the server is told of it; None: parameters alone.
+        choice: Its description for the server; None: parameters alone.
         groups: The tensors whose learning rate or weight decay differs from the others', by name.
         factors: The learning rate of each parameter group, as a share of the run's.
     """

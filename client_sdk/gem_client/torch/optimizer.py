@@ -365,8 +365,8 @@ class Optimizer(torch.optim.Optimizer):
                 f"overlap is not available in this run: its workers make local steps ({local_steps} per commit, which holds a "
                 f"{self._kind})"
             )
-        if self._brought.inner is not None and self._brought.steps_itself:
-            return OwnSteps(list(self._trained.values()), self._brought.inner)
+        if self.inner is not None and self._brought.steps_itself:
+            return OwnSteps(list(self._trained.values()), self.inner)
         if self._settings.optimizer == "worker":
             raise InvalidRequest("in this run each worker brings its optimizer: use Optimizer(torch.optim...., session)")
         factors = [tensor.rate_factor for tensor in self._session.layout.tensors]
