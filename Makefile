@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+INTEGRATIONS := $(VENV)/.integrations
 
-.PHONY: help train test test-slow test-docker test-wheel coverage check format hooks proto dashboards docs-api wheel bench paper chaos soak fuzz clean
+.PHONY: help train test test-slow test-docker test-wheel test-integrations coverage check format hooks proto dashboards docs-api wheel bench paper chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests"
@@ -12,6 +13,7 @@ help:
 	@echo "make coverage   the same tests, with the share of lines that they run; fails below the floor in pyproject.toml"
 	@echo "make test-slow   the tests that need minutes or the real MNIST"
 	@echo "make test-docker   the same cluster in containers: training, crashes, scaling (needs Docker; about 10 minutes)"
+	@echo "make test-integrations   Lightning, Transformers, JAX and experiment trackers, with the real libraries"
 	@echo "make test-wheel   build the wheel, install it into an empty environment and run its commands"
 	@echo "make format  format the code"
 	@echo "make hooks   install git hooks that lint each commit and check its generated code"
@@ -33,6 +35,11 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(INTEGRATIONS): requirements-integrations.lock $(READY)
+	@echo "adding Lightning, Transformers, JAX and experiment trackers to $(VENV) (once)"
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps -r requirements-integrations.lock
+	@touch $@
+
 train: $(READY)
 	@$(BIN)/gem-train $(ARGS)
 
@@ -40,7 +47,7 @@ train: $(READY)
 QUICK := not slow and not docker and not wheel
 
 test: $(READY)
-	@$(BIN)/pytest -m "$(QUICK)" $(ARGS)
+	@$(BIN)/pytest -m "$(QUICK)" --ignore=tests/integrations $(ARGS)
 
 test-slow: $(READY)
 	@$(BIN)/pytest -m slow -n 0 $(ARGS)
@@ -52,15 +59,19 @@ test-docker: $(READY)
 test-wheel: $(READY)
 	@$(BIN)/pytest -m wheel -n 0 tests/house $(ARGS)
 
+test-integrations: $(INTEGRATIONS)
+	@$(BIN)/pytest -n 0 tests/integrations $(ARGS)
+
 check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy proto server worker client_sdk tests benchmarks
+	@$(BIN)/mypy proto server worker client_sdk tests benchmarks examples
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/python deploy/grafana/generate.py --check
 
-# A part of the tests stays below the floor: ARGS="tests/core --cov-fail-under=0".
-coverage: $(READY)
+# With the integrations, whose modules nothing else runs. A part of the tests stays below the floor:
+# ARGS="tests/core --cov-fail-under=0".
+coverage: $(INTEGRATIONS)
 	@$(BIN)/pytest -m "$(QUICK)" --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 # Without them a commit is checked by `make check` alone.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("benchmarks", "client_sdk", "deploy", "proto", "server", "tests", "worker")
+FOLDERS = ("benchmarks", "client_sdk", "deploy", "examples", "proto", "server", "tests", "worker")
 MAX_LINES = 500
 
 
