@@ -1,105 +1,181 @@
 """How settings change a run under AdamW: the measurements behind docs/tuning.md.
 
-Each run is gem-train on MNIST, with a real server and real workers. Results are kept in docs/results/tuning/runs.json and are not
-measured again; the page and the picture there are drawn from that file.
+Each run has a real server and real workers, which talk over gRPC; all of them are threads of this process, because starting
+processes would take longer than the runs. A result is kept in docs/results/tuning/runs.json and is not measured again. The page
+and the picture there are drawn from that file.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import math
-import shlex
-import subprocess
-import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import gem_client
 import numpy as np
+import structlog
 import torch
+from gem_api.hyperparameters import Hyperparameters
+from gem_client.torch import Optimizer
+from gem_server.config import ServerConfig
+from gem_server.server import Server
 from gem_worker.launcher.run_folder import RunFolder
-from gem_worker.tasks.mnist import Mnist
-from torch import nn
+from gem_worker.tasks.idx import read_idx
+from matplotlib import pyplot as plt
+from torch import Tensor, nn
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs/results/tuning"
-RATES = ("3e-4", "1e-3", "3e-3", "1e-2", "3e-2")
-WIDTHS = (16, 1, 30, 4)
+RESULTS = Path(__file__).parents[1] / "docs/results/tuning"
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+EPOCHS = 2
+BATCH, SAMPLES = 64, 60_000
+HIDDEN = 128
 CURVE_POINTS = 100
 FINAL = 0.1  # share of a run, at its end, that the final loss is the mean of
-DIVERGED = 3  # gem-train's exit status
+START_SECONDS = 120.0
 Run = dict[str, Any]
+Data = tuple[Tensor, Tensor]
 
 
-class Perceptron(Mnist):
-    """MNIST with a perceptron of one hidden layer, 102 thousand parameters: a gradient takes a millisecond."""
+@dataclass(frozen=True)
+class Choice:
+    """The settings of a run; what is not named has the server's default."""
 
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10), nn.LogSoftmax(dim=1))
+    workers: int
+    optimizer: str = "adamw"
+    learning_rate: float | None = None  # with optimizer "worker": of each worker's own AdamW
+    rule: str = "gem"
+    kappa: float | None = None
+    local_steps: int = 1
+    epochs: int = EPOCHS
 
-
-class OwnAdamW(Perceptron):
-    """The same with an AdamW that each worker steps by itself."""
-
-    rate = 1e-3
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=self.rate)
-
-
-class OwnAdamWFaster(OwnAdamW):
-    """The same at three times the rate."""
-
-    rate = 3e-3
+    def hyperparameters(self) -> Hyperparameters:
+        """The run's settings."""
+        given = {name: value for name, value in vars(self).items() if name != "workers" and value is not None}
+        if self.optimizer == "worker":
+            del given["learning_rate"]
+        return Hyperparameters(batch_size=BATCH, **given).with_defaults(given)
 
 
-def plan() -> Iterator[str]:
-    """The flags of every run, without those that all have."""
-    shared, own = "--optimizer adamw", "--task benchmarks.tuning"
-    yield from (f"{shared} --learning-rate {rate} --workers {workers}" for workers in WIDTHS for rate in RATES)
-    yield from (f"{shared} --learning-rate 1e-3 --kappa {kappa} --workers 16" for kappa in ("0.1", "1", "4", "16"))
-    yield from (f"{shared} --learning-rate {rate} --rule downpour --workers 16" for rate in RATES[:4])
-    yield from (f"{own}:{task} --workers 16" for task in ("OwnAdamW", "OwnAdamWFaster"))
-    yield f"{shared} --learning-rate 1e-3 --workers 30 --epochs 8"
-    yield from (f"--learning-rate {rate} --workers 16" for rate in ("0.005", "0.05", "0.5"))
-    yield from (f"{own}:{task} --local-steps 4 --workers 16" for task in ("OwnAdamW", "OwnAdamWFaster"))
+def plan() -> Iterator[Choice]:
+    """Every run, those that the page needs most first."""
+    yield from (Choice(16, learning_rate=rate) for rate in RATES)
+    yield from (Choice(16, learning_rate=1e-3, kappa=kappa) for kappa in (0.1, 16, 1, 4))
+    yield from (Choice(1, learning_rate=rate) for rate in RATES)
+    yield from (Choice(16, learning_rate=rate, rule="downpour") for rate in RATES[:4])
+    yield from (Choice(30, learning_rate=rate) for rate in RATES[:4])
+    yield Choice(30, learning_rate=1e-3, epochs=8)
+    yield from (Choice(16, "worker", rate, local_steps=steps) for steps in (1, 4) for rate in RATES[1:3])
+    yield from (Choice(4, learning_rate=rate) for rate in RATES[1:3])
+    yield from (Choice(16, "sgd", rate) for rate in (0.05, 0.5))
 
 
-def arguments(flags: str, data: Path, runs: Path) -> list[str]:
-    """The command line of a run."""
-    given = shlex.split(flags)
-    workers = int(given[given.index("--workers") + 1])
-    defaults = {
-        "--task": "benchmarks.tuning:Perceptron", "--epochs": "2", "--processes": str(min(2, workers)), "--durability": "memory", "--evaluate-every": "600",
-    }  # fmt: skip
-    rest = [word for option, value in defaults.items() if option not in given for word in (option, value)]
-    return [sys.executable, "-m", "gem_worker.launcher.cli", *given, *rest, "--data", str(data), "--runs", str(runs)]
+def make_model() -> nn.Sequential:
+    """A perceptron of one hidden layer, 102 thousand parameters: a gradient takes a millisecond."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(784, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
 
 
-def measure(flags: str, data: Path) -> Run:
-    """Makes a run. Raises ClickException if it leaves no result."""
-    with tempfile.TemporaryDirectory(prefix="gem-tuning-") as folder:
-        done = subprocess.run(arguments(flags, data, Path(folder)), cwd=ROOT, capture_output=True, text=True)
-        runs = list(Path(folder).iterdir())
-        if done.returncode not in (0, DIVERGED) or not runs:
-            raise click.ClickException(f"gem-train {flags} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
-        return result(flags, RunFolder(runs[0]))
+def read_mnist(folder: Path, prefix: str) -> Data:
+    """Normalised images, float32, shape (n, 784), and labels, int64, shape (n,). Raises TaskError."""
+    images = torch.from_numpy(read_idx(folder, f"{prefix}-images-idx3-ubyte", 3).astype(np.float32)).flatten(1)
+    labels = torch.from_numpy(read_idx(folder, f"{prefix}-labels-idx1-ubyte", 1).astype(np.int64))
+    return (images / 255 - 0.1307) / 0.3081, labels
 
 
-def result(flags: str, folder: RunFolder) -> Run:
+@contextmanager
+def serving(settings: Hyperparameters, workers: int, history: Path) -> Iterator[str]:
+    """Runs a server in a thread; yields its address. It waits for all workers, and writes a line for each commit."""
+    config = ServerConfig(
+        settings, listen="127.0.0.1:0", metrics_listen="", lease_seconds=600, min_workers=workers, history=history
+    )  # fmt: skip
+    started: Future[tuple[asyncio.AbstractEventLoop, Server]] = Future()
+
+    async def serve() -> None:
+        server = Server(config, time.monotonic, time.time, structlog.get_logger())
+        await server.start()
+        started.set_result((asyncio.get_running_loop(), server))
+        await server.stopped()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    loop, server = started.result(START_SECONDS)
+    try:
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        loop.call_soon_threadsafe(server.stop, "the run is complete")
+        thread.join()
+
+
+def train(address: str, choice: Choice, data: Data, number: int, ends: list[nn.Sequential]) -> None:
+    """One worker: the loop of the guide "Your own loop"."""
+    inputs, labels = data
+    model = make_model()
+    with gem_client.connect(address, name=f"worker-{number}") as session:
+        own = choice.optimizer == "worker"
+        inner = torch.optim.AdamW(model.named_parameters(), lr=choice.learning_rate or 0) if own else None
+        optimizer = Optimizer(inner or model.named_parameters(), session)
+        shards = session.shards(len(labels))
+        while not shards.complete:
+            for batch in shards:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
+                loss.backward()
+                optimizer.step(loss=loss)
+            optimizer.finish()
+        optimizer.load_final()
+    ends.append(model)
+
+
+def measure(choice: Choice, training: Data, test: Data) -> Run:
+    """Makes a run. Raises RuntimeError if a worker did not reach its end."""
+    ends: list[nn.Sequential] = []
+    with tempfile.TemporaryDirectory(prefix="gem-tuning-") as name:
+        folder = RunFolder(Path(name))
+        with serving(choice.hyperparameters(), choice.workers, folder.commits) as address:
+            threads = [
+                threading.Thread(target=train, args=(address, choice, training, number, ends))
+                for number in range(choice.workers)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if len(ends) < choice.workers:
+            raise RuntimeError(f"{choice.workers - len(ends)} workers failed: {choice}")
+        history = folder.history()
+    with torch.no_grad():
+        accuracy = float((ends[0](test[0]).argmax(1) == test[1]).float().mean())
+    return result(choice, history, accuracy)
+
+
+def result(choice: Choice, history: dict[str, Any], accuracy: float) -> Run:
     """What is kept of a run: its final figures, and curves of at most CURVE_POINTS points."""
-    summary, history = json.loads(folder.summary.read_text()), folder.history()
     last = max(1, int(FINAL * len(history["loss"])))
     chunks = np.array_split(np.arange(len(history["loss"])), min(CURVE_POINTS, len(history["loss"])))
     curves = {name: [plain(history[name][chunk].mean()) for chunk in chunks] for name in ("version", "loss", "pi_median")}
     return {
-        "flags": flags,
-        "outcome": summary["outcome"],
-        "workers": summary["workers"],
-        "commits": summary["commits"],
-        "test_accuracy": summary["test_accuracy"],
+        "choice": vars(choice),
+        "commits": len(history["loss"]),
+        "test_accuracy": plain(accuracy),
         "final_loss": plain(history["loss"][-last:].mean()),
         "staleness": plain(history["staleness"].mean()),
         "pi_median": plain(history["pi_median"].mean()),
@@ -113,10 +189,10 @@ def plain(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def load() -> dict[str, Run]:
-    """The stored results by their flags."""
+def load() -> dict[Choice, Run]:
+    """The stored results."""
     file = RESULTS / "runs.json"
-    return {run["flags"]: run for run in json.loads(file.read_text())} if file.exists() else {}
+    return {Choice(**run["choice"]): run for run in json.loads(file.read_text())} if file.exists() else {}
 
 
 def save(runs: Iterable[Run]) -> None:
@@ -126,16 +202,98 @@ def save(runs: Iterable[Run]) -> None:
     (RESULTS / "runs.json").write_text(f"[\n{lines}\n]\n")
 
 
+SHOWN = {
+    "healthy: rate 0.003, κ 2": Choice(16, learning_rate=3e-3),
+    "too hot: rate 0.03, κ 2": Choice(16, learning_rate=3e-2),
+    "starved: rate 0.001, κ 0.1": Choice(16, learning_rate=1e-3, kappa=0.1),
+}  # the columns of the picture
+
+
+def draw(runs: dict[Choice, Run], path: Path) -> None:
+    """Draws the loss and the median of π of a healthy run, of one that is too hot and of one that starves."""
+    plt.switch_backend("Agg")
+    figure, grid = plt.subplots(2, len(SHOWN), figsize=(11, 5.5), sharex=True, sharey="row", constrained_layout=True)
+    figure.suptitle("AdamW on the server, 16 workers, MNIST: one epoch is 938 commits")
+    for column, (title, choice) in enumerate(SHOWN.items()):
+        curves, (loss, pi) = runs[choice]["curves"], grid[:, column]
+        loss.plot(curves["version"], curves["loss"], color="#1f4e79")
+        pi.plot(curves["version"], curves["pi_median"], color="#1f4e79")
+        loss.set(title=title, ylim=(0, 2.5))
+        pi.set(xlabel="commits", ylim=(0, 0.6))
+        for axes in (loss, pi):
+            axes.grid(alpha=0.3)
+    grid[0, 0].set_ylabel("training loss")
+    grid[1, 0].set_ylabel("median π of a commit")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def row(choice: Choice, run: Run) -> str:
+    """A line of the page's table."""
+    settings = choice.hyperparameters()
+    decimal = {name: "–" if run[name] is None else f"{run[name]:.3f}" for name in ("final_loss", "pi_median", "pi_zero")}
+    matched = f"{settings.kappa:g}" if choice.rule == "gem" else "–"
+    cells = [
+        choice.rule, choice.optimizer, f"{choice.learning_rate:g}", matched, choice.local_steps, choice.workers, choice.epochs,
+        run["commits"], f"{100 * run['test_accuracy']:.2f} %", decimal["final_loss"], f"{run['staleness']:.1f}",
+        *((decimal["pi_median"], decimal["pi_zero"]) if choice.rule == "gem" else ("–", "–")),
+    ]  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+PAGE = """# Settings under AdamW
+
+How rate, κ and the number of workers change a run: what [tuning](../../tuning.md) is based on. By `python -m benchmarks.tuning
+--data DIR`, with MNIST's four files in DIR.
+
+Task: MNIST, a perceptron of {parameters:,} parameters, batches of {batch}, partitioned shards, no schedule, one seed. Each run
+has a real server and real workers over gRPC, as threads of one process. *Optimizer* is where the steps of AdamW are made:
+`adamw` on the server for all workers, `worker` on each. *Final loss* is the training loss of the last tenth of the commits. π
+is the mean of a commit's median π over the run; *at 0* is the share of parameters whose π is 0.
+
+One seed, one small model: differences of less than a point of accuracy mean nothing.
+
+| Rule | Optimizer | Rate | κ | λ | Workers | Epochs | Commits | Test accuracy | Final loss | Staleness | π | at 0 |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
+{rows}
+
+![Loss and median π of three runs with 16 workers](curves.png)
+
+The data of all curves: [runs.json](runs.json).
+"""
+
+
+def write_page(runs: dict[Choice, Run], folder: Path) -> None:
+    """Writes README.md and, if its runs are there, curves.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    order = sorted(
+        runs, key=lambda c: (c.rule, c.optimizer, c.workers, c.epochs, c.local_steps, c.kappa or 2, c.learning_rate or 0)
+    )
+    order.sort(key=lambda choice: (choice.rule != "gem", choice.optimizer))
+    page = PAGE.format(
+        rows="\n".join(row(choice, runs[choice]) for choice in order), batch=BATCH,
+        parameters=sum(parameter.numel() for parameter in make_model().parameters()),
+    )  # fmt: skip
+    (folder / "README.md").write_text(page, encoding="utf-8")
+    if all(choice in runs for choice in SHOWN.values()):
+        draw(runs, folder / "curves.png")
+
+
 @click.command()
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder with MNIST's four files.")
 def main(data: Path | None) -> None:
-    """Makes the runs that have no result yet, if --data is given, then draws the page and the picture."""
+    """Makes the runs that have no result yet, if --data names MNIST, then draws the page and the picture."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    torch.set_num_threads(1)
     runs = load()
-    for flags in plan():
-        if flags not in runs and data is not None:
-            runs[flags] = measure(flags, data.resolve())
-            save(runs[each] for each in plan() if each in runs)
-            click.echo(f"{runs[flags]['test_accuracy']} {runs[flags]['final_loss']} {runs[flags]['pi_median']}  {flags}")
+    if data is not None:
+        training, test = read_mnist(data, "train"), read_mnist(data, "t10k")
+        for choice in plan():
+            if choice not in runs:
+                runs[choice] = measure(choice, training, test)
+                save(runs[each] for each in plan() if each in runs)
+                click.echo(row(choice, runs[choice]))
+    write_page(runs, RESULTS)
 
 
 if __name__ == "__main__":

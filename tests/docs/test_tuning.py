@@ -1,0 +1,45 @@
+"""The measurements behind docs/tuning.md: a run can be made again, and the page shows what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import tuning
+from benchmarks.tuning import Choice
+
+
+def test_every_planned_run_has_valid_settings_and_is_planned_once() -> None:
+    planned = list(tuning.plan())
+    assert len(set(planned)) == len(planned)
+    for choice in planned:
+        choice.hyperparameters().require_valid()
+
+
+def test_the_defaults_of_the_page_are_the_servers() -> None:
+    settings = Choice(16, learning_rate=1e-3).hyperparameters()
+    assert (settings.kappa, settings.pi_max, settings.weight_decay) == (2.0, 1.0, 0.01)
+
+
+@pytest.mark.parametrize("choice", [Choice(2, learning_rate=0.01), Choice(2, "worker", 0.01, local_steps=2)])
+def test_a_run_trains_to_the_end(choice: Choice) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1024, 784, generator=generator)
+    data = inputs, (inputs[:, :10].argmax(1))
+    run = tuning.measure(choice, data, data)
+    assert run["commits"] == 2 * 1024 // tuning.BATCH // choice.local_steps
+    assert run["final_loss"] < run["curves"]["loss"][0], "the loss did not fall"
+    assert 0 <= run["pi_median"] <= 1
+    assert len(run["curves"]["version"]) == len(run["curves"]["pi_median"]) == min(tuning.CURVE_POINTS, run["commits"])
+
+
+def test_the_page_and_its_picture_are_made_from_the_stored_runs(tmp_path: Path) -> None:
+    runs = tuning.load()
+    assert set(tuning.SHOWN.values()) <= set(runs), "a run of the picture is missing"
+    tuning.write_page(runs, tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert page == (tuning.RESULTS / "README.md").read_text(encoding="utf-8")
+    assert page.count("\n| gem ") + page.count("\n| downpour ") == len(runs)
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
