@@ -203,7 +203,7 @@ def save(runs: Iterable[Run]) -> None:
 
 
 SHOWN = {
-    "healthy: rate 0.003, κ 2": Choice(16, learning_rate=3e-3),
+    "healthy: rate 0.001, κ 2": Choice(16, learning_rate=1e-3),
     "too hot: rate 0.03, κ 2": Choice(16, learning_rate=3e-2),
     "starved: rate 0.001, κ 0.1": Choice(16, learning_rate=1e-3, kappa=0.1),
 }  # the columns of the picture
