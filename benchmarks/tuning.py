@@ -251,7 +251,8 @@ has a real server and real workers over gRPC, as threads of one process. *Optimi
 `adamw` on the server for all workers, `worker` on each. *Final loss* is the training loss of the last tenth of the commits. π
 is the mean of a commit's median π over the run; *at 0* is the share of parameters whose π is 0.
 
-One seed, one small model: differences of less than a point of accuracy mean nothing.
+One seed, one small model: differences of less than a point of accuracy mean nothing. The level of π depends on the rhythm in
+which workers commit: under gem-train, 16 workers in two processes had a median of 0.12 (rate 0.001, κ 2) and 94.3 % accuracy.
 
 | Rule | Optimizer | Rate | κ | λ | Workers | Epochs | Commits | Test accuracy | Final loss | Staleness | π | at 0 |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
