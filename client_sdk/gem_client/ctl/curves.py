@@ -120,8 +120,11 @@ class Curves:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(sums / known)
 
-    def highest_staleness(self) -> Column:
-        highest = self._highest[self._filled()]
+    def highest_staleness(self, commits: int) -> Column:
+        """The highest staleness in each bin and the bins before it, which hold about `commits` commits together."""
+        window = max(1, round(commits / self._width))
+        padded = np.append(np.full(window - 1, -np.inf), self._highest[self._filled()])
+        highest = np.lib.stride_tricks.sliding_window_view(padded, window).max(axis=1)
         return np.where(np.isfinite(highest), highest, np.nan)
 
     def workers(self) -> Column:

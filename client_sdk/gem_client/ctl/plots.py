@@ -42,7 +42,7 @@ def draw(panel: Panel, plotted: list[PlottedQuery], begin: float, end: float, ax
         unit, seconds = _time_unit(end - begin)
         axes.set_xlim(begin, max(end, begin + 1))
         if axis:
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
             axes.xaxis.set_major_formatter(lambda at, _: f"{at:,.0f}")
         else:
             axes.xaxis.set_major_locator(_Since(begin, seconds))
@@ -60,8 +60,9 @@ def draw_distribution(title: str, counts: Column, axis: str) -> str:
     bars = np.add.reduceat(counts, np.arange(0, last + 1, width)) / counts.sum()
     with _plot(title) as (figure, axes):
         axes.bar(width * np.arange(len(bars)) + (width - 1) / 2, bars, 0.85 * width, color=_COLOURS[0])
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
         axes.yaxis.set_major_formatter(_formatter("percentunit"))
+        axes.set_axisbelow(True)
         axes.grid(alpha=0.25, axis="y")
         axes.set_xlabel(axis)
         return _svg(figure)

@@ -267,11 +267,8 @@ def _sections(run: RecordedRun) -> list[Section]:
         _picture(
             run,
             "Median π of a commit",
-            "The scaling factor (Eq. 19). Good: a steady band. It falls as workers are added; with dozens of workers it is 0.",
-            {
-                "mean of the commits' medians": (versions, curves.mean("pi_median")),
-                "smoothed": (versions, curves.smoothed("pi_median", _SMOOTHED)),
-            },
+            "The scaling factor (Eq. 19), smoothed. Good: steady. It falls as workers are added; with dozens it is 0.",
+            {"smoothed": (versions, curves.smoothed("pi_median", _SMOOTHED))},
         ),
         _picture(
             run,
@@ -306,7 +303,7 @@ def _sections(run: RecordedRun) -> list[Section]:
             {
                 "expected: workers − 1": (versions, expected),
                 "mean": (versions, curves.smoothed("staleness", _SMOOTHED)),
-                "maximum": (versions, curves.highest_staleness()),
+                "maximum": (versions, curves.highest_staleness(_SMOOTHED)),
             },
         ),
         Picture(
@@ -343,7 +340,10 @@ def _picture(
 ) -> Picture:
     """A plot over the commits. A line called "evaluation" or "accuracy" has dots; one called "expected: ..." is dashed."""
     queries = {
-        name: Query("", name, dashed=name.startswith("expected"), dots=name in ("evaluation", "accuracy")) for name in lines
+        name: Query(
+            "", name if len(lines) > 1 else "", dashed=name.startswith("expected"), dots=name in ("evaluation", "accuracy")
+        )
+        for name in lines
     }
     panel = Panel(title, description, tuple(queries.values()), unit, log=log, most=1 if unit == "percentunit" else None)
     plotted: list[PlottedQuery] = [
