@@ -43,7 +43,9 @@ from gem_client.ctl import text
 from gem_client.ctl.local_runs import find_runs, newest_run
 from gem_client.ctl.picture import SORTS
 from gem_client.ctl.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, plan
-from gem_client.ctl.top import show
+from gem_client.ctl.top import Interrupts, show
+from gem_client.ctl.track.follow import Follower
+from gem_client.ctl.track.tracker import TRACKERS, TrackerError, open_tracker
 from gem_client.transport.security import Security
 
 _PLUGINS = "gem_ctl.commands"
@@ -241,15 +243,54 @@ def pull(target: Target, out: Path) -> None:
 
     OUT may be - for standard output.
     """
+    try:
+        what = _pull(target, out)
+    except OSError as error:
+        raise click.ClickException(f"can't write {out}: {error}") from error
+    click.echo(f"wrote {out}: {what}", err=str(out) == "-")
+
+
+def _pull(target: Target, out: Path) -> str:
+    """Saves the model; returns what it is. Raises GemError or OSError."""
     with connect(target.server, retry=Retry(give_up_after=target.timeout), **target.credentials()) as session:
         theta = session.pull()
         tensors = session.layout.split(theta)
+        _write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
+        return f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
+
+
+@main.command(short_help="Follows the run into an experiment tracker.")
+@click.argument("tracker", type=click.Choice(TRACKERS))
+@option(
+    "--to",
+    envvar="GEM_TRACK_TO",
+    help="tensorboard: the folder for the runs; mlflow: the tracking URI; wandb: PROJECT or ENTITY/PROJECT.",
+    show_default="./tensorboard; MLFLOW_TRACKING_URI; WANDB_PROJECT, else gem",
+)
+@option("--every", envvar="GEM_TRACK_EVERY", type=Number(0.01), default=2.0, help="Seconds between two points.")
+@click.pass_obj
+def track(target: Target, tracker: str, to: str | None, every: float) -> None:
+    """Follows the run into TRACKER, until the run is over: its settings, its metrics by version, and the model at the end.
+
+    The run's id names it there. Tracking may start late: it logs from now on. Started again, it goes on with the same run and
+    repeats no point. Ctrl-C ends the tracking, not the run. The tracker's own environment variables hold, such as
+    MLFLOW_EXPERIMENT_NAME and WANDB_MODE.
+
+    \b
+    Examples:
+      gem-ctl track tensorboard
+      gem-ctl track mlflow --to http://localhost:5000
+      gem-ctl track wandb --to my-team/digits
+    """
+    with Interrupts() as interrupts, target.admin() as admin:
+        local = {address: folder for folder, address in find_runs(target.runs).items()}
         try:
-            _write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
-        except OSError as error:
-            raise click.ClickException(f"can't write {out}: {error}") from error
-        what = f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
-        click.echo(f"wrote {out}: {what}", err=str(out) == "-")
+            opened = open_tracker(tracker, to)
+            follower = Follower(admin, opened, local.get(target.server), lambda path: _pull(target, path), click.echo)
+            outcome = follower.follow(every, interrupts)
+        except TrackerError as error:
+            raise click.ClickException(printable(str(error))) from error
+    click.echo("tracking ended; the run goes on" if outcome is None else f"the run is over: {outcome}")
 
 
 @main.command(short_help="Writes a report of a run: one HTML page with plots.")

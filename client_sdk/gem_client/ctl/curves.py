@@ -116,15 +116,14 @@ class Curves:
     def smoothed(self, name: str, commits: int) -> Column:
         """The mean of a column over each bin and the bins before it, which hold about `commits` commits together."""
         window = max(1, round(commits / self._width))
-        sums, known = (_trailing(one[self._filled()], window) for one in (self._sums[name], self._known[name]))
+        sums, known = (_trailing(one[self._filled()], window).sum(1) for one in (self._sums[name], self._known[name]))
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(sums / known)
 
     def highest_staleness(self, commits: int) -> Column:
         """The highest staleness in each bin and the bins before it, which hold about `commits` commits together."""
         window = max(1, round(commits / self._width))
-        padded = np.append(np.full(window - 1, -np.inf), self._highest[self._filled()])
-        highest = np.lib.stride_tricks.sliding_window_view(padded, window).max(axis=1)
+        highest = _trailing(self._highest[self._filled()], window, -np.inf).max(1, initial=-np.inf)
         return np.where(np.isfinite(highest), highest, np.nan)
 
     def workers(self) -> Column:
@@ -139,8 +138,7 @@ class Curves:
 
     def rates(self, commits: int) -> Column:
         """Commits applied per second up to the end of each bin, over about `commits` commits; NaN if the clock stood still."""
-        filled = self._filled()
-        window = max(1, round(commits / self._width))
+        filled, window = self._filled(), max(1, round(commits / self._width))
         counts, times = np.cumsum(self._commits[filled]), self._times[filled]
         before = np.maximum(0, np.arange(len(times)) - window)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -207,7 +205,6 @@ class Curves:
         self._worked -= np.bincount(high, start + (high + 1) * self._width - 1 - end, BINS)
 
 
-def _trailing(values: Column, window: int) -> Column:
-    """The sum of each value and the `window` - 1 before it."""
-    total = np.cumsum(values)
-    return np.asarray(total - np.append(np.zeros(min(window, len(total))), total[:-window]))
+def _trailing(values: Column, window: int, fill: float = 0.0) -> Column:
+    """Each value and the `window` - 1 before it, shape (values, window). `fill` stands before the first."""
+    return np.lib.stride_tricks.sliding_window_view(np.append(np.full(window - 1, fill), values), window)

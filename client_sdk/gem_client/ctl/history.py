@@ -45,7 +45,7 @@ def read_history(path: Path, wanted: Collection[str] | None = None) -> Iterator[
 
     Args:
         path: The file.
-        wanted: The columns to return beside the workers' names; None returns all.
+        wanted: The columns to return beside the workers' names and the version; None returns all.
 
     Raises:
         HistoryError: The file does not begin as a history does.
@@ -64,24 +64,29 @@ def read_history(path: Path, wanted: Collection[str] | None = None) -> Iterator[
 
 def _piece(names: list[str], lines: list[str], wanted: Collection[str] | None, damaged: int) -> Piece:
     rows = [row for row in map(_fields, lines) if len(row) == len(names)]
-    numeric = [number for number, name in enumerate(names) if name != "worker"]
+    numeric = [name for name in names if name != "worker" and (wanted is None or name in {"version", *wanted})]
+    places = [names.index(name) for name in numeric]
     try:
-        numbers = _numbers(rows, numeric)
+        fields, numbers = _columns(rows, len(names), places)
     except ValueError:
-        rows = [row for row in rows if _is_numeric(row, numeric)]
-        numbers = _numbers(rows, numeric)
-    columns = {names[number]: column for number, column in zip(numeric, numbers, strict=True)}
+        rows = [row for row in rows if _is_numeric(row, places)]
+        fields, numbers = _columns(rows, len(names), places)
+    columns = dict(zip(numeric, numbers, strict=True))
+    empty = fields[names.index("loss")].count("") if "loss" in columns else 0
+    nonfinite = len(rows) - int(np.isfinite(columns["loss"]).sum()) - empty if "loss" in columns else 0
+    workers = list(fields[names.index("worker")])
     sound = (columns["version"] >= 0) & (columns["version"] < _MAX_VERSION)
     if not sound.all():
-        rows = [row for row, keep in zip(rows, sound, strict=True) if keep]
+        workers = [worker for worker, keep in zip(workers, sound, strict=True) if keep]
         columns = {name: column[sound] for name, column in columns.items()}
-    nonfinite = 0
-    if "loss" in names:
-        empty = [row[names.index("loss")] for row in rows].count("")
-        nonfinite = len(rows) - int(np.isfinite(columns["loss"]).sum()) - empty
-    place = names.index("worker")
-    kept = {name: column for name, column in columns.items() if wanted is None or name in wanted}
-    return Piece([row[place] for row in rows], kept, nonfinite, damaged + len(lines) - len(rows))
+    return Piece(workers, columns, nonfinite, damaged + len(lines) - len(workers))
+
+
+def _columns(rows: list[list[str]], count: int, places: list[int]) -> tuple[list[tuple[str, ...]], list[Column]]:
+    """The fields of each column, and the numbers of those at `places`. Raises ValueError for a field that is not a number."""
+    fields = list(zip(*rows, strict=True)) or [()] * count
+    filled = (fields[place] if "" not in fields[place] else [field or "nan" for field in fields[place]] for place in places)
+    return fields, [np.fromiter(map(float, column), np.float64, len(rows)) for column in filled]
 
 
 def _fields(line: str) -> list[str]:
@@ -94,16 +99,10 @@ def _fields(line: str) -> list[str]:
         return []
 
 
-def _numbers(rows: list[list[str]], numeric: list[int]) -> list[Column]:
-    """The columns with these positions. Raises ValueError for a field that is not a number."""
-    columns = list(zip(*rows, strict=True)) or [()] * (max(numeric) + 1)
-    return [np.array([float(field) if field else np.nan for field in columns[number]], np.float64) for number in numeric]
-
-
-def _is_numeric(row: list[str], numeric: list[int]) -> bool:
+def _is_numeric(row: list[str], places: list[int]) -> bool:
     try:
-        for number in numeric:
-            float(row[number] or "nan")
+        for place in places:
+            float(row[place] or "nan")
     except ValueError:
         return False
     return True

@@ -40,7 +40,7 @@ def from_files(path: Path, out: Path | None) -> Page:
     except OSError as error:
         raise click.ClickException(f"can't read {error.filename or path}: {error.strerror}") from error
     outcome = f", {run.outcome}" if run.outcome else ""
-    what = f"run {run.name}{outcome}, {run.curves.applied} commits"
+    what = f"run {run.name}{outcome}, version {run.curves.final:.0f}"
     return (
         out or (path / "report.html" if path.is_dir() else _in_this_folder(run.name)),
         what,
