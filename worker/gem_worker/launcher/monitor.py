@@ -142,16 +142,22 @@ class RunMonitor:
         click.echo(_closing(summary, self._folder, self._pictures(history)))
 
     def _pictures(self, history: dict[str, Any]) -> dict[str, str]:
-        """Writes the plot and the report; returns the path of each, or why it could not be written."""
+        """Writes the plot and the report; returns the path of each, or why there is none.
+
+        Nothing that goes wrong here may end the run with a failure: a full disk, or Ctrl-C while Matplotlib was imported.
+        """
         try:
             from gem_client.ctl.run_report import write_report
 
             from gem_worker.launcher.plot import plot_report
+
+            title = _title(self._hyperparameters, self._options)
+            plot_report(self._folder.plot, title, history, self._scorer.scores, self._options["workers"])
+            return {"plot": str(self._folder.plot), "report": str(write_report(self._folder.path))}
         except ModuleNotFoundError as error:
             return {"report": f"none: {error.name} is not installed: {install('report')}"}
-        title = _title(self._hyperparameters, self._options)
-        plot_report(self._folder.plot, title, history, self._scorer.scores, self._options["workers"])
-        return {"plot": str(self._folder.plot), "report": str(write_report(self._folder.path))}
+        except Exception as error:
+            return {"report": f"none: {error}; write it with gem-ctl report {self._folder.path}"}
 
     def _summary(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> dict[str, Any]:
         status = self._status

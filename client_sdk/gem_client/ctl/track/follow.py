@@ -121,7 +121,7 @@ class Follower:
         return True
 
     def _missed(self, error: GemError) -> str | None:
-        if self._watch.status is None:
+        if self._watch.status is None and self._folder is None:
             raise error
         if self._folder is not None and self._folder not in find_runs(self._folder.parent):
             return _outcome(self._folder)

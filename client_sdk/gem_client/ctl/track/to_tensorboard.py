@@ -11,8 +11,7 @@ from typing import Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto import event_pb2, summary_pb2
-from tensorboard.plugins.hparams import api_pb2
-from tensorboard.plugins.hparams.summary import session_end_pb
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -55,7 +54,7 @@ class _TensorBoard:
         with _errors(self._folder):
             if outcome is not None:
                 status = api_pb2.STATUS_SUCCESS if outcome == "complete" else api_pb2.STATUS_FAILURE
-                self._add(session_end_pb(status), 0)
+                self._add(_session_end(status), 0)
             self._writer.close()
 
     def where(self) -> str:
@@ -64,6 +63,17 @@ class _TensorBoard:
     def _add(self, summary: summary_pb2.Summary, version: int) -> None:
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=version, summary=summary))
         self._writer.flush()
+
+
+def _session_end(status: int) -> summary_pb2.Summary:
+    """How the run ended, for TensorBoard's table of hyper-parameters. TensorBoard's own function for it needs TensorFlow."""
+    data = plugin_data_pb2.HParamsPluginData(
+        session_end_info=plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
+    )
+    value = summary_pb2.Summary.Value(
+        tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
+    )
+    return summary_pb2.Summary(value=[value])
 
 
 @contextmanager

@@ -70,4 +70,4 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (wandb.Error, OSError) as error:
-        raise TrackerError(f"Weights & Biases: {one_line(error)}; WANDB_MODE=offline needs no server") from error
+        raise TrackerError(f"Weights & Biases: {one_line(error)} (WANDB_MODE=offline needs no server)") from error
