@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gem_client.ctl.local_runs import Announcement
 from gem_client.ctl.top import Interrupts
 from gem_client.ctl.track.follow import Follower
 from gem_client.ctl.track.tracker import Tracker, TrackerError, open_tracker
-from live import Live, config, serving
+from live import Live, config, serving, wait_until
 from session_helpers import GRADIENT, model
 
 pytestmark = [
@@ -30,6 +31,7 @@ pytestmark = [
 SETTINGS = Hyperparameters(rule="gem", epochs=1, shard_size=8, batch_size=4, learning_rate=0.1, warmup_versions=4, seed=7)
 SAMPLES = 24  # three shards, so that a run has six commits
 COMMITS = 6
+BLOCK = 32_768
 METRICS = {
     "train/loss", "train/learning_rate", "gem/pi_median", "gem/staleness", "gem/workers", "eval/loss", "eval/accuracy",
 }  # fmt: skip
@@ -41,18 +43,17 @@ def live() -> Iterator[Live]:
         yield server
 
 
-def train(live: Live, evaluate: bool = True) -> Iterator[int]:
+def train(live: Live) -> Generator[int, None, None]:
     """Trains the whole run; yields the version after each commit, and once more after the evaluation of the last one."""
     with connect(live.address, name="alice") as session:
         session.join(model())
-        for shard in session.shards(SAMPLES):
-            for indices in np.array_split(shard.indices, 2):
-                session.commit(GRADIENT, loss=2.0 / (1 + session.version), samples=len(indices))
-                yield session.version
-    if evaluate:
-        with Admin(live.address) as admin:
-            admin.report_evaluation(COMMITS, 0.25, 0.75)
-    yield COMMITS
+        for batch in session.shards(SAMPLES):
+            session.commit(GRADIENT, loss=2.0 / (1 + session.version), samples=len(batch))
+            yield session.version
+        version = session.version
+    with Admin(live.address) as admin:
+        admin.report_evaluation(version, 0.25, 0.75)
+    yield version
 
 
 def follower(live: Live, tracker: Tracker, lines: list[str], folder: Path | None = None) -> Follower:
@@ -157,7 +158,8 @@ def test_every_metric_is_read_back_at_its_version(name: str, live: Live, tmp_pat
 def test_tracking_twice_repeats_no_point_and_makes_no_second_run(name: str, live: Live, tmp_path: Path) -> None:
     to = tmp_path / "to"
     steps = train(live)
-    first, again = [], []
+    first: list[str] = []
+    again: list[str] = []
     one = follower(live, open_tracker(name, target(name, to)), first)
     for _ in range(3):
         next(steps)
@@ -214,6 +216,7 @@ def assert_is_the_model(live: Live, path: Path) -> None:
 def test_weights_and_biases_writes_an_offline_run(live: Live, tmp_path: Path) -> None:
     lines = track(live, open_tracker("wandb", "digits"), tmp_path / "model.safetensors")
     (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{run_id(live)}.wandb")
+    wait_until(lambda: len(wandb_history(file)) > COMMITS, "wandb's own process to write what it got")
     found = wandb_history(file)
     assert [row["version"] for row in found if "train/loss" in row] == list(range(1, COMMITS + 1))
     assert [(row["version"], row["eval/loss"], row["eval/accuracy"]) for row in found if "eval/loss" in row] == [
@@ -223,16 +226,24 @@ def test_weights_and_biases_writes_an_offline_run(live: Live, tmp_path: Path) ->
 
 
 def wandb_history(file: Path) -> list[dict[str, Any]]:
-    """The logged rows of an offline run."""
+    """The logged rows of an offline run: records in the frames of LevelDB's log, with seven bytes of W&B's own before."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
-    store, rows = DataStore(), []
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record.FromString(data)
-        if record.WhichOneof("record_type") == "history":
-            rows.append({one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item})
+    content, at, data, rows = file.read_bytes(), 7, b"", []
+    while at + 7 <= len(content):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK  # no frame begins in the last bytes of a block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        if at + 7 + length > len(content):
+            break  # still being written
+        data += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record.FromString(data)
+            data = b""
+            if record.WhichOneof("record_type") == "history":
+                rows.append({one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item})
     return rows
 
 
@@ -301,7 +312,8 @@ class Recorder:
 
 
 def test_points_wait_while_the_tracker_is_away(live: Live, tmp_path: Path) -> None:
-    tracker, lines = Recorder(), []
+    tracker = Recorder()
+    lines: list[str] = []
     following, model_file = follower(live, tracker, lines), tmp_path / "model"
     for version in train(live):
         tracker.away = 2 <= version <= 4
@@ -312,7 +324,8 @@ def test_points_wait_while_the_tracker_is_away(live: Live, tmp_path: Path) -> No
 
 def test_it_goes_on_through_a_restart_of_the_server_and_repeats_nothing(tmp_path: Path) -> None:
     first = config(SETTINGS, checkpoint_dir=tmp_path / "checkpoints")
-    tracker, lines = Recorder(), []
+    tracker = Recorder()
+    lines: list[str] = []
     with serving(first) as live:
         steps = train(live)
         following = follower(live, tracker, lines)
@@ -361,7 +374,8 @@ def test_a_run_of_gem_train_ends_as_its_summary_says(outcome: str | None, tmp_pa
 
 
 def test_another_run_at_the_same_address_ends_the_tracking(tmp_path: Path) -> None:
-    tracker, lines = Recorder(), []
+    tracker = Recorder()
+    lines: list[str] = []
     with serving(config(SETTINGS)) as live:
         following = follower(live, tracker, lines)
         next(train(live))
@@ -380,7 +394,8 @@ def test_ctrl_c_leaves_the_run_open(live: Live, tmp_path: Path) -> None:
                 raise KeyboardInterrupt
             return value
 
-    tracker, lines = Recorder(), []
+    tracker = Recorder()
+    lines: list[str] = []
     following = follower(live, tracker, lines)
     next(train(live))
     assert following.follow(60.0, Pressed()) is None

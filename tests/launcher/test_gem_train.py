@@ -76,6 +76,14 @@ def test_the_report_is_a_picture(finished: Launcher) -> None:
     assert picture[..., :3].std() > 0.01
 
 
+def test_the_report_is_a_page_with_the_runs_outcome_and_numbers(finished: Launcher) -> None:
+    summary, page = read_json(finished.folder / "summary.json"), (finished.folder / "report.html").read_text(encoding="utf-8")
+    assert ">complete · " in page
+    assert page.count("<svg") == 9
+    for value in ("360", f"{summary['test_accuracy']:.2%}", f"{summary['samples']:,}", f"{summary['pi_median']:.3f}"):
+        assert f"<b>{value}</b>" in page
+
+
 def test_the_model_loads_into_the_network_and_is_the_last_checkpoints(finished: Launcher) -> None:
     model = safetensors.torch.load_file(finished.folder / "model.safetensors")
     ConvNet().load_state_dict(model)

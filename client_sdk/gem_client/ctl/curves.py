@@ -207,4 +207,4 @@ class Curves:
 
 def _trailing(values: Column, window: int, fill: float = 0.0) -> Column:
     """Each value and the `window` - 1 before it, shape (values, window). `fill` stands before the first."""
-    return np.lib.stride_tricks.sliding_window_view(np.append(np.full(window - 1, fill), values), window)
+    return np.lib.stride_tricks.sliding_window_view(np.append(np.full(window, fill), values), window)[1:]
