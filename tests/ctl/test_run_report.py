@@ -143,7 +143,7 @@ def test_a_damaged_file_beside_the_history_leaves_its_part_out(run: Path) -> Non
 
 
 def test_a_rule_without_pi_has_no_section_about_it(tmp_path: Path) -> None:
-    none = dict.fromkeys(("pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy"), "")
+    none: dict[str, Any] = dict.fromkeys(("pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy"), "")
     path = history(tmp_path / "h.csv", [line(version, **none) for version in range(1, 9)])
     shown = parsed(path)
     assert shown.of("h2") == ["Training", "Staleness", "Workers"]
