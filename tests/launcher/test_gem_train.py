@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 def test_a_run_ends_complete_and_says_where_its_results_are(finished: Launcher) -> None:
     assert finished.process.returncode == 0, finished.output
     assert "complete after" in finished.output
-    for name in ("report.png", "summary.json", "model.safetensors"):
+    for name in ("report.html", "report.png", "summary.json", "model.safetensors"):
         assert str(finished.folder / name) in finished.output
     assert "Traceback" not in finished.output
     assert_every_sample_accounted_for(finished.folder, epochs=8)
@@ -74,6 +74,14 @@ def test_the_report_is_a_picture(finished: Launcher) -> None:
     height, width, _ = picture.shape
     assert min(height, width) > 500
     assert picture[..., :3].std() > 0.01
+
+
+def test_the_report_is_a_page_with_the_runs_outcome_and_numbers(finished: Launcher) -> None:
+    summary, page = read_json(finished.folder / "summary.json"), (finished.folder / "report.html").read_text(encoding="utf-8")
+    assert ">complete · " in page
+    assert page.count("<svg") == 9
+    for value in ("360", f"{summary['test_accuracy']:.2%}", f"{summary['samples']:,}", f"{summary['pi_median']:.3f}"):
+        assert f"<b>{value}</b>" in page
 
 
 def test_the_model_loads_into_the_network_and_is_the_last_checkpoints(finished: Launcher) -> None:

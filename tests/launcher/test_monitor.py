@@ -56,4 +56,4 @@ def test_the_closing_lines_show_the_test_loss_of_a_task_without_accuracy(
         "outcome": "complete", "commits": 3, "seconds": 1.0, "step_seconds": 0.0, "test_accuracy": accuracy, "test_loss": loss,
         "staleness_mean": None, "pi_median": None,
     }  # fmt: skip
-    assert line in _closing(summary, RunFolder(tmp_path), "report.png").splitlines()
+    assert line in _closing(summary, RunFolder(tmp_path), {"report": "report.html"}).splitlines()

@@ -9,7 +9,6 @@ import math
 import os
 import re
 import sys
-import time
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -41,14 +40,16 @@ from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect
 from gem_client.ctl import text
-from gem_client.ctl.local_runs import find_runs
+from gem_client.ctl.local_runs import find_runs, newest_run
 from gem_client.ctl.picture import SORTS
 from gem_client.ctl.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, plan
-from gem_client.ctl.prometheus import Prometheus, PrometheusError
-from gem_client.ctl.top import show
+from gem_client.ctl.top import Interrupts, show
+from gem_client.ctl.track.follow import Follower
+from gem_client.ctl.track.tracker import TRACKERS, TrackerError, open_tracker
 from gem_client.transport.security import Security
 
 _PLUGINS = "gem_ctl.commands"
+_PROMETHEUS = "http://127.0.0.1:9090"
 
 
 _POWERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
@@ -163,7 +164,7 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
       gem-ctl --server host:50051 status --json | jq .version
       gem-ctl top
       gem-ctl pull model.safetensors
-      gem-ctl report run.html
+      gem-ctl report
 
     Exit status of every command: 0 on success; 1 if it failed (the server is unreachable, rejects the request or is shutting
     down, a file can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends top with 0.
@@ -242,49 +243,111 @@ def pull(target: Target, out: Path) -> None:
 
     OUT may be - for standard output.
     """
+    try:
+        what = _pull(target, out)
+    except OSError as error:
+        raise click.ClickException(f"can't write {out}: {error}") from error
+    click.echo(f"wrote {out}: {what}", err=str(out) == "-")
+
+
+def _pull(target: Target, out: Path) -> str:
+    """Saves the model; returns what it is. Raises GemError or OSError."""
     with connect(target.server, retry=Retry(give_up_after=target.timeout), **target.credentials()) as session:
         theta = session.pull()
         tensors = session.layout.split(theta)
+        _write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
+        return f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
+
+
+@main.command(short_help="Follows the run into an experiment tracker.")
+@click.argument("tracker", type=click.Choice(TRACKERS))
+@option(
+    "--to",
+    envvar="GEM_TRACK_TO",
+    help="tensorboard: the folder for the runs; mlflow: the tracking URI; wandb: PROJECT or ENTITY/PROJECT.",
+    show_default="./tensorboard; MLFLOW_TRACKING_URI; WANDB_PROJECT, else gem",
+)
+@option("--every", envvar="GEM_TRACK_EVERY", type=Number(0.01), default=2.0, help="Seconds between two points.")
+@click.pass_obj
+def track(target: Target, tracker: str, to: str | None, every: float) -> None:
+    """Follows the run into TRACKER, until the run is over: its settings, its metrics by version, and the model at the end.
+
+    The run's id names it there. Tracking may start late: it logs from now on. Started again, it goes on with the same run and
+    repeats no point. Ctrl-C ends the tracking, not the run. The tracker's own environment variables hold, such as
+    MLFLOW_EXPERIMENT_NAME and WANDB_MODE.
+
+    \b
+    Examples:
+      gem-ctl track tensorboard
+      gem-ctl track mlflow --to http://localhost:5000
+      gem-ctl track wandb --to my-team/digits
+    """
+    with Interrupts() as interrupts, target.admin() as admin:
+        local = {address: folder for folder, address in find_runs(target.runs).items()}
         try:
-            _write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
-        except OSError as error:
-            raise click.ClickException(f"can't write {out}: {error}") from error
-        what = f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
-        click.echo(f"wrote {out}: {what}", err=str(out) == "-")
+            opened = open_tracker(tracker, to)
+            follower = Follower(admin, opened, local.get(target.server), lambda path: _pull(target, path), click.echo)
+            outcome = follower.follow(every, interrupts)
+        except TrackerError as error:
+            raise click.ClickException(printable(str(error))) from error
+    click.echo("tracking ended; the run goes on" if outcome is None else f"the run is over: {outcome}")
 
 
 @main.command(short_help="Writes a report of a run: one HTML page with plots.")
+@click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
 @option(
     "--prometheus",
     envvar="GEM_PROMETHEUS",
-    default="http://127.0.0.1:9090",
-    help="Address of the Prometheus that scrapes the server.",
+    show_default=f"none; {_PROMETHEUS} with --run, or if --runs has no run",
+    help="Address of the Prometheus that scrapes the server. The data comes from there, not from RUN.",
 )
-@option("--run", envvar="GEM_REPORT_RUN", help="The run's id, as shown by gem-ctl status.", show_default="the newest run")
-@option("--last", envvar="GEM_REPORT_LAST", type=Number(0.01), default=24.0, help="Hours to look back.")
-def report(out: Path | None, prometheus: str, run: str | None, last: float) -> None:
-    """Writes a report of a run to OUT: one self-contained HTML page with plots and settings.
+@option(
+    "--run",
+    "run_id",
+    envvar="GEM_REPORT_RUN",
+    help="The run's id in Prometheus, as shown by gem-ctl status.",
+    show_default="the newest run",
+)
+@option("--last", envvar="GEM_REPORT_LAST", type=Number(0.01), default=24.0, help="Hours to look back in Prometheus.")
+@click.pass_obj
+def report(target: Target, run: Path | None, out: Path | None, prometheus: str | None, run_id: str | None, last: float) -> None:
+    """Writes a report of a run to OUT: one self-contained HTML page with plots and settings. The server need not be running.
 
-    The default for OUT is gem-RUN.html; - is standard output. All data comes from Prometheus, so the server need not be
-    running.
+    RUN is the folder of a run of gem-train, or the file that gem-server --history writes, or the folder with that file. The
+    default is the newest run in the folder --runs. With --prometheus or --run, the data comes from Prometheus instead, and
+    there is no RUN.
+
+    OUT ends in .html; - is standard output. The default is report.html in the run's folder, or gem-RUN.html.
+
+    \b
+    Examples:
+      gem-ctl report                              the newest run in ./runs
+      gem-ctl report runs/20260131-1200-digits    one run
+      gem-ctl report commits.csv report.html      a history of gem-server
+      gem-ctl report --prometheus http://localhost:9090 run.html
     """
     try:
-        from gem_client.ctl.report import find_run, page
+        from gem_client.ctl.report_command import from_files, from_prometheus, is_page
     except ImportError as error:
         raise click.ClickException(
             f"reports need Matplotlib: {install('report')}, or use the workers' image ({error})"
         ) from error
+    asked = [f"--{name}" for name, value in (("prometheus", prometheus), ("run", run_id)) if value is not None]
+    if run is not None and out is None and (is_page(run) or (asked and not run.exists())):
+        run, out = None, run
+    if asked and run is not None:
+        raise click.UsageError(f"with {asked[0]} the data comes from Prometheus, not from {run}: omit one of them")
+    folder = run or (None if asked else newest_run(target.runs))
+    if folder is None:
+        path, what, page = from_prometheus(prometheus or _PROMETHEUS, run_id, last, out)
+    else:
+        path, what, page = from_files(folder, out)
     try:
-        source, now = Prometheus(prometheus), time.time()
-        reported = find_run(source, run, 3600 * last, now)
-        path = out or Path(f"gem-{re.sub(r'[^A-Za-z0-9_.-]', '_', reported.run_id)}.html")
-        _write(path, page(source, reported, now).encode())
-    except PrometheusError as error:
-        raise click.ClickException(str(error)) from error
+        _write(path, page.encode())
     except OSError as error:
         raise click.ClickException(f"can't write the report: {error}") from error
-    click.echo(f"wrote {path}: run {reported.run_id}, {text.duration(reported.end - reported.begin)}", err=str(path) == "-")
+    click.echo(f"wrote {path}: {what}", err=str(path) == "-")
 
 
 @main.command(short_help="Exits with 0 if the server is healthy, else with 1.")

@@ -1,4 +1,4 @@
-"""Finds the runs of gem-train on this machine. A run's folder holds its server's address while gem-train runs."""
+"""Finds the folders of gem-train's runs on this machine. A run's folder holds its server's address while gem-train runs."""
 
 from __future__ import annotations
 
@@ -49,6 +49,16 @@ def find_runs(runs: Path) -> dict[Path, str]:
                 if not _lock(file, shared=True) and is_loopback(address):
                     addresses[path.parent] = address
     return addresses
+
+
+def newest_run(runs: Path) -> Path | None:
+    """The folder of the run that was written to last; None if there is no run."""
+    times = {}
+    with suppress(OSError):
+        for options in runs.glob("*/run.json"):
+            files = (options, options.with_name("commits.csv"))
+            times[options.parent] = max(path.stat().st_mtime for path in files if path.exists())
+    return max(times, key=lambda folder: (times[folder], folder.name), default=None)
 
 
 def _lock(file: IO[str], *, shared: bool = False) -> bool:

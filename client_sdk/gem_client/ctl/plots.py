@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
@@ -20,38 +22,82 @@ from gem_client.ctl.prometheus import Column, Series
 PlottedQuery = tuple[Query, list[Series]]  # a panel's query, and the series that Prometheus returned for it
 _COLOURS = ("#1f4e79", "#c0392b", "#e08e0b", "#2e7d4f", "#7d5ba6", "#5d6d7e", "#16a0a0", "#b5651d", "#d16ba5", "#8c8c00")
 _STYLE: Any = {"svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif", "text.parse_math": False}
+_MAX_BARS = 50
 _MAX_NAMED = 10  # more series than that are drawn alike and not named
 
 
-def draw(panel: Panel, plotted: list[PlottedQuery], begin: float, end: float) -> str:
-    """Draws the panel between two times (Unix seconds) as an SVG element; returns an empty string if there is no data."""
+def draw(panel: Panel, plotted: list[PlottedQuery], begin: float, end: float, axis: str = "") -> str:
+    """Draws the panel as an SVG element; returns an empty string if there is no data.
+
+    The x axis goes from `begin` to `end`. Those are Unix seconds, and its ticks count from `begin`, unless `axis` says what
+    it shows.
+    """
     if not any(np.isfinite(one.values).any() for _, series in plotted for one in series):
         return ""
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": panel.title}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the text stays text: the browser has the font
-        figure = Figure(figsize=(6.2, 2.9), layout="constrained")
-        axes = figure.add_subplot()
+    with _plot(panel.title) as (figure, axes):
         if panel.kind is Kind.HEATMAP:
             _draw_heatmap(axes, plotted[0][1])
         else:
             _draw_lines(axes, panel, plotted)
         unit, seconds = _time_unit(end - begin)
         axes.set_xlim(begin, max(end, begin + 1))
-        axes.xaxis.set_major_locator(_Since(begin, seconds))
-        axes.xaxis.set_major_formatter(lambda at, _: f"{(at - begin) / seconds:.4g}")
-        axes.set_xlabel(unit)
-        axes.spines[["top", "right"]].set_visible(False)
+        if axis:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
+            axes.xaxis.set_major_formatter(lambda at, _: f"{at:,.0f}")
+        else:
+            axes.xaxis.set_major_locator(_Since(begin, seconds))
+            axes.xaxis.set_major_formatter(lambda at, _: f"{(at - begin) / seconds:.4g}")
+        axes.set_xlabel(axis or unit)
         return _svg(figure)
 
 
+def draw_distribution(title: str, counts: Column, axis: str) -> str:
+    """Draws the share of each whole number from 0 on as a bar, given how often each occurs; an empty string for no count."""
+    if not counts.sum() > 0:
+        return ""
+    last = int(np.flatnonzero(counts)[-1])
+    width = -(-(last + 1) // _MAX_BARS)
+    bars = np.add.reduceat(counts, np.arange(0, last + 1, width)) / counts.sum()
+    with _plot(title) as (figure, axes):
+        axes.bar(width * np.arange(len(bars)) + (width - 1) / 2, bars, 0.85 * width, color=_COLOURS[0])
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
+        axes.yaxis.set_major_formatter(_formatter("percentunit"))
+        axes.set_axisbelow(True)
+        axes.grid(alpha=0.25, axis="y")
+        axes.set_xlabel(axis)
+        return _svg(figure)
+
+
+@contextmanager
+def _plot(title: str) -> Iterator[tuple[Figure, Axes]]:
+    """An empty plot in the style of all. The same plot gives the same SVG every time."""
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the text stays text: the browser has the font
+        figure = Figure(figsize=(6.2, 2.9), layout="constrained")
+        axes = figure.add_subplot()
+        axes.spines[["top", "right"]].set_visible(False)
+        yield figure, axes
+
+
 def _draw_lines(axes: Axes, panel: Panel, plotted: list[PlottedQuery]) -> None:
-    lines = [(query, _with_gaps(one)) for query, several in plotted for one in several]
+    lines = [(query, one if query.dots else _with_gaps(one)) for query, several in plotted for one in several]
     few = len(lines) <= _MAX_NAMED
     for number, (query, one) in enumerate(lines):
         style, name = "--" if query.dashed else "-", _name(query.legend, one)
         colour, width = (_COLOURS[number % len(_COLOURS)], 1.6) if few else (_COLOURS[0], 0.7)
         values = np.where(np.isfinite(one.values), one.values, np.nan)
-        axes.plot(one.times, values, style, color=colour, linewidth=width, alpha=1 if few else 0.5, label=name)
+        marker = "o" if query.dots or len(one.values) == 1 else None
+        axes.plot(
+            one.times,
+            values,
+            style,
+            color=colour,
+            linewidth=width,
+            marker=marker,
+            markersize=3,
+            alpha=1 if few else 0.5,
+            label=name,
+        )
     if not few:
         axes.set_title(f"{len(lines)} series", loc="right", fontsize=8, color="#666666")
     elif axes.get_legend_handles_labels()[1]:

@@ -75,8 +75,9 @@ class Interrupts:
         finally:
             self._waiting = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Interrupts:
         self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

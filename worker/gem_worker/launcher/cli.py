@@ -121,9 +121,9 @@ class _RunToResume(click.Path):
 def main(context: click.Context, /, **options: Any) -> None:
     """Trains a task with an asynchronous cluster on this machine: one server process, several workers.
 
-    Prints live progress and writes summary.json, report.png and model.safetensors to runs/<id>/. Processes that die are
-    restarted. If all workers fail alike before their first commit, the run ends and shows the error. Ctrl-C stops the run,
-    writes a checkpoint, summary.json and report.png, and prints how to resume.
+    Prints live progress and writes summary.json, report.html, report.png and model.safetensors to runs/<id>/. Processes that
+    die are restarted. If all workers fail alike before their first commit, the run ends and shows the error. Ctrl-C stops the
+    run, writes a checkpoint, summary.json, report.html and report.png, and prints how to resume.
 
     Your own task is a class with model(), training_data(), test_data(), loss(model, batch) and correct(model, batch). Its
     only argument is the --data folder. If it has a method optimizer(model), each worker makes the steps of that optimizer.

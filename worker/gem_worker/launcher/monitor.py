@@ -136,21 +136,28 @@ class RunMonitor:
         return 3 if self._cluster.diverged else 0
 
     def _save_results(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> None:
-        """Writes the plot and the summary, and prints the closing lines."""
-        plot = self._plot(history)
+        """Writes the summary, the plot and the report, and prints the closing lines."""
         summary = self._summary(outcome, history, score, seconds)
         self._folder.save_summary(summary)
-        click.echo(_closing(summary, self._folder, plot))
+        click.echo(_closing(summary, self._folder, self._pictures(history)))
 
-    def _plot(self, history: dict[str, Any]) -> str:
-        """Draws the report; returns its path, or why it could not be drawn."""
+    def _pictures(self, history: dict[str, Any]) -> dict[str, str]:
+        """Writes the plot and the report; returns the path of each, or why there is none.
+
+        Nothing that goes wrong here may end the run with a failure: a full disk, or Ctrl-C while Matplotlib was imported.
+        """
         try:
+            from gem_client.ctl.run_report import write_report
+
             from gem_worker.launcher.plot import plot_report
+
+            title = _title(self._hyperparameters, self._options)
+            plot_report(self._folder.plot, title, history, self._scorer.scores, self._options["workers"])
+            return {"plot": str(self._folder.plot), "report": str(write_report(self._folder.path))}
         except ModuleNotFoundError as error:
-            return f"none: {error.name} is not installed: {install('report')}"
-        title = _title(self._hyperparameters, self._options)
-        plot_report(self._folder.report, title, history, self._scorer.scores, self._options["workers"])
-        return str(self._folder.report)
+            return {"report": f"none: {error.name} is not installed: {install('report')}"}
+        except Exception as error:
+            return {"report": f"none: {error}; write it with gem-ctl report {self._folder.path}"}
 
     def _summary(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> dict[str, Any]:
         status = self._status
@@ -223,7 +230,7 @@ def _test_score(summary: dict[str, Any]) -> str:
     return f"test accuracy  {'–' if accuracy is None else f'{100 * accuracy:.2f} %'}"
 
 
-def _closing(summary: dict[str, Any], folder: RunFolder, plot: str) -> str:
+def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str]) -> str:
     pi = summary["pi_median"]
     simulated = f" ({_simulated(summary['step_seconds'])})" if summary["step_seconds"] else ""
     lines = [
@@ -232,7 +239,7 @@ def _closing(summary: dict[str, Any], folder: RunFolder, plot: str) -> str:
         f"  {_test_score(summary)}",
         f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
-        f"  plot           {plot}",
+        *(f"  {name:<13}  {path}" for name, path in pictures.items()),
         f"  summary        {folder.summary}",
         *([f"  model          {folder.model}"] if folder.model.exists() else []),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import platform
@@ -16,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from gem_api import __version__
 from gem_api.layout import Layout, Vector
+from gem_client.ctl.curves import COLUMNS
+from gem_client.ctl.history import read_history
 from safetensors.numpy import save_file
 
 from gem_worker.evaluation.evaluate import Score
@@ -26,8 +27,8 @@ PACKAGES = ("torch", "numpy", "numba", "grpcio", "protobuf", "safetensors")
 class RunFolder:
     """The paths in runs/<id>/.
 
-    During the run: run.json, commits.csv, checkpoints/, logs/, server.address. At the end also summary.json, report.png and
-    model.safetensors.
+    During the run: run.json, commits.csv, checkpoints/, logs/, server.address. At the end also summary.json, report.png,
+    report.html and model.safetensors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +38,7 @@ class RunFolder:
         self.logs = path / "logs"
         self.options = path / "run.json"
         self.evaluations = path / "evaluations.json"
-        self.report = path / "report.png"
+        self.plot = path / "report.png"
         self.summary = path / "summary.json"
         self.model = path / "model.safetensors"
 
@@ -58,11 +59,13 @@ class RunFolder:
         self.options.write_text(json.dumps({**options, "resume": None}, indent=2, default=str) + "\n")
 
     def history(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The columns of commits.csv as float64, without the workers' names; NaN for an empty field."""
-        with self.commits.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows, names = list(reader), [name for name in reader.fieldnames or () if name != "worker"]
-        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+        """The columns of commits.csv as float64, without the workers' names; NaN for an empty field.
+
+        Raises OSError or HistoryError.
+        """
+        pieces = [piece.columns for piece in read_history(self.commits)]
+        names = pieces[0] if pieces else COLUMNS
+        return {name: np.concatenate([piece[name] for piece in pieces] or [np.zeros(0)]) for name in names}
 
     def save_model(self, layout: Layout, theta: Vector, version: int) -> None:
         save_file(layout.split(theta), self.model, metadata={"format": "pt", "gem_version": str(version)})

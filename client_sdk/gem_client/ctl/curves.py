@@ -1,0 +1,210 @@
+"""Condenses a run's history of any length into curves of a few hundred points, and into totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gem_client.ctl.history import Column, Piece
+
+Flags = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]
+
+BINS = 400  # a curve has between half as many points and these
+MAX_STALENESS = 10_000  # the distribution counts a higher staleness as this one
+_MEANS = ("loss", "staleness", "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy")
+COLUMNS = (*_MEANS, "version", "unix_seconds", "discarded", "samples")
+
+
+@dataclass
+class PerWorker:
+    """A value for each worker, in the order of the first commit.
+
+    Attributes:
+        commits: Applied commits.
+        discarded: Commits that the rule discarded.
+        staleness: Sum of the staleness of the applied commits.
+        last: Version of the last commit.
+        last_staleness: Staleness of the last commit.
+    """
+
+    commits: Column
+    discarded: Column
+    staleness: Column
+    last: Column
+    last_staleness: Column
+
+
+class Curves:
+    """The history of a run in bins of equally many versions. A bin becomes twice as wide whenever the run outgrows them.
+
+    Attributes:
+        first: The version of the first line; None before it.
+        final: The highest version.
+        applied, discarded, samples, nonfinite_losses, damaged: Totals.
+        begin, end: Unix seconds of the first and last commit.
+        distribution: Applied commits by staleness, shape (MAX_STALENESS + 1,).
+        names: The workers, in the order of their first commit.
+        per_worker: Their totals, in the same order.
+    """
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.final = 0.0
+        self.applied = self.discarded = self.nonfinite_losses = self.damaged = 0
+        self.samples = 0.0
+        self.begin, self.end = np.inf, -np.inf
+        self.distribution = np.zeros(MAX_STALENESS + 1)
+        self.per_worker = PerWorker(*(np.zeros(0) for _ in range(5)))
+        self._numbers: dict[str, int] = {}
+        self._width = 1.0
+        self._sums = {name: np.zeros(BINS) for name in _MEANS}
+        self._known = {name: np.zeros(BINS) for name in _MEANS}
+        self._commits, self._worked = np.zeros(BINS), np.zeros(BINS)
+        self._highest, self._times = np.full(BINS, -np.inf), np.full(BINS, -np.inf)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._numbers)
+
+    def add(self, piece: Piece) -> None:
+        """Adds the next lines of the history."""
+        self.damaged += piece.damaged
+        if not piece.workers:
+            return
+        lines = len(piece.workers)
+        columns = {name: piece.columns.get(name, np.full(lines, np.nan)) for name in COLUMNS}
+        version, applied = columns["version"], np.logical_not(columns["discarded"] > 0)
+        if self.first is None:
+            self.first = float(version.min())
+        self.final = max(self.final, float(version.max()))
+        self._widen()
+        bins = self._bins(version)
+        self._add_totals(columns, applied, piece.nonfinite_losses)
+        for name in _MEANS:
+            known = np.isfinite(columns[name])
+            self._sums[name] += np.bincount(bins[known], columns[name][known], BINS)
+            self._known[name] += np.bincount(bins[known], minlength=BINS)
+        self._commits += np.bincount(bins[applied], minlength=BINS)
+        for highest, column in ((self._highest, columns["staleness"]), (self._times, columns["unix_seconds"])):
+            known = np.isfinite(column)
+            np.maximum.at(highest, bins[known], column[known])
+        self._add_workers(piece.workers, version, np.nan_to_num(columns["staleness"]).clip(0, None), applied)
+
+    def end_of_history(self) -> None:
+        """Call it after the last line: a worker whose last commit is recent was at work to the end."""
+        workers = self.per_worker
+        recent = workers.last + 2 * (workers.last_staleness + 1) >= self.final
+        self._add_work(workers.last[recent] + 1, np.full(int(recent.sum()), self.final))
+
+    @property
+    def width(self) -> int:
+        """Versions in a bin."""
+        return int(self._width)
+
+    def versions(self) -> Column:
+        """The version in the middle of each bin that has a line."""
+        return np.asarray((self.first or 0.0) + (self._width - 1) / 2 + self._width * self._filled())
+
+    def mean(self, name: str) -> Column:
+        """The mean of a column over the lines of each bin; NaN without a finite number."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray((self._sums[name] / self._known[name])[self._filled()])
+
+    def smoothed(self, name: str, commits: int) -> Column:
+        """The mean of a column over each bin and the bins before it, which hold about `commits` commits together."""
+        window = max(1, round(commits / self._width))
+        sums, known = (_trailing(one[self._filled()], window).sum(1) for one in (self._sums[name], self._known[name]))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(sums / known)
+
+    def highest_staleness(self, commits: int) -> Column:
+        """The highest staleness in each bin and the bins before it, which hold about `commits` commits together."""
+        window = max(1, round(commits / self._width))
+        highest = _trailing(self._highest[self._filled()], window, -np.inf).max(1, initial=-np.inf)
+        return np.where(np.isfinite(highest), highest, np.nan)
+
+    def workers(self) -> Column:
+        """The mean number of workers at work in each bin.
+
+        A commit of version v with staleness τ was computed during versions v − τ to v.
+        """
+        filled = self._filled()
+        starts = (self.first or 0.0) + self._width * np.arange(BINS)
+        versions = np.minimum(self._width, self.final - starts + 1)
+        return np.asarray(self._worked[filled] / np.maximum(1.0, versions[filled]))
+
+    def rates(self, commits: int) -> Column:
+        """Commits applied per second up to the end of each bin, over about `commits` commits; NaN if the clock stood still."""
+        filled, window = self._filled(), max(1, round(commits / self._width))
+        counts, times = np.cumsum(self._commits[filled]), self._times[filled]
+        before = np.maximum(0, np.arange(len(times)) - window)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rates = (counts - counts[before]) / (times - times[before])
+        return np.where(np.isfinite(rates) & (rates >= 0) & (times > times[before]), rates, np.nan)
+
+    def _filled(self) -> Indices:
+        """The numbers of the bins that have a line."""
+        lines = self._commits + self._known["staleness"] + self._known["loss"]
+        return np.asarray(np.flatnonzero(lines))
+
+    def _bins(self, versions: Column) -> Indices:
+        """The bin of each version. An earlier version than the first counts as the first."""
+        return np.asarray(((versions - (self.first or 0.0)) // self._width).clip(0, BINS - 1).astype(np.int64))
+
+    def _widen(self) -> None:
+        while self.final - (self.first or 0.0) >= BINS * self._width:
+            self._width *= 2
+            for sums in (*self._sums.values(), *self._known.values(), self._commits, self._worked):
+                sums[:] = np.append(sums.reshape(-1, 2).sum(1), np.zeros(BINS // 2))
+            for highest in (self._highest, self._times):
+                highest[:] = np.append(highest.reshape(-1, 2).max(1), np.full(BINS // 2, -np.inf))
+
+    def _add_totals(self, columns: dict[str, Column], applied: Flags, nonfinite_losses: int) -> None:
+        self.applied += int(applied.sum())
+        self.discarded += int((~applied).sum())
+        self.nonfinite_losses += nonfinite_losses
+        self.samples += float(np.nansum(columns["samples"][applied]))
+        times = columns["unix_seconds"][np.isfinite(columns["unix_seconds"])]
+        self.begin, self.end = min(self.begin, times.min(initial=np.inf)), max(self.end, times.max(initial=-np.inf))
+        staleness = columns["staleness"][applied & np.isfinite(columns["staleness"])].clip(0, MAX_STALENESS)
+        self.distribution += np.bincount(staleness.astype(np.int64), minlength=MAX_STALENESS + 1)
+
+    def _add_workers(self, names: list[str], version: Column, staleness: Column, applied: Flags) -> None:
+        for name in names:
+            self._numbers.setdefault(name, len(self._numbers))
+        worker = np.array([self._numbers[name] for name in names])
+        count, totals = len(self._numbers), self.per_worker
+        for name, column in vars(totals).items():
+            fill = (self.first or 0.0) - 1 if name == "last" else 0.0
+            setattr(totals, name, np.append(column, np.full(count - len(column), fill)))
+        totals.commits += np.bincount(worker[applied], minlength=count)
+        totals.discarded += np.bincount(worker[~applied], minlength=count)
+        totals.staleness += np.bincount(worker[applied], staleness[applied], count)
+        order = np.argsort(worker, kind="stable")
+        worker, version, staleness = worker[order], version[order], staleness[order]
+        same = np.append(False, worker[1:] == worker[:-1])
+        before = np.where(same, np.append(0.0, version[:-1]), totals.last[worker])
+        self._add_work(np.maximum(version - staleness, before + 1), version)
+        final = np.append(~same[1:], True)
+        totals.last[worker[final]] = version[final]
+        totals.last_staleness[worker[final]] = staleness[final]
+
+    def _add_work(self, begin: Column, end: Column) -> None:
+        """Adds to each bin the versions that the intervals [begin, end] have in it. An empty interval adds nothing."""
+        begin = np.maximum(begin, self.first or 0.0)
+        begin, end = begin[end >= begin], end[end >= begin]
+        low, high = self._bins(begin), self._bins(end)
+        start = self.first or 0.0
+        # The bins from `low` on count whole; what lies before `begin` and after `end` is taken off again.
+        steps = np.bincount(low, minlength=BINS + 1) - np.bincount(high + 1, minlength=BINS + 1)
+        self._worked += self._width * np.cumsum(steps)[:BINS]
+        self._worked -= np.bincount(low, begin - start - low * self._width, BINS)
+        self._worked -= np.bincount(high, start + (high + 1) * self._width - 1 - end, BINS)
+
+
+def _trailing(values: Column, window: int, fill: float = 0.0) -> Column:
+    """Each value and the `window` - 1 before it, shape (values, window). `fill` stands before the first."""
+    return np.lib.stride_tricks.sliding_window_view(np.append(np.full(window, fill), values), window)[1:]
