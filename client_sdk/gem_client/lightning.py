@@ -33,8 +33,8 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same library under 
 class GemCallback:
     """Trains a LightningModule as a worker of a run, with Lightning's own Trainer and no Strategy.
 
-    **The optimizer.** `configure_optimizers` stays as it is: the callback takes what it returns, and makes an `Optimizer` of it.
-    A schedule needs `on="worker"` and `"interval": "step"`. To train by the server's rule alone, return
+    **The optimizer.** `configure_optimizers` stays as it is: the callback makes an `Optimizer` of what it
+    returns. A schedule needs `on="worker"` and `"interval": "step"`. To train by the server's rule alone, return
     `gem_client.torch.Optimizer(self.named_parameters(), session)` there.
 
     **The end.** The epochs are the server's, so `Trainer(max_epochs=...)` has no effect. When every sample of every epoch was
@@ -87,8 +87,8 @@ class GemCallback:
             )
         if trainer.world_size > 1:
             raise InvalidRequest(
-                f"each worker is a process of its own, not one of {trainer.world_size} ranks: use Trainer(devices=1), and start "
-                "the script once for each worker"
+                f"each worker is a process of its own, not one of {trainer.world_size} ranks: use Trainer(devices=1), and "
+                "start the script once for each worker"
             )
         if trainer.ckpt_path:
             raise InvalidRequest(
@@ -107,7 +107,7 @@ class GemCallback:
             raise InvalidRequest("a worker has one optimizer, and automatic optimization: one run trains one model")
         given, batches = trainer.optimizers[0], trainer.accumulate_grad_batches
         schedules = trainer.lr_scheduler_configs
-        if schedules and (self._on == "server" or isinstance(given, Optimizer) and given.inner is None):
+        if schedules and (self._on == "server" or (isinstance(given, Optimizer) and given.inner is None)):
             raise InvalidRequest("the schedule is the server's (gem-server --schedule): configure_optimizers can't bring one")
         if any(config.interval != "step" for config in schedules):
             raise InvalidRequest('the epochs are the server\'s: give the schedule as {"scheduler": ..., "interval": "step"}')
@@ -162,7 +162,7 @@ class GemCallback:
         self._session.__exit__(type(exception), exception, exception.__traceback__)
 
     def _end_pass(self, trainer: Any) -> None:
-        """Stops the trainer, with the run's final θ, if the run is complete. If it stops anyway, there is nothing to wait for."""
+        """Stops the trainer, with the run's final θ, if the run is complete. Does nothing if it stops anyway."""
         if self._finished or trainer.should_stop or self._loader is None:
             return
         self._optimizer.finish()

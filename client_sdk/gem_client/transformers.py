@@ -42,8 +42,8 @@ __all__ = ["GemTrainerMixin"]
 class GemTrainerMixin(Trainer):
     """Trains a model as a worker of a run, with the loop, the logs and the callbacks of `transformers.Trainer`.
 
-    **The optimizer** is the one that the trainer makes of its arguments (`optim`, `learning_rate`, `weight_decay`, ...), or that
-    is passed as `optimizers=`. With `on="worker"`, so is the schedule. If the workers share the data, it advances with the
+    **The optimizer** is the one that the trainer makes of its arguments (`optim`, `learning_rate`, `weight_decay`), or that is
+    passed as `optimizers=`. With `on="worker"`, so is the schedule. If the workers share the data, it advances with the
     commits of all of them, and therefore ends when the run does; otherwise with this worker's steps. With `on="server"`, the
     schedule is the server's, and `lr_scheduler_type` has no effect.
 
@@ -149,7 +149,8 @@ class GemTrainerMixin(Trainer):
             raise InvalidRequest("fp16 is not available: the trainer's GradScaler leaves out steps. Use bf16=True")
         if self.accelerator.distributed_type != "NO":
             raise InvalidRequest(
-                "each worker is a process of its own, without torchrun, DeepSpeed and FSDP: start the script once for each worker"
+                "each worker is a process of its own, without torchrun, DeepSpeed and FSDP: start the script once for each "
+                "worker"
             )
         if self.args.auto_find_batch_size:
             raise InvalidRequest("auto_find_batch_size is not available: the batches are dealt before the first step")

@@ -89,7 +89,11 @@ def main() -> None:
         gem = GemCallback(session)
         checkpoint = pl.callbacks.ModelCheckpoint(options.checkpoints, session.name)
         trainer = pl.Trainer(
-            callbacks=[gem, checkpoint], gradient_clip_val=1.0, logger=False, enable_progress_bar=sys.stdout.isatty()
+            callbacks=[gem, checkpoint],
+            max_epochs=-1,
+            gradient_clip_val=1.0,
+            logger=False,
+            enable_progress_bar=sys.stdout.isatty(),
         )
         trainer.fit(CharacterTransformer(), gem.loader(training), DataLoader(validation, batch_size=64))
     print(

@@ -1,4 +1,4 @@
-"""One worker of a run, trained by Hugging Face's Trainer: a small GPT-2 learns the next character of the standard library's sources.
+"""One worker of a run, trained by Hugging Face's Trainer: a small GPT-2 learns the standard library's sources.
 
 python examples/transformers/train.py 127.0.0.1:50051
 """

@@ -177,8 +177,8 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def note(self, loss: Any) -> None:
-        """Notes the loss of a batch, for trainers that call `step` without it. The next step reports the mean of those noted since
-        the last one, instead of the loss that it is given.
+        """Notes the loss of a batch, for trainers that call `step` without it. The next step reports the mean of those
+        noted since the last one, instead of the loss that it is given.
 
         Args:
             loss: A number or a one-element tensor.

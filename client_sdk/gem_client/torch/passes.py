@@ -1,4 +1,4 @@
-"""The batches of a run for a trainer that wants one iteration for each of its epochs: for gem_client.lightning and .transformers."""
+"""The batches of a run for trainers that iterate once for each of their epochs: gem_client.lightning and .transformers."""
 
 from __future__ import annotations
 
