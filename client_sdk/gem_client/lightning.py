@@ -163,7 +163,8 @@ class GemCallback:
 
     def _end_pass(self, trainer: Any) -> None:
         """Stops the trainer, with the run's final θ, if the run is complete. Does nothing if it stops anyway."""
-        if self._finished or trainer.should_stop or self._loader is None:
+        stops = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
+        if self._finished or stops or self._loader is None:
             return
         self._optimizer.finish()
         if not self._loader.passes.more():

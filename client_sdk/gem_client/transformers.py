@@ -116,7 +116,7 @@ class GemTrainerMixin(Trainer):
         """Makes the trainer's schedule, or with `on="server"` one that leaves the learning rate to the server."""
         if self._on == "worker":
             super().create_scheduler(num_training_steps, optimizer)
-            if self._session.version:
+            if self._session.version and self._schedule_is_shared:
                 with warnings.catch_warnings():  # of a schedule that advances before the first step
                     warnings.simplefilter("ignore")
                     self._follow_run()
@@ -162,11 +162,18 @@ class GemTrainerMixin(Trainer):
         except TypeError:
             raise InvalidRequest("this run has no end: set max_steps, after which this worker leaves") from None
 
-    def _follow_run(self) -> None:
-        """Moves the schedule to where the run is. The trainer then advances it by one step."""
+    @property
+    def _schedule_is_shared(self) -> bool:
+        """Whether the trainer has made the schedule, and for all steps of all workers."""
         settings = self._session.hyperparameters
-        shared = settings.epochs and not settings.steps and settings.shards == "partition"
-        if self._on == "worker" and shared and not self._stops_itself:
+        all_steps = settings.epochs > 0 and not settings.steps and settings.shards == "partition" and not self._stops_itself
+        made = self._created_lr_scheduler and isinstance(self.lr_scheduler, torch.optim.lr_scheduler.LambdaLR)
+        return made and all_steps
+
+    def _follow_run(self) -> None:
+        """Moves a shared schedule to where the run is. The trainer then advances it by one step."""
+        if self._schedule_is_shared:
+            settings = self._session.hyperparameters
             position = max(self.lr_scheduler.last_epoch, self._session.version * settings.local_steps - 1)
             self.lr_scheduler.last_epoch = min(position, self.args.max_steps - 1)
 
