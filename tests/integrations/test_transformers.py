@@ -125,12 +125,10 @@ def test_the_run_ends_by_itself_when_every_sample_of_every_epoch_was_trained_on(
 
 def test_one_worker_does_what_the_trainer_does_without_a_server(tmp_path: Path) -> None:
     """Its AdamW with decay on weights alone, its warm-up and linear schedule, its clipping."""
-    batches: list[list[int]] = []
     arguments: dict[str, Any] = {"weight_decay": 0.3, "warmup_steps": 4, "max_grad_norm": 0.5, "optim": "adamw_torch"}
     model, data = Model(), Sums(True)
     rule = PLAIN  # a worker's steps, added to θ as they are
     with serving(config(rule)) as live, worker(live, tmp_path, model, data, **arguments) as (_, trainer):
-        trainer.data_collator = lambda samples: _noting(samples, batches)
         trainer.train()
         groups = trainer.optimizer.param_groups
         assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
@@ -141,19 +139,14 @@ def test_one_worker_does_what_the_trainer_does_without_a_server(tmp_path: Path) 
         model=twin,
         args=transformers.TrainingArguments(
             str(tmp_path), per_device_train_batch_size=BATCH, use_cpu=True, save_strategy="no", report_to="none",
-            disable_tqdm=True, logging_steps=1, learning_rate=0.01, max_steps=len(batches), **arguments,
+            disable_tqdm=True, logging_steps=1, learning_rate=0.01, max_steps=2 * SAMPLES // BATCH, **arguments,
         ),
-        train_dataset=[data[index] for batch in batches for index in batch],
+        train_dataset=[data[index] for index in data.order[:]],
     )  # fmt: skip
     plain._get_train_sampler = lambda *_: None
     plain.train()
     assert rates == pytest.approx([entry["learning_rate"] for entry in plain.state.log_history if "loss" in entry])
     torch.testing.assert_close(flat(model), flat(twin), rtol=1e-4, atol=1e-5)
-
-
-def _noting(samples: list[dict[str, Any]], batches: list[list[int]]) -> Any:
-    batches.append([sample["unused"] for sample in samples])
-    return transformers.default_data_collator([{name: sample[name] for name in ("inputs", "labels")} for sample in samples])
 
 
 def test_the_schedule_advances_with_the_commits_of_all_workers(tmp_path: Path) -> None:
@@ -286,7 +279,10 @@ def test_a_schedule_of_the_users_is_refused_if_the_server_makes_the_steps(live: 
 
 
 def test_a_run_without_an_end_needs_max_steps(tmp_path: Path) -> None:
-    endless, refused = config(Hyperparameters(epochs=0, batch_size=BATCH)), pytest.raises(InvalidRequest, match="set max_steps")
+    endless, refused = (
+        config(Hyperparameters(epochs=0, batch_size=BATCH), until_stopped=True),
+        pytest.raises(InvalidRequest, match="set max_steps"),
+    )
     with serving(endless) as live, worker(live, tmp_path, Model()) as (_, trainer), refused:
         trainer.train()
 

@@ -21,11 +21,12 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 class Sums(torch.utils.data.Dataset[Any]):
-    """Four numbers and their sum. Counts how often each sample was read."""
+    """Four numbers and their sum. Notes which samples were read, in their order, and how often."""
 
     def __init__(self, as_dict: bool = False) -> None:
         self.inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
         self.read: Counter[int] = Counter()
+        self.order: list[int] = []
         self._as_dict = as_dict
 
     def __len__(self) -> int:
@@ -33,6 +34,7 @@ class Sums(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         self.read[index] += 1
+        self.order.append(index)
         inputs, target = self.inputs[index], self.inputs[index].sum(0, keepdim=True)
         return {"inputs": inputs, "labels": target, "unused": index} if self._as_dict else (inputs, target)
 
