@@ -20,7 +20,7 @@ from gem_client.lightning import GemCallback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, random_split
 
-MODULES = ("argparse", "ast", "configparser", "dataclasses", "inspect", "textwrap", "traceback", "typing")
+MODULES = ("argparse", "dataclasses", "textwrap", "traceback")
 CONTEXT = 64  # characters that the model sees
 CHARACTERS = 128  # ASCII
 
@@ -93,6 +93,7 @@ def main() -> None:
             max_epochs=-1,
             gradient_clip_val=1.0,
             logger=False,
+            enable_model_summary=False,
             enable_progress_bar=sys.stdout.isatty(),
         )
         trainer.fit(CharacterTransformer(), gem.loader(training), DataLoader(validation, batch_size=64))

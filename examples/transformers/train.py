@@ -17,7 +17,7 @@ from gem_client.transformers import GemTrainerMixin
 from torch import Tensor
 from torch.utils.data import Dataset, random_split
 
-MODULES = ("argparse", "ast", "configparser", "dataclasses", "inspect", "textwrap", "traceback", "typing")
+MODULES = ("argparse", "dataclasses", "textwrap", "traceback")
 CONTEXT = 64  # characters that the model sees
 CHARACTERS = 128  # ASCII
 
