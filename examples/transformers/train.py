@@ -52,7 +52,7 @@ def main() -> None:
     split = torch.Generator().manual_seed(0)  # the same for all workers
     training, validation = random_split(Text(), [0.9, 0.1], split)
     shape = transformers.GPT2Config(
-        CHARACTERS, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+        vocab_size=CHARACTERS, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
     )
     model = transformers.GPT2LMHeadModel(shape)
     with gem_client.connect(options.address) as session:
