@@ -20,7 +20,7 @@ SESSION = """
     set_batches_per_commit shards shares_memory skip skipped steps_done take_theta theta update_kind version wait_for_commit
 """  # and `name`, which is set at construction
 # And `answer` and `inner`, which are set at construction.
-OPTIMIZER = "add_param_group finish load_final load_state_dict skip state_dict step zero_grad"
+OPTIMIZER = "add_param_group finish load_final load_state_dict note skip state_dict step zero_grad"
 SHARD_SAMPLER = "complete loader"
 
 

@@ -28,7 +28,9 @@ WITHIN_THE_SERVER = {
     "durability": {"core", "rules", "apply_loop", "config", "telemetry"},
     "rpc": {"core", "rules", "apply_loop", "security", "telemetry", "durability"},
 }
-TORCH = {"torch", "torchvision"}
+TORCH = {"torch", "torchvision", "gem_client.torch"}
+# Each works with a library that most users don't have, and is imported by its users alone.
+TRAINERS = {"lightning": {"lightning", "pytorch_lightning"}, "transformers": {"transformers"}}
 EDGE = {"grpc", "google", "prometheus_client", "time", "datetime", "asyncio", "threading", "random", "secrets", "os", "pathlib"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
@@ -75,9 +77,17 @@ def test_imports_point_one_way(package: str) -> None:
 
 @pytest.mark.parametrize("package", ["gem_api", "gem_server", "gem_client"])
 def test_torch_is_imported_where_it_is_meant_to_be_only(package: str) -> None:
-    """The server's image is small and starts at once; the SDK works with numpy alone but for gem_client.torch."""
-    paths = [path for path in sources(package) if path.parent.name != "torch"]
-    assert offences(paths, TORCH | {"gem_client.torch"}) == []
+    """The server's image is small and starts at once; the SDK works with numpy alone but for gem_client.torch, and
+    what builds on it."""
+    trainers = [ROOT / "client_sdk" / "gem_client" / f"{name}.py" for name in TRAINERS]
+    assert offences([path for path in sources(package) if path.parent.name != "torch" and path not in trainers], TORCH) == []
+
+
+@pytest.mark.parametrize("package", ROOMS)
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_trainers_library_is_imported_by_one_module_alone(package: str, name: str) -> None:
+    paths = [path for path in sources(package) if path != ROOT / "client_sdk" / "gem_client" / f"{name}.py"]
+    assert offences(paths, TRAINERS[name] | {f"gem_client.{name}"}) == []
 
 
 def room(*folders: str) -> list[Path]:

@@ -107,6 +107,7 @@ class Optimizer(torch.optim.Optimizer):
         self.answer: Answer | None = None
         self._joined = False
         self._scaled = False
+        self._noted: list[Any] = []
         first = {name: to_host(parameter.detach()) for name, parameter in self._trained.items()}
         session.join(first, groups=brought.groups, choice=brought.choice, overlap=overlap, pull_only_reads=True)
         self._bound: Any = None
@@ -175,6 +176,15 @@ class Optimizer(torch.optim.Optimizer):
         self._make_step(reported, self._batches_per_step)
         return loss
 
+    def note(self, loss: Any) -> None:
+        """Notes the loss of a batch, for trainers that call `step` without it. The next step reports the mean of those
+        noted since the last one, instead of the loss that it is given.
+
+        Args:
+            loss: A number or a one-element tensor.
+        """
+        self._noted.append(loss.detach() if isinstance(loss, Tensor) else loss)
+
     def skip(self, batches: int = 1) -> None:
         """Leaves the last batch out of the run. Call it instead of `step`, for example if the loss is not finite, or if a
         GradScaler made no step. Without this call, the batch's whole shard is trained on again.
@@ -186,6 +196,7 @@ class Optimizer(torch.optim.Optimizer):
             InvalidRequest: The loop has fewer batches than that without a step.
         """
         self._session.skip(batches)
+        self._noted.clear()
 
     def finish(self) -> None:
         """Commits what the end of the data has cut short, and loads θ. Call it after the last step. Raises as `step` does.
@@ -222,6 +233,8 @@ class Optimizer(torch.optim.Optimizer):
         return self.inner.step(closure) if closure is not None else self.inner.step()
 
     def _make_step(self, loss: float | None, batches: int) -> None:
+        if self._noted:
+            loss, self._noted = float(sum(self._noted) / len(self._noted)), []
         if self._local is not None:
             self._step_locally(self._local, loss, batches)
         elif self._overlap:

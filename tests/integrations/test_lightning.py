@@ -1,0 +1,278 @@
+"""Lightning's own Trainer as a worker, against a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import gem_client
+import pytest
+import pytorch_lightning as pl
+import torch
+from gem_client import InvalidRequest, Session
+from gem_client.lightning import GemCallback, _callback
+from gem_client.torch import Optimizer
+from integrations.trainer_helpers import (
+    BATCH,
+    PLAIN,
+    RUN,
+    SAMPLES,
+    Sums,
+    at_work,
+    commits,
+    completed,
+    flat,
+    network,
+    reported_loss,
+    theta,
+)
+from live import Live, config, serving, wait_until
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.plugins.precision import MixedPrecision
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+Configure = Callable[["Module"], Any]
+
+
+class Module(pl.LightningModule):
+    """A small network. `before` is called before each training step, with the number of the step."""
+
+    def __init__(self, configure: Configure, before: Callable[[int], Any] = lambda step: None) -> None:
+        super().__init__()
+        self.network = network()
+        self.losses: list[float] = []
+        self._configure, self._before = configure, before
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        factor = self._before(len(self.losses))
+        loss = nn.functional.mse_loss(self.network(batch[0]), batch[1])
+        self.losses.append(loss.item())
+        return loss * (factor or 1.0)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("validation_loss", nn.functional.mse_loss(self.network(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return self._configure(self)
+
+
+class Watch(pl.Callback):
+    """Calls `look` after each batch, before the worker may leave."""
+
+    def __init__(self, look: Callable[[], Any]) -> None:
+        self._look = look
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._look()
+
+
+def adamw(module: nn.Module) -> Any:
+    return torch.optim.AdamW(module.parameters(), lr=0.01)
+
+
+def with_schedule(module: nn.Module) -> Any:
+    optimizer = adamw(module)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=10)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@contextmanager
+def worker(live: Live, **settings: Any) -> Iterator[tuple[Session, GemCallback]]:
+    with gem_client.connect(live.address) as session:
+        yield session, GemCallback(session, **settings)
+
+
+def trainer(gem: GemCallback, *callbacks: Any, **settings: Any) -> pl.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    return pl.Trainer(callbacks=[*callbacks, gem], accelerator="cpu", **{**quiet, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("brought", ["parameters", "worker", "server"])
+def test_the_run_ends_by_itself_when_every_sample_of_every_epoch_was_trained_on(brought: str) -> None:
+    data = Sums()
+    reported: list[float] = []
+    with serving(config(RUN)) as live, worker(live, on="server" if brought == "server" else "worker") as (session, gem):
+        kinds: dict[str, Configure] = {
+            "parameters": lambda module: Optimizer(module.named_parameters(), session),
+            "worker": with_schedule,
+            "server": adamw,
+        }
+        module = Module(kinds[brought])
+        before = data.loss(module.network)
+        watch = Watch(lambda: reported.append(reported_loss(live)))
+        # The server's epochs count, not these.
+        trainer(gem, watch, max_epochs=1).fit(module, gem.loader(data))
+        assert completed(live) == 2 * SAMPLES
+        assert set(data.read.values()) == {2}
+        assert commits(live) == 2 * SAMPLES / BATCH
+        assert reported == pytest.approx(module.losses)
+        assert torch.equal(flat(module), theta(live))
+        assert at_work(live) == 0
+        assert data.loss(module.network) < before
+
+
+def test_a_schedule_on_the_inner_optimizer_is_followed() -> None:
+    with serving(config(RUN)) as live, worker(live) as (_, gem):
+        fitted = trainer(gem)
+        fitted.fit(Module(with_schedule), gem.loader(Sums()))
+        assert fitted.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+def test_accumulated_batches_are_one_commit_that_reports_their_mean_loss() -> None:
+    data, reported = Sums(), []
+    with serving(config(RUN)) as live, worker(live) as (_, gem):
+        module = Module(adamw)
+        watch = Watch(lambda: commits(live) and reported.append(reported_loss(live)))
+        trainer(gem, watch, accumulate_grad_batches=3).fit(module, gem.loader(data))
+        assert completed(live) == 2 * SAMPLES
+        assert set(data.read.values()) == {2}
+        assert commits(live) == 8
+        assert reported[0] == pytest.approx(sum(module.losses[:3]) / 3)
+
+
+def test_accumulation_that_the_optimizer_does_not_know_of_is_refused() -> None:
+    with serving(config(RUN)) as live, worker(live) as (session, gem):
+        module = Module(lambda module: Optimizer(module.named_parameters(), session, batches_per_step=2))
+        with pytest.raises(InvalidRequest, match=r"accumulate_grad_batches is 3, .* batches_per_step=2"):
+            trainer(gem, accumulate_grad_batches=3).fit(module, gem.loader(Sums()))
+        assert at_work(live) == 0
+
+
+def test_gradients_are_clipped_before_they_are_committed() -> None:
+    with serving(config(PLAIN)) as live, worker(live) as (session, gem):
+        module = Module(lambda module: Optimizer(module.named_parameters(), session))
+        before = flat(module)
+        trainer(gem, gradient_clip_val=1e-3).fit(module, gem.loader(Sums()))
+        assert 0 < (flat(module) - before).norm() <= commits(live) * PLAIN.learning_rate * 1e-3 * 1.01
+
+
+def test_steps_that_a_grad_scaler_leaves_out_are_skipped_and_the_run_completes() -> None:
+    data = Sums()
+    with serving(config(RUN)) as live, worker(live) as (session, gem):
+        module = Module(adamw, lambda step: float("inf") if step in (2, 7) else None)
+        scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+        trainer(gem, plugins=[scaled]).fit(module, gem.loader(data))
+        assert session.skipped == 2
+        assert completed(live) == 2 * SAMPLES
+        assert commits(live) == 2 * SAMPLES / BATCH - 2
+        assert set(data.read.values()) == {2}
+
+
+def test_the_last_validation_and_the_last_checkpoint_are_of_the_final_theta(tmp_path: Path) -> None:
+    data = Sums()
+    with serving(config(RUN)) as live, worker(live) as (_, gem):
+        module, saved = Module(adamw), ModelCheckpoint(tmp_path, monitor="validation_loss")
+        fitted = trainer(gem, saved, enable_checkpointing=True)
+        fitted.fit(module, gem.loader(data), DataLoader(Sums(), batch_size=SAMPLES))
+        state = torch.load(saved.best_model_path, weights_only=True)["state_dict"]
+        assert torch.equal(torch.cat([tensor.flatten() for tensor in state.values()]), theta(live))
+        assert fitted.callback_metrics["validation_loss"].item() == pytest.approx(data.loss(module.network), rel=1e-5)
+
+
+def test_a_worker_that_stops_early_gives_its_shards_back() -> None:
+    with serving(config(RUN)) as live, worker(live) as (_, gem):
+        trainer(gem, max_steps=5).fit(Module(adamw), gem.loader(Sums()))
+        assert at_work(live) == 0
+        assert commits(live) == 5
+        data = Sums()
+        with worker(live) as (_, other):
+            trainer(other).fit(Module(adamw), other.loader(data))
+        assert completed(live) == 2 * SAMPLES
+
+
+def broken(step: int) -> None:
+    if step == 2:
+        raise ZeroDivisionError("the loss is broken")
+
+
+def interrupted(step: int) -> None:
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("before", "error"), [(broken, ZeroDivisionError), (interrupted, SystemExit)])
+def test_a_worker_that_fails_leaves_the_run(before: Callable[[int], None], error: type[BaseException]) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    with serving(config(RUN)) as live:
+        session = gem_client.connect(live.address)  # without `with`: the callback itself leaves
+        gem = GemCallback(session)
+        try:
+            with pytest.raises(error):
+                trainer(gem).fit(Module(adamw, before), gem.loader(Sums()))
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        wait_until(lambda: not at_work(live), "the worker to leave")
+        assert 0 < commits(live) < 2 * SAMPLES / BATCH
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"world_size": 2}, "one of 2 ranks"),
+        ({"ckpt_path": "last.ckpt"}, "ckpt_path is not available"),
+        ({"limit_train_batches": 10}, "limit_train_batches"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_worker_joins(live: Live, settings: dict[str, Any], words: str) -> None:
+    fine = {"world_size": 1, "ckpt_path": None, "limit_train_batches": 1.0, "overfit_batches": 0.0}
+    with worker(live) as (_, gem):
+        gem.loader(Sums())
+        gem.setup(SimpleNamespace(**fine), None, "fit")
+        with pytest.raises(InvalidRequest, match=words):
+            gem.setup(SimpleNamespace(**{**fine, **settings}), None, "fit")
+
+
+def by_epochs(module: nn.Module) -> Any:
+    optimizer = adamw(module)
+    return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+@pytest.mark.parametrize(
+    ("configure", "settings", "words"),
+    [
+        (with_schedule, {"on": "server"}, "the schedule is the server's"),
+        (by_epochs, {}, '"interval": "step"'),
+    ],
+)
+def test_an_optimizer_that_cannot_work_is_refused(
+    live: Live, configure: Configure, settings: dict[str, Any], words: str
+) -> None:
+    with worker(live, **settings) as (_, gem), pytest.raises(InvalidRequest, match=words):
+        trainer(gem).fit(Module(configure), gem.loader(Sums()))
+
+
+def test_two_optimizers_are_refused(live: Live) -> None:
+    module = Module(lambda module: [adamw(module), adamw(module)])
+    module.automatic_optimization = False
+    with worker(live) as (_, gem), pytest.raises(InvalidRequest, match="one optimizer"):
+        trainer(gem).fit(module, gem.loader(Sums()))
+
+
+def test_another_loader_is_refused_for_all_workers_would_train_on_the_same_samples(live: Live) -> None:
+    with worker(live) as (_, gem), pytest.raises(InvalidRequest, match=r"gem\.loader"):
+        trainer(gem).fit(Module(adamw), DataLoader(Sums()))
+
+
+def test_the_callback_is_of_the_package_that_the_user_has_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = _callback.__wrapped__
+    assert issubclass(make(GemCallback), pl.Callback)
+    other = ModuleType("lightning.pytorch")
+    other.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", other)
+    assert issubclass(make(GemCallback), other.Callback)
+    assert not issubclass(make(GemCallback), pl.Callback)
+
+
+def test_without_lightning_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gem_client.lightning.PACKAGES", ("no_such_lightning.pytorch",))
+    with pytest.raises(ModuleNotFoundError, match=r"needs Lightning: pip install \"\.\[lightning\]\""):
+        _callback.__wrapped__(GemCallback)

@@ -1,0 +1,300 @@
+"""Hugging Face's own Trainer as a worker, against a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gem_client
+import numpy as np
+import pytest
+import torch
+import transformers
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import InvalidRequest, OptimizerChoice, Session
+from gem_client.transformers import GemTrainerMixin
+from integrations.trainer_helpers import (
+    BATCH,
+    PLAIN,
+    RUN,
+    SAMPLES,
+    Sums,
+    at_work,
+    commits,
+    completed,
+    flat,
+    network,
+    reported_loss,
+    theta,
+)
+from live import Live, config, serving, wait_until
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+
+
+class Worker(GemTrainerMixin, transformers.Trainer):
+    """The Trainer, as a worker of a run."""
+
+
+class Model(nn.Module):
+    """A small network with a norm. `before` is called before each training step, with the number of the step."""
+
+    def __init__(self, before: Callable[[int], None] = lambda step: None) -> None:
+        super().__init__()
+        self.network = network()
+        self.network.insert(1, nn.LayerNorm(8))
+        self.losses: list[float] = []
+        self._before = before
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        if self.training:
+            self._before(len(self.losses))
+        outputs = self.network(inputs)
+        loss = nn.functional.mse_loss(outputs.float(), labels)
+        if self.training:
+            self.losses.append(loss.item())
+        return {"loss": loss, "outputs": outputs}
+
+
+@contextmanager
+def worker(
+    live: Live,
+    folder: Path,
+    model: nn.Module,
+    data: Sums | None = None,
+    on: Any = "worker",
+    extra: Any = None,
+    **arguments: Any,
+) -> Iterator[tuple[Session, Worker]]:
+    quiet = {"use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
+    args = transformers.TrainingArguments(
+        str(folder), per_device_train_batch_size=BATCH, **{**quiet, "learning_rate": 0.01, **arguments}
+    )
+    with gem_client.connect(live.address) as session:
+        yield (
+            session,
+            Worker(
+                session=session,
+                on=on,
+                model=model,
+                args=args,
+                train_dataset=data or Sums(True),
+                eval_dataset=Sums(True),
+                **(extra or {}),
+            ),
+        )
+
+
+class Watch(transformers.TrainerCallback):  # type: ignore[misc]
+    """Calls `look` after each step."""
+
+    def __init__(self, look: Callable[[Any], Any]) -> None:
+        self._look = look
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._look(state)
+
+
+@pytest.mark.parametrize("on", ["worker", "server"])
+def test_the_run_ends_by_itself_when_every_sample_of_every_epoch_was_trained_on(tmp_path: Path, on: str) -> None:
+    data, model, reported = Sums(True), Model(), []
+    before = data.loss(model.network)
+    with serving(config(RUN)) as live, worker(live, tmp_path, model, data, on) as (_, trainer):
+        trainer.add_callback(Watch(lambda state: reported.append(reported_loss(live))))
+        steps = trainer.train().global_step
+        assert steps == commits(live) == 2 * SAMPLES / BATCH
+        assert completed(live) == 2 * SAMPLES
+        assert set(data.read.values()) == {2}
+        assert reported == pytest.approx(model.losses)
+        logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert logged == pytest.approx(model.losses, rel=1e-3, abs=1e-4)
+        # By names, for groups reorder the parameters: decayed ones come first.
+        trained = torch.cat([p.detach().flatten() for group in trainer.optimizer.param_groups for p in group["params"]])
+        assert torch.equal(trained, theta(live))
+        assert at_work(live) == 0
+        assert data.loss(model.network) < before
+
+
+def test_one_worker_does_what_the_trainer_does_without_a_server(tmp_path: Path) -> None:
+    """Its AdamW with decay on weights alone, its warm-up and linear schedule, its clipping."""
+    arguments: dict[str, Any] = {"weight_decay": 0.3, "warmup_steps": 4, "max_grad_norm": 0.5, "optim": "adamw_torch"}
+    model, data = Model(), Sums(True)
+    rule = PLAIN  # a worker's steps, added to θ as they are
+    with serving(config(rule)) as live, worker(live, tmp_path, model, data, **arguments) as (_, trainer):
+        trainer.train()
+        groups = trainer.optimizer.param_groups
+        assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+        assert all(parameter.ndim > 1 for parameter in groups[0]["params"])
+        rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    twin = Model()
+    plain = transformers.Trainer(
+        model=twin,
+        args=transformers.TrainingArguments(
+            str(tmp_path), per_device_train_batch_size=BATCH, use_cpu=True, save_strategy="no", report_to="none",
+            disable_tqdm=True, logging_steps=1, learning_rate=0.01, max_steps=2 * SAMPLES // BATCH, **arguments,
+        ),
+        train_dataset=[data[index] for index in data.order[:]],
+    )  # fmt: skip
+    plain._get_train_sampler = lambda *_: None
+    plain.train()
+    assert rates == pytest.approx([entry["learning_rate"] for entry in plain.state.log_history if "loss" in entry])
+    torch.testing.assert_close(flat(model), flat(twin), rtol=1e-4, atol=1e-5)
+
+
+def test_the_schedule_advances_with_the_commits_of_all_workers(tmp_path: Path) -> None:
+    """Another worker makes a commit after each step of this one: the rate is at its end with half the steps."""
+    model = Model()
+    with serving(config(RUN)) as live, worker(live, tmp_path, model) as (session, trainer):
+        with gem_client.connect(live.address) as other:
+
+            def commit(state: Any) -> None:
+                if state.global_step == 1:
+                    tensors = [(tensor.name, np.zeros(tensor.shape)) for tensor in session.layout.tensors]
+                    other.join(tensors, groups={}, choice=OptimizerChoice("worker"))
+                other.commit(np.zeros(session.layout.size), kind="delta")
+
+            trainer.add_callback(Watch(commit))
+            trainer.train()
+        rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    assert rates[0] == pytest.approx(0.01)
+    assert rates[1] == pytest.approx(0.01 * (1 - 1 / 24))
+    assert rates[8] == pytest.approx(0.01 * (1 - 15 / 24))
+    assert rates[13:] == [0.0] * 11
+
+
+def test_accumulated_batches_are_one_commit_that_reports_their_mean_loss(tmp_path: Path) -> None:
+    """24 batches in steps of 5: the last one has 4, and is clipped too."""
+    data, model, reported = Sums(True), Model(), []
+    with serving(config(RUN)) as live, worker(live, tmp_path, model, data, gradient_accumulation_steps=5) as (_, trainer):
+        trainer.add_callback(Watch(lambda state: reported.append(reported_loss(live))))
+        trainer.train()
+        assert completed(live) == 2 * SAMPLES
+        assert set(data.read.values()) == {2}
+        assert commits(live) == 5
+        assert reported[0] == pytest.approx(sum(model.losses[:5]) / 5)
+
+
+def test_gradients_are_clipped_before_they_are_committed_also_those_of_a_short_accumulation(tmp_path: Path) -> None:
+    model = Model()
+    before = flat(model)
+    arguments = {"gradient_accumulation_steps": 5, "max_grad_norm": 1e-3, "optim": "sgd", "learning_rate": 0.1}
+    with serving(config(PLAIN)) as live, worker(live, tmp_path, model, on="server", **arguments) as (_, trainer):
+        trainer.train()
+        assert commits(live) == 5
+        assert 0 < (flat(model) - before).norm() <= 5 * 0.1 * 1e-3 * 1.01
+
+
+def test_bf16_trains(tmp_path: Path) -> None:
+    data, model = Sums(True), Model()
+    with serving(config(RUN)) as live, worker(live, tmp_path, model, data, bf16=True) as (_, trainer):
+        trainer.train()
+        assert completed(live) == 2 * SAMPLES
+        assert torch.isfinite(flat(model)).all()
+
+
+def test_the_last_evaluation_and_what_is_saved_are_of_the_final_theta(tmp_path: Path) -> None:
+    data, model = Sums(True), Model()
+    saving = {"eval_strategy": "steps", "eval_steps": 10, "save_strategy": "steps", "save_steps": 100}
+    with serving(config(RUN)) as live, worker(live, tmp_path, model, data, **saving) as (_, trainer):
+        trainer.train()
+        evaluated = [(entry["step"], entry["eval_loss"]) for entry in trainer.state.log_history if "eval_loss" in entry]
+        assert [step for step, _ in evaluated] == [10, 20, 24]
+        assert evaluated[-1][1] == pytest.approx(data.loss(model.network), rel=1e-5)
+        trainer.save_model(str(tmp_path / "model"))
+        for path in (tmp_path / "model", tmp_path / "checkpoint-24"):
+            state = load_file(str(path / "model.safetensors"))
+            assert torch.equal(torch.cat([state[name].flatten() for name, _ in model.named_parameters()]), flat(model))
+
+
+def test_a_worker_with_max_steps_leaves_early_and_another_one_completes_the_run(tmp_path: Path) -> None:
+    with serving(config(RUN)) as live:
+        with worker(live, tmp_path, Model(), max_steps=5) as (_, trainer):
+            trainer.train()
+            assert at_work(live) == 0
+            assert commits(live) == 5
+            assert trainer.state.log_history[-2]["learning_rate"] == pytest.approx(0.01 / 5)
+        with worker(live, tmp_path, Model()) as (_, trainer):
+            trainer.train()
+        assert completed(live) == 2 * SAMPLES
+
+
+def broken(step: int) -> None:
+    if step == 2:
+        raise ZeroDivisionError("the loss is broken")
+
+
+def interrupted(step: int) -> None:
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("before", "error"), [(broken, ZeroDivisionError), (interrupted, KeyboardInterrupt)])
+def test_a_worker_that_fails_leaves_the_run(tmp_path: Path, before: Callable[[int], None], error: type[BaseException]) -> None:
+    with serving(config(RUN)) as live, worker(live, tmp_path, Model(before)) as (_, trainer):
+        with pytest.raises(error):
+            trainer.train()
+        wait_until(lambda: not at_work(live), "the worker to leave")
+        assert 0 < commits(live) < 2 * SAMPLES / BATCH
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"auto_find_batch_size": True}, "auto_find_batch_size"), ({"resume": True}, "resume_from_checkpoint is not available")],
+)
+def test_what_cannot_work_is_refused(live: Live, tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
+    resume = arguments.pop("resume", None)
+    with pytest.raises(InvalidRequest, match=words), worker(live, tmp_path, Model(), **arguments) as (_, trainer):
+        trainer.train(resume_from_checkpoint=resume)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "words"),
+    [({"mixed_precision": "fp16"}, "fp16 is not available"), ({"distributed_type": "MULTI_GPU"}, "without torchrun")],
+)
+def test_an_accelerator_that_cannot_work_is_refused(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: dict[str, str], words: str
+) -> None:
+    """Neither exists on a machine with one CPU."""
+    for name, value in accelerator.items():
+        monkeypatch.setattr(f"accelerate.Accelerator.{name}", value)
+    with pytest.raises(InvalidRequest, match=words), worker(live, tmp_path, Model()):
+        pass
+
+
+def test_a_schedule_of_the_users_is_refused_if_the_server_makes_the_steps(live: Live, tmp_path: Path) -> None:
+    model = Model()
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    extra = {"optimizers": (inner, torch.optim.lr_scheduler.ConstantLR(inner, 1.0))}
+    refused = pytest.raises(InvalidRequest, match="the schedule is the server's")
+    with worker(live, tmp_path, model, on="server", extra=extra) as (_, trainer), refused:
+        trainer.train()
+
+
+def test_a_run_without_an_end_needs_max_steps(tmp_path: Path) -> None:
+    endless, refused = (
+        config(Hyperparameters(epochs=0, batch_size=BATCH), until_stopped=True),
+        pytest.raises(InvalidRequest, match="set max_steps"),
+    )
+    with serving(endless) as live, worker(live, tmp_path, Model()) as (_, trainer), refused:
+        trainer.train()
+
+
+def test_a_trainer_trains_once(tmp_path: Path) -> None:
+    with serving(config(RUN)) as live, worker(live, tmp_path, Model()) as (_, trainer):
+        trainer.train()
+        with pytest.raises(InvalidRequest, match="trains once"):
+            trainer.train()
+
+
+def test_without_transformers_one_line_says_what_to_install() -> None:
+    code = "import sys; sys.modules['transformers'] = None; import gem_client.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert 'gem_client.transformers needs transformers: pip install ".[transformers]"' in done.stderr.splitlines()[-1]
