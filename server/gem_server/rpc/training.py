@@ -266,6 +266,10 @@ class TrainingServicer:
         return pb.ReportEvaluationResponse()
 
     async def get_status(self, call: Call, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        return self.status()
+
+    def status(self) -> pb.GetStatusResponse:
+        """The run's status. Call it on the event loop's thread."""
         return messages.status(
             self._core, self._progress, self._apply_loop.queue_length, self._progress.draining, self._clock()
         )
