@@ -52,19 +52,18 @@ class LiveStatus:
 
     Args:
         core, progress, curves: The run.
-        status: Returns its status.
+        status: Returns its status, with at most a given number of workers.
     """
 
-    def __init__(self, core: Core, progress: Progress, curves: Curves, status: Callable[[], pb.GetStatusResponse]) -> None:
+    def __init__(self, core: Core, progress: Progress, curves: Curves, status: Callable[[int], pb.GetStatusResponse]) -> None:
         self._core, self._progress, self._curves, self._status = core, progress, curves, status
 
     def read(self) -> Callable[[], bytes]:
         """Takes the status now, on the event loop's thread. The function that it returns encodes it, on any thread."""
-        core, curves, status = self._core, self._curves, self._status()
-        points, workers = curves.until_now(), len(status.workers)
-        del status.workers[MAX_WORKERS:]
+        core, curves = self._core, self._curves
+        points, status = curves.until_now(), self._status(MAX_WORKERS)
         facts = {
-            "workers": workers,
+            "workers": len(core.leases.live),
             "lease_seconds": core.leases.duration,
             "learning_rate": None if core.settings.optimizer == "worker" else rate(core.settings, core.central.version),
             "commits_per_second": curves.commits_per_second,
