@@ -80,7 +80,7 @@ class Browser:
 
     def text(self) -> str:
         """What a person reads on the page."""
-        return str(self.look("document.body ? document.body.innerText : ''"))
+        return str(self.look("document.body ? document.body.innerText : ''")).replace("\u00a0", " ")
 
     def screenshot(self, path: Path) -> None:
         """Writes the whole page as PNG."""

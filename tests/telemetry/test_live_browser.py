@@ -118,13 +118,22 @@ def test_nan_losses_are_counted_and_marked(browser: Browser) -> None:
         assert browser.errors == []
 
 
-def test_the_page_follows_the_run_by_itself(browser: Browser) -> None:
+@pytest.mark.parametrize("width", [WIDE, 1000, PHONE])
+def test_the_page_follows_the_run_by_itself_and_nothing_jumps(width: int, browser: Browser) -> None:
+    tops = "['epoch', 'charts', 'joined'].map(id => document.getElementById(id).getBoundingClientRect().top)"
     with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
-        open_page(browser, url(live), WIDE)
-        height = browser.look("document.getElementById('charts').getBoundingClientRect().top")
+        server_url, endpoint = url(live), live.server.parts.endpoint
+        shown, endpoint._page._read = endpoint._page._read, None  # as while the server starts
+        browser.errors.clear()
+        browser.open(server_url, width)
+        browser.until(f"location.href === '{server_url}' && {NOTICE}?.textContent.includes('starting')")
+        before = browser.look(tops)
+        endpoint._page._read = shown
+        browser.until(CONNECTED)
+        assert browser.look(tops) == before, "the layout jumped at the first status"
         train(wire, ["ann"])
         browser.until("document.body.innerText.includes('81.25 %')")
-        assert browser.look("document.getElementById('charts').getBoundingClientRect().top") == height, "the layout jumped"
+        assert browser.look(tops) == before, "the layout jumped at the first commits"
 
 
 def test_many_workers_are_cut_short_and_the_page_says_how_many_more(browser: Browser) -> None:
