@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import urllib.request
+from contextlib import suppress
 
 import pytest
 from gem_client import Admin
 from gem_client.ctl.local_runs import find_runs
-from launcher.train_helpers import Launch, assert_every_sample_accounted_for, last_state, read_json
+from launcher.train_helpers import PATIENCE, Launch, assert_every_sample_accounted_for, last_state, read_json
+from live import wait_until
 from matplotlib import image
 
 pytestmark = pytest.mark.timeout(900)
+
+
+def read(address: str) -> str:
+    """What an address serves; empty while nothing does."""
+    with suppress(OSError), urllib.request.urlopen(address, timeout=30) as response:
+        return str(response.read().decode())
+    return ""
 
 
 def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: Launch) -> None:
@@ -21,9 +32,16 @@ def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: La
     with Admin(launcher.address) as admin:
         kept = admin.checkpoint().version
     launcher.until_version(kept + 10)
+    page = launcher.until_it_says(r"live page (http://127\.0\.0\.1:\d+/)\n")
+    assert "<title>GEM</title>" in read(page)
     launcher.kill_member("gem_server")
     launcher.until_it_says("server was killed by SIGKILL; restarting it")
     launcher.until_version(kept + 1)
+    shown = json.loads(wait_until(lambda: read(f"{page}status.json"), "the live page at the same address", PATIENCE))
+    assert kept <= shown["start_version"] < shown["status"]["version"]
+    assert (shown["begin_version"], shown["curves"]["seconds"][0], shown["curves"]["version"][0]) == (0, 0, 1), (
+        "the curve's start"
+    )
     assert launcher.wait() == 0, launcher.output
     assert_every_sample_accounted_for(launcher.folder, epochs=30)
     assert read_json(launcher.folder / "summary.json")["test_accuracy"] >= 0.9
