@@ -153,10 +153,10 @@ class ServerProcess:
 
     def __init__(self, folder: Path) -> None:
         self.address, self.http = free_address(), free_address()
-        self._log = folder / "server.log"
+        self._log, self.history = folder / "server.log", folder / "history.csv"
         self._command = [
             sys.executable, "-m", "gem_server", "--listen", self.address, "--metrics-listen", self.http, "--durability", "log",
-            "--checkpoint-dir", str(folder / "checkpoints"), "--history", str(folder / "history.csv"), "--resume",
+            "--checkpoint-dir", str(folder / "checkpoints"), "--history", str(self.history), "--resume",
         ]  # fmt: skip
         self.start()
 
@@ -185,6 +185,7 @@ def test_after_a_kill_the_page_says_so_and_goes_on_with_its_curve_when_the_serve
     with wired(server) as wire:  # type: ignore[arg-type]
         train(wire, ["ann"])
     browser.until("document.body.innerText.includes('81.25 %')")
+    wait_until(lambda: len(server.history.read_text().splitlines()) == 7, "the history, which is written every second")
 
     server.kill()
     browser.until(f"!{NOTICE}.hidden && {NOTICE}.textContent === 'Server not reachable, retrying …'")
