@@ -100,7 +100,9 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 @option("--tls-cert", type=_FILE, help="Encrypt: the server's certificate chain, PEM. Read again when it changes.")
 @option("--tls-key", type=_FILE, help="The certificate's private key, PEM.")
 @option("--tls-client-ca", type=_FILE, help="Reject clients without a certificate from these authorities, PEM.")
-@_config_option("--metrics-listen", help="Address to serve Prometheus metrics on; empty: metrics are not served.")
+@_config_option(
+    "--metrics-listen", help="Address of the live page (/) and the Prometheus metrics (/metrics); empty: neither is served."
+)
 @_config_option("--checkpoint-dir", type=_FOLDER, help="Folder for checkpoints; without it nothing is saved.")
 @_config_option(
     "--checkpoint-interval", type=Number(min=0), help="Seconds between checkpoints; 0: only on request and at the end."

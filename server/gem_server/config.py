@@ -45,7 +45,7 @@ class ServerConfig:
     # HOST:PORT to serve gRPC on. Port 0 picks a free one.
     listen: str = "127.0.0.1:50051"
 
-    # HOST:PORT to serve Prometheus metrics on. Empty: metrics are not served.
+    # HOST:PORT of the live page and the Prometheus metrics. Port 0 picks a free one. Empty: neither is served.
     metrics_listen: str = "127.0.0.1:9464"
 
     # Unix socket that hands shared memory to workers on this machine: a path, or "@NAME" for a Linux socket without a file.

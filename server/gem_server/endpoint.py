@@ -1,7 +1,8 @@
-"""The ports that a server listens on: gRPC with health checks and reflection, and metrics."""
+"""The ports that a server listens on: gRPC with health checks and reflection; HTTP with the live page and metrics."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from gem_server.rpc.handlers import rpc_handlers
 from gem_server.security.access import Access
 from gem_server.security.tls import Certificates
 from gem_server.security.tokens import TokenFile
+from gem_server.telemetry.live_page import LivePage, LiveStatus
 
 REPLY_GRACE_SECONDS = 5.0
 _CHANNEL_OPTIONS = (
@@ -45,6 +47,7 @@ class Endpoint:
 
     Attributes:
         port: The port that gRPC is served on.
+        http_address: "host:port" of the live page and the metrics; empty if they are not served.
         access: Identifies callers.
     """
 
@@ -52,12 +55,13 @@ class Endpoint:
         self._logger = logger
         self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
         self._health = HealthServicer()
+        self._page = LivePage(registry)
         try:
             tokens = TokenFile(config.tokens, logger) if config.tokens is not None else None
             certificates = Certificates(config.tls, logger) if config.tls is not None else None
             self.access = Access(tokens, config.tls is not None and config.tls.client_ca is not None)
             self.port = _bind(self._server, config.listen, certificates)
-            serve_metrics(config.metrics_listen, registry)
+            self.http_address = serve_metrics(config.metrics_listen, registry, self._page)
         except ValueError as error:
             raise StartError(str(error)) from None
 
@@ -72,6 +76,10 @@ class Endpoint:
             services = (TRAINING, ADMIN, health_pb2.DESCRIPTOR.services_by_name["Health"])
             names = [service.full_name for service in services]
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
+
+    def add_live_status(self, status: LiveStatus) -> None:
+        """Shows the run on the live page. Call it on the event loop's thread."""
+        self._page.show(status, asyncio.get_running_loop())
 
     async def start(self) -> None:
         """Serves, and reports it as healthy."""

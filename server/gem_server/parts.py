@@ -22,7 +22,9 @@ from gem_server.rpc.calls import Calls
 from gem_server.rpc.memory_socket import MemorySocket
 from gem_server.rpc.training import TrainingServicer
 from gem_server.rules.threads import Threads
+from gem_server.telemetry.curves import Curves
 from gem_server.telemetry.history import open_history
+from gem_server.telemetry.live_page import LiveStatus
 from gem_server.telemetry.metrics import Metrics
 from gem_server.telemetry.progress import Progress, Traffic
 
@@ -48,6 +50,7 @@ class Parts:
         directory_lock: Keeps other servers out of the checkpoint directory; None without one.
         history: Writes the run's history; None if none is kept.
         group_commit: Writes the log; None if none is kept.
+        curves: The run so far, for the live page.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Parts:
         if self.history:
             opened.callback(self.history.close)
         self.progress, self.traffic = _new_progress(core, clock()), Traffic()
+        self.curves = Curves(core, self.progress, clock, self.history.earlier if self.history else ())
         metrics = Metrics(
             self.registry, core, self.progress, self.traffic, self._queue_length, lambda at: wall() - clock() + at
         )
@@ -99,6 +103,7 @@ class Parts:
         )
         admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
         self.endpoint.add_services(self.training, admin, calls)
+        self.endpoint.add_live_status(LiveStatus(core, self.progress, self.curves, self.training.status))
 
     def _queue_length(self) -> int:
         return self.apply_loop.queue_length

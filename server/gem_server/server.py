@@ -19,6 +19,7 @@ from gem_server.durability import recovery
 from gem_server.parts import Parts
 from gem_server.rules import is_users, where_raised
 from gem_server.security.exposure import what_is_open
+from gem_server.telemetry.curves import MIN_INTERVAL
 from gem_server.warm_up import warm_up
 
 
@@ -137,6 +138,8 @@ class Server:
         """The background tasks besides applying commits. None ends by itself."""
         config, parts = self._config, self.parts
         yield _repeat(min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
+        if parts.endpoint.http_address:
+            yield _repeat(MIN_INTERVAL, parts.curves.sample)
         yield parts.memory_socket.run()
         yield _repeat(1.0, parts.memory_socket.take_back)
         if parts.history:
@@ -145,13 +148,14 @@ class Server:
             yield parts.checkpointer.every(config.checkpoint_interval or math.inf)
 
     def _log_start(self) -> None:
-        config, core = self._config, self.core
+        config, core, http = self._config, self.core, self.parts.endpoint.http_address
         if config.checkpoint_dir is None:
             self._logger.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
         for what, how_to_close in what_is_open(config.listen, config.metrics_listen, config.tokens, config.tls):
             self._logger.warning(f"OPEN: {what}", close=how_to_close)
         self._logger.info(
-            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", metrics=config.metrics_listen or "none",
+            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", metrics=http or "none",
+            page=f"http://{http}/" if http else "none",
             memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
             rule=core.settings.rule, learning_rate=core.settings.learning_rate,
         )  # fmt: skip

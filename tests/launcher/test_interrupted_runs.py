@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import urllib.request
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from gem_client import Admin
 from gem_client.ctl.local_runs import find_runs
-from launcher.train_helpers import Launch, assert_every_sample_accounted_for, last_state, read_json
+from launcher.train_helpers import PATIENCE, Launch, assert_every_sample_accounted_for, last_state, read_json
+from live import wait_until
 from matplotlib import image
 
 pytestmark = pytest.mark.timeout(900)
+
+
+def read(address: str) -> str:
+    """What an address serves; empty while nothing does."""
+    with suppress(OSError), urllib.request.urlopen(address, timeout=30) as response:
+        return str(response.read().decode())
+    return ""
+
+
+def shows_progress_since_the_restart(page: str) -> dict[str, Any] | None:
+    """The page's data once the server has resumed the run and applied another commit."""
+    shown: dict[str, Any] = json.loads(read(f"{page}status.json") or "{}")
+    return shown if 0 < shown.get("start_version", 0) < shown["status"]["version"] else None
 
 
 def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: Launch) -> None:
@@ -21,9 +39,16 @@ def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: La
     with Admin(launcher.address) as admin:
         kept = admin.checkpoint().version
     launcher.until_version(kept + 10)
+    page = launcher.until_it_says(r"live page (http://127\.0\.0\.1:\d+/)\n")
+    assert "<title>GEM</title>" in read(page)
     launcher.kill_member("gem_server")
     launcher.until_it_says("server was killed by SIGKILL; restarting it")
     launcher.until_version(kept + 1)
+    shown = wait_until(lambda: shows_progress_since_the_restart(page), "new commits on the page at the same address", PATIENCE)
+    assert shown["start_version"] >= kept
+    assert (shown["begin_version"], shown["curves"]["seconds"][0], shown["curves"]["version"][0]) == (0, 0, 1), (
+        "the curve's start"
+    )
     assert launcher.wait() == 0, launcher.output
     assert_every_sample_accounted_for(launcher.folder, epochs=30)
     assert read_json(launcher.folder / "summary.json")["test_accuracy"] >= 0.9

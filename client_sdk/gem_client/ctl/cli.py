@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import re
 import sys
@@ -22,6 +21,7 @@ from gem_api.layout import MAX_PARAMETERS
 from gem_api.process.addresses import DEFAULT_PORT
 from gem_api.process.extras import install
 from gem_api.process.lifetime import interruptible
+from gem_api.process.message_json import as_dict
 from gem_api.process.options import (
     DURABILITIES,
     SETTINGS,
@@ -34,8 +34,6 @@ from gem_api.process.options import (
 )
 from gem_api.process.printable import printable
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
 from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect
@@ -430,24 +428,3 @@ def _write(out: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             scratch.unlink()
         raise
-
-
-def as_dict(message: Message) -> dict[str, Any]:
-    """Converts a message to JSON values, with the names of the .proto file. A field that is not set is None."""
-    return {field.name: _json_value(message, field) for field in message.DESCRIPTOR.fields}
-
-
-def _json_value(message: Message, field: FieldDescriptor) -> Any:
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    value = getattr(message, field.name)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no NaN
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return dict(sorted(value.items()))
-    values = list(value) if field.is_repeated else [value]
-    if field.message_type is not None:
-        values = [as_dict(entry) for entry in values]
-    elif field.enum_type is not None:
-        values = [field.enum_type.values_by_number[entry].name for entry in values]
-    return values if field.is_repeated else values[0]

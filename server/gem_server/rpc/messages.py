@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import islice
 
 from gem_api import __version__
 from gem_api.layout import Layout
@@ -86,15 +87,19 @@ def run_state(core: Core, draining: bool) -> pb.RunState:
     return pb.RUN_STATE_COMPLETE if core.ledger.all_complete else pb.RUN_STATE_TRAINING
 
 
-def status(core: Core, progress: Progress, queue_length: int, draining: bool, now: float) -> pb.GetStatusResponse:
+def status(
+    core: Core, progress: Progress, queue_length: int, draining: bool, now: float, max_workers: int | None = None
+) -> pb.GetStatusResponse:
+    """The run's status, with at most `max_workers` of its live workers: the oldest ones."""
     evaluation, held = progress.evaluation, core.ledger.held_by_lease()
+    leases = islice(core.leases.live.values(), max_workers)
     return pb.GetStatusResponse(
         run_id=core.run_id,
         state=run_state(core, draining),
         version=core.central.version,
         hyperparameters=core.settings.to_message(),
         parameter_count=core.central.size,
-        workers=[_worker(core, progress, lease, held[lease.lease_id], now) for lease in core.leases.live.values()],
+        workers=[_worker(core, progress, lease, held[lease.lease_id], now) for lease in leases],
         commits={str(outcome): count for outcome, count in core.outcomes.items()},
         leases_ended={str(reason): count for reason, count in core.leases.ended.items()},
         shards=_shards(core),

@@ -266,9 +266,12 @@ class TrainingServicer:
         return pb.ReportEvaluationResponse()
 
     async def get_status(self, call: Call, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return messages.status(
-            self._core, self._progress, self._apply_loop.queue_length, self._progress.draining, self._clock()
-        )
+        return self.status()
+
+    def status(self, max_workers: int | None = None) -> pb.GetStatusResponse:
+        """The run's status, with at most `max_workers` of its live workers. Call it on the event loop's thread."""
+        queued, draining = self._apply_loop.queue_length, self._progress.draining
+        return messages.status(self._core, self._progress, queued, draining, self._clock(), max_workers)
 
     def _require_open(self) -> None:
         if self._progress.draining:

@@ -22,5 +22,10 @@ def what_is_open(listen: str, metrics_listen: str, tokens: Path | None, tls: Tls
             what = "tokens, gradients and the model" if tokens is not None else "gradients and the model"
             found.append((f"{what} cross the network unencrypted", "--tls-cert FILE --tls-key FILE"))
     if metrics_listen and not is_loopback(metrics_listen):
-        found.append((f"anyone who can reach {metrics_listen} may read the metrics", "--metrics-listen on a private address"))
+        found.append(
+            (
+                f"anyone who can reach {metrics_listen} may read the metrics and the live page",
+                "--metrics-listen on a private address",
+            )
+        )
     return found

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from gem_api.process.logs import Logger
 
 from gem_server.apply_loop import Timing
 from gem_server.core.facts import Applied
+from gem_server.telemetry.curves import MAX_POINTS, Point
 
 COLUMNS = (
     "version", "ticket", "unix_seconds", "worker", "sequence", "discarded", "staleness", "loss", "samples",
@@ -21,6 +25,8 @@ COLUMNS = (
 MAX_WAITING = 1 << 20  # lines kept in memory while the disk fails; beyond that the oldest are dropped
 _TICKET = COLUMNS.index("ticket")
 _LONGEST_LINE = 1 << 16  # characters; a worker's name has at most 128
+_SMOOTHED = 50  # commits whose mean is a point of a curve, as in `Progress`
+_LONGEST_PAUSE = 60.0  # seconds; a longer time between two commits counts as this: the server was probably down
 
 
 class History:
@@ -35,6 +41,9 @@ class History:
 
     Raises:
         OSError: The file can't be written, or the path is not a file.
+
+    Attributes:
+        earlier: The curves of the commits that a resumed run already has.
     """
 
     def __init__(self, path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> None:
@@ -48,6 +57,7 @@ class History:
             raise OSError("it is not a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = self._lines_before(next_ticket) if next_ticket > 1 and path.exists() else []
+        self.earlier = curves(kept)
         if not kept and path.exists():
             path.replace(path.with_name(path.name + ".old"))
         rewritten = path.with_name(path.name + ".new")
@@ -132,3 +142,45 @@ def _is_whole(line: str) -> bool:
     if len(line) >= _LONGEST_LINE or (whole and "\0" in line):
         raise ValueError("a line is too long, or has NUL bytes")
     return whole
+
+
+def curves(rows: Sequence[Sequence[str]]) -> list[Point]:
+    """At most `MAX_POINTS`/2 points, evenly spaced in time, of the commits in a history's lines. Each has the means of the last
+    50 commits before it. What is not a number counts as unknown."""
+    if not rows:
+        return []
+    times = np.array([_number(row[COLUMNS.index("unix_seconds")]) for row in rows])
+    passed = np.clip(np.nan_to_num(np.diff(times, prepend=times[0])), 0, _LONGEST_PAUSE).cumsum()
+    moments = np.linspace(0, passed[-1], MAX_POINTS // 2)
+    ends = np.unique(np.searchsorted(passed, moments, side="right") - 1)
+    return [_point(rows, passed, int(end)) for end in ends]
+
+
+def _point(rows: Sequence[Sequence[str]], passed: Any, end: int) -> Point:
+    begin = max(0, end + 1 - _SMOOTHED)
+    window = rows[begin : end + 1]
+    version, before = (int(_number(row[COLUMNS.index("version")], 0)) for row in (window[-1], window[0]))
+    span = float(passed[end] - passed[begin])
+    return Point(
+        seconds=float(passed[end]),
+        version=version,
+        commits_per_second=(version - before) / span if span > 0 else None,
+        loss=_mean(window, "loss"),
+        pi_median=_mean(window, "pi_median"),
+        staleness=_mean(window, "staleness"),
+    )
+
+
+def _mean(rows: Sequence[Sequence[str]], column: str) -> float | None:
+    """The mean of a column's finite numbers; None if it has none."""
+    values = [_number(row[COLUMNS.index(column)]) for row in rows]
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def _number(text: str, otherwise: float = math.nan) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return otherwise
+    return number if math.isfinite(number) else otherwise

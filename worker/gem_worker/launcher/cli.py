@@ -180,6 +180,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
     cluster = _cluster(folder, options, hyperparameters, address, metrics, resume)
     size = f"{options['workers']} workers{_in_processes(cluster, options['workers'])}"
     click.echo(f"run {folder.path}: {size}, rule {hyperparameters.rule}, task {options['task']}")
+    click.echo(f"live page http://{metrics}/")
     click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
     try:
         with _task_errors():

@@ -1,0 +1,78 @@
+"""An HTTP port for a few small pages. Slow and hostile clients take at most a few threads, for a few seconds."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import WSGIApplication
+
+MAX_CONNECTIONS = 32  # beyond that, a new connection ends the oldest one
+MAX_SECONDS = 10.0  # that a connection may last, from its start to the end of the response
+
+
+class HttpPort(ThreadingMixIn, WSGIServer):
+    """Serves a WSGI application: one request a connection, each in a thread of its own.
+
+    Args:
+        host: A host name or an IPv4 or IPv6 address.
+        port: 0 for a free one; `server_port` has the result.
+        app: The application.
+        clock: Returns monotonic seconds.
+
+    Raises:
+        OSError, OverflowError: The address can't be used.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, app: WSGIApplication, clock: Callable[[], float] = time.monotonic) -> None:
+        self.address_family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began: dict[socket.socket, float] = {}  # the open connections, oldest first
+        super().__init__((str(address[0]), port), _Handler)
+        self.set_app(app)
+
+    def start(self) -> None:
+        """Serves in the background, until the process ends."""
+        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._began) >= MAX_CONNECTIONS:
+                self._end(next(iter(self._began)))
+            self._began[request] = self._clock()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Ends connections that last too long. `serve_forever` calls this at least twice a second."""
+        latest = self._clock() - MAX_SECONDS
+        with self._lock:
+            for connection in [connection for connection, began in self._began.items() if began < latest]:
+                self._end(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._began.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: clients that go away are no news, and could fill the log."""
+
+    def _end(self, connection: socket.socket) -> None:
+        """Wakes the thread that serves a connection; that thread closes it. The caller holds the lock."""
+        del self._began[connection]
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Logs no requests."""

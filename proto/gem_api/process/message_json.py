@@ -1,0 +1,30 @@
+"""The contract's messages as JSON values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """Converts a message to JSON values, with the names of the .proto file. A field that is not set is None."""
+    return {field.name: _json_value(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _json_value(message: Message, field: FieldDescriptor) -> Any:
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no NaN
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(sorted(value.items()))
+    values = list(value) if field.is_repeated else [value]
+    if field.message_type is not None:
+        values = [as_dict(entry) for entry in values]
+    elif field.enum_type is not None:
+        values = [field.enum_type.values_by_number[entry].name for entry in values]
+    return values if field.is_repeated else values[0]

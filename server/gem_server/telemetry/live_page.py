@@ -1,0 +1,183 @@
+"""The live page of a run, the status that it shows, and the metrics: what the server's HTTP port serves."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import fields
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gem_api.process.message_json import as_dict
+from gem_api.schedule import rate
+from gem_api.v1 import training_pb2 as pb
+from prometheus_client import make_wsgi_app
+from prometheus_client.registry import CollectorRegistry
+
+from gem_server.core.state_machine import Core
+from gem_server.telemetry.curves import Curves, Point
+from gem_server.telemetry.progress import Progress
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+T = TypeVar("T")
+MAX_WORKERS = 100  # in the status; a page with more rows is of no use
+FRESH_SECONDS = 0.5  # that a status is served again, so that many readers cost no more than one
+_PATIENCE = 5.0  # seconds; the event loop may be busy
+_PATHS = "the live page is at /, its data at /status.json, Prometheus metrics at /metrics\n"
+Headers = list[tuple[str, str]]
+Reply = tuple[str, Headers, bytes]  # status line, headers, body
+
+
+class LiveStatus:
+    """The run as the live page shows it: a JSON object of
+
+    - `status`: as `gem-ctl status --json`, with the 100 oldest of the live workers
+    - `workers`: how many live workers there are
+    - `lease_seconds`: how long a worker may be silent
+    - `learning_rate`: η_t at this version; null if each worker has its own optimizer
+    - `commits_per_second`: over the last 5 seconds
+    - `nonfinite_losses`: commits whose reported loss was NaN or infinite
+    - `begin_version`, `start_version`, `curves`: as in `Curves`; a list for each attribute of a point
+
+    Args:
+        core, progress, curves: The run.
+        status: Returns its status, with at most a given number of workers.
+    """
+
+    def __init__(self, core: Core, progress: Progress, curves: Curves, status: Callable[[int], pb.GetStatusResponse]) -> None:
+        self._core, self._progress, self._curves, self._status = core, progress, curves, status
+
+    def read(self) -> Callable[[], bytes]:
+        """Takes the status now, on the event loop's thread. The function that it returns encodes it, on any thread."""
+        core, curves = self._core, self._curves
+        points, status = curves.until_now(), self._status(MAX_WORKERS)
+        facts = {
+            "workers": len(core.leases.live),
+            "lease_seconds": core.leases.duration,
+            "learning_rate": None if core.settings.optimizer == "worker" else rate(core.settings, core.central.version),
+            "commits_per_second": curves.commits_per_second,
+            "nonfinite_losses": self._progress.nonfinite_losses,
+            "begin_version": curves.begin_version,
+            "start_version": curves.start_version,
+        }
+        return lambda: _encode({"status": as_dict(status), **facts, "curves": _columns(points)})
+
+
+class LivePage:
+    """A WSGI application: the page at `/`, its data at `/status.json`, Prometheus metrics at `/metrics`.
+
+    Args:
+        registry: The metrics.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics = make_wsgi_app(registry)
+        self._clock = clock
+        page = files("gem_server.telemetry").joinpath("live.html").read_text(encoding="utf-8")
+        self._page = page.encode()
+        self._headers = [
+            ("Content-Security-Policy", _policy(page)),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cache-Control", "no-store"),
+        ]
+        self._read: Callable[[], bytes] | None = None
+        self._lock = threading.Lock()  # one reader at a time asks the event loop; the others wait for the same status
+        self._status: Reply
+        self._taken = -math.inf
+
+    def show(self, status: LiveStatus, loop: asyncio.AbstractEventLoop) -> None:
+        """Serves this status from now on. `loop` runs on the thread that changes the run."""
+        self._read = lambda: _call_on(loop, status.read)()
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        line, headers, body = self._reply(environ)
+        start_response(line, [*headers, ("Content-Length", str(len(body)))])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    def _reply(self, environ: WSGIEnvironment) -> Reply:
+        path = environ["PATH_INFO"]
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return self._text("405 Method Not Allowed", "use GET\n", [("Allow", "GET, HEAD")])
+        if path == "/":
+            return "200 OK", [("Content-Type", "text/html; charset=utf-8"), *self._headers], self._page
+        if path == "/status.json":
+            return self._status_reply()
+        return self._metrics_reply(environ) if path == "/metrics" else self._text("404 Not Found", _PATHS)
+
+    def _text(self, line: str, text: str, more: Headers | None = None) -> Reply:
+        return line, [("Content-Type", "text/plain; charset=utf-8"), *(more or []), *self._headers], text.encode()
+
+    def _metrics_reply(self, environ: WSGIEnvironment) -> Reply:
+        started: list[Any] = []
+        parts = self._metrics({**environ, "REQUEST_METHOD": "GET"}, lambda *line: started.extend(line))
+        return started[0], started[1], b"".join(parts)
+
+    def _status_reply(self) -> Reply:
+        with self._lock:
+            if self._clock() - self._taken >= FRESH_SECONDS:
+                self._status, self._taken = self._new_status(), self._clock()
+            return self._status
+
+    def _new_status(self) -> Reply:
+        line, body = "503 Service Unavailable", _encode({"error": "the server is starting, busy or stopping"})
+        if self._read is not None:
+            with suppress(TimeoutError, RuntimeError):  # the event loop is busy, or has ended
+                line, body = "200 OK", self._read()
+        return line, [("Content-Type", "application/json"), *self._headers], body
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, read: Callable[[], T]) -> T:
+    """Calls `read` on the loop's thread. Raises TimeoutError if it takes too long, RuntimeError if the loop has ended."""
+    found: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            found.set_result(read())
+        except BaseException as error:
+            found.set_exception(error)
+
+    loop.call_soon_threadsafe(call)
+    return found.result(_PATIENCE)
+
+
+def _columns(points: list[Point]) -> dict[str, list[float | None]]:
+    return {field.name: [_short(getattr(point, field.name)) for point in points] for field in fields(Point)}
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are enough for a picture. JSON has no NaN."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _policy(page: str) -> str:
+    """The page may run its own script and style and ask this server for data, nothing else."""
+    script, style = (_hash(page, tag) for tag in ("script", "style"))
+    return (
+        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hash(page: str, tag: str) -> str:
+    """The hash by which a content security policy knows the page's one element of that name."""
+    (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

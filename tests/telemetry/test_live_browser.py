@@ -1,0 +1,203 @@
+"""The live page in a real browser: what it shows, on a wide screen and on a phone, without errors."""
+
+from __future__ import annotations
+
+import math
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import training_pb2 as pb
+from gem_server.telemetry.live_page import MAX_WORKERS
+from live import Live, config, serving, wait_until
+from telemetry.browser import BROWSER, NAMES, Browser
+from wire_client import SMALL, Wire, wired
+
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason=f"needs a Chromium: none of {', '.join(NAMES)} is installed"),
+    pytest.mark.timeout(600),
+]
+HOSTILE = '<img src=x onerror="document.title=1">'
+LONG = "a-very-long-name-" + "x" * 100
+WIDE, PHONE = 1440, 360
+CONNECTED = "!['connecting', undefined].includes(document.getElementById('state')?.textContent)"
+NOTICE = "document.getElementById('notice')"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def url(live: Live) -> str:
+    return f"http://{live.server.parts.endpoint.http_address}/"
+
+
+def open_page(browser: Browser, address: str, width: int) -> None:
+    browser.errors.clear()
+    browser.open(address, width)
+    browser.until(f"location.href === '{address}' && {CONNECTED}")
+
+
+def train(wire: Wire, names: list[str], commits: int = 6, loss: float = 0.4375) -> None:
+    """Workers that commit in turns, and an evaluation."""
+    workers = [wire.started(names[0]), *(wire.join(name) for name in names[1:])]
+    for worker in workers[1:]:
+        worker.pull()
+    for number in range(commits):
+        worker = workers[number % len(workers)]
+        worker.took(wire.whole("Commit", worker.header(loss=loss), *worker.body()).answer(SMALL.size))
+    wire.call("ReportEvaluation", pb.ReportEvaluationRequest(version=commits, loss=0.25, accuracy=0.8125))
+
+
+def scrolls_sideways(browser: Browser) -> bool:
+    return bool(browser.look("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_the_page_shows_the_run_and_fits_the_screen(width: int, browser: Browser) -> None:
+    settings = Hyperparameters(learning_rate=0.03, epochs=7)
+    with serving(config(settings, metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
+        train(wire, ["ann", "bob", LONG, HOSTILE])
+        open_page(browser, url(live), width)
+        browser.until("document.body.innerText.includes('81.25 %')")
+        text = browser.text()
+        for shown in (
+            "training", f"run {live.core.run_id}", "rule gem", "optimizer sgd", "η 0.03", "epoch 1 of 7", "0.4375", "81.25 %",
+            "Workers: 4", "ann", "bob", "Median π", "Staleness τ", "Commits per second", "training time, min:s",
+        ):  # fmt: skip
+            assert shown in text, f"{shown!r} is missing in:\n{text}"
+        assert browser.look("[...document.querySelectorAll('#facts dd')][0].textContent") == "6"
+        assert not scrolls_sideways(browser)
+        assert browser.look("document.querySelectorAll('#charts polyline').length") >= 5
+        assert browser.errors == []
+
+
+def test_names_from_the_network_stay_text(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
+        train(wire, [HOSTILE, LONG])
+        open_page(browser, url(live), PHONE)
+        assert HOSTILE in browser.look("document.getElementById('workers').textContent")
+        assert browser.look("document.images.length") == 0
+        assert browser.look("document.title").endswith("GEM")
+        assert browser.look(f"[...document.querySelectorAll('td')].some(cell => cell.title === '{LONG}')")
+        assert not scrolls_sideways(browser)
+
+
+def test_an_empty_run_says_what_it_waits_for(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live:
+        open_page(browser, url(live), PHONE)
+        text = browser.text()
+        for shown in ("waiting", "No workers: waiting for them to join", "no commits yet"):
+            assert shown in text
+        assert "NaN" not in text.replace("Losses NaN", "")
+        assert "undefined" not in text
+        assert (browser.errors, scrolls_sideways(browser)) == ([], False)
+
+
+def test_nan_losses_are_counted_and_marked(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
+        train(wire, ["ann"], commits=3, loss=math.nan)
+        open_page(browser, url(live), WIDE)
+        browser.until("document.querySelector('#facts .bad')?.textContent === '! 3'")
+        assert "none reported yet" in browser.text() or "no commits yet" in browser.text()
+        assert browser.errors == []
+
+
+@pytest.mark.parametrize("width", [WIDE, 1000, PHONE])
+def test_the_page_follows_the_run_by_itself_and_nothing_jumps(width: int, browser: Browser) -> None:
+    tops = "['epoch', 'charts', 'joined'].map(id => document.getElementById(id).getBoundingClientRect().top)"
+    with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
+        server_url, endpoint = url(live), live.server.parts.endpoint
+        shown, endpoint._page._read = endpoint._page._read, None  # as while the server starts
+        browser.errors.clear()
+        browser.open(server_url, width)
+        browser.until(f"location.href === '{server_url}' && {NOTICE}?.textContent.includes('starting')")
+        before = browser.look(tops)
+        endpoint._page._read = shown
+        browser.until(CONNECTED)
+        assert browser.look(tops) == before, "the layout jumped at the first status"
+        train(wire, ["ann"])
+        browser.until("document.body.innerText.includes('81.25 %')")
+        assert browser.look(tops) == before, "the layout jumped at the first commits"
+
+
+def test_many_workers_are_cut_short_and_the_page_says_how_many_more(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
+        for number in range(MAX_WORKERS + 15):
+            wire.join(f"worker-{number}")
+        open_page(browser, url(live), PHONE)
+        browser.until(f"document.getElementById('joined').textContent === 'Workers: {MAX_WORKERS + 15}'")
+        assert browser.look("document.getElementById('workers').children.length") == MAX_WORKERS
+        assert "and 15 more" in browser.text()
+        names = browser.look("[...document.querySelectorAll('#workers td:first-child')].map(cell => cell.textContent)")
+        assert names[:3] == ["worker-0", "worker-1", "worker-2"]
+
+
+class ServerProcess:
+    """gem-server as a process of its own, which keeps every acknowledged commit and a history."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address, self.http = free_address(), free_address()
+        self._log, self.history = folder / "server.log", folder / "history.csv"
+        self._command = [
+            sys.executable, "-m", "gem_server", "--listen", self.address, "--metrics-listen", self.http, "--durability", "log",
+            "--checkpoint-dir", str(folder / "checkpoints"), "--history", str(self.history), "--resume",
+        ]  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path)
+    yield server
+    server.kill()
+
+
+def test_after_a_kill_the_page_says_so_and_goes_on_with_its_curve_when_the_server_is_back(
+    browser: Browser, server: ServerProcess
+) -> None:
+    address = f"http://{server.http}/"
+    wait_until(lambda: answers(address), "the page of the server", 120)
+    open_page(browser, address, WIDE)
+    with wired(server) as wire:  # type: ignore[arg-type]
+        train(wire, ["ann"])
+    browser.until("document.body.innerText.includes('81.25 %')")
+    wait_until(lambda: len(server.history.read_text().splitlines()) == 7, "the history, which is written every second")
+
+    server.kill()
+    browser.until(f"!{NOTICE}.hidden && {NOTICE}.textContent === 'Server not reachable, retrying …'")
+    assert "81.25 %" in browser.text(), "the last state must stay on the page"
+    server.start()
+    browser.until(f"{NOTICE}.hidden && data.start_version === 6")
+    assert browser.look("data.curves.loss.filter(known).length") >= 1
+    assert "0.4375" in browser.text(), "the loss from before the kill must still be on the curve"
+    assert "The server resumed the run at version 6" in browser.text()
+
+
+def answers(address: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"{address}status.json", timeout=10) as response:
+        return bool(response.status == 200)
+    return False

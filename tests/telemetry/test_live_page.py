@@ -1,0 +1,271 @@
+"""What the server's HTTP port serves: the live page, its data, the metrics, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import math
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import training_pb2 as pb
+from gem_server.config import StartError
+from gem_server.security.exposure import what_is_open
+from gem_server.telemetry.curves import Point
+from gem_server.telemetry.live_page import MAX_WORKERS, LivePage
+from live import DEADLINE, Live, config, serving, wait_until
+from prometheus_client import CollectorRegistry, generate_latest
+from wire_client import SMALL, Wire, wired
+
+
+@dataclass
+class Response:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    def json(self) -> Any:
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is not JSON")
+
+        return json.loads(self.body, parse_constant=refuse)
+
+
+def ask(live: Live, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Response:
+    host, _, port = live.server.parts.endpoint.http_address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE)
+    try:
+        connection.request(method, path, headers=headers or {})
+        response = connection.getresponse()
+        return Response(response.status, response.headers, response.read())
+    finally:
+        connection.close()
+
+
+def status(live: Live, ready: Callable[[Any], Any] = lambda _: True) -> Any:
+    """The status, once it is as the test wants it: it may be half a second old."""
+
+    def found() -> Any:
+        response = ask(live, "/status.json")
+        seen = response.json() if response.status == 200 else None
+        return seen if seen and ready(seen) else None
+
+    return wait_until(found, "the status that the test waits for")
+
+
+@pytest.fixture
+def paged(tmp_path: Path) -> Iterator[Live]:
+    with serving(config(metrics_listen="127.0.0.1:0", history=tmp_path / "history.csv")) as live:
+        yield live
+
+
+def test_the_page_comes_with_headers_that_let_it_load_nothing_from_elsewhere(paged: Live) -> None:
+    response = ask(paged, "/")
+    assert response.status == 200
+    assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Cache-Control"] == "no-store"
+    policy = response.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        content = re.search(rf"<{tag}>(.*?)</{tag}>".encode(), response.body, re.DOTALL)
+        assert content is not None
+        assert f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(content[1]).digest()).decode()}'" in policy
+
+
+def test_the_page_is_one_file_that_needs_nothing_else(paged: Live) -> None:
+    page = ask(paged, "/").body.decode()
+    links = re.findall(r"""(?:src|href|action)=["']?([^"' >]+)""", page)
+    assert [link for link in links if not link.startswith(("data:", "/"))] == []
+    assert set(re.findall(r"https?://[^\"' )]+", page)) == {"http://www.w3.org/2000/svg"}  # a namespace, never fetched
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|@import|url\(", page)
+    assert len(page.splitlines()) < 300
+
+
+@pytest.mark.parametrize("path", ["/x", "/index.html", "/metrics/", "/../etc/passwd", "/%00", "/status.json/"])
+def test_an_unknown_path_is_not_found_and_told_which_ones_exist(path: str, paged: Live) -> None:
+    response = ask(paged, path)
+    assert response.status == 404
+    assert response.body == b"the live page is at /, its data at /status.json, Prometheus metrics at /metrics\n"
+    assert response.headers["Content-Type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_nothing_can_be_changed_here(method: str, path: str, paged: Live) -> None:
+    response = ask(paged, path, method)
+    assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/x"])
+def test_head_is_get_without_its_body(path: str, paged: Live) -> None:
+    got, head = ask(paged, path), ask(paged, path, "HEAD")
+    assert (head.status, head.body, head.headers["Content-Type"]) == (got.status, b"", got.headers["Content-Type"])
+    assert int(head.headers["Content-Length"]) > 0
+
+
+def test_a_query_changes_nothing(paged: Live) -> None:
+    assert ask(paged, "/?a=<script>").body == ask(paged, "/").body
+
+
+def test_metrics_are_byte_for_byte_what_prometheus_client_writes() -> None:
+    registry = CollectorRegistry()
+    started: list[Any] = []
+    environ: Any = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "HTTP_ACCEPT": "text/plain"}
+    body = b"".join(LivePage(registry)(environ, lambda *line: started.extend(line)))  # type: ignore[arg-type]
+    assert body == generate_latest(registry)
+    assert started[0] == "200 OK"
+
+
+def test_the_status_is_that_of_gem_ctl_with_the_curves_beside_it(paged: Live) -> None:
+    with wired(paged) as wire:
+        worker, other = wire.started("worker"), wire.join("other")
+        other.pull()
+        for _ in range(3):
+            worker.took(wire.whole("Commit", worker.header(loss=0.5), *worker.body()).answer(SMALL.size))
+        wire.call("ReportEvaluation", pb.ReportEvaluationRequest(version=3, loss=0.25, accuracy=0.75))
+        seen = status(paged, lambda seen: 0.75 in seen["curves"]["accuracy"])
+    assert seen["status"]["version"] == 3
+    assert seen["status"]["training_loss"] == 0.5
+    assert [worker["name"] for worker in seen["status"]["workers"]] == ["worker", "other"]
+    assert (seen["workers"], seen["lease_seconds"], seen["learning_rate"]) == (2, 60.0, 0.05)
+    assert (seen["begin_version"], seen["start_version"], seen["nonfinite_losses"]) == (0, 0, 0)
+    curves = seen["curves"]
+    assert set(curves) == set(Point.__dataclass_fields__)
+    assert len({len(column) for column in curves.values()}) == 1
+    assert (curves["version"][-1], curves["loss"][-1], curves["workers"][-1]) == (3, 0.5, 2)
+    assert 0.25 in curves["evaluation_loss"]
+
+
+def test_nan_and_infinity_become_null(paged: Live) -> None:
+    with wired(paged) as wire:
+        worker = wire.started("worker")
+        for loss in (math.nan, math.inf):
+            worker.took(wire.whole("Commit", worker.header(loss=loss), *worker.body()).answer(SMALL.size))
+        wire.call("ReportEvaluation", pb.ReportEvaluationRequest(version=2, loss=math.nan, accuracy=0.5))
+        seen = status(paged, lambda seen: seen["nonfinite_losses"] == 2)
+    assert seen["status"]["training_loss"] is None
+    assert seen["status"]["workers"][0]["loss"] is None
+    assert seen["status"]["evaluation"]["loss"] is None
+
+
+def test_the_learning_rate_follows_its_schedule_and_is_unknown_for_workers_own_optimizers() -> None:
+    settings = Hyperparameters(learning_rate=0.4, warmup_versions=4)
+    with serving(config(settings, metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
+        wire.started("worker").commit()
+        assert status(live, lambda seen: seen["status"]["version"] == 1)["learning_rate"] == pytest.approx(0.2)
+    with serving(config(Hyperparameters(optimizer="worker"), metrics_listen="127.0.0.1:0")) as live:
+        assert status(live)["learning_rate"] is None
+
+
+def test_a_thousand_workers_do_not_make_a_thousand_rows(paged: Live) -> None:
+    with wired(paged) as wire:
+        _join_many(wire, MAX_WORKERS + 20)
+        seen = status(paged, lambda seen: seen["workers"] == MAX_WORKERS + 20)
+    assert len(seen["status"]["workers"]) == MAX_WORKERS
+
+
+def _join_many(wire: Wire, count: int) -> None:
+    for number in range(count):
+        wire.join(f"worker-{number}")
+
+
+def test_many_readers_cost_the_server_one_status() -> None:
+    """A reader cannot make the event loop work more often than twice a second."""
+    taken: list[float] = []
+    now = [100.0]
+    page = LivePage(CollectorRegistry(), lambda: now[0])
+    page._read = lambda: taken.append(now[0]) or b"{}"  # type: ignore[func-returns-value]
+    environ: Any = {"REQUEST_METHOD": "GET", "PATH_INFO": "/status.json"}
+    for tenth in range(1000):
+        now[0] = 100 + tenth / 100
+        assert list(page(environ, lambda *_: None)) == [b"{}"]  # type: ignore[arg-type]
+    assert len(taken) == 20
+
+
+def test_a_busy_event_loop_gives_a_503_and_is_not_asked_again_at_once(paged: Live) -> None:
+    release = threading.Event()
+    status(paged)
+    blocked = threading.Thread(target=paged.on_loop, args=(lambda: release.wait(DEADLINE),))
+    blocked.start()
+    try:
+        response = wait_until(lambda: _not_ok(ask(paged, "/status.json")), "a status that does not come")
+        assert response.status == 503
+        assert "busy" in response.json()["error"]
+        assert ask(paged, "/").status == ask(paged, "/metrics").status == 200
+    finally:
+        release.set()
+        blocked.join()
+    status(paged)
+
+
+def _not_ok(response: Response) -> Response | None:
+    return response if response.status != 200 else None
+
+
+def test_before_the_run_is_there_the_page_is_and_its_status_says_so() -> None:
+    page, started = LivePage(CollectorRegistry()), []
+    for path, expected in (("/", "200 OK"), ("/status.json", "503 Service Unavailable")):
+        environ: Any = {"REQUEST_METHOD": "GET", "PATH_INFO": path}
+        page(environ, lambda line, headers: started.append(line))  # type: ignore[arg-type]
+        assert started[-1] == expected
+
+
+def test_slow_clients_do_not_slow_down_training(paged: Live) -> None:
+    host, _, port = paged.server.parts.endpoint.http_address.rpartition(":")
+    clients = [socket.create_connection((host, int(port)), DEADLINE) for _ in range(100)]
+    try:
+        for client in clients:
+            client.sendall(b"GET /status.json HTTP/1.1\r\nA")
+        with wired(paged) as wire:
+            worker = wire.started("worker")
+            for _ in range(20):
+                worker.commit()
+        assert status(paged, lambda seen: seen["status"]["version"] == 20)
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_a_resumed_server_shows_the_earlier_curve_from_its_history(tmp_path: Path) -> None:
+    settings = {"metrics_listen": "127.0.0.1:0", "checkpoint_dir": tmp_path / "c", "history": tmp_path / "history.csv"}
+    with serving(config(**settings)) as live, wired(live) as wire:  # type: ignore[arg-type]
+        worker = wire.started("worker")
+        for _ in range(5):
+            worker.took(wire.whole("Commit", worker.header(loss=0.5), *worker.body()).answer(SMALL.size))
+    with serving(config(resume=True, **settings)) as live:  # type: ignore[arg-type]
+        seen = status(live)
+        assert (seen["begin_version"], seen["start_version"]) == (0, 5)
+        assert (seen["curves"]["version"][-1], seen["curves"]["loss"][-1]) == (5, 0.5)
+    del settings["history"]
+    with serving(config(resume=True, **settings)) as live:  # type: ignore[arg-type]
+        assert (status(live)["begin_version"], status(live)["start_version"]) == (5, 5)
+
+
+def test_a_server_without_an_http_port_collects_no_curves() -> None:
+    with serving(config()) as live, wired(live) as wire:
+        wire.started("worker").commit()
+        assert live.server.parts.endpoint.http_address == ""
+        assert live.server.parts.curves.points == []
+
+
+def test_an_address_beyond_this_machine_is_warned_of() -> None:
+    ((what, how),) = what_is_open("127.0.0.1:50051", "0.0.0.0:9464", None, None)
+    assert what == "anyone who can reach 0.0.0.0:9464 may read the metrics and the live page"
+    assert "--metrics-listen" in how
+
+
+def test_two_servers_cannot_share_the_port(paged: Live) -> None:
+    taken = paged.server.parts.endpoint.http_address
+    with pytest.raises(StartError, match="in use"), serving(config(metrics_listen=taken)):
+        pass
