@@ -35,7 +35,7 @@ def main(address: str) -> None:
     names = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(model)]
     packed, unravel = ravel_pytree(model)  # in the order of the names, as the session packs them
     loss_and_gradient = jax.jit(jax.value_and_grad(lambda packed, x, y: mean_squared_error(unravel(packed), x, y)))
-    adamw = optax.adamw(3e-3)
+    adamw = optax.adamw(1e-2)
     advance, state = jax.jit(adamw.update), adamw.init(packed)
 
     with gem_client.connect(address) as session:
