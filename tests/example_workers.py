@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 180.0  # seconds that a script may take on a busy machine
+PATIENCE = 280.0  # seconds that a script may take on a busy machine
 
 
 def workers_of(script: str, address: str, count: int = 2) -> list[str]:

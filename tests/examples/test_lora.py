@@ -66,7 +66,7 @@ def run(*command: str) -> str:
     """What a command prints, run from the top folder."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, env=environment, timeout=3 * PATIENCE, capture_output=True, text=True
+        [sys.executable, "-m", *command], cwd=ROOT, env=environment, timeout=2 * PATIENCE, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
