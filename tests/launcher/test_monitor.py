@@ -12,7 +12,7 @@ from gem_worker.launcher.monitor import RunMonitor, _closing
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
 
-OPTIONS = {"workers": 2, "evaluate_every": 60.0, "step_seconds": 0.0, "task": "digits"}
+OPTIONS = {"workers": 2, "evaluate_every": 60.0, "step_seconds": 0.0, "task": "digits", "device": "cpu"}
 
 
 def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4
 task_option = option("--task", default="digits", help=f"Task to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
 data_option = option("--data", type=click.Path(path_type=Path), help="Folder with the task's data, if the task needs one.")
 
+device_option = option(
+    "--device",
+    default="cpu",
+    help="Device to compute on: cpu, cuda, cuda:N, mps, or auto. auto deals the machine's CUDA devices to the workers in turn.",
+)
+
 step_seconds_option = option(
     "--step-seconds",
     type=Number(0),
@@ -34,6 +40,7 @@ member_options = together(
     credential_options,
     task_option,
     data_option,
+    device_option,
     option("--threads", type=click.IntRange(1), default=1, help="Number of threads that PyTorch uses."),
     option("--give-up-after", type=Number(0), default=300.0, help="Seconds to keep retrying an unreachable server."),
 )

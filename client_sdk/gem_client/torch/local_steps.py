@@ -8,6 +8,7 @@ import torch
 from gem_api.update_kind import UpdateKind
 from torch import Tensor
 
+from gem_client.torch.staging import send
 from gem_client.torch.window import Window
 
 
@@ -82,11 +83,11 @@ class LocalSteps(Window):
         self.count(loss)
 
     def write(self, into: Sequence[Tensor]) -> None:
-        """Writes the window's update into flat float32 tensors on the host."""
+        """Writes the window's update into flat float32 tensors on the host (see `send`)."""
         self._follow()
         with torch.no_grad():
             for own, reference, update in zip(self._own, self._references, into, strict=True):
-                update.view(own.shape).copy_(own - reference if self._kind == "delta" else reference / self.made)
+                send(own - reference if self._kind == "delta" else reference / self.made, update)
 
     def _follow(self) -> None:
         """Follows a change of the parameters' dtype or device (`model.bfloat16()`, `model.cuda()`)."""

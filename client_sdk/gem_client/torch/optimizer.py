@@ -20,6 +20,7 @@ from gem_client.torch.brought import On, bring
 from gem_client.torch.local_steps import LocalSteps, dense
 from gem_client.torch.own_steps import OwnSteps
 from gem_client.torch.parameters import Parameters, alone_in_memory, copy_gradient, lives_at, to_host
+from gem_client.torch.staging import Staging, on_cuda, receive
 
 log = logging.getLogger("gem_client")
 
@@ -111,6 +112,7 @@ class Optimizer(torch.optim.Optimizer):
         first = {name: to_host(parameter.detach()) for name, parameter in self._trained.items()}
         session.join(first, groups=brought.groups, choice=brought.choice, overlap=overlap, pull_only_reads=True)
         self._bound: Any = None
+        self._staging: Staging | None = None
         self._generation = 0
         super().__init__(trained, {"lr": session.learning_rate})
         self._share_groups()
@@ -266,7 +268,7 @@ class Optimizer(torch.optim.Optimizer):
         local.write(self._gradients)
         try:
             self.answer = self._session.commit(
-                self._session.gradient,
+                self._written(),
                 loss=local.loss,
                 batches=0,  # those of the window's steps
                 base=self._base,
@@ -299,14 +301,23 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for parameter, gradient, decay in zip(self._trained.values(), self._gradients, self._decays, strict=True):
                 copy_gradient(parameter, gradient, decay)
+        return self._written()
+
+    def _written(self) -> Vector:
+        """The session's buffer for a commit, with what `_gradients` hold."""
+        if self._staging is not None:
+            self._staging.fetch(self._session.gradient)
         return self._session.gradient
 
     def _bind(self) -> None:
-        """Makes tensors over the session's buffers, which a new lease replaces."""
-        if self._bound is not self._session.theta:
+        """Makes tensors over the session's buffers, which a new lease replaces; or over page-locked memory, for CUDA."""
+        trained = list(self._trained.values())
+        staged = on_cuda(trained)
+        if self._bound is not self._session.theta or staged != (self._staging is not None):
             self._bound = self._session.theta
-            self._gradients = self._tensors(self._session.gradient)
-            self._thetas = self._tensors(self._session.theta)
+            self._staging = (self._staging or Staging(trained)) if staged else None
+            self._gradients = self._staging.gradients if self._staging else self._tensors(self._session.gradient)
+            self._thetas = self._staging.thetas if self._staging else self._tensors(self._session.theta)
 
     def _tensors(self, packed: Vector) -> list[Tensor]:
         """One tensor per parameter, over its part of a packed buffer. They are not views of one tensor: each is saved alone."""
@@ -319,11 +330,15 @@ class Optimizer(torch.optim.Optimizer):
         self._base = self._session.base
         self._follow_server()
         # With overlap the next θ arrives while the parameters are in use, and local steps change them.
-        in_place = self._session.shares_memory and not self._overlap and self._local is None
+        in_place = self._session.shares_memory and not self._overlap and self._local is None and self._staging is None
+        if self._staging is not None:
+            self._staging.put(self._session.theta)
         with torch.no_grad():
             for parameter, theta, alone in zip(self._trained.values(), self._thetas, self._in_place, strict=True):
                 if not (in_place and alone and lives_at(parameter, theta)):
-                    parameter.copy_(theta.view_as(parameter))
+                    receive(theta, parameter)
+        if self._staging is not None:
+            self._staging.loads_queued()
         if self._local is not None:
             self._local.begin()
 

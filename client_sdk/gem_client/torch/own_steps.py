@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gem_client.torch.staging import send
 from gem_client.torch.window import Window
 
 
@@ -45,11 +46,10 @@ class OwnSteps(Window):
         self.count(loss)
 
     def write(self, into: Sequence[Tensor]) -> None:
-        """Writes the window's change into flat float32 tensors on the host."""
+        """Writes the window's change into flat float32 tensors on the host (see `send`)."""
         with torch.no_grad():
             for parameter, before, update in zip(self._parameters, self._began_on, into, strict=True):
-                change = parameter.to(torch.float32) - before.to(parameter.device, torch.float32)
-                update.view(parameter.shape).copy_(change)
+                send(parameter.to(torch.float32) - before.to(parameter.device, torch.float32), update)
 
 
 def _alike(before: Tensor, parameter: Tensor) -> bool:

@@ -11,6 +11,7 @@ from gem_api.errors import InvalidRequest
 from torch import Tensor
 
 from gem_client.torch.local_steps import dense
+from gem_client.torch.staging import send
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -70,9 +71,14 @@ def to_host(tensor: Tensor) -> Any:
 
 
 def copy_gradient(parameter: Tensor, into: Tensor, weight_decay: float) -> None:
+    """Copies a parameter's gradient, plus weight_decay·parameter, into a flat float32 tensor on the host (see `send`)."""
     if parameter.grad is None:
         into.zero_()
         return
+    if parameter.device.type != "cpu":  # the sum is computed there, so that one tensor comes to the host, not two
+        gradient = dense(parameter.grad)
+        send(gradient.to(torch.float32).add(parameter, alpha=weight_decay) if weight_decay else gradient, into)
+        return
     into.view(parameter.shape).copy_(dense(parameter.grad))
     if weight_decay:
-        into.view(parameter.shape).add_(parameter.to("cpu", torch.float32), alpha=weight_decay)
+        into.view(parameter.shape).add_(parameter.to(torch.float32), alpha=weight_decay)

@@ -11,6 +11,7 @@ from gem_api.layout import Layout, Vector
 from gem_client import Admin, Retry, Session, connect
 from torch.utils.data import DataLoader
 
+from gem_worker.device import CPU, moved, use
 from gem_worker.tasks import Task
 
 _BATCH = 500
@@ -29,17 +30,23 @@ class Evaluator:
     """A model and the test set; evaluates the θ that it is given.
 
     Buffers such as BatchNorm's statistics are not part of θ, so they keep their initial values.
+
+    Args:
+        task: The model and the held-out data.
+        device: Where to compute.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, device: torch.device = CPU) -> None:
         self._task = task
-        self._model = task.model().eval()
+        self._device = device
+        self._model = task.model().eval().to(device)
         self._parameters = dict(self._model.named_parameters())
-        self._loader = DataLoader(task.test_data(), batch_size=_BATCH)
+        self._loader = DataLoader(task.test_data(), batch_size=_BATCH, pin_memory=device.type == "cuda")
 
     @torch.no_grad()
     def score(self, version: int, layout: Layout, theta: Vector) -> Score:
         """Evaluates θ (float32, shape (P,)). Raises LayoutMismatch if the run trains a different model."""
+        use(self._device)
         tensors = layout.split(theta)
         expected = {name: tuple(parameter.shape) for name, parameter in self._parameters.items() if name in tensors}
         if expected != {name: value.shape for name, value in tensors.items()}:
@@ -47,8 +54,8 @@ class Evaluator:
         for name, value in tensors.items():
             self._parameters[name].copy_(torch.from_numpy(value))
         samples, loss, correct = 0, 0.0, 0
-        for batch in self._loader:
-            size = len(batch[0])
+        for read in self._loader:
+            batch, size = moved(read, self._device), len(read[0])
             samples += size
             loss += size * float(self._task.loss(self._model, batch))
             right = self._task.correct(self._model, batch)
@@ -63,6 +70,7 @@ class RemoteEvaluator:
         address: The server's address.
         task: The model and the held-out data.
         retry: How long to keep retrying an unreachable server.
+        device: Where to compute.
         credentials: `token`, `tls_ca`, `tls_cert` and `tls_key` as for `Admin`.
 
     Attributes:
@@ -70,8 +78,8 @@ class RemoteEvaluator:
         admin: For all other requests to the server.
     """
 
-    def __init__(self, address: str, task: Task, retry: Retry, **credentials: Any) -> None:
-        self._evaluator = Evaluator(task)
+    def __init__(self, address: str, task: Task, retry: Retry, device: torch.device = CPU, **credentials: Any) -> None:
+        self._evaluator = Evaluator(task, device)
         self._retry = retry
         self.reader: Session = connect(address, retry=retry, **credentials)
         self.admin = Admin(address, **credentials)

@@ -20,6 +20,7 @@ with needs("gem-evaluator", "torch"):
     import torch
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, Stopped, log_as, member_options, stop_on_signals
+from gem_worker.device import devices
 from gem_worker.evaluation.evaluate import RemoteEvaluator
 from gem_worker.tasks import TaskError, load_task
 
@@ -52,8 +53,9 @@ def main(**options: Any) -> None:
 def _evaluate(options: dict[str, Any], log: logs.Logger) -> int:
     retry, security = Retry(give_up_after=options["give_up_after"]), credentials(options)
     try:
+        (device,) = devices(options["device"])
         task = load_task(options["task"], options["data"])
-        evaluator = RemoteEvaluator(options["server"], task, retry, **security)
+        evaluator = RemoteEvaluator(options["server"], task, retry, device, **security)
     except TaskError as error:
         log.error("the task can't be loaded", why=str(error))
         return EXIT_WRONG_USE

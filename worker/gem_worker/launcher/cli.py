@@ -32,6 +32,7 @@ from gem_api.process.options import (
     until_stopped_option,
     without_end,
 )
+from gem_client import InvalidRequest
 from gem_client.ctl.local_runs import Announcement
 
 with needs("gem-train", "demo"):
@@ -40,12 +41,14 @@ with needs("gem-train", "demo"):
 from gem_worker.command import (
     EXIT_WRONG_USE,
     data_option,
+    device_option,
     exchange_flags,
     exchange_options,
     ignore_signals,
     step_seconds_option,
     task_option,
 )
+from gem_worker.device import devices
 from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, ClusterError, Member, WrongSettings, free_port, python, spread
 from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
@@ -58,7 +61,7 @@ _CHECKPOINT_SECONDS = 10
 # Options that may change when a run is resumed: those that neither the server nor the results depend on.
 _MAY_CHANGE = {
     "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
-    "processes", *(set(_HYPERPARAMETERS) - set(FIXED)),
+    "processes", "device", *(set(_HYPERPARAMETERS) - set(FIXED)),
 }  # fmt: skip
 
 
@@ -86,6 +89,7 @@ class _RunToResume(click.Path):
 @step_seconds_option
 @task_option
 @data_option
+@device_option
 @exchange_options
 @hyperparameter_options(epochs=(None, "80 for digits, else 1; 0 with --steps"), shard_size=(None, DERIVED_SHARD_SIZE))
 @until_stopped_option
@@ -142,12 +146,13 @@ def main(context: click.Context, /, **options: Any) -> None:
     """
     try:
         options = _effective(options, given(context))
+        devices(options["device"])  # or the line that says which ones there are
         with _task_errors():
             task = load_task(options["task"], options["data"] and Path(options["data"]))
         if has_optimizer(task) and not options["resume"]:
             options = _with_optimizer_of_task(options, given(context))
         folder = _folder(options)
-    except (TaskError, ClusterError) as error:
+    except (TaskError, ClusterError, InvalidRequest) as error:
         click.echo(f"gem-train: {error}", err=True)
         sys.exit(2)
     sys.exit(_run(folder, options, task, resume=options["resume"] is not None))
@@ -178,7 +183,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
     hyperparameters = _hyperparameters(options)
     address, metrics = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     cluster = _cluster(folder, options, hyperparameters, address, metrics, resume)
-    size = f"{options['workers']} workers{_in_processes(cluster, options['workers'])}"
+    size = f"{options['workers']} workers{_in_processes(cluster, options['workers'])}{_on_devices(options)}"
     click.echo(f"run {folder.path}: {size}, rule {hyperparameters.rule}, task {options['task']}")
     click.echo(f"live page http://{metrics}/")
     click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
@@ -330,7 +335,7 @@ def _server(folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperpa
 
 def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
     """The flags that all worker processes have in common."""
-    common = [f"--server={address}", f"--task={options['task']}", *exchange_flags(options)]
+    common = [f"--server={address}", f"--task={options['task']}", f"--device={options['device']}", *exchange_flags(options)]
     if options["data"]:
         common.append(f"--data={options['data']}")
     if options["step_seconds"]:
@@ -344,7 +349,8 @@ def _worker(folder: RunFolder, numbers: range, common: list[str]) -> Member:
         name, names = f"worker-{numbers[0]}", [f"--name=worker-{numbers[0]}"]
     else:
         name = f"workers-{numbers[0]}-{numbers[-1]}"
-        names = ["--name=worker", f"--workers={len(numbers)}", f"--first-worker={numbers[0]}"]
+        names = ["--name=worker", f"--workers={len(numbers)}"]
+    names.append(f"--first-worker={numbers[0]}")
     return Member(name, python("gem_worker", *names, *common), folder.logs / f"{name}.log", WORKER_NICENESS)
 
 
@@ -352,6 +358,12 @@ def _in_processes(cluster: Cluster, workers: int) -> str:
     """The number of processes as text; empty if every worker has its own process."""
     count = len(cluster.workers)
     return f" in {count} process{'es' if count > 1 else ''}" if count < workers else ""
+
+
+def _on_devices(options: dict[str, Any]) -> str:
+    """The workers' devices as text; empty for the CPU, the default."""
+    names = list(dict.fromkeys(map(str, devices(options["device"], range(options["workers"])))))
+    return f" on {', '.join(names)}" if names != ["cpu"] else ""
 
 
 if __name__ == "__main__":

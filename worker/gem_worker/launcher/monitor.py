@@ -15,6 +15,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
 from gem_client.ctl.watch import Rate
 
+from gem_worker.device import devices
 from gem_worker.evaluation.evaluate import Score
 from gem_worker.launcher.cluster import Cluster, ClusterError
 from gem_worker.launcher.run_folder import RunFolder, samples_applied, versions
@@ -52,7 +53,7 @@ class RunMonitor:
         self._hyperparameters = hyperparameters
         self._options = options
         self._admin = Admin(address, timeout=5.0)
-        self._scorer = Scorer(address, task, folder, options["evaluate_every"])
+        self._scorer = Scorer(address, task, folder, options["evaluate_every"], *devices(options["device"]))
         self._began = time.monotonic()
         self._printed_at = self._began
         self._has_header = False

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
+import torch
 from gem_client import GemError, LayoutMismatch, Retry
 
+from gem_worker.device import CPU
 from gem_worker.evaluation.evaluate import RemoteEvaluator, Score
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import Task
@@ -20,10 +22,11 @@ class Scorer:
         task: The model and the held-out data.
         folder: Stores the scores, including those of an interrupted run.
         pause: Minimum seconds between two evaluations.
+        device: Where to compute.
     """
 
-    def __init__(self, address: str, task: Task, folder: RunFolder, pause: float) -> None:
-        self._evaluator = RemoteEvaluator(address, task, Retry(give_up_after=5.0))
+    def __init__(self, address: str, task: Task, folder: RunFolder, pause: float, device: torch.device = CPU) -> None:
+        self._evaluator = RemoteEvaluator(address, task, Retry(give_up_after=5.0), device)
         self._folder = folder
         self._pause = pause
         self._due = threading.Event()

@@ -31,6 +31,7 @@ from gem_worker.command import (
     step_seconds_option,
     stop_on_signals,
 )
+from gem_worker.device import devices
 from gem_worker.process.compute_gate import ComputeGate
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.pool import WorkerPool
@@ -52,7 +53,12 @@ from gem_worker.tasks import TaskError, load_task
     default=1,
     help="Workers in this process, each with its own thread and session. If several, they are named NAME-0, NAME-1 …",
 )
-@option("--first-worker", type=click.IntRange(0), default=0, help="Number of the first worker, if there are several.")
+@option(
+    "--first-worker",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of the process's first worker, for names of several workers and for --device auto.",
+)
 @step_seconds_option
 @exchange_options
 @option(
@@ -130,34 +136,49 @@ def _run(workers: list[WorkerThread], stopping: Stopping, metrics: WorkerMetrics
 
 def _names(name: str, options: dict[str, Any]) -> list[str]:
     """The names of the process's workers."""
-    count, first = options["workers_per_process"], options["first_worker"]
-    return [name] if count == 1 else [f"{name}-{first + number}" for number in range(count)]
+    return [name] if options["workers_per_process"] == 1 else [f"{name}-{number}" for number in _numbers(options)]
+
+
+def _numbers(options: dict[str, Any]) -> range:
+    """The numbers of the process's workers."""
+    return range(options["first_worker"], options["first_worker"] + options["workers_per_process"])
 
 
 def _workers(
     names: list[str], options: dict[str, Any], metrics: WorkerMetrics, stopping: Stopping, log: logs.Logger
 ) -> list[WorkerThread]:
-    """The workers, not started. Raises TaskError, and GemError if the server does not send the run's hyper-parameters."""
+    """The workers, not started. Raises TaskError, InvalidRequest for a device that does not exist, and GemError if the server
+    does not send the run's hyper-parameters."""
+    on = devices(options["device"], _numbers(options))
     security = credentials(options)
     task = load_task(options["task"], options["data"])
     retry = Retry(give_up_after=options["give_up_after"], sleep=stopping.sleep)
     hyperparameters = run_hyperparameters(options["server"], retry, **security)
     exchange = {key: options[key] for key in ("shared_memory", "gradient_dtype", "theta_dtype")}
-    limits = StepLimits(options["step_seconds"], sleep=stopping.sleep, gate=ComputeGate(_cores() // options["threads"] or 1))
-    log.info("training", server=options["server"], task=options["task"], rule=hyperparameters.rule, workers=len(names))
+    limits = {device: _limits(device, options, stopping) for device in on}
+    shown = ", ".join(dict.fromkeys(map(str, on)))
+    log.info(
+        "training", server=options["server"], task=options["task"], rule=hyperparameters.rule, workers=len(names), device=shown
+    )
 
     def session(name: str) -> Session:
         return connect(options["server"], name=name, retry=retry, **exchange, **security)
 
-    def training(task: WorkerTask, session: Session) -> int:
+    def training(task: WorkerTask, device: torch.device, session: Session) -> int:
         torch.set_num_threads(options["threads"])  # OpenMP keeps this number per thread
-        return train(task, session, hyperparameters, metrics, options["overlap"], limits)
+        return train(task, session, hyperparameters, metrics, options["overlap"], limits[device], device)
 
     tasks = worker_tasks(task, hyperparameters.seed, len(names))
     return [
-        WorkerThread(name, partial(session, name), partial(training, task), stopping, log)
-        for name, task in zip(names, tasks, strict=True)
+        WorkerThread(name, partial(session, name), partial(training, task, device), stopping, log)
+        for name, task, device in zip(names, tasks, on, strict=True)
     ]
+
+
+def _limits(device: torch.device, options: dict[str, Any], stopping: Stopping) -> StepLimits:
+    """The limits that the workers on a device share. A GPU computes one gradient at a time, and holds its activations alone."""
+    slots = _cores() // options["threads"] or 1 if device.type == "cpu" else 1
+    return StepLimits(options["step_seconds"], sleep=stopping.sleep, gate=ComputeGate(slots))
 
 
 def _cores() -> int:

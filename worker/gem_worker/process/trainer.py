@@ -14,6 +14,7 @@ from gem_client.retry import logging_failures
 from gem_client.torch import Optimizer, ShardSampler
 from torch import nn
 
+from gem_worker.device import CPU, moved, use
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.step_limits import NO_LIMITS, StepLimits
 from gem_worker.tasks import Task, has_optimizer, optimizer_of
@@ -34,11 +35,13 @@ def train(
     metrics: WorkerMetrics,
     overlap: bool = False,
     limits: StepLimits = NO_LIMITS,
+    device: torch.device = CPU,
 ) -> int:
     """Trains until all epochs, or this worker's steps, are done; returns the number of commits.
 
     With `overlap`, the next gradient is computed while a commit is in progress. If the server rejects a gradient as too large,
-    its batch is skipped. `limits` says when a gradient may be computed, and its minimum time.
+    its batch is skipped. `limits` says when a gradient may be computed, and its minimum time. The model and the batches are
+    moved to `device`.
 
     Raises:
         NonFiniteGradient: Training has diverged.
@@ -46,26 +49,29 @@ def train(
         GemError: The server rejects the worker, or stays unreachable for too long.
         TaskError: The run has `--optimizer worker`, and the task has no optimizer.
     """
+    use(device)
     torch.manual_seed(hyperparameters.seed)
     data = task.training_data()  # before the lease, which would expire while a large data set is read
     torch.manual_seed(hyperparameters.seed)  # all workers make the same initial θ; one of them sends it
-    model = task.model()
+    model = task.model().to(device)
     model.train()
     names = model.named_parameters()
     optimizer = Optimizer(_trained(task, model, hyperparameters), session, overlap=overlap, names=names)
     torch.manual_seed(hyperparameters.seed + zlib.crc32(session.name.encode()))  # so that each worker's dropout differs
     sampler = ShardSampler(session, data)  # type: ignore[arg-type]
-    loader = sampler.loader()
+    loader = sampler.loader(pin_memory=device.type == "cuda")
     before = session.steps_done
     while not sampler.complete:  # a loader that runs ahead of the commits may end more than once
         for batch in metrics.timing("data", loader):
-            with metrics.phase("compute"), limits.step():
-                optimizer.zero_grad()
-                loss = task.loss(model, batch)
-                loss.backward()
+            with metrics.phase("compute"):
+                with limits.step():
+                    optimizer.zero_grad()
+                    loss = task.loss(model, moved(batch, device))
+                    loss.backward()
+                value = loss.item()  # waits for the device
             with metrics.phase("exchange"):
-                _skip_if_too_large(partial(optimizer.step, loss=loss))
-            metrics.loss(loss.item())
+                _skip_if_too_large(partial(optimizer.step, loss=value))
+            metrics.loss(value)
         if overlap or session.batches_per_commit > 1:
             with metrics.phase("exchange"):
                 _skip_if_too_large(optimizer.finish)

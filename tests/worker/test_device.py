@@ -1,0 +1,287 @@
+"""--device: which device each worker gets, that batches and models get there, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from gem_api.errors import InvalidRequest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_client import Retry, connect
+from gem_worker import device as device_module
+from gem_worker.device import CPU, devices, moved
+from gem_worker.evaluation import evaluator
+from gem_worker.evaluation.evaluate import Evaluator
+from gem_worker.launcher import cli as launcher
+from gem_worker.launcher.run_folder import RunFolder
+from gem_worker.process import cli as worker
+from gem_worker.process import trainer
+from gem_worker.process.metrics import WorkerMetrics
+from gem_worker.process.stopping import Stopping
+from gem_worker.process.trainer import run_hyperparameters, train
+from gem_worker.tasks.digits import Digits
+from live import config, serving
+from prometheus_client.registry import CollectorRegistry
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+NOBODY = "127.0.0.1:1"
+META = torch.device("meta")  # PyTorch's device without memory: tensors can be moved there, but hold nothing
+Pair = namedtuple("Pair", "inputs targets")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets how many CUDA devices PyTorch sees."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+    def see(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.version, "cuda", "12.6" if count else None)
+
+    return see
+
+
+def names(choice: str, workers: range = range(1)) -> list[str]:
+    return [str(device) for device in devices(choice, workers)]
+
+
+# -- which device
+
+
+def test_the_default_is_the_cpu_even_if_there_are_gpus(gpus: Any) -> None:
+    gpus(2)
+    (option,) = [option for option in worker.main.params if option.name == "device"]
+    assert names(str(option.default), range(3)) == ["cpu", "cpu", "cpu"]
+
+
+def test_auto_deals_the_gpus_to_the_workers_by_number(gpus: Any) -> None:
+    gpus(3)
+    assert names("auto", range(4)) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+    assert names("auto", range(4, 6)) == ["cuda:1", "cuda:2"], "a second process must go on where the first one ended"
+
+
+def test_auto_is_the_cpu_if_there_is_no_gpu(gpus: Any) -> None:
+    gpus(0)
+    assert names("auto", range(2)) == ["cpu", "cpu"]
+
+
+def test_a_device_can_be_named(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert [names(choice)[0] for choice in ("cpu", "cuda", "cuda:1", "mps")] == ["cpu", "cuda:0", "cuda:1", "mps"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "count", "has"),
+    [
+        ("cuda:2", 2, "this machine has cpu, cuda:0 and cuda:1; give one of these"),
+        ("gpu", 1, "this machine has cpu and cuda:0; give one of these"),
+        ("cuda", 0, "is built without CUDA); give one of these"),
+        ("mps", 0, "this machine has cpu (PyTorch"),
+    ],
+)
+def test_a_wrong_device_is_told_which_ones_there_are(gpus: Any, choice: str, count: int, has: str) -> None:
+    gpus(count)
+    with pytest.raises(InvalidRequest) as told:
+        devices(choice)
+    assert str(told.value).startswith(f"--device {choice}: ")
+    assert has in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("command", [worker.main, evaluator.main])
+def test_a_wrong_device_ends_a_process_before_it_asks_the_server(command: Any) -> None:
+    """Nobody listens at that address: a worker that asked first would wait for it, and end with status 1."""
+    result = CliRunner().invoke(command, ["--server", NOBODY, "--give-up-after", "600", "--device", "cuda:99"])
+    assert result.exit_code == 2
+    assert "--device cuda:99: this machine has cpu" in result.output
+
+
+def test_gem_train_refuses_a_wrong_device_before_it_makes_a_folder(tmp_path: Any) -> None:
+    result = CliRunner().invoke(launcher.main, ["--runs", str(tmp_path / "runs"), "--device", "cuda:99"])
+    assert result.exit_code == 2
+    assert result.output.startswith("gem-train: --device cuda:99: this machine has cpu")
+    assert len(result.output.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+# -- the workers of a process, and those of gem-train
+
+
+def worker_devices(live: Any, *arguments: str) -> tuple[list[str], list[Any]]:
+    """The names and devices of the workers that these arguments of gem-worker make, and what it logs; none is started."""
+    logged: list[Any] = []
+
+    class Log:
+        def info(self, event: str, **values: Any) -> None:
+            logged.append((event, values))
+
+    options = worker.main.make_context("gem-worker", ["--server", live.address, *arguments]).params
+    made = worker._workers(
+        worker._names("worker", options), options, WorkerMetrics(CollectorRegistry()), Stopping(), Log()  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert logged[0][0] == "training"
+    seen = [str(thread.train.args[1]) for thread in made]  # type: ignore[attr-defined]
+    return seen, [logged[0][1]["device"], [thread.name for thread in made]]
+
+
+def test_the_workers_of_a_process_share_the_gpus_and_the_log_says_so(gpus: Any) -> None:
+    gpus(2)
+    with serving() as live:
+        seen, (logged, made) = worker_devices(live, "--device", "auto", "--workers", "3", "--first-worker", "5")
+    assert seen == ["cuda:1", "cuda:0", "cuda:1"]
+    assert logged == "cuda:1, cuda:0"
+    assert made == ["worker-5", "worker-6", "worker-7"]
+
+
+def test_a_worker_alone_in_its_process_takes_its_gpu_by_its_number(gpus: Any) -> None:
+    gpus(2)
+    with serving() as live:
+        seen, (logged, made) = worker_devices(live, "--device", "auto", "--first-worker", "3")
+    assert (seen, logged, made) == (["cuda:1"], "cuda:1", ["worker"])
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_gem_train_gives_each_process_the_number_of_its_first_worker(gpus: Any, tmp_path: Any, processes: int) -> None:
+    gpus(2)
+    arguments = ["--workers", "3", "--processes", str(processes), "--device", "auto"]
+    options = launcher.main.make_context("gem-train", arguments).params
+    options = launcher._completed(options)
+    folder = RunFolder(tmp_path)
+    cluster = launcher._cluster(folder, options, launcher._hyperparameters(options), NOBODY, NOBODY, resume=False)
+    given = [worker.main.make_context("gem-worker", list(member.command[3:])).params for member in cluster.workers]
+    assert [each["device"] for each in given] == ["auto"] * processes
+    assert [number for each in given for number in worker._numbers(each)] == [0, 1, 2]
+    assert launcher._on_devices(options) == " on cuda:0, cuda:1"
+
+
+def test_gem_train_says_nothing_of_the_cpu() -> None:
+    assert launcher._on_devices({"device": "cpu", "workers": 4}) == ""
+
+
+# -- moving
+
+
+def test_a_batch_of_any_shape_is_moved() -> None:
+    one = torch.ones(2)
+    batch = {"inputs": [one, (one, "name")], "pair": Pair(one, 3), "empty": None}
+    there = moved(batch, META)
+    assert there["inputs"][0].device == META
+    assert there["inputs"][1][0].device == META
+    assert isinstance(there["inputs"][1], tuple)
+    assert there["inputs"][1][1] == "name"
+    assert isinstance(there["pair"], Pair)
+    assert (there["pair"].inputs.device, there["pair"].targets, there["empty"]) == (META, 3, None)
+    assert one.device == CPU
+
+
+def test_a_batch_with_a_method_to_is_asked() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    assert moved(packed, META).data.device == META
+
+
+def test_a_batch_for_the_cpu_stays_what_it_is() -> None:
+    batch = {"inputs": [torch.ones(2)]}
+    assert moved(batch, CPU) is batch
+
+
+class Watched(nn.Linear):
+    """Notes where it was moved, and stays on the CPU."""
+
+    moved_to: Any = None
+
+    def to(self, device: Any) -> Watched:  # type: ignore[override]
+        self.moved_to = device
+        return self
+
+
+class Looking:
+    """Notes the devices of the batches that it is given."""
+
+    def __init__(self) -> None:
+        self.made: list[Watched] = []
+        self.seen: set[torch.device] = set()
+
+    def model(self) -> nn.Module:
+        self.made.append(Watched(1, 1))
+        return self.made[-1]
+
+    def training_data(self) -> TensorDataset:
+        return TensorDataset(torch.zeros(64, 1), torch.zeros(64, 1))
+
+    def test_data(self) -> TensorDataset:
+        return self.training_data()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.seen |= {tensor.device for tensor in batch}
+        weight: Tensor = next(model.parameters())
+        return (weight**2).sum()
+
+    def correct(self, model: nn.Module, batch: Any) -> int | None:
+        self.seen |= {tensor.device for tensor in batch}
+        return 0
+
+
+def test_a_worker_moves_its_model_and_its_batches() -> None:
+    task = Looking()
+    with serving(config(Hyperparameters(epochs=1, batch_size=16, shard_size=32))) as live, connect(live.address) as session:
+        settings = run_hyperparameters(live.address, Retry())
+        commits = train(task, session, settings, WorkerMetrics(CollectorRegistry()), device=META)
+    assert commits == 4
+    assert [model.moved_to for model in task.made] == [META]
+    assert task.seen == {META}
+
+
+def test_an_evaluator_moves_its_model_and_its_batches() -> None:
+    task = Looking()
+    layout = Layout.of([("weight", (1, 1)), ("bias", (1,))])
+    theta = layout.pack({"weight": [[2.0]], "bias": [0.0]}, torch.zeros(2).numpy())
+    assert Evaluator(task, META).score(1, layout, theta).loss == 4.0
+    assert [model.moved_to for model in task.made] == [META]
+    assert task.seen == {META}
+
+
+@pytest.mark.parametrize(("device", "pins"), [(torch.device("cuda:1"), True), (META, False)])
+def test_batches_are_page_locked_for_cuda_alone(device: torch.device, pins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asks the loader, which is not iterated over; a worker on cuda:1 makes that its thread's device."""
+    asked: list[Any] = []
+
+    class Sampler:
+        complete = True
+
+        def __init__(self, *arguments: Any) -> None: ...
+
+        def loader(self, **settings: Any) -> list[Any]:
+            asked.append(settings)
+            return []
+
+    monkeypatch.setattr(trainer, "ShardSampler", Sampler)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    with serving() as live, connect(live.address) as session:
+        train(Looking(), session, Hyperparameters(), WorkerMetrics(CollectorRegistry()), device=device)
+    assert asked == [*([device] if pins else []), {"pin_memory": pins}]
+
+
+def test_the_thread_of_a_worker_on_the_cpu_does_not_touch_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: pytest.fail(f"set {device}"))
+    device_module.use(CPU)
+    device_module.use(META)
+
+
+@needs_gpu
+def test_the_digits_are_learned_on_a_gpu() -> None:
+    task, (gpu,) = Digits(None), devices("cuda")
+    with serving(config(Hyperparameters(epochs=5, learning_rate=0.01))) as live, connect(live.address) as session:
+        train(task, session, run_hyperparameters(live.address, Retry()), WorkerMetrics(CollectorRegistry()), device=gpu)
+        theta = session.read()
+        on_gpu = Evaluator(task, gpu).score(1, session.layout, theta)
+        on_cpu = Evaluator(task).score(1, session.layout, theta)
+    assert on_gpu.accuracy is not None
+    assert on_gpu.accuracy > 0.5
+    assert on_gpu.loss == pytest.approx(on_cpu.loss, rel=1e-3)
