@@ -17,9 +17,9 @@ from torch import Tensor
 from gem_client.answer import Answer
 from gem_client.session import Session
 from gem_client.torch.brought import On, bring
-from gem_client.torch.local_steps import LocalSteps, dense
-from gem_client.torch.own_steps import OwnSteps
-from gem_client.torch.parameters import Parameters, alone_in_memory, copy_gradient, lives_at, to_host
+from gem_client.torch.local_sgd import LocalSgd, bare
+from gem_client.torch.local_steps import LocalSteps
+from gem_client.torch.parameters import Parameters, alone_in_memory, copy_gradient, dense, evaluate, lives_at, to_host
 
 log = logging.getLogger("gem_client")
 
@@ -38,7 +38,7 @@ class Optimizer(torch.optim.Optimizer):
     A server that was started without `--optimizer` takes what the first worker brings; later workers must bring the same.
 
     **Local steps.** If parameters alone are given and the run has local steps (λ > 1), or its rule takes deltas, `step()` makes
-    a step of SGD on the worker's own parameters. Every λ-th step commits the window (`LocalSteps` has the equations). If the
+    a step of SGD on the worker's own parameters. Every λ-th step commits the window (`LocalSgd` has the equations). If the
     lease ends within a window, or the server rejects it, the window is dropped; the next one begins on fresh θ with a velocity
     of zero.
 
@@ -138,11 +138,11 @@ class Optimizer(torch.optim.Optimizer):
         """Raises InvalidRequest: the run's tensors are fixed once the optimizer has joined it."""
         if self._joined:
             raise InvalidRequest("parameters can't be added: the run's tensors are fixed once the optimizer has joined it")
-        _bare(torch.optim.Optimizer.add_param_group)(self, param_group)
+        bare(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the parameters' gradients."""
-        _bare(torch.optim.Optimizer.zero_grad)(self, set_to_none)
+        bare(torch.optim.Optimizer.zero_grad)(self, set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Commits the gradients and loads the new θ into the parameters. With local steps, makes one, and commits every λ-th.
@@ -164,16 +164,8 @@ class Optimizer(torch.optim.Optimizer):
             Quarantined: The server has rejected too many gradients in a row.
             TransportError: The server was unreachable for as long as the session's `retry` allows.
         """
-        if self._brought.steps_itself:
-            returned = self._step_inner(closure)
-            loss = returned if closure is not None else loss
-        elif closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         self._require_servers_rate()
-        reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
-        self._make_step(reported, self._batches_per_step)
-        return loss
+        return self._make_step(closure, loss, self._batches_per_step)
 
     def skip(self, batches: int = 1) -> None:
         """Leaves the last batch out of the run. Call it instead of `step`, for example if the loss is not finite, or if a
@@ -195,9 +187,7 @@ class Optimizer(torch.optim.Optimizer):
         scaled, so `finish` ignores them: call the scaler's `step` first, or their batches are trained on again."""
         rest = self._session.batches_in_hand
         if 0 < rest < self._batches_per_step and not self._scaled and self._gradients_are_new():
-            if self._brought.steps_itself:
-                self._step_inner(None)
-            self._make_step(None, rest)
+            self._make_step(None, None, rest)
         if self._local is not None and self._local.made:
             self._commit_window(self._local)
         self.answer = self._session.finish_commit() or self.answer
@@ -217,23 +207,23 @@ class Optimizer(torch.optim.Optimizer):
         self._scaled = True
         return False
 
-    def _step_inner(self, closure: Callable[[], Any] | None) -> Any:
-        assert self.inner is not None
-        return self.inner.step(closure) if closure is not None else self.inner.step()
-
-    def _make_step(self, loss: float | None, batches: int) -> None:
+    def _make_step(self, closure: Callable[[], Any] | None, loss: Any, batches: int) -> Any:
+        evaluated = evaluate(closure) if self._local is None else self._local.step(self._rate, closure)
+        loss = loss if closure is None else evaluated
+        reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
         if self._local is not None:
-            self._step_locally(self._local, loss, batches)
+            self._count_step(self._local, reported, batches)
         elif self._overlap:
-            self._step_overlapping(loss, batches)
+            self._step_overlapping(reported, batches)
         else:
             gradient = self._gather()
-            self.answer = self._session.commit(gradient, loss=loss, batches=batches, base=self._base, decay=False)
+            self.answer = self._session.commit(gradient, loss=reported, batches=batches, base=self._base, decay=False)
             self._load()
         if self._batches_per_step > 1:
             for parameter in self._trained.values():
                 if parameter.grad is not None:
                     parameter.grad.used_at_version = parameter.grad._version  # type: ignore[attr-defined]
+        return loss
 
     def _gradients_are_new(self) -> bool:
         """Whether any gradient was written since the last step, and is not just zero."""
@@ -241,14 +231,14 @@ class Optimizer(torch.optim.Optimizer):
         written = any(gradient._version != getattr(gradient, "used_at_version", None) for gradient in gradients)
         return written and any(bool(dense(gradient).any()) for gradient in gradients)
 
-    def _step_locally(self, local: LocalSteps | OwnSteps, loss: float | None, batches: int) -> None:
+    def _count_step(self, local: LocalSteps, loss: float | None, batches: int) -> None:
         self._session.add_to_window(batches)
-        local.step(self._rate, loss)
+        local.count(loss)
         lease_lost = self._session.generation != self._base.generation  # asking for a shard may have found out
         if local.made >= self._settings.local_steps or lease_lost:
             self._commit_window(local)
 
-    def _commit_window(self, local: LocalSteps | OwnSteps) -> None:
+    def _commit_window(self, local: LocalSteps) -> None:
         self._bind()
         local.write(self._gradients)
         try:
@@ -352,7 +342,7 @@ class Optimizer(torch.optim.Optimizer):
             if brought is not None and brought != own:
                 log.warning("the server was started with %s %s, which is used instead of %s", flag(name), own, brought)
 
-    def _local_steps(self) -> LocalSteps | OwnSteps | None:
+    def _local_steps(self) -> LocalSteps | None:
         """Makes local steps; None if each gradient is committed as it is.
 
         Raises InvalidRequest if `overlap` is set too, or if the run's workers bring an optimizer and this one does not."""
@@ -366,15 +356,8 @@ class Optimizer(torch.optim.Optimizer):
                 f"{self._kind})"
             )
         if self.inner is not None and self._brought.steps_itself:
-            return OwnSteps(list(self._trained.values()), self.inner)
+            return LocalSteps(list(self._trained.values()), self.inner)
         if self._settings.optimizer == "worker":
             raise InvalidRequest("in this run each worker brings its optimizer: use Optimizer(torch.optim...., session)")
         factors = [tensor.rate_factor for tensor in self._session.layout.tensors]
-        return LocalSteps(list(self._trained.values()), factors, self._decays, self._settings.local_momentum, self._kind)
-
-
-def _bare(method: Callable[..., None]) -> Callable[..., None]:
-    """Removes PyTorch's wrapper that excludes a method from its compiler. The wrapper imports the compiler, which costs each
-    worker 75 MB and a second."""
-    bare: Callable[..., None] = getattr(method, "__wrapped__", method)
-    return bare
+        return LocalSgd(list(self._trained.values()), factors, self._decays, self._settings.local_momentum, self._kind)
