@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -33,6 +34,12 @@ class LocalSteps:
     def loss(self) -> float | None:
         """Mean of the losses of the window's steps; None if there were none."""
         return sum(self._losses) / len(self._losses) if self._losses else None
+
+    @property
+    def needs_closure(self) -> bool:
+        """Whether the optimizer makes no step without a closure, as LBFGS."""
+        closure = signature(self._inner.step).parameters.get("closure")
+        return closure is not None and closure.default is Parameter.empty
 
     def begin(self) -> None:
         """Begins a window on the θ that the parameters hold now."""

@@ -107,8 +107,16 @@ class Optimizer(torch.optim.Optimizer):
         self.answer: Answer | None = None
         self._joined = False
         self._scaled = False
+        self._warned = False
         first = {name: to_host(parameter.detach()) for name, parameter in self._trained.items()}
-        session.join(first, groups=brought.groups, choice=brought.choice, overlap=overlap, pull_only_reads=True)
+        session.join(
+            first,
+            groups=brought.groups,
+            choice=brought.choice,
+            overlap=overlap,
+            batches_per_step=batches_per_step,
+            pull_only_reads=True,
+        )
         self._bound: Any = None
         self._generation = 0
         super().__init__(trained, {"lr": session.learning_rate})
@@ -147,7 +155,9 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Commits the gradients and loads the new θ into the parameters. With local steps, makes one, and commits every λ-th.
 
-        A parameter without a gradient counts as one with a gradient of zero.
+        A parameter without a gradient stays where it is if SGD or this worker makes the steps. Adam, AdamW and Lion on the
+        server take its gradient as zero, so that its weight decay and the moments of past gradients still move it. The log
+        says so once.
 
         Args:
             closure: Re-evaluates the model and returns the loss, as in every PyTorch optimizer.
@@ -184,9 +194,15 @@ class Optimizer(torch.optim.Optimizer):
 
         It makes a step if gradients of fewer than `batches_per_step` batches are accumulated, commits an incomplete window of
         local steps, and with `overlap` waits for the commit under way. With a GradScaler, accumulated gradients are still
-        scaled, so `finish` ignores them: call the scaler's `step` first, or their batches are trained on again."""
+        scaled, so `finish` ignores them: call the scaler's `step` first, or their batches are trained on again. An optimizer
+        that can't do without a closure (LBFGS) makes no step here: `finish` raises InvalidRequest if gradients are left."""
         rest = self._session.batches_in_hand
         if 0 < rest < self._batches_per_step and not self._scaled and self._gradients_are_new():
+            if self._local is not None and self._local.needs_closure:
+                raise InvalidRequest(
+                    f"{type(self.inner).__name__} needs a closure for the last {rest} batches: call step(closure) or "
+                    f"skip({rest}) before finish()"
+                )
             self._make_step(None, None, rest)
         if self._local is not None and self._local.made:
             self._commit_window(self._local)
@@ -273,10 +289,22 @@ class Optimizer(torch.optim.Optimizer):
     def _gather(self) -> Any:
         """The gradients, weight decay included, in the session's buffer: float32, shape (P,)."""
         self._bind()
+        self._warn_of_missing()
         with torch.no_grad():
             for parameter, gradient, decay in zip(self._trained.values(), self._gradients, self._decays, strict=True):
                 copy_gradient(parameter, gradient, decay)
         return self._session.gradient
+
+    def _warn_of_missing(self) -> None:
+        """Says once that parameters without a gradient are moved by an optimizer on the server, unlike in PyTorch."""
+        missing = [name for name, parameter in self._trained.items() if parameter.grad is None]
+        if missing and not self._warned and self._settings.optimizer != "sgd":
+            self._warned = True
+            log.warning(
+                "%d parameters have no gradient, such as %s: the server's %s takes it as zero, so weight decay and earlier "
+                "gradients still move them. To keep parameters as they are, freeze them before you make the Optimizer",
+                len(missing), missing[0], self._settings.optimizer,
+            )  # fmt: skip
 
     def _bind(self) -> None:
         """Makes tensors over the session's buffers, which a new lease replaces."""
@@ -347,7 +375,6 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises InvalidRequest if `overlap` is set too, or if the run's workers bring an optimizer and this one does not."""
         local_steps = self._settings.local_steps
-        self._session.set_batches_per_commit(local_steps * self._batches_per_step)
         if local_steps == 1 and self._kind == "gradient":
             return None
         if self._overlap:
