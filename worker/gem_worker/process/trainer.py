@@ -65,7 +65,7 @@ def train(
                 loss.backward()
             with metrics.phase("exchange"):
                 _skip_if_too_large(partial(optimizer.step, loss=loss))
-            metrics.loss(loss.item())
+            metrics.trained(loss.item(), max(float(group["lr"]) for group in optimizer.param_groups))
         if overlap or session.batches_per_commit > 1:
             with metrics.phase("exchange"):
                 _skip_if_too_large(optimizer.finish)
