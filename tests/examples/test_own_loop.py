@@ -15,7 +15,7 @@ from pages import ROOT, blocks
 
 FOLDER = ROOT / "examples" / "own_loop"
 ADDRESS = "127.0.0.1:50051"  # what the loops print; tests that run side by side need a free port instead
-ENDLESS = Hyperparameters(epochs=0)
+ENDLESS = Hyperparameters(epochs=0, steps=10_000)
 COSINE = replace(ENDLESS, schedule="cosine", decay_versions=276, decay_factor=0.0)
 
 
