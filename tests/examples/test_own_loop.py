@@ -12,6 +12,7 @@ import torch
 from gem_api.hyperparameters import Hyperparameters
 from live import config, serving
 from pages import ROOT, blocks
+from session_helpers import version
 
 FOLDER = ROOT / "examples" / "own_loop"
 ADDRESS = "127.0.0.1:50051"  # what the loops print; tests that run side by side need a free port instead
@@ -58,7 +59,7 @@ def test_one_worker_trains_as_the_loop_does_alone(
     alone = trained("plain.py", "", capsys, monkeypatch)
     with serving(config(settings)) as live:
         ours = trained(script, live.address, capsys, monkeypatch)
-        assert live.core.version == 23 * len(ours), "a commit for every batch"
+        assert version(live) == 23 * len(ours), "a commit for every batch"
     assert len(ours) == len(alone) == 12
     assert ours[-1] == pytest.approx(alone[-1], abs=0.001)
     assert ours[-1] < 0.3
