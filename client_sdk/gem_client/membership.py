@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -47,6 +48,7 @@ class Membership:
 
     def __init__(self, name: str, connection: Connection, retry: Retry, shared_memory: bool, theta_format: ThetaFormat) -> None:
         self._name = name
+        self._process = os.getpid()
         self._connection = connection
         self._retry = retry
         self._wants_region = shared_memory
@@ -89,10 +91,19 @@ class Membership:
         if self.closed:
             raise InvalidRequest("this session is closed: open another with gem_client.connect")
 
-    def require_not_replaced(self) -> None:
-        """Raises LeaseEnded if another worker has registered under this name: registering again would only evict that one."""
+    def require_usable(self) -> None:
+        """Raises InvalidRequest once the session has ended, and in a process that was forked; raises LeaseEnded if another
+        worker has registered under this name, as registering again would only evict that one."""
+        self.require_open()
         if self._replaced is not None:
             raise self._replaced
+        if self.is_copy:
+            raise InvalidRequest("this session belongs to the process that opened it: open another one after the fork")
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is the copy of a session in a forked process: the lease belongs to the parent."""
+        return os.getpid() != self._process
 
     # -- joining and leaving
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from types import MappingProxyType, TracebackType
 
@@ -27,7 +27,7 @@ from gem_client.commit_sender import CommitSender
 from gem_client.membership import Membership
 from gem_client.retry import Retry
 from gem_client.shard_leases import ShardLeases
-from gem_client.shards import Batch, LeasedShard, Shards
+from gem_client.shards import Batch, Shards
 from gem_client.transport.connection import Connection
 from gem_client.transport.security import Security
 from gem_client.transport.side_thread import SideThread
@@ -60,10 +60,8 @@ class Session:
     ) -> None:
         tune_allocator()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._batches_per_commit = 1
         self._pull_only_reads = False
         self._handed_out = Base(0, 0)
-        self._process = os.getpid()
         # For work while the caller computes: a commit under way, shards. Only one task at a time uses the connection.
         self._lock = threading.RLock()
         self._side = SideThread("gem-session-side", self._lock)
@@ -71,7 +69,7 @@ class Session:
         self._connection = Connection(address, timeout, security)
         self._member = Membership(self.name, self._connection, retry, shared_memory, theta_format)
         self._sender = CommitSender(self._member, self._connection, retry, gradient_format)
-        self._shard_leases = ShardLeases(self._member, self._connection, retry, self._side)
+        self._shard_leases = ShardLeases(self._member, self._connection, retry, self._side, self._wait_for_commit)
 
     # -- what the caller may read
 
@@ -138,13 +136,9 @@ class Session:
 
     @property
     def batches_per_commit(self) -> int:
-        """Number of batches that one commit covers: 1, unless the loop accumulates gradients or makes local steps."""
-        return self._batches_per_commit
-
-    @property
-    def pull_only_reads(self) -> bool:
-        """Whether `pull` does the same as `read`, because an `Optimizer` takes θ for its parameters itself."""
-        return self._pull_only_reads
+        """Number of batches that one commit covers: those of one step, times the run's local steps. Raises InvalidRequest
+        before `join`."""
+        return self._shard_leases.batches_per_commit
 
     @property
     def skipped(self) -> int:
@@ -160,6 +154,7 @@ class Session:
         groups: Mapping[str, Group] = MappingProxyType({}),
         choice: OptimizerChoice | None = None,
         overlap: bool = False,
+        batches_per_step: int = 1,
         pull_only_reads: bool = False,
     ) -> Vector:
         """Joins the run with a model and returns θ: float32, shape (P,).
@@ -173,6 +168,7 @@ class Session:
             choice: The optimizer that the worker brings; None: it commits what the run asks for.
             overlap: Whether the worker will compute while a commit is under way (`begin_commit`). The server then keeps one
                 more snapshot for it: P·4 bytes.
+            batches_per_step: Number of batches that each gradient is computed on; more than 1 if gradients are accumulated.
             pull_only_reads: Whether `pull` shall do the same as `read`; for an optimizer that takes θ by `take_theta`.
 
         Raises:
@@ -183,7 +179,7 @@ class Session:
             Quarantined: The server has rejected too many gradients of a worker with this name.
             TransportError: The server was unreachable for as long as `retry` allows.
         """
-        self._require_usable()
+        self._member.require_usable()
         if self._member.joined:
             raise InvalidRequest("this session has joined already: open another session for another model")
         pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
@@ -199,7 +195,7 @@ class Session:
                 self._member.leave()  # other workers must not wait for this one, and the caller may try again
                 self._member.forget()
                 raise
-            self._pull_only_reads = pull_only_reads
+            self._pull_only_reads, self._shard_leases.batches_per_step = pull_only_reads, batches_per_step
             return self._hand_out()
 
     def pull(self) -> Vector:
@@ -214,7 +210,7 @@ class Session:
         """
         if self._pull_only_reads:
             return self.read()
-        self._require_usable()
+        self._member.require_usable()
         if self._member.joined:
             return self.take_theta()
         with self._lock:
@@ -229,13 +225,13 @@ class Session:
             LayoutMismatch: The server has begun a run with another model.
             TransportError: The server was unreachable for as long as `retry` allows.
         """
-        self._require_usable()
+        self._member.require_usable()
         with self._lock:
             return self._member.read()
 
     def take_theta(self) -> Vector:
         """Pulls under the lease even if `pull` only reads: for `Optimizer`."""
-        self._require_usable()
+        self._member.require_usable()
         with self._lock:
             self._member.under_lease(self._member.pull)
             return self._hand_out()
@@ -246,7 +242,7 @@ class Session:
         *,
         loss: float | None = None,
         samples: int | None = None,
-        batches: int = 1,
+        batches: int | None = None,
         base: Base | None = None,
         kind: UpdateKind = "gradient",
         decay: bool = True,
@@ -261,8 +257,8 @@ class Session:
             loss: Training loss of the batch, which the server records.
             samples: Number of samples that the gradient was computed on. The default is the size of the batches that the
                 commit covers.
-            batches: Number of this session's batches that the commit covers; more than 1 if gradients are accumulated. If fewer
-                were handed out since the last commit, it covers those.
+            batches: Number of this session's batches that the commit covers. The default is the `batches_per_step` given to
+                `join`. If fewer were handed out since the last commit, it covers those.
             base: The θ that the gradient was computed on, from the property `base`. The default is the θ handed out last.
             kind: "gradient", or "delta" (the parameters after local steps minus those before). The run takes only one of the
                 two: see `update_kind`.
@@ -279,7 +275,7 @@ class Session:
             Quarantined: The server has rejected too many gradients in a row. An operator must lift the quarantine.
             TransportError: The server was unreachable for as long as `retry` allows.
         """
-        self._require_usable()
+        self._member.require_usable()
         with self._lock:
             packed = self._sender.pack(gradient, kind, decay)
             claimed = self._shard_leases.claim(batches)
@@ -291,7 +287,7 @@ class Session:
         *,
         loss: float | None = None,
         samples: int | None = None,
-        batches: int = 1,
+        batches: int | None = None,
         base: Base | None = None,
         kind: UpdateKind = "gradient",
         decay: bool = True,
@@ -305,7 +301,7 @@ class Session:
             InvalidRequest: Another commit is under way, or the session has not joined with `overlap=True`.
             LayoutMismatch: The shape of the gradient is not the model's.
         """
-        self._require_usable()
+        self._member.require_usable()
         if self._under_way is not None or not self._member.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._lock:
@@ -328,7 +324,7 @@ class Session:
         Raises:
             InvalidRequest: The session has made such an iterator already, or has not joined.
         """
-        return self._shard_leases.open(self, samples, batch_size)
+        return self._shard_leases.open(samples, batch_size)
 
     def skip(self, batches: int = 1) -> None:
         """Leaves the last `batches` batches out of this epoch. Otherwise, the shard of an uncommitted batch is trained again.
@@ -336,7 +332,7 @@ class Session:
         Raises:
             InvalidRequest: The loop has fewer batches than that without a commit.
         """
-        self._require_usable()
+        self._member.require_usable()
         self._shard_leases.skip(batches)
 
     def pull_final(self) -> Vector:
@@ -349,7 +345,7 @@ class Session:
             RejectedCommit: The server rejected the commit that was under way.
             TransportError: The server was unreachable for as long as `retry` allows.
         """
-        self._require_usable()
+        self._member.require_usable()
         self.finish_commit()
         self._shard_leases.wait_for_reports()
         with self._lock:
@@ -361,7 +357,7 @@ class Session:
 
     def close(self) -> None:
         """Waits for a commit under way, leaves the run and closes the connection. Does nothing if the session is closed."""
-        if not self._member.closed and os.getpid() == self._process:
+        if not self._member.closed and not self._member.is_copy:
             try:
                 self.finish_commit()
             except GemError as error:
@@ -382,8 +378,8 @@ class Session:
         if self._member.closed:
             return
         self._member.end()
-        if os.getpid() != self._process:
-            return  # a copy in a forked child: the lease belongs to the parent
+        if self._member.is_copy:
+            return
         self._side.close()
         if self.skipped:
             log.info("%s: %d batches were skipped", self.name, self.skipped)
@@ -391,21 +387,7 @@ class Session:
         self._member.leave()
         self._connection.close()
 
-    # -- for `Shards` and `Optimizer`
-
-    def lease_shard(self, samples: int, holding: Collection[int]) -> Future[LeasedShard]:
-        """Requests a shard of `samples`, and keeps the shards `holding`. Takes a new lease if the present one has ended."""
-        self._require_usable()
-        return self._shard_leases.lease(samples, holding)
-
-    def complete_shard(self, shard_id: int) -> None:
-        """Reports a shard as complete. If that fails, it goes back with the next `lease_shard` and is trained on again."""
-        self._shard_leases.complete(shard_id)
-
-    def wait_for_commit(self) -> None:
-        """Waits for the commit under way, if there is one; `finish_commit` still returns its result."""
-        if self._under_way is not None:
-            wait([self._under_way])
+    # -- for `Optimizer`
 
     @property
     def batches_in_hand(self) -> int:
@@ -415,10 +397,6 @@ class Session:
     def add_to_window(self, batches: int) -> None:
         """The loop made a local step with its last `batches` batches: the next commit covers them too."""
         self._shard_leases.add_to_window(batches)
-
-    def set_batches_per_commit(self, batches: int) -> None:
-        """Says how many batches one commit covers from now on."""
-        self._batches_per_commit = batches
 
     # -- one commit
 
@@ -445,11 +423,10 @@ class Session:
         self._handed_out = Base(self._member.version, self._member.generation)
         return self._member.theta
 
-    def _require_usable(self) -> None:
-        self._member.require_open()
-        self._member.require_not_replaced()
-        if os.getpid() != self._process:
-            raise InvalidRequest("this session belongs to the process that opened it: open another one after the fork")
+    def _wait_for_commit(self) -> None:
+        """Waits for the commit under way, if there is one; `finish_commit` still returns its result."""
+        if self._under_way is not None:
+            wait([self._under_way])
 
 
 def _samples(samples: int | None, claimed: Sequence[Batch]) -> int:

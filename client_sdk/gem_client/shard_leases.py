@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 
 from gem_api.errors import InvalidRequest, LeaseEnded, TransportError
+from gem_api.hyperparameters import Hyperparameters
 
 from gem_client.membership import Membership
 from gem_client.retry import Retry
-from gem_client.shards import Batch, LeasedShard, Shards, Source
+from gem_client.shards import Batch, LeasedShard, Shards
 from gem_client.transport.connection import Connection
 from gem_client.transport.side_thread import SideThread
 
@@ -26,39 +27,73 @@ class ShardLeases:
         connection: The calls to the server, one attempt each.
         retry: How long to retry.
         side: The thread that makes the calls, while the caller computes.
+        wait_for_commit: Waits for the commit under way, if there is one.
 
     Attributes:
+        batches_per_step: Number of batches that the loop computes each of its steps on.
         skipped: Number of batches that were left out of the run by `skip`.
     """
 
-    def __init__(self, member: Membership, connection: Connection, retry: Retry, side: SideThread) -> None:
+    def __init__(
+        self,
+        member: Membership,
+        connection: Connection,
+        retry: Retry,
+        side: SideThread,
+        wait_for_commit: Callable[[], None],
+    ) -> None:
         self._member = member
         self._connection = connection
         self._retry = retry
         self._side = side
+        self.wait_for_commit = wait_for_commit
         self._shards: Shards | None = None
         self._window: list[Batch] = []  # batches of the local steps that the next commit covers
         self._completing: Future[None] | None = None
+        self.batches_per_step = 1
         self.skipped = 0
 
-    def open(self, session: Source, samples: int, batch_size: int | None) -> Shards:
+    def open(self, samples: int, batch_size: int | None) -> Shards:
         """Makes the session's only iterator over batches. Raises InvalidRequest the second time."""
         if self._shards is not None:
             raise InvalidRequest("this session has a sampler already: use that one")
-        settings = session.hyperparameters
+        settings = self.hyperparameters
         batch_size = batch_size or settings.batch_size
         if batch_size > settings.shard_size:
             log.warning(
                 "batches hold at most %d samples instead of %d, the run's shard size: start the run with a larger --shard-size",
                 settings.shard_size, batch_size,
             )  # fmt: skip
-        self._shards = Shards(session, samples, batch_size)
+        self._shards = Shards(self, samples, batch_size)
         return self._shards
+
+    # -- what `Shards` asks of the session
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """The run's hyperparameters. Raises InvalidRequest before the first registration."""
+        return Hyperparameters.from_message(self._member.registration.hyperparameters)
+
+    @property
+    def steps_done(self) -> int:
+        """Number of commits applied under this worker's name in this run."""
+        return self._member.steps_done
+
+    @property
+    def generation(self) -> int:
+        """Number of leases that the session has held."""
+        return self._member.generation
+
+    @property
+    def batches_per_commit(self) -> int:
+        """Number of batches that one commit covers: those of one step, times the run's local steps."""
+        return self.batches_per_step * max(1, self._member.registration.hyperparameters.local_steps)
 
     # -- calls to the server
 
     def lease(self, samples: int, holding: Collection[int]) -> Future[LeasedShard]:
         """Requests a shard, and keeps the shards `holding`. Takes a new lease if the present one has ended."""
+        self._member.require_usable()
         return self._side.submit(self._lease, samples, holding)
 
     def complete(self, shard_id: int) -> None:
@@ -82,10 +117,12 @@ class ShardLeases:
         if self._shards is not None:
             self._window += self._shards.claim(batches)
 
-    def claim(self, batches: int) -> list[Batch]:
-        """The batches that the next commit covers: those of its local steps, and `batches` more that the loop has."""
+    def claim(self, batches: int | None) -> list[Batch]:
+        """The batches that the next commit covers: those of its local steps, and `batches` more that the loop has. None: those
+        of one step."""
         if self._shards is None:
             return []
+        batches = self.batches_per_step if batches is None else batches
         claimed, self._window = [*self._window, *self._shards.claim(batches)], []
         return claimed
 

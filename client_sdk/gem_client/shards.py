@@ -28,7 +28,7 @@ class LeasedShard(NamedTuple):
 
 
 class Source(Protocol):
-    """What `Shards` needs of a session."""
+    """What `Shards` needs of its session."""
 
     @property
     def hyperparameters(self) -> Hyperparameters: ...
@@ -42,9 +42,9 @@ class Source(Protocol):
     @property
     def batches_per_commit(self) -> int: ...
 
-    def lease_shard(self, samples: int, holding: Collection[int]) -> Future[LeasedShard]: ...
+    def lease(self, samples: int, holding: Collection[int]) -> Future[LeasedShard]: ...
 
-    def complete_shard(self, shard_id: int) -> None: ...
+    def complete(self, shard_id: int) -> None: ...
 
     def wait_for_commit(self) -> None: ...
 
@@ -80,7 +80,7 @@ class Shards:
     An iteration may therefore end while the last batches still have to be committed. Iterate again until `complete` is True.
 
     Args:
-        session: The session that has joined the run.
+        source: Where the shards come from, in a session that has joined the run.
         samples: Number of samples in the training set.
         batch_size: Indices per batch; a shard's last batch may have fewer.
 
@@ -88,8 +88,8 @@ class Shards:
         complete: Whether the run is complete, or this worker has done its steps.
     """
 
-    def __init__(self, session: Source, samples: int, batch_size: int) -> None:
-        self._session = session
+    def __init__(self, source: Source, samples: int, batch_size: int) -> None:
+        self._source = source
         self._samples = samples
         self._batch_size = batch_size
         self._lock = threading.Lock()  # commits end in another thread than the loop's if they overlap with it
@@ -121,17 +121,17 @@ class Shards:
                 time.sleep(response.wait_seconds)
         with self._lock:
             self._ended = True
-        steps = self._session.hyperparameters.steps
-        self.complete = self.complete or bool(steps and self._session.steps_done >= steps)
+        steps = self._source.hyperparameters.steps
+        self.complete = self.complete or bool(steps and self._source.steps_done >= steps)
 
     @property
     def most_batches(self) -> int | None:
         """Upper bound of the batches that this worker can still get, if none comes twice; None in a run without a limit. Other
         workers get some of them, unless each worker has its own shards."""
-        settings = self._session.hyperparameters
+        settings = self._source.hyperparameters
         limits = []
         if settings.steps:
-            limits.append(max(0, settings.steps - self._session.steps_done) * self._session.batches_per_commit)
+            limits.append(max(0, settings.steps - self._source.steps_done) * self._source.batches_per_commit)
         if settings.epochs:
             whole, rest = divmod(self._samples, settings.shard_size)
             limits.append(settings.epochs * (whole * self._batches_in(settings.shard_size) + self._batches_in(rest)))
@@ -208,7 +208,7 @@ class Shards:
 
     def _begin_pass(self) -> None:
         """Gives up all batches that no commit covers; their shards go back with the next request for a shard."""
-        self._session.wait_for_commit()
+        self._source.wait_for_commit()
         if not self._got_on:
             time.sleep(IDLE_SECONDS)
         self._got_on = False
@@ -224,9 +224,9 @@ class Shards:
     @property
     def _steps_left(self) -> bool:
         """Whether this worker still has to make the commit of the next batch."""
-        steps = self._session.hyperparameters.steps
-        commits_ahead = (len(self._in_hand) + self._claimed) // self._session.batches_per_commit
-        return not steps or self._session.steps_done + commits_ahead < steps
+        steps = self._source.hyperparameters.steps
+        commits_ahead = (len(self._in_hand) + self._claimed) // self._source.batches_per_commit
+        return not steps or self._source.steps_done + commits_ahead < steps
 
     @property
     def _must_report(self) -> bool:
@@ -237,15 +237,15 @@ class Shards:
     def _ask(self) -> Future[LeasedShard]:
         # Shards not named here go back: those whose response was lost, and those that the caller gave up.
         with self._lock:
-            holding = {shard.shard_id for shard in self._held.values() if shard.generation == self._session.generation}
-        return self._session.lease_shard(self._samples, holding)
+            holding = {shard.shard_id for shard in self._held.values() if shard.generation == self._source.generation}
+        return self._source.lease(self._samples, holding)
 
     def _next(self) -> LeasedShard:
         """The next shard: the one requested ahead of time, if there is one and its lease is still held."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             leased = ahead.result()
-            if leased.response.HasField("shard") and leased.generation == self._session.generation:
+            if leased.response.HasField("shard") and leased.generation == self._source.generation:
                 return leased
         return self._ask().result()
 
@@ -255,7 +255,7 @@ class Shards:
             self._held = {id_: held for id_, held in self._held.items() if held.generation == generation}
             self._held[shard_id] = shard
         for begin in range(0, len(indices), self._batch_size):
-            if self._session.generation != generation:
+            if self._source.generation != generation:
                 return  # the lease has ended: others train on the rest
             if not self._steps_left:
                 return
@@ -309,8 +309,8 @@ class Shards:
             return  # the batches committed may be others than those that were counted
         for shard in [shard for shard in self._held.values() if not shard.left]:
             # Reported before it is deleted here: otherwise a request for the next shard would give this one back first.
-            if shard.generation == self._session.generation:
-                self._session.complete_shard(shard.shard_id)
+            if shard.generation == self._source.generation:
+                self._source.complete(shard.shard_id)
             del self._held[shard.shard_id]
 
     def _lose(self, shard: HeldShard) -> None:

@@ -12,6 +12,7 @@ from gem_api.errors import InvalidRequest, NonFiniteGradient
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import OptimizerChoice, connect
 from gem_client.torch import Optimizer
+from gem_client.torch.local_steps import LocalSteps
 from live import Live, config, serving
 from session_helpers import version
 from torch import Tensor, nn
@@ -369,6 +370,59 @@ def test_closures_are_called_by_the_inner_optimizer() -> None:
         assert len(losses) > 3
         assert losses[-1] < losses[0]
         assert version(live) == 3
+
+
+def test_finish_asks_for_the_closure_that_an_optimizer_needs() -> None:
+    """Three batches and two to a step: the gradient of the last one is left, and LBFGS makes no step without a closure."""
+    with serving(config(replace(PLAIN, epochs=1, steps=0))) as live, connect(live.address) as session:
+        model = make_model()
+        optimizer = Optimizer(torch.optim.LBFGS(model.parameters()), session, batches_per_step=2)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = (model(INPUTS) ** 2).mean()
+            loss.backward()
+            return loss
+
+        batches = iter(session.shards(12))
+        for number in range(3):
+            next(batches)
+            closure()
+            if number == 1:
+                optimizer.step(closure)
+        assert list(batches) == []
+        with pytest.raises(
+            InvalidRequest, match=r"LBFGS needs a closure for the last 1 batches: call step\(closure\) or skip\(1\)"
+        ):
+            optimizer.finish()
+        optimizer.skip()
+        optimizer.finish()
+        assert version(live) == 1
+
+
+@pytest.mark.parametrize("make", [*MAKES.values(), lambda model: torch.optim.LBFGS(model.parameters())])
+def test_only_optimizers_that_need_a_closure_are_taken_for_such(make: Make) -> None:
+    steps = LocalSteps([], make(make_model()))
+    assert steps.needs_closure == isinstance(steps._inner, torch.optim.LBFGS)
+
+
+@pytest.mark.parametrize(("make", "warned"), [(adamw, 1), (lambda m: torch.optim.SGD(m.parameters(), lr=0.1), 0)])
+def test_a_parameter_without_a_gradient_is_named_once_if_the_server_moves_it(
+    make: Make, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        model = make_model()
+        optimizer = Optimizer(make(model), session, on="server", names=model.named_parameters())
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        for _ in range(2):
+            optimizer.zero_grad()
+            model[0](INPUTS).sum().backward()  # type: ignore[index]
+            optimizer.step()
+        moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+        assert moved == {"0.weight", "0.bias"} | ({"2.weight"} if warned else set())
+    assert [record.message[:60] for record in caplog.records if "no gradient" in record.message] == [
+        "2 parameters have no gradient, such as 2.weight: the server's"[:60]
+    ] * warned
 
 
 def test_a_window_with_a_nan_is_rejected_and_the_next_one_is_clean() -> None:

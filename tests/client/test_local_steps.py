@@ -155,6 +155,36 @@ def test_local_steps_of_a_bfloat16_model_are_seen_by_the_next_gradient() -> None
         assert version(live) == 0
 
 
+def test_parameters_whose_memory_is_replaced_in_mid_window_go_on_from_there() -> None:
+    """As `model.cuda()` and `model.share_memory()` do it. The velocity goes on, too."""
+    with serving(config(NESTEROV)) as live:
+        model = network()
+        hand = ByHand(model, NESTEROV)
+        with training(live, model) as (optimizer, _):
+            for step in range(6):
+                take_step(model, optimizer, step)
+                hand.step(step)
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.clone()
+            np.testing.assert_allclose(theta(live), hand.x, **CLOSE)
+
+
+def test_sparse_gradients_get_decay_and_momentum_as_dense_ones_do() -> None:
+    """PyTorch's SGD refuses to add a decay to a sparse gradient."""
+    found = []
+    for sparse in (False, True):
+        with serving(config(NESTEROV)) as live, connect(live.address) as session:
+            torch.manual_seed(0)
+            table = nn.Embedding(6, 3, sparse=sparse)
+            optimizer = Optimizer(table.named_parameters(), session)
+            for step in range(6):
+                optimizer.zero_grad()
+                table(torch.tensor([1, 4, step])).pow(2).sum().backward()
+                optimizer.step()
+            found.append(theta(live))
+    np.testing.assert_allclose(found[1], found[0], **CLOSE)
+
+
 def test_a_parameter_without_a_gradient_stays_where_it_is() -> None:
     with serving(config(NESTEROV)) as live, connect(live.address) as session:
         used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))

@@ -15,9 +15,9 @@ PACKAGE = """
 ADMIN = "checkpoint close drain healthy lift_quarantine quarantine report_evaluation status"
 ANSWER = "discarded dropped pi_median staleness theta version"
 SESSION = """
-    add_to_window base batches_in_hand batches_per_commit begin_commit close commit complete_shard finish_commit generation
-    gradient hyperparameters join layout learning_rate lease_shard pull pull_final pull_only_reads read run_id
-    set_batches_per_commit shards shares_memory skip skipped steps_done take_theta theta update_kind version wait_for_commit
+    add_to_window base batches_in_hand batches_per_commit begin_commit close commit finish_commit generation gradient
+    hyperparameters join layout learning_rate pull pull_final read run_id shards shares_memory skip skipped steps_done
+    take_theta theta update_kind version
 """  # and `name`, which is set at construction
 # And `answer` and `inner`, which are set at construction.
 OPTIMIZER = "add_param_group finish load_final load_state_dict note skip state_dict step zero_grad"

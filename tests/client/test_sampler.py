@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_the_loader_ends_when_the_workers_steps_are_done() -> None:
         with joined(live, "a") as session:
             assert sum(train_all(session, session.shards(SAMPLES)).values()) == 4 + 4 + 2 + 4 + 4
             assert session.steps_done == 5
-            assert list(Shards(session, SAMPLES, 4)) == []
+            assert list(Shards(session._shard_leases, SAMPLES, 4)) == []
         with joined(live, "a") as back:
             assert list(back.shards(SAMPLES)) == []
         with joined(live, "b") as other:
@@ -98,6 +99,28 @@ def test_steps_count_from_where_the_worker_left_off() -> None:
             session.commit(ZERO)
         with joined(live, "a") as back:
             assert len(list(train_each(back, back.shards(SAMPLES)))) == 3
+
+
+@pytest.mark.parametrize(("local_steps", "batches_per_step"), [(1, 2), (3, 1), (3, 2)])
+def test_a_workers_steps_are_commits_however_many_batches_each_covers(local_steps: int, batches_per_step: int) -> None:
+    """For a loop without an Optimizer, which accumulates its gradients and makes its local steps by itself."""
+    with serving(config(settings(rule="agn", local_steps=local_steps, steps=4, epochs=0))) as live:
+        with connect(live.address) as session:
+            session.join({"w": ZERO}, batches_per_step=batches_per_step)
+            assert session.batches_per_commit == local_steps * batches_per_step
+            seen = [len(batch) for batch in train_windows(session, session.shards(SAMPLES))]
+            assert (len(seen), session.steps_done) == (4 * local_steps * batches_per_step, 4)
+        assert ledger(live)["samples_committed"] == sum(seen)
+
+
+def train_windows(session: Session, batches: Shards) -> Iterator[list[int]]:
+    """Commits the batches of a window together. Those of one accumulation need not be counted by the loop."""
+    while not batches.complete:
+        for number, batch in enumerate(batches, 1):
+            yield batch
+            if number % session.batches_per_commit == 0:
+                windows = session.hyperparameters.local_steps > 1
+                session.commit(ZERO, batches=session.batches_per_commit if windows else None)
 
 
 def test_a_shard_is_complete_only_when_its_last_batch_is_committed() -> None:

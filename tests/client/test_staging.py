@@ -10,7 +10,7 @@ import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import connect
-from gem_client.torch import Optimizer, local_steps, own_steps, staging
+from gem_client.torch import Optimizer, local_sgd, local_steps, staging
 from gem_client.torch import optimizer as optimizer_module
 from gem_client.torch.staging import Staging
 from live import config, serving
@@ -45,7 +45,7 @@ class LateDevice:
         patch.setattr(staging, "page_locked", lambda size: torch.full((size,), float("nan")))
         patch.setattr(staging, "marks", lambda parameters: [self])
         patch.setattr(optimizer_module, "on_cuda", lambda parameters: True)
-        for module in (local_steps, own_steps):
+        for module in (local_sgd, local_steps):
             patch.setattr(module, "send", self.send)
         patch.setattr(optimizer_module, "copy_gradient", self.copy_gradient)
 

@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -425,8 +426,12 @@ print(session.version, sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
 """
 
 
-def test_training_does_not_load_pytorchs_compiler_which_would_take_each_worker_75_mb(live: Live) -> None:
-    done = subprocess.run([sys.executable, "-c", STEP, live.address], capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize(
+    "settings", [PLAIN, replace(PLAIN, rule="diloco", local_momentum=0.9)], ids=["gradient", "local steps"]
+)
+def test_training_does_not_load_pytorchs_compiler_which_would_take_each_worker_75_mb(settings: Hyperparameters) -> None:
+    with serving(config(settings)) as live:
+        done = subprocess.run([sys.executable, "-c", STEP, live.address], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "2 []\n"), done.stderr
 
 

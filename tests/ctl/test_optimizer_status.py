@@ -17,7 +17,11 @@ from gem_client.ctl import picture, text
             ["learning rate 0.001, batch", "optimizer   adamw", "beta2=0.95", "0.01·θ"],
             ["momentum"],
         ),
-        (Hyperparameters(optimizer="worker"), ["optimizer   worker"], ["momentum", "learning rate"]),
+        (
+            Hyperparameters(optimizer="worker", weight_decay=0.1, local_momentum=0.9, schedule="step", decay_versions=9),
+            ["optimizer   worker"],
+            ["momentum", "learning rate", "0.1", "0.9", "schedule"],
+        ),
     ],
 )
 def test_the_status_names_the_optimizer_and_only_the_rates_that_count(

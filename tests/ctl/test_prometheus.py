@@ -124,7 +124,7 @@ def training(live: Live, metrics: WorkerMetrics) -> Iterator[None]:
             session.join(model())
             for _ in metrics.timing("data", iter(lambda: enough.wait(0.02), True)):
                 with metrics.phase("compute"):
-                    metrics.loss(0.5)
+                    metrics.trained(0.5, 0.1)
                 with metrics.phase("exchange"):
                     session.commit(GRADIENT, loss=0.5, samples=8)
 

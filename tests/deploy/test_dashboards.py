@@ -199,7 +199,10 @@ def test_what_is_asked_of_a_server_is_asked_of_the_chosen_ones_alone() -> None:
         expression = QUERIES[where][0]
         for metric in metrics_of(expression):
             for matchers in re.findall(rf"(?<![\w:]){metric}(?![\w:])(\{{[^}}]*\}})?", expression):
-                of_workers = metric.startswith(("gem_worker_step", "gem_worker_loss")) or 'job="gem-worker"' in matchers
+                of_workers = (
+                    metric.startswith(("gem_worker_step", "gem_worker_loss", "gem_worker_learning_rate"))
+                    or 'job="gem-worker"' in matchers
+                )
                 assert of_workers or 'instance=~"$server' in matchers, (
                     f"{where}: {metric}"
                 )  # "$server|": that of no instance too

@@ -27,7 +27,7 @@ def worker_registry() -> CollectorRegistry:
     """A worker's metrics after a step."""
     registry = CollectorRegistry()
     worker = WorkerMetrics(registry)
-    worker.loss(0.5)
+    worker.trained(0.5, 0.1)
     for phase in ("data", "compute", "exchange"):
         with worker.phase(phase):
             pass

@@ -194,14 +194,16 @@ def test_labels_are_bounded_however_many_tensors_a_model_has() -> None:
     assert len(watch.values("gem_pi_tensor_median", "tensor")) == MAX_TENSORS
 
 
-def test_a_worker_has_no_loss_before_its_first_batch() -> None:
+def test_a_worker_has_no_loss_and_no_rate_before_its_first_batch() -> None:
     """A 0 would be the lowest loss of all workers."""
     registry = CollectorRegistry()
     worker = WorkerMetrics(registry)
     assert registry.get_sample_value("gem_worker_loss") is None
+    assert registry.get_sample_value("gem_worker_learning_rate") is None
     for loss in (0.5, 0.25):
-        worker.loss(loss)
+        worker.trained(loss, loss / 10)
         assert registry.get_sample_value("gem_worker_loss") == loss
+        assert registry.get_sample_value("gem_worker_learning_rate") == loss / 10
 
 
 def test_the_models_size_and_the_servers_versions_are_told() -> None:

@@ -120,7 +120,7 @@ def test_the_metrics_of_several_threads_are_summed() -> None:
     def work() -> None:
         for _ in metrics.timing("data", range(500)):
             with metrics.phase("compute"):
-                metrics.loss(1.5)
+                metrics.trained(1.5, 0.1)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

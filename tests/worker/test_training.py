@@ -108,6 +108,7 @@ def test_a_worker_exports_its_steps_by_phase_and_its_loss() -> None:
     loss = registry.get_sample_value("gem_worker_loss")
     assert loss is not None
     assert 0 <= loss < 0.5
+    assert registry.get_sample_value("gem_worker_learning_rate") == TINY.learning_rate
     assert reported == 10 * SAMPLES
 
 

@@ -143,6 +143,15 @@ TRAINING = Dashboard(
                 Query("max(gem_worker_loss)", "highest"),
             ),
         ),
+        Panel(
+            "Learning rate of workers",
+            "Lowest and highest learning rate of the worker processes' last steps: that of the server's schedule, or each "
+            "worker's own if workers bring their optimizers. Good: close together, as all are equally far in their schedules.",
+            (
+                Query("min(gem_worker_learning_rate)", "lowest"),
+                Query("max(gem_worker_learning_rate)", "highest"),
+            ),
+        ),
     ),
     alerts=True,
 )

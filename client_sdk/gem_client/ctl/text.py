@@ -106,9 +106,14 @@ def checkpoint(status: pb.GetStatusResponse) -> str:
 def special(settings: Hyperparameters) -> dict[str, str]:
     """The hyper-parameters that differ from their defaults, beside rule and learning rate, by label."""
     shown = {}
+    unused = (
+        {"weight_decay", "local_momentum"} if settings.optimizer == "worker" else set()
+    )  # workers' optimizers have their own
     for name, declared in DECLARATIONS.items():
         value = getattr(settings, name)
-        if declared.status and value and value != DEFAULTS[name]:  # 0 or empty: an older server does not send it
+        if (
+            name not in unused and declared.status and value and value != DEFAULTS[name]
+        ):  # 0 or empty: an older server does not send it
             label, form = declared.status
             shown[label] = form.format(value)
     if changes := schedule(settings):
@@ -117,7 +122,9 @@ def special(settings: Hyperparameters) -> dict[str, str]:
 
 
 def schedule(settings: Hyperparameters) -> str:
-    """The schedule of the learning rate; empty if it is constant."""
+    """The schedule of the learning rate; empty if it is constant, or if each worker has its own."""
+    if settings.optimizer == "worker":
+        return ""
     span, last = settings.decay_versions, settings.decay_factor
     parts = {
         "step": [f"×{last:g} every {span} versions"],

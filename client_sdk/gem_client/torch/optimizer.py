@@ -17,9 +17,9 @@ from torch import Tensor
 from gem_client.answer import Answer
 from gem_client.session import Session
 from gem_client.torch.brought import On, bring
-from gem_client.torch.local_steps import LocalSteps, dense
-from gem_client.torch.own_steps import OwnSteps
-from gem_client.torch.parameters import Parameters, alone_in_memory, copy_gradient, lives_at, to_host
+from gem_client.torch.local_sgd import LocalSgd, bare
+from gem_client.torch.local_steps import LocalSteps
+from gem_client.torch.parameters import Parameters, alone_in_memory, copy_gradient, dense, evaluate, lives_at, to_host
 from gem_client.torch.staging import Staging, on_cuda, receive
 
 log = logging.getLogger("gem_client")
@@ -39,7 +39,7 @@ class Optimizer(torch.optim.Optimizer):
     A server that was started without `--optimizer` takes what the first worker brings; later workers must bring the same.
 
     **Local steps.** If parameters alone are given and the run has local steps (λ > 1), or its rule takes deltas, `step()` makes
-    a step of SGD on the worker's own parameters. Every λ-th step commits the window (`LocalSteps` has the equations). If the
+    a step of SGD on the worker's own parameters. Every λ-th step commits the window (`LocalSgd` has the equations). If the
     lease ends within a window, or the server rejects it, the window is dropped; the next one begins on fresh θ with a velocity
     of zero.
 
@@ -109,8 +109,16 @@ class Optimizer(torch.optim.Optimizer):
         self._joined = False
         self._scaled = False
         self._noted: list[Any] = []
+        self._warned = False
         first = {name: to_host(parameter.detach()) for name, parameter in self._trained.items()}
-        session.join(first, groups=brought.groups, choice=brought.choice, overlap=overlap, pull_only_reads=True)
+        session.join(
+            first,
+            groups=brought.groups,
+            choice=brought.choice,
+            overlap=overlap,
+            batches_per_step=batches_per_step,
+            pull_only_reads=True,
+        )
         self._bound: Any = None
         self._staging: Staging | None = None
         self._generation = 0
@@ -141,16 +149,18 @@ class Optimizer(torch.optim.Optimizer):
         """Raises InvalidRequest: the run's tensors are fixed once the optimizer has joined it."""
         if self._joined:
             raise InvalidRequest("parameters can't be added: the run's tensors are fixed once the optimizer has joined it")
-        _bare(torch.optim.Optimizer.add_param_group)(self, param_group)
+        bare(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the parameters' gradients."""
-        _bare(torch.optim.Optimizer.zero_grad)(self, set_to_none)
+        bare(torch.optim.Optimizer.zero_grad)(self, set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Commits the gradients and loads the new θ into the parameters. With local steps, makes one, and commits every λ-th.
 
-        A parameter without a gradient counts as one with a gradient of zero.
+        A parameter without a gradient stays where it is if SGD or this worker makes the steps. Adam, AdamW and Lion on the
+        server take its gradient as zero, so that its weight decay and the moments of past gradients still move it. The log
+        says so once.
 
         Args:
             closure: Re-evaluates the model and returns the loss, as in every PyTorch optimizer.
@@ -167,16 +177,8 @@ class Optimizer(torch.optim.Optimizer):
             Quarantined: The server has rejected too many gradients in a row.
             TransportError: The server was unreachable for as long as the session's `retry` allows.
         """
-        if self._brought.steps_itself:
-            returned = self._step_inner(closure)
-            loss = returned if closure is not None else loss
-        elif closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         self._require_servers_rate()
-        reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
-        self._make_step(reported, self._batches_per_step)
-        return loss
+        return self._make_step(closure, loss, self._batches_per_step)
 
     def note(self, loss: Any) -> None:
         """Notes the loss of a batch, for trainers that call `step` without it. The next step reports the mean of those
@@ -205,12 +207,16 @@ class Optimizer(torch.optim.Optimizer):
 
         It makes a step if gradients of fewer than `batches_per_step` batches are accumulated, commits an incomplete window of
         local steps, and with `overlap` waits for the commit under way. With a GradScaler, accumulated gradients are still
-        scaled, so `finish` ignores them: call the scaler's `step` first, or their batches are trained on again."""
+        scaled, so `finish` ignores them: call the scaler's `step` first, or their batches are trained on again. An optimizer
+        that can't do without a closure (LBFGS) makes no step here: `finish` raises InvalidRequest if gradients are left."""
         rest = self._session.batches_in_hand
         if 0 < rest < self._batches_per_step and not self._scaled and self._gradients_are_new():
-            if self._brought.steps_itself:
-                self._step_inner(None)
-            self._make_step(None, rest)
+            if self._local is not None and self._local.needs_closure:
+                raise InvalidRequest(
+                    f"{type(self.inner).__name__} needs a closure for the last {rest} batches: call step(closure) or "
+                    f"skip({rest}) before finish()"
+                )
+            self._make_step(None, None, rest)
         if self._local is not None and self._local.made:
             self._commit_window(self._local)
         self.answer = self._session.finish_commit() or self.answer
@@ -230,25 +236,26 @@ class Optimizer(torch.optim.Optimizer):
         self._scaled = True
         return False
 
-    def _step_inner(self, closure: Callable[[], Any] | None) -> Any:
-        assert self.inner is not None
-        return self.inner.step(closure) if closure is not None else self.inner.step()
-
-    def _make_step(self, loss: float | None, batches: int) -> None:
+    def _make_step(self, closure: Callable[[], Any] | None, loss: Any, batches: int) -> Any:
+        evaluated = evaluate(closure) if self._local is None else self._local.step(self._rate, closure)
+        loss = loss if closure is None else evaluated
+        returned = loss
         if self._noted:
-            loss, self._noted = float(sum(self._noted) / len(self._noted)), []
+            loss, self._noted = sum(self._noted) / len(self._noted), []
+        reported = float(loss.detach() if isinstance(loss, Tensor) else loss) if loss is not None else None
         if self._local is not None:
-            self._step_locally(self._local, loss, batches)
+            self._count_step(self._local, reported, batches)
         elif self._overlap:
-            self._step_overlapping(loss, batches)
+            self._step_overlapping(reported, batches)
         else:
             gradient = self._gather()
-            self.answer = self._session.commit(gradient, loss=loss, batches=batches, base=self._base, decay=False)
+            self.answer = self._session.commit(gradient, loss=reported, batches=batches, base=self._base, decay=False)
             self._load()
         if self._batches_per_step > 1:
             for parameter in self._trained.values():
                 if parameter.grad is not None:
                     parameter.grad.used_at_version = parameter.grad._version  # type: ignore[attr-defined]
+        return returned
 
     def _gradients_are_new(self) -> bool:
         """Whether any gradient was written since the last step, and is not just zero."""
@@ -256,14 +263,14 @@ class Optimizer(torch.optim.Optimizer):
         written = any(gradient._version != getattr(gradient, "used_at_version", None) for gradient in gradients)
         return written and any(bool(dense(gradient).any()) for gradient in gradients)
 
-    def _step_locally(self, local: LocalSteps | OwnSteps, loss: float | None, batches: int) -> None:
+    def _count_step(self, local: LocalSteps, loss: float | None, batches: int) -> None:
         self._session.add_to_window(batches)
-        local.step(self._rate, loss)
+        local.count(loss)
         lease_lost = self._session.generation != self._base.generation  # asking for a shard may have found out
         if local.made >= self._settings.local_steps or lease_lost:
             self._commit_window(local)
 
-    def _commit_window(self, local: LocalSteps | OwnSteps) -> None:
+    def _commit_window(self, local: LocalSteps) -> None:
         self._bind()
         local.write(self._gradients)
         try:
@@ -298,6 +305,7 @@ class Optimizer(torch.optim.Optimizer):
     def _gather(self) -> Any:
         """The gradients, weight decay included, in the session's buffer: float32, shape (P,)."""
         self._bind()
+        self._warn_of_missing()
         with torch.no_grad():
             for parameter, gradient, decay in zip(self._trained.values(), self._gradients, self._decays, strict=True):
                 copy_gradient(parameter, gradient, decay)
@@ -308,6 +316,17 @@ class Optimizer(torch.optim.Optimizer):
         if self._staging is not None:
             self._staging.fetch(self._session.gradient)
         return self._session.gradient
+
+    def _warn_of_missing(self) -> None:
+        """Says once that parameters without a gradient are moved by an optimizer on the server, unlike in PyTorch."""
+        missing = [name for name, parameter in self._trained.items() if parameter.grad is None]
+        if missing and not self._warned and self._settings.optimizer != "sgd":
+            self._warned = True
+            log.warning(
+                "%d parameters have no gradient, such as %s: the server's %s takes it as zero, so weight decay and earlier "
+                "gradients still move them. To keep parameters as they are, freeze them before you make the Optimizer",
+                len(missing), missing[0], self._settings.optimizer,
+            )  # fmt: skip
 
     def _bind(self) -> None:
         """Makes tensors over the session's buffers, which a new lease replaces; or over page-locked memory, for CUDA."""
@@ -380,12 +399,11 @@ class Optimizer(torch.optim.Optimizer):
             if brought is not None and brought != own:
                 log.warning("the server was started with %s %s, which is used instead of %s", flag(name), own, brought)
 
-    def _local_steps(self) -> LocalSteps | OwnSteps | None:
+    def _local_steps(self) -> LocalSteps | None:
         """Makes local steps; None if each gradient is committed as it is.
 
         Raises InvalidRequest if `overlap` is set too, or if the run's workers bring an optimizer and this one does not."""
         local_steps = self._settings.local_steps
-        self._session.set_batches_per_commit(local_steps * self._batches_per_step)
         if local_steps == 1 and self._kind == "gradient":
             return None
         if self._overlap:
@@ -394,15 +412,8 @@ class Optimizer(torch.optim.Optimizer):
                 f"{self._kind})"
             )
         if self.inner is not None and self._brought.steps_itself:
-            return OwnSteps(list(self._trained.values()), self.inner)
+            return LocalSteps(list(self._trained.values()), self.inner)
         if self._settings.optimizer == "worker":
             raise InvalidRequest("in this run each worker brings its optimizer: use Optimizer(torch.optim...., session)")
         factors = [tensor.rate_factor for tensor in self._session.layout.tensors]
-        return LocalSteps(list(self._trained.values()), factors, self._decays, self._settings.local_momentum, self._kind)
-
-
-def _bare(method: Callable[..., None]) -> Callable[..., None]:
-    """Removes PyTorch's wrapper that excludes a method from its compiler. The wrapper imports the compiler, which costs each
-    worker 75 MB and a second."""
-    bare: Callable[..., None] = getattr(method, "__wrapped__", method)
-    return bare
+        return LocalSgd(list(self._trained.values()), factors, self._decays, self._settings.local_momentum, self._kind)

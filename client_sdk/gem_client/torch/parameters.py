@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
 from gem_api.errors import InvalidRequest
 from torch import Tensor
 
-from gem_client.torch.local_steps import dense
 from gem_client.torch.staging import send
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
@@ -64,6 +63,19 @@ def lives_at(parameter: Tensor, theta: Tensor) -> bool:
     # A storage of its own: if its owner moves that (`share_memory()`), `theta` stays in the server's memory.
     parameter.data = torch.from_numpy(theta.numpy()).view_as(parameter)
     return True
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """The gradient as a dense tensor."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def evaluate(closure: Callable[[], Any] | None) -> Any:
+    """The loss of a closure, which computes gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def to_host(tensor: Tensor) -> Any:

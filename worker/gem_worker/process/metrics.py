@@ -15,11 +15,11 @@ _SECONDS = tuple(base * 10.0**exponent for exponent in range(-4, 2) for base in 
 
 
 class WorkerMetrics:
-    """`gem_worker_step_seconds{phase}` and `gem_worker_loss`, in the given registry.
+    """`gem_worker_step_seconds{phase}`, `gem_worker_loss` and `gem_worker_learning_rate`, in the given registry.
 
     Phases: "data" (waiting for a batch), "compute" (forward and backward pass, and simulated compute time), "exchange" (sending
     a commit and receiving θ). All workers of a process share one instance, from several threads: their times add up, and the
-    loss is that of the worker that finished a batch last.
+    loss and the learning rate are those of the worker that finished a batch last.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -27,7 +27,8 @@ class WorkerMetrics:
             "gem_worker_step_seconds", "Time of each phase of a training step.", ["phase"], buckets=_SECONDS, registry=registry
         )
         self._loss = Gauge("gem_worker_loss", "Training loss of the process's last batch.", registry=None)
-        self._registry, self._shows_loss, self._lock = registry, False, threading.Lock()
+        self._rate = Gauge("gem_worker_learning_rate", "Largest learning rate of the process's last step.", registry=None)
+        self._registry, self._shown, self._lock = registry, False, threading.Lock()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -51,10 +52,13 @@ class WorkerMetrics:
         samples = [sample for metric in self._seconds.collect() for sample in metric.samples]
         return {sample.labels["phase"]: sample.value for sample in samples if sample.name.endswith("_sum")}
 
-    def loss(self, value: float) -> None:
-        """Sets the loss of the last batch. The metric appears with the first: a 0 would look like the lowest loss of all."""
-        self._loss.set(value)
+    def trained(self, loss: float, learning_rate: float) -> None:
+        """Sets the loss of the last batch, and the learning rate of the last step. Both metrics appear with the first batch: a
+        loss of 0 would look like the lowest of all."""
+        self._loss.set(loss)
+        self._rate.set(learning_rate)
         with self._lock:
-            if not self._shows_loss:
+            if not self._shown:
                 self._registry.register(self._loss)
-                self._shows_loss = True
+                self._registry.register(self._rate)
+                self._shown = True
