@@ -9,6 +9,7 @@ import click
 from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
 
 from benchmarks.launch import RunFailed
+from benchmarks.models import figures, page
 from benchmarks.models.measure import measure
 from benchmarks.models.plan import STAGES, missing
 from benchmarks.models.runs import Run
@@ -33,12 +34,19 @@ def main(stages: tuple[str, ...], mnist: Path | None, out: Path, draw_only: bool
     names = _chosen(stages, mnist)
     try:
         store = Store(out / "results.json")
-        failures = {} if draw_only else _measure(names, store, mnist)
+        if not draw_only:
+            store.require_same_text()
     except StoreError as error:
         raise click.ClickException(str(error)) from None
+    failures: dict[Run, str] = {}
+    try:
+        if not draw_only:
+            _measure(names, store, mnist, failures)
     except KeyboardInterrupt:
         click.echo("\nstopped; the same command continues", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    finally:
+        click.echo(f"results: {_draw(out, store)}")
     if failures:
         click.echo(f"{len(failures)} runs left no result; the same command tries them again:", err=True)
         for run, why in failures.items():
@@ -46,10 +54,8 @@ def main(stages: tuple[str, ...], mnist: Path | None, out: Path, draw_only: bool
         sys.exit(1)
 
 
-def _measure(names: list[str], store: Store, mnist: Path | None) -> dict[Run, str]:
-    """Makes the missing runs of the stages; returns those that left no result, with the reason. Raises StoreError."""
-    store.require_same_text()
-    failures: dict[Run, str] = {}
+def _measure(names: list[str], store: Store, mnist: Path | None, failures: dict[Run, str]) -> None:
+    """Makes the missing runs of the stages. Those that left no result go into `failures`, with the reason."""
     for stage, run in missing(names, store.result):
         click.echo(f"[{stage}] {run.name}")
         try:
@@ -60,7 +66,12 @@ def _measure(names: list[str], store: Store, mnist: Path | None) -> dict[Run, st
             continue
         store.add(run, outcome)
         click.echo(f"  {outcome.outcome}, held-out loss {outcome.loss:.4f}, {outcome.seconds:.0f} s")
-    return failures
+
+
+def _draw(out: Path, store: Store) -> Path:
+    """Draws every plot that has results, and writes the page. Returns the page's path."""
+    out.mkdir(parents=True, exist_ok=True)
+    return page.write(out, store.result, store.conditions, figures.draw(out, store.result))
 
 
 def _chosen(given: tuple[str, ...], mnist: Path | None) -> list[str]:

@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class CharacterTransformer(nn.Module):
-    """Predicts each next character from at most `CONTEXT` before it. The default has 1,097,504 parameters.
+    """Predicts each next character from at most `CONTEXT` before it. The default has 1,090,848 parameters.
 
     Args:
         width: Numbers that stand for one character inside the model; a multiple of `heads`.
