@@ -69,7 +69,7 @@ def workers(results: Results) -> Drawing | None:
     found = {n: [measured(each, results) for each in cases(n)] for n in sorted(STEPS)}
     if not any(each.summary.outcomes for of in found.values() for each in of):
         return None
-    drawing, (axes,) = panels(1, 1, "Held-out loss at each method's best learning rate", 8.5, 6.2)
+    drawing, (axes,) = panels(1, 1, "Held-out loss at each method's best learning rate", 10.0, 6.2)
     places = {n: float(place) for place, n in enumerate(sorted(STEPS))}
     for number, (name, method) in enumerate(METHODS.items()):
         points = [(n, each) for n, of in found.items() for each in of if each.case.method == name and each.summary.loss.count]

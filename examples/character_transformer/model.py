@@ -14,6 +14,8 @@ _POSITION_DEVIATION = 0.02
 
 def encode(text: str) -> Tensor:
     """The tokens of a text: uint8, shape (len(text),). A character that is not in `CHARACTERS` becomes "?"."""
+    if not text:
+        return torch.empty(0, dtype=torch.uint8)
     table = torch.full((256,), _REPLACEMENT, dtype=torch.uint8)
     table[list(CHARACTERS.encode())] = torch.arange(len(CHARACTERS), dtype=torch.uint8)
     return table[torch.frombuffer(bytearray(text.encode("latin-1", "replace")), dtype=torch.uint8).long()]
