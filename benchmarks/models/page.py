@@ -109,7 +109,7 @@ def _no_verdict() -> str:
 def _progress(results: Results) -> str:
     """How many runs are done and missing, by stage."""
     done = {name: [results(run) is not None for run in STAGES[name](results)] for name in STAGES}
-    missing = [f"{name} {sum(each)} of {len(each)}" for name, each in done.items() if each and not all(each)]
+    missing = [f"{name} {each.count(False)} of {len(each)}" for name, each in done.items() if each and not all(each)]
     unknown = [name for name, each in done.items() if not each]
     runs = {run for name in STAGES for run in STAGES[name](results) if results(run) is not None}
     if not missing and not unknown:

@@ -75,7 +75,8 @@ class Store:
             raise ValueError(f"format {body['format']}, not {FORMAT}")
         self.conditions = body["conditions"]
         for row in body["runs"]:
-            self._outcomes[Run(**row.pop("run"))] = Outcome(**row)
+            run = Run(**row.pop("run"))
+            self._outcomes[run] = Outcome(**row)
 
 
 def here() -> dict[str, Any]:

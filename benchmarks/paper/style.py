@@ -42,9 +42,8 @@ class Drawing:
     ) -> None:  # fmt: skip
         """The means as marks joined by a line, with bars from the lowest to the highest seed. Draws nothing without values."""
         mean, low, high = (scale * np.array([getattr(each, name) for each in values]) for name in ("mean", "low", "high"))
-        axes.errorbar(
-            x, mean, [mean - low, high - mean], fmt=style, color=colour, capsize=3, markersize=5, linewidth=1.6, label=label
-        )
+        bars = [np.maximum(mean - low, 0), np.maximum(high - mean, 0)]  # a mean of equal values may be rounded past them
+        axes.errorbar(x, mean, bars, fmt=style, color=colour, capsize=3, markersize=5, linewidth=1.6, label=label)
         columns = {"x": x, "mean": mean, "low": low, "high": high}
         self.data.setdefault(panel, {})[label] = {name: _plain(np.array(column, float)) for name, column in columns.items()}
 
