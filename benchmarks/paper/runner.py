@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,24 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import TaskError
 
+from benchmarks.launch import RunFailed, launch
 from benchmarks.paper import sequential
 from benchmarks.paper.estimate import Pace, duration, seconds_left
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.metrics_poller import MetricsPoller
 from benchmarks.paper.results import Result, load, read_run
 
-_ROOT = Path(__file__).parents[2]
-_POLL_SECONDS, _SAY_SECONDS = 0.5, 10.0
-_STOP_SECONDS = 60.0
-_COMPLETE, _DIVERGED = 0, 3  # gem-train's exit statuses after which there is a result
+_SAY_SECONDS = 10.0
 _GROUPS = 5  # processes that a staged run's workers are spread over: what is replaced at a time
-
-
-class RunFailed(Exception):
-    """An experiment left no result; the message says why."""
 
 
 @dataclass
@@ -87,27 +76,17 @@ class Runner:
         return result
 
     def _follow(self, experiment: Experiment, folder: Path, progress: _Progress) -> Result:
-        """Starts the run's process, watches it to its end, and reads the folder that it left. Raises RunFailed."""
+        """Makes the run, and reads the folder that it left. Raises RunFailed."""
         output = folder / "output.txt"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                command(experiment, self.data, folder / "runs", self.processes), cwd=_ROOT, env=environment,
-                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, process_group=0,
-            )  # fmt: skip
         monitor = MetricsPoller(output)
+
+        def watch() -> None:
+            monitor.poll()
+            progress.done(monitor.version * experiment.local_steps)
+
+        run_folder = launch(command(experiment, self.data, folder / "runs", self.processes), output, watch)
         try:
-            while not _ended(process, _POLL_SECONDS):
-                monitor.poll()
-                progress.done(monitor.version * experiment.local_steps)
-        finally:
-            _stop(process)
-        said = output.read_text(errors="replace")
-        found = re.search(r"^run (.+?): \d+ workers", said, re.MULTILINE)
-        if process.returncode not in (_COMPLETE, _DIVERGED) or found is None:
-            raise RunFailed(f"exit status {process.returncode}: {_last_line(said)}")
-        try:
-            return read_run(experiment, RunFolder(Path(found[1])), monitor.tensors)
+            return read_run(experiment, run_folder, monitor.tensors)
         except (OSError, ValueError, KeyError) as error:
             raise RunFailed(f"the run's folder can't be read: {error!r}") from error
 
@@ -170,24 +149,3 @@ def command(experiment: Experiment, data: Path | None, runs: Path, processes: in
         flags += [f"--steps={experiment.commits_each}", "--durability=memory"]
         flags += [f"--processes={processes}"] if processes < experiment.workers else []
     return [sys.executable, "-m", "benchmarks.paper.staged" if staged else "gem_worker.launcher.cli", *flags]
-
-
-def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Makes a run in progress end itself and its processes. It sends SIGTERM, as background jobs of a shell ignore SIGINT."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        if not _ended(process, _STOP_SECONDS):
-            process.kill()
-            process.wait()
-
-
-def _last_line(said: str) -> str:
-    return next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")

@@ -37,13 +37,13 @@ class Drawing:
         self.data.setdefault(panel, {})[label] = {name: _plain(getattr(curve, name)) for name in ("x", "mean", "low", "high")}
 
     def points(
-        self, axes: Axes, panel: str, label: str, x: list[float], values: list[Spread], colour: Any, scale: float = 1.0
-    ) -> None:
+        self, axes: Axes, panel: str, label: str, x: list[float], values: list[Spread], colour: Any, scale: float = 1.0,
+        style: str = "o-",
+    ) -> None:  # fmt: skip
         """The means as marks joined by a line, with bars from the lowest to the highest seed. Draws nothing without values."""
         mean, low, high = (scale * np.array([getattr(each, name) for each in values]) for name in ("mean", "low", "high"))
-        axes.errorbar(
-            x, mean, [mean - low, high - mean], fmt="o-", color=colour, capsize=3, markersize=5, linewidth=1.6, label=label
-        )
+        bars = [np.maximum(mean - low, 0), np.maximum(high - mean, 0)]  # a mean of equal values may be rounded past them
+        axes.errorbar(x, mean, bars, fmt=style, color=colour, capsize=3, markersize=5, linewidth=1.6, label=label)
         columns = {"x": x, "mean": mean, "low": low, "high": high}
         self.data.setdefault(panel, {})[label] = {name: _plain(np.array(column, float)) for name, column in columns.items()}
 

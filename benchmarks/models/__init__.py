@@ -1,0 +1,1 @@
+"""Optimizers under many workers, on a character transformer and MNIST: `python -m benchmarks.models`."""

@@ -1,0 +1,84 @@
+"""The command: makes the missing runs stage by stage, draws what there is, writes the page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
+
+from benchmarks.launch import RunFailed
+from benchmarks.models import figures, page
+from benchmarks.models.measure import measure
+from benchmarks.models.plan import STAGES, missing
+from benchmarks.models.runs import Run
+from benchmarks.models.store import Store, StoreError
+
+_OUT = Path("docs/results/models")
+
+
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.argument("stages", nargs=-1)
+@click.option("--mnist", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="Folder of MNIST's four IDX files, plain or gzipped. Without it MNIST's stages are left out.")  # fmt: skip
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=_OUT,
+              help="Folder for results.json, plots and page; runs whose results are in it are not repeated.")  # fmt: skip
+@click.option("--draw-only", is_flag=True, help="Run nothing; draw and describe the existing results.")
+@interruptible()
+def main(stages: tuple[str, ...], mnist: Path | None, out: Path, draw_only: bool) -> None:
+    """Compares optimizers under 1 to 32 workers. STAGES are some of rates-16 rates-4 rates-32 rates-1 alone seeds-16 seeds-4
+    seeds-32 seeds-1 seeds-alone kappa mnist seeds-mnist seeds-kappa; without any, all of them in this order, which takes
+    hours. A stage needs the results of those that choose its learning rates. Ctrl-C ends it; the same command continues
+    later."""
+    names = _chosen(stages, mnist)
+    try:
+        store = Store(out / "results.json")
+        if not draw_only:
+            store.require_same_text()
+    except StoreError as error:
+        raise click.ClickException(str(error)) from None
+    failures: dict[Run, str] = {}
+    try:
+        if not draw_only:
+            _measure(names, store, mnist, failures)
+    except KeyboardInterrupt:
+        click.echo("\nstopped; the same command continues", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    finally:
+        click.echo(f"results: {_draw(out, store)}")
+    if failures:
+        click.echo(f"{len(failures)} runs left no result; the same command tries them again:", err=True)
+        for run, why in failures.items():
+            click.echo(f"  {run.name}: {why}", err=True)
+        sys.exit(1)
+
+
+def _measure(names: list[str], store: Store, mnist: Path | None, failures: dict[Run, str]) -> None:
+    """Makes the missing runs of the stages. Those that left no result go into `failures`, with the reason."""
+    for stage, run in missing(names, store.result):
+        click.echo(f"[{stage}] {run.name}")
+        try:
+            outcome = measure(run, mnist)
+        except RunFailed as error:
+            failures[run] = str(error)
+            click.echo(f"  no result: {error}")
+            continue
+        store.add(run, outcome)
+        click.echo(f"  {outcome.outcome}, held-out loss {outcome.loss:.4f}, {outcome.seconds:.0f} s")
+
+
+def _draw(out: Path, store: Store) -> Path:
+    """Draws every plot that has results, and writes the page. Returns the page's path."""
+    out.mkdir(parents=True, exist_ok=True)
+    return page.write(out, store.result, store.conditions, figures.draw(out, store.result))
+
+
+def _chosen(given: tuple[str, ...], mnist: Path | None) -> list[str]:
+    """The stages to run, in their order. Raises UsageError."""
+    for name in given:
+        if name not in STAGES:
+            raise click.UsageError(f"there is no stage {name!r}: choose from {', '.join(STAGES)}")
+        if "mnist" in name and mnist is None:
+            raise click.UsageError(f"stage {name} needs --mnist DIR, the folder of MNIST's four IDX files")
+    return [name for name in STAGES if (name in given or not given) and (mnist is not None or "mnist" not in name)]

@@ -1,0 +1,63 @@
+"""Makes one run through the real service, with gem-train."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.launch import RunFailed, launch
+from benchmarks.models.runs import METHODS, Outcome, Run
+
+_TASK = "examples.character_transformer.task:Characters"
+_OWN_TASK = "examples.character_transformer.task:CharactersOwnAdamW"
+# One process for all workers: they begin together, which several processes don't, and these runs are short.
+_COMMON = (
+    "--shards=replicate", "--processes=1", "--evaluate-every=100000", "--durability=memory", "--lease-seconds=600",
+)  # fmt: skip
+
+
+def measure(run: Run, mnist: Path | None) -> Outcome:
+    """Trains to the end. `mnist` is the folder of MNIST's files. Raises RunFailed."""
+    with tempfile.TemporaryDirectory(prefix="gem-models-") as name:
+        scratch = Path(name)
+        folder = launch(command(run, mnist, scratch), scratch / "output.txt", variables=variables(run))
+        try:
+            summary = json.loads(folder.summary.read_text())
+        except (OSError, ValueError) as error:
+            raise RunFailed(f"the run's folder can't be read: {error!r}") from error
+    return Outcome(
+        summary["outcome"], _short(summary["test_loss"]), _short(summary["test_accuracy"]), summary["seconds"],
+        _short(summary["staleness_mean"]), _short(summary["pi_median"]),
+    )  # fmt: skip
+
+
+def command(run: Run, mnist: Path | None, runs: Path) -> list[str]:
+    """gem-train's command line, which leaves its run folder in `runs`."""
+    method = METHODS[run.method]
+    task = "mnist" if run.task == "mnist" else _OWN_TASK if method.own else _TASK
+    flags = [
+        f"--task={task}", f"--rule={method.rule}", f"--optimizer={method.optimizer}", f"--workers={run.workers}",
+        f"--steps={run.steps // method.local_steps}", f"--seed={run.seed}", f"--batch-size={run.batch_size}", f"--runs={runs}",
+        *_COMMON,
+    ]  # fmt: skip
+    flags += [f"--data={mnist.resolve()}"] if run.task == "mnist" and mnist else []
+    flags += [f"--kappa={run.kappa}"] if run.kappa is not None else []
+    flags += [f"--local-steps={method.local_steps}"] if method.local_steps > 1 else []
+    flags += [f"--rule-options=delay={run.workers}"] if method.rule == "diloco" else []
+    if not method.own:
+        flags += [f"--learning-rate={run.rate}", f"--warmup-versions={run.warmup * run.workers}"]
+    return [sys.executable, "-m", "gem_worker.launcher.cli", *flags]
+
+
+def variables(run: Run) -> dict[str, str]:
+    """The environment variables that set the workers' own optimizers."""
+    if not METHODS[run.method].own:
+        return {}
+    return {"CHARACTERS_LEARNING_RATE": str(run.rate), "CHARACTERS_WARMUP_STEPS": str(run.warmup)}
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are enough."""
+    return None if value is None else float(f"{value:.6g}")
