@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gem_client.torch.staging import send
 
+
 class LocalSteps:
     """Windows of steps of any `torch.optim` optimizer. Each window ends with a commit of x − θ, θ being where it began.
 
