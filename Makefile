@@ -79,8 +79,8 @@ coverage: $(INTEGRATIONS)
 hooks: $(READY)
 	@$(BIN)/pre-commit install
 
-docs-api: $(READY)
-	@$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api gem_client gem_client.torch \
+docs-api: $(INTEGRATIONS)
+	@$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api gem_client gem_client.torch gem_client.lightning gem_client.transformers \
 	  '!gem_client.ctl' '!gem_client.transport'
 
 # From a fresh folder: setuptools would take along what an older build left there.
