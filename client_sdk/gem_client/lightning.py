@@ -55,7 +55,7 @@ class GemCallback:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GemCallback:
-        return super().__new__(_callback(cls))
+        return super().__new__(_callback(cls))  # type: ignore[arg-type]
 
     def __init__(self, session: Session, *, on: On = "worker") -> None:
         self._session = session

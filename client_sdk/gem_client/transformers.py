@@ -39,7 +39,7 @@ else:
 __all__ = ["GemTrainerMixin"]
 
 
-class GemTrainerMixin(Trainer):
+class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does not read Transformers
     """Trains a model as a worker of a run, with the loop, the logs and the callbacks of `transformers.Trainer`.
 
     **The optimizer** is the one that the trainer makes of its arguments (`optim`, `learning_rate`, `weight_decay`), or that is
@@ -64,6 +64,8 @@ class GemTrainerMixin(Trainer):
         InvalidRequest: The trainer has a setting that can't work: fp16, several processes, DeepSpeed, FSDP, or
             `auto_find_batch_size`.
     """
+
+    lr_scheduler: Any
 
     def __init__(self, *args: Any, session: Session, on: On = "worker", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -185,6 +187,15 @@ class GemTrainerMixin(Trainer):
         self._gem_optimizer.finish()
         self.model.zero_grad()
 
+    def _has_more(self) -> bool:
+        """Whether there is another batch for this worker; waits while other workers hold the last shards."""
+        assert self._passes is not None
+        return self._passes.more()
+
+    def _load_final(self) -> None:
+        assert self._gem_optimizer is not None
+        self._gem_optimizer.load_final()
+
 
 class _RunCallback(TrainerCallback):  # type: ignore[misc]
     """Ends the trainer when the run is complete, and not before."""
@@ -202,8 +213,8 @@ class _RunCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._end_pass()
-        if not control.should_training_stop and not self._trainer._passes.more():
-            self._trainer._gem_optimizer.load_final()
+        if not control.should_training_stop and not self._trainer._has_more():
+            self._trainer._load_final()
             control.should_training_stop = True
             state.max_steps = state.global_step
             control.should_evaluate |= args.eval_strategy != "no"
@@ -213,5 +224,5 @@ class _RunCallback(TrainerCallback):  # type: ignore[misc]
 class _ServersSchedule(torch.optim.lr_scheduler.LRScheduler):
     """Shows the learning rates that the server has set, and changes nothing."""
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | torch.Tensor]:
         return [group["lr"] for group in self.optimizer.param_groups]

@@ -41,7 +41,7 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
         return self._codes[begin : begin + CONTEXT], self._codes[begin + 1 : begin + CONTEXT + 1]
 
 
-class CharacterTransformer(pl.LightningModule):
+class CharacterTransformer(pl.LightningModule):  # type: ignore[misc]
     """Two layers of causal self-attention. Nothing here knows of a server."""
 
     def __init__(self, width: int = 64, layers: int = 2) -> None:

@@ -38,7 +38,7 @@ class Text(Dataset[dict[str, Tensor]]):
         return {"input_ids": window, "labels": window}
 
 
-class Worker(GemTrainerMixin, transformers.Trainer):
+class Worker(GemTrainerMixin, transformers.Trainer):  # type: ignore[misc]
     """The Trainer, as a worker of a run."""
 
 

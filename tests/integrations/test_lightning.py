@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 Configure = Callable[["Module"], Any]
 
 
-class Module(pl.LightningModule):
+class Module(pl.LightningModule):  # type: ignore[misc]
     """A small network. `before` is called before each training step, with the number of the step."""
 
     def __init__(self, configure: Configure, before: Callable[[int], Any] = lambda step: None) -> None:
@@ -64,7 +64,7 @@ class Module(pl.LightningModule):
         return self._configure(self)
 
 
-class Watch(pl.Callback):
+class Watch(pl.Callback):  # type: ignore[misc]
     """Calls `look` after each batch, before the worker may leave."""
 
     def __init__(self, look: Callable[[], Any]) -> None:
@@ -92,7 +92,7 @@ def worker(live: Live, **settings: Any) -> Iterator[tuple[Session, GemCallback]]
 
 def trainer(gem: GemCallback, *callbacks: Any, **settings: Any) -> pl.Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    return pl.Trainer(callbacks=[*callbacks, gem], accelerator="cpu", **{**quiet, **settings})  # type: ignore[arg-type]
+    return pl.Trainer(callbacks=[*callbacks, gem], accelerator="cpu", **{**quiet, **settings})
 
 
 @pytest.mark.parametrize("brought", ["parameters", "worker", "server"])
@@ -130,7 +130,7 @@ def test_accumulated_batches_are_one_commit_that_reports_their_mean_loss() -> No
     data, reported = Sums(), []
     with serving(config(RUN)) as live, worker(live) as (_, gem):
         module = Module(adamw)
-        watch = Watch(lambda: commits(live) and reported.append(reported_loss(live)))
+        watch = Watch(lambda: reported.extend([reported_loss(live)] if commits(live) else []))
         trainer(gem, watch, accumulate_grad_batches=3).fit(module, gem.loader(data))
         assert completed(live) == 2 * SAMPLES
         assert set(data.read.values()) == {2}

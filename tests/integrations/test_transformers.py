@@ -40,7 +40,7 @@ from torch import Tensor, nn
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
 
-class Worker(GemTrainerMixin, transformers.Trainer):
+class Worker(GemTrainerMixin, transformers.Trainer):  # type: ignore[misc]
     """The Trainer, as a worker of a run."""
 
 
@@ -185,7 +185,7 @@ def test_accumulated_batches_are_one_commit_that_reports_their_mean_loss(tmp_pat
 def test_gradients_are_clipped_before_they_are_committed_also_those_of_a_short_accumulation(tmp_path: Path) -> None:
     model = Model()
     before = flat(model)
-    arguments = {"gradient_accumulation_steps": 5, "max_grad_norm": 1e-3, "optim": "sgd", "learning_rate": 0.1}
+    arguments: dict[str, Any] = {"gradient_accumulation_steps": 5, "max_grad_norm": 1e-3, "optim": "sgd", "learning_rate": 0.1}
     with serving(config(PLAIN)) as live, worker(live, tmp_path, model, on="server", **arguments) as (_, trainer):
         trainer.train()
         assert commits(live) == 5
