@@ -385,3 +385,23 @@ def test_another_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "h.csv").write_text("version\n1\n")
     with pytest.raises(HistoryError, match="no column worker"):
         next(read_history(tmp_path / "h.csv"))
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "1e308", "-1e300"])
+def test_an_evaluation_that_no_plot_can_show_is_left_out(run: Path, number: str) -> None:
+    good = '{"version": 2, "loss": 0.5, "accuracy": 0.25}'
+    damaged = f'{{"version": 1, "loss": {number}, "accuracy": 1}}, {{"version": {number}, "loss": 1, "accuracy": 1}}'
+    (run / "evaluations.json").write_text(f"[{damaged}, {good}]", encoding="utf-8")
+    assert read_run(run, in_progress=False).evaluations == [(2.0, 0.5, 0.25)]
+
+
+def test_a_setting_that_is_no_valid_text_does_not_keep_the_report_from_being_written(run: Path) -> None:
+    (run / "run.json").write_text(json.dumps({"task": "\ud800"}), encoding="utf-8")
+    result = ctl("report", str(run))
+    assert result.exit_code == 0, result.output
+    assert "<dd>?</dd>" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_worker_whose_name_is_an_endless_number_is_shown(tmp_path: Path) -> None:
+    path = history(tmp_path / "commits.csv", [line(1, worker="9" * 5000), line(2, worker="8")])
+    assert "9" * 5000 in page(read_run(path, in_progress=False), 0.0)

@@ -127,6 +127,15 @@ def test_metrics_are_byte_for_byte_what_prometheus_client_writes() -> None:
     assert started[0] == "200 OK"
 
 
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=abc", "text/plain; version=x.y.z"])
+def test_a_malformed_accept_header_is_refused_and_fills_no_log(
+    accept: str, paged: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    response = ask(paged, "/metrics", headers={"Accept": accept})
+    assert (response.status, response.body) == (400, b"the Accept header is malformed\n")
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_the_status_is_that_of_gem_ctl_with_the_curves_beside_it(paged: Live) -> None:
     with wired(paged) as wire:
         worker, other = wire.started("worker"), wire.join("other")

@@ -342,7 +342,7 @@ def report(target: Target, run: Path | None, out: Path | None, prometheus: str |
     else:
         path, what, page = from_files(folder, out)
     try:
-        _write(path, page.encode())
+        _write(path, page.encode(errors="replace"))
     except OSError as error:
         raise click.ClickException(f"can't write the report: {error}") from error
     click.echo(f"wrote {path}: {what}", err=str(path) == "-")

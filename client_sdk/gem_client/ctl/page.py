@@ -128,7 +128,7 @@ def clock(at: float) -> str:
 
 def natural(name: str) -> list[tuple[int, str]]:
     """A key that sorts worker-2 before worker-10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _warnings(heading: str, lines: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from gem_client.ctl.text import duration
 
 COMMITS = "commits.csv"
 _SMOOTHED = 50  # commits that smoothed values and rates are taken over, at least
+_MAX_NUMBER = 1e100  # of an evaluation; a higher one comes from a damaged file
 _NOT_SETTINGS = ("runs", "resume", "data")  # of run.json: they describe the machine, or one start of the run
 _OUTCOMES = {
     "complete": "complete",
@@ -135,7 +136,8 @@ def _read_json(run: RecordedRun, path: Path, kind: type) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a plot can show: Matplotlib subtracts the limits of its axes, and multiplies the result."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def page(run: RecordedRun, now: float) -> str:
@@ -358,5 +360,5 @@ def _picture(
 def write_report(folder: Path) -> Path:
     """Writes report.html of a run that has ended into its folder, and returns its path. Raises HistoryError or OSError."""
     out = folder / "report.html"
-    out.write_text(page(read_run(folder, in_progress=False), time.time()), encoding="utf-8")
+    out.write_text(page(read_run(folder, in_progress=False), time.time()), encoding="utf-8", errors="replace")
     return out

@@ -122,7 +122,10 @@ class LivePage:
 
     def _metrics_reply(self, environ: WSGIEnvironment) -> Reply:
         started: list[Any] = []
-        parts = self._metrics({**environ, "REQUEST_METHOD": "GET"}, lambda *line: started.extend(line))
+        try:
+            parts = self._metrics({**environ, "REQUEST_METHOD": "GET"}, lambda *line: started.extend(line))
+        except (TypeError, ValueError):  # of prometheus_client, for a version in the Accept header that is no number
+            return self._text("400 Bad Request", "the Accept header is malformed\n")
         return started[0], started[1], b"".join(parts)
 
     def _status_reply(self) -> Reply:
