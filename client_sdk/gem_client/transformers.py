@@ -202,7 +202,8 @@ class _RunCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._end_pass()
-        if not control.should_training_stop and not self._trainer._passes.more():
+        # The trainer also stops if the first pass is empty, because other workers trained on everything.
+        if (not control.should_training_stop or self._trainer._passes.complete) and not self._trainer._passes.more():
             self._trainer._gem_optimizer.load_final()
             control.should_training_stop = True
             state.max_steps = state.global_step
