@@ -125,6 +125,11 @@ class GemCallback:
         self._optimizer = given
         trainer.fit_loop.max_epochs = -1
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuses batches that the server does not deal."""
+        if trainer.train_dataloader is not self._loader:
+            raise InvalidRequest("train on the callback's own loader alone: trainer.fit(module, gem.loader(dataset))")
+
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Tells the session about the batch. Lightning has already read the next one, to know whether this is the last."""
         assert self._loader is not None
@@ -170,6 +175,8 @@ class GemCallback:
         if not self._loader.passes.more():
             self._optimizer.load_final()
             self._finished = trainer.should_stop = True
+            # Lightning would otherwise wait for steps that never come.
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
 
 class _Loader:

@@ -172,7 +172,7 @@ class Session:
             pull_only_reads: Whether `pull` shall do the same as `read`; for an optimizer that takes θ by `take_theta`.
 
         Raises:
-            InvalidRequest: Two parameters have the same name, or the session has joined already.
+            InvalidRequest: Two parameters have the same name, `batches_per_step` is below 1, or the session has joined already.
             LayoutMismatch: The run has a model with other names or shapes.
             Overloaded: The server had no room for another worker for as long as `retry` allows.
             NonFiniteGradient: θ's first value holds a NaN or an infinity.
@@ -180,6 +180,8 @@ class Session:
             TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._member.require_usable()
+        if batches_per_step < 1:
+            raise InvalidRequest(f"batches_per_step is at least 1, not {batches_per_step}")
         if self._member.joined:
             raise InvalidRequest("this session has joined already: open another session for another model")
         pairs = parameters.items() if isinstance(parameters, Mapping) else parameters

@@ -57,6 +57,8 @@ class ShardLeases:
         """Makes the session's only iterator over batches. Raises InvalidRequest the second time."""
         if self._shards is not None:
             raise InvalidRequest("this session has a sampler already: use that one")
+        if batch_size is not None and batch_size < 0:
+            raise InvalidRequest(f"a batch holds at least 1 sample, not {batch_size}")
         settings = self.hyperparameters
         batch_size = batch_size or settings.batch_size
         if batch_size > settings.shard_size:

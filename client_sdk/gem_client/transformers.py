@@ -192,6 +192,10 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
         assert self._passes is not None
         return self._passes.more()
 
+    def _is_complete(self) -> bool:
+        assert self._passes is not None
+        return self._passes.complete
+
     def _load_final(self) -> None:
         assert self._gem_optimizer is not None
         self._gem_optimizer.load_final()
@@ -213,7 +217,8 @@ class _RunCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._end_pass()
-        if not control.should_training_stop and not self._trainer._has_more():
+        # The trainer also stops if the first pass is empty, because other workers trained on everything.
+        if (not control.should_training_stop or self._trainer._is_complete()) and not self._trainer._has_more():
             self._trainer._load_final()
             control.should_training_stop = True
             state.max_steps = state.global_step

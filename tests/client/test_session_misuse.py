@@ -80,6 +80,15 @@ def test_nothing_but_pull_works_before_join(live: Live) -> None:
             _ = session.layout
 
 
+def test_steps_of_no_batch_and_batches_of_no_sample_are_refused(live: Live) -> None:
+    with connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match="batches_per_step is at least 1, not 0"):
+            session.join(model(), batches_per_step=0)
+        session.join(model())
+        with pytest.raises(InvalidRequest, match="at least 1 sample, not -1"):
+            session.shards(10, -1)
+
+
 def test_a_second_join_is_refused(session: Session) -> None:
     with pytest.raises(InvalidRequest, match="joined already"):
         session.join(model())

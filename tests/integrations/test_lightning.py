@@ -188,6 +188,22 @@ def test_a_worker_that_stops_early_gives_its_shards_back() -> None:
         assert completed(live) == 2 * SAMPLES
 
 
+@pytest.mark.parametrize("least", [{"min_steps": 100}, {"min_epochs": 3}])
+def test_the_trainer_ends_with_the_run_also_before_its_own_minimum(least: dict[str, int]) -> None:
+    with serving(config(RUN)) as live, worker(live) as (_, gem):
+        fitted = trainer(gem, EndlessEpochs(), **least)
+        fitted.fit(Module(adamw), gem.loader(Sums()))
+        assert fitted.global_step == 2 * SAMPLES / BATCH
+        assert fitted.current_epoch == 1
+
+
+class EndlessEpochs(pl.Callback):
+    """Fails instead of going on for ever."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert trainer.current_epoch < 5, "the trainer goes on after the run is complete"
+
+
 def broken(step: int) -> None:
     if step == 2:
         raise ZeroDivisionError("the loss is broken")
@@ -259,6 +275,13 @@ def test_two_optimizers_are_refused(live: Live) -> None:
 def test_another_loader_is_refused_for_all_workers_would_train_on_the_same_samples(live: Live) -> None:
     with worker(live) as (_, gem), pytest.raises(InvalidRequest, match=r"gem\.loader"):
         trainer(gem).fit(Module(adamw), DataLoader(Sums()))
+
+
+def test_a_loader_beside_the_callbacks_own_is_refused(live: Live) -> None:
+    with worker(live) as (_, gem):
+        gem.loader(Sums())
+        with pytest.raises(InvalidRequest, match="the callback's own loader alone"):
+            trainer(gem, EndlessEpochs()).fit(Module(adamw), DataLoader(Sums(), batch_size=BATCH))
 
 
 def test_the_callback_is_of_the_package_that_the_user_has_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import torch
 import transformers
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, OptimizerChoice, Session
+from gem_client.torch import Optimizer, ShardSampler
 from gem_client.transformers import GemTrainerMixin
 from integrations.trainer_helpers import (
     BATCH,
@@ -224,6 +225,42 @@ def test_a_worker_with_max_steps_leaves_early_and_another_one_completes_the_run(
         with worker(live, tmp_path, Model()) as (_, trainer):
             trainer.train()
         assert completed(live) == 2 * SAMPLES
+
+
+class TrainElsewhere(transformers.TrainerCallback):  # type: ignore[misc]
+    """Another worker trains on the whole run, after this one has joined and before its first batch."""
+
+    def __init__(self, other: Session) -> None:
+        self._other = other
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        by_id = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = [by_id[id(parameter)] for group in kwargs["optimizer"].param_groups for parameter in group["params"]]
+        twin = dict(Model().named_parameters())
+        optimizer = Optimizer(torch.optim.SGD([(name, twin[name]) for name in names], lr=0.1), self._other)
+        sampler = ShardSampler(self._other, Sums())
+        while not sampler.complete:
+            for inputs, _ in sampler.loader():
+                for parameter in twin.values():
+                    parameter.grad = torch.full_like(parameter, inputs.mean().item())
+                optimizer.step()
+        self._other.close()
+
+
+def test_a_worker_that_got_no_batch_holds_the_final_theta_too(tmp_path: Path) -> None:
+    model = Model()
+    with (
+        serving(config(PLAIN)) as live,
+        gem_client.connect(live.address) as other,
+        worker(live, tmp_path, model) as (_, trainer),
+    ):
+        before = flat(model)
+        trainer.add_callback(TrainElsewhere(other))
+        assert trainer.train().global_step == 0
+        assert completed(live) == 2 * SAMPLES
+        assert not torch.equal(flat(model), before)
+        trained = torch.cat([p.detach().flatten() for group in trainer.optimizer.param_groups for p in group["params"]])
+        assert torch.equal(trained, theta(live))
 
 
 def broken(step: int) -> None:

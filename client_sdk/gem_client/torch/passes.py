@@ -40,6 +40,11 @@ class Passes:
             self._first = list(islice(self._batches, 1))
         return bool(self._first)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the run is complete, or this worker has done its steps, and no batch is left to train on."""
+        return self._sampler.complete and not self._first
+
     def deliver(self) -> None:
         """Says that the trainer begins to train on the next batch."""
         self._shards.deliver()
