@@ -197,7 +197,7 @@ def test_the_trainer_ends_with_the_run_also_before_its_own_minimum(least: dict[s
         assert fitted.current_epoch == 1
 
 
-class EndlessEpochs(pl.Callback):
+class EndlessEpochs(pl.Callback):  # type: ignore[misc]
     """Fails instead of going on for ever."""
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
