@@ -337,7 +337,12 @@ def test_it_goes_on_through_a_restart_of_the_server_and_repeats_nothing(tmp_path
     assert following._step(Interrupts(), tmp_path / "model") is None
     with serving(config(SETTINGS, checkpoint_dir=tmp_path / "checkpoints", resume=True, listen=address)) as live:
         assert run_id(live) == run
-        assert following._step(Interrupts(), tmp_path / "model") is None
+
+        def hears_it() -> bool:  # gRPC waits a moment before it connects again
+            assert following._step(Interrupts(), tmp_path / "model") is None
+            return lines[-1] == "the server responds again"
+
+        wait_until(hears_it, "the follower to reach the restarted server")
         for _ in train(live):
             outcome = following._step(Interrupts(), tmp_path / "model")
     assert outcome == "complete"
