@@ -179,26 +179,20 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
             position = max(self.lr_scheduler.last_epoch, self._session.version * settings.local_steps - 1)
             self.lr_scheduler.last_epoch = min(position, self.args.max_steps - 1)
 
-    def _end_pass(self) -> None:
-        """Commits the batches of an incomplete accumulation, clipped as the trainer clips."""
+    def _end_pass(self, stopping: bool) -> bool:
+        """Commits the batches of an incomplete accumulation, clipped as the trainer clips. If the run is complete, loads its
+        final θ and returns True. A trainer that is `stopping` does not wait for that."""
         assert self._gem_optimizer is not None
+        assert self._passes is not None
         if self.args.max_grad_norm > 0:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self._gem_optimizer.finish()
         self.model.zero_grad()
-
-    def _has_more(self) -> bool:
-        """Whether there is another batch for this worker; waits while other workers hold the last shards."""
-        assert self._passes is not None
-        return self._passes.more()
-
-    def _is_complete(self) -> bool:
-        assert self._passes is not None
-        return self._passes.complete
-
-    def _load_final(self) -> None:
-        assert self._gem_optimizer is not None
+        # The trainer also stops if the first pass is empty, because other workers trained on everything.
+        if (stopping and not self._passes.complete) or self._passes.more():
+            return False
         self._gem_optimizer.load_final()
+        return True
 
 
 class _RunCallback(TrainerCallback):  # type: ignore[misc]
@@ -216,10 +210,7 @@ class _RunCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer._follow_run()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._end_pass()
-        # The trainer also stops if the first pass is empty, because other workers trained on everything.
-        if (not control.should_training_stop or self._trainer._is_complete()) and not self._trainer._has_more():
-            self._trainer._load_final()
+        if self._trainer._end_pass(control.should_training_stop):
             control.should_training_stop = True
             state.max_steps = state.global_step
             control.should_evaluate |= args.eval_strategy != "no"

@@ -319,8 +319,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _warn_of_missing(self) -> None:
         """Says once that parameters without a gradient are moved by an optimizer on the server, unlike in PyTorch."""
+        if self._warned or self._settings.optimizer == "sgd":
+            return
         missing = [name for name, parameter in self._trained.items() if parameter.grad is None]
-        if missing and not self._warned and self._settings.optimizer != "sgd":
+        if missing:
             self._warned = True
             log.warning(
                 "%d parameters have no gradient, such as %s: the server's %s takes it as zero, so weight decay and earlier "

@@ -154,9 +154,7 @@ class Follower:
     def _send(self) -> None:
         """Logs what is pending. If the tracker is away, keeps it for the next time."""
         try:
-            while self._pending:
-                self._tracker.log(*self._pending[0])
-                self._pending.popleft()
+            self._log_pending()
         except TrackerError as error:
             if not self._trouble:
                 self._say(f"{error}; trying again")
@@ -166,13 +164,16 @@ class Follower:
             self._say("the tracker takes metrics again")
             self._trouble = ""
 
+    def _log_pending(self) -> None:
+        while self._pending:
+            self._tracker.log(*self._pending[0])
+            self._pending.popleft()
+
     def _finish(self, outcome: str | None, model: Path) -> None:
         if outcome is not None and self._folder is not None:
             for version, values in final_points(self._folder):
                 self._add(version, values)
-        while self._pending:
-            self._tracker.log(*self._pending[0])
-            self._pending.popleft()
+        self._log_pending()
         if outcome is not None:
             self._save_model(model)
         self._tracker.finish(outcome)
