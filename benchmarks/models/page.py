@@ -72,7 +72,7 @@ _REPEAT = """\
 ```
 
 `results.json` has every run; those in it are not repeated. To continue after an interruption, give the same command again. To
-begin anew, give another `--out`. The page includes `remarks.md` if it exists."""
+measure all runs again, give another `--out`. The page includes `remarks.md` if it exists."""
 
 
 def write(folder: Path, results: Results, conditions: Mapping[str, Any], plots: Iterable[str]) -> Path:

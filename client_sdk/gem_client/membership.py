@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 from gem_api.errors import GemError, InvalidRequest, LeaseEnded
 from gem_api.framing import empty
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.v1 import training_pb2 as pb
@@ -54,6 +55,7 @@ class Membership:
         self._wants_region = shared_memory
         self.theta_format = theta_format
         self._registration: pb.RegisterWorkerResponse | None = None
+        self._hyperparameters: Hyperparameters | None = None  # those of the registration, once somebody asks
         self._replaced: LeaseEnded | None = None
         self._in_doubt = False  # a call was interrupted, and the server may or may not have received it
         self.layout: Layout | None = None
@@ -78,6 +80,13 @@ class Membership:
         if self._registration is None:
             raise InvalidRequest("this session has not joined a run yet: call join with the model's parameters first")
         return self._registration
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """The run's, as of the last registration. Raises InvalidRequest before the first."""
+        if self._hyperparameters is None:
+            self._hyperparameters = Hyperparameters.from_message(self.registration.hyperparameters)
+        return self._hyperparameters
 
     @property
     def known_layout(self) -> Layout:
@@ -156,7 +165,7 @@ class Membership:
 
     def forget(self) -> None:
         """Returns to the state before the first registration, so that the session may join again."""
-        self._registration = None
+        self._registration = self._hyperparameters = None
 
     def end(self) -> None:
         """Marks the session as ended: a call that is being retried raises InvalidRequest instead of trying again."""
@@ -235,7 +244,8 @@ class Membership:
         )
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self._name, registration.run_id)
-        self._registration, self.sequence, self.steps_done = registration, 0, registration.steps_done
+        self._registration, self._hyperparameters = registration, None
+        self.sequence, self.steps_done = 0, registration.steps_done
         self.generation += 1
         self._connection.keep_alive(registration.lease_id, registration.lease_seconds / 3)
         self.share_memory()

@@ -76,7 +76,7 @@ class Session:
     @property
     def hyperparameters(self) -> Hyperparameters:
         """The run's hyperparameters. Raises InvalidRequest before `join`."""
-        return Hyperparameters.from_message(self._member.registration.hyperparameters)
+        return self._member.hyperparameters
 
     @property
     def update_kind(self) -> UpdateKind:

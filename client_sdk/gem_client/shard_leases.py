@@ -74,7 +74,7 @@ class ShardLeases:
     @property
     def hyperparameters(self) -> Hyperparameters:
         """The run's hyperparameters. Raises InvalidRequest before the first registration."""
-        return Hyperparameters.from_message(self._member.registration.hyperparameters)
+        return self._member.hyperparameters
 
     @property
     def steps_done(self) -> int:

@@ -31,6 +31,11 @@ def rate(hyperparameters: Hyperparameters, version: int) -> float:
     return hyperparameters.learning_rate * factor(hyperparameters, version)
 
 
+def server_rate(hyperparameters: Hyperparameters, version: int) -> float | None:
+    """η_t at a version; None if the workers' own optimizers have the run's rates, so that the server applies none."""
+    return None if hyperparameters.optimizer == "worker" else rate(hyperparameters, version)
+
+
 def require_schedule(hyperparameters: Hyperparameters) -> None:
     """Raises ValueError for a schedule without its length."""
     if hyperparameters.schedule != "constant" and not hyperparameters.decay_versions:

@@ -18,7 +18,8 @@ from gem_client.ctl.cli import main
 from gem_client.ctl.curves import BINS, COLUMNS, Curves
 from gem_client.ctl.history import HistoryError, Piece, read_history
 from gem_client.ctl.local_runs import Announcement
-from gem_client.ctl.run_report import page, read_run
+from gem_client.ctl.recorded_run import read_run
+from gem_client.ctl.run_report import page
 from gem_server.telemetry.history import COLUMNS as WRITTEN
 
 # A warning of Matplotlib or NumPy would reach the user's terminal.

@@ -75,7 +75,7 @@ def test_ctrl_c_ends_a_run_without_limit_and_it_can_be_resumed_with_other_settin
     summary = read_json(run / "summary.json")
     assert (summary["outcome"], summary["commits"]) == ("stopped", before["version"])
     assert image.imread(run / "report.png")[..., :3].std() > 0.01
-    assert ">stopped; gem-train --resume goes on with it · " in (run / "report.html").read_text(encoding="utf-8")
+    assert ">stopped: gem-train --resume continues it · " in (run / "report.html").read_text(encoding="utf-8")
 
     resumed = launch("--resume", str(run), "--epochs", "25", "--learning-rate", "0.04")
     assert resumed.wait() == 0, resumed.output

@@ -230,6 +230,8 @@ def plan_run(**options: Any) -> None:
     """
     if options["optimizer"] not in ("sgd", "worker") and options["rule"] not in SHARED_OPTIMIZER_RULES:
         raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}")
+    if options["optimizer"] not in ("sgd", "worker") and options["local_steps"] > 1:
+        raise click.UsageError("a shared optimizer takes gradients: for --local-steps above 1 use --optimizer sgd or worker")
     click.echo(text.plan(plan(Setup(**options))))
 
 
@@ -270,9 +272,9 @@ def _pull(target: Target, out: Path) -> str:
 def track(target: Target, tracker: str, to: str | None, every: float) -> None:
     """Follows the run into TRACKER, until the run is over: its settings, its metrics by version, and the model at the end.
 
-    The run's id names it there. Tracking may start late: it logs from now on. Started again, it goes on with the same run and
-    repeats no point. Ctrl-C ends the tracking, not the run. The tracker's own environment variables hold, such as
-    MLFLOW_EXPERIMENT_NAME and WANDB_MODE.
+    The tracker shows the run under its id. If you start tracking late, it logs from then on. If you stop it and start it
+    again, it continues the same run there and repeats no point. Ctrl-C ends the tracking, not the run. The tracker's own
+    environment variables work too, such as MLFLOW_EXPERIMENT_NAME and WANDB_MODE.
 
     \b
     Examples:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gem_client.ctl import report, run_report, text
+from gem_client.ctl import recorded_run, report, run_report, text
 from gem_client.ctl.history import HistoryError
 from gem_client.ctl.local_runs import find_runs
 from gem_client.ctl.prometheus import Prometheus, PrometheusError
@@ -30,7 +30,7 @@ def from_prometheus(url: str, run_id: str | None, last: float, out: Path | None)
 def from_files(path: Path, out: Path | None) -> Page:
     """The report of the run in this folder, or of this history file. Raises click.ClickException."""
     try:
-        run = run_report.read_run(path, in_progress=path.is_dir() and path in find_runs(path.parent))
+        run = recorded_run.read_run(path, in_progress=path.is_dir() and path in find_runs(path.parent))
     except HistoryError as error:
         raise click.ClickException(str(error)) from error
     except FileNotFoundError as error:

@@ -2,142 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gem_api import __version__
 
-from gem_client.ctl.curves import COLUMNS, MAX_STALENESS, Curves
-from gem_client.ctl.history import Column, HistoryError, read_history
+from gem_client.ctl.curves import MAX_STALENESS, Curves
+from gem_client.ctl.history import Column
 from gem_client.ctl.page import Content, Picture, Section, build, clock, natural
 from gem_client.ctl.panels import Panel, Query
 from gem_client.ctl.plots import PlottedQuery, draw, draw_distribution
 from gem_client.ctl.prometheus import Series
+from gem_client.ctl.recorded_run import RecordedRun, read_run
 from gem_client.ctl.text import duration
 
-COMMITS = "commits.csv"
 _SMOOTHED = 50  # commits that smoothed values and rates are taken over, at least
-_MAX_NUMBER = 1e100  # of an evaluation; a higher one comes from a damaged file
 _NOT_SETTINGS = ("runs", "resume", "data")  # of run.json: they describe the machine, or one start of the run
 _OUTCOMES = {
     "complete": "complete",
     "diverged": "diverged: a worker's loss was NaN or infinite",
-    "stopped": "stopped; gem-train --resume goes on with it",
+    "stopped": "stopped: gem-train --resume continues it",
     "failed": "failed: a process kept dying; logs/ shows why",
 }
-
-
-@dataclass
-class RecordedRun:
-    """What the files of a run tell.
-
-    Attributes:
-        name: The run's name.
-        outcome: How it ended or that it is in progress; empty if the files do not tell.
-        curves: Its commits.
-        evaluations: Its evaluations on held-out data: version, loss and accuracy (0 to 1, or None).
-        options: The launcher's options and the run's hyper-parameters.
-        versions: The versions of the software.
-        notes: What the reader has to know first.
-    """
-
-    name: str
-    outcome: str
-    curves: Curves
-    evaluations: list[tuple[float, float, float | None]] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
-def read_run(path: Path, *, in_progress: bool) -> RecordedRun:
-    """Reads the folder of a run, or a history file alone.
-
-    Args:
-        path: A folder of gem-train, or a file that `gem-server --history` writes, or the folder with that file.
-        in_progress: Whether the run goes on, so that a summary from before it was resumed is out of date.
-
-    Raises:
-        HistoryError: There is no history, or it is damaged throughout.
-        OSError: The history can't be read.
-    """
-    commits = history_file(path)
-    curves = Curves()
-    for piece in read_history(commits, COLUMNS):
-        curves.add(piece)
-    if curves.damaged and curves.first is None:
-        raise HistoryError(f"{commits} is damaged: none of its {curves.damaged} lines is a line of a history")
-    curves.end_of_history()
-    run = RecordedRun(path.resolve().name if path.is_dir() else path.stem, "", curves)
-    if path.is_dir():
-        _read_launcher_files(run, path, in_progress)
-    if curves.damaged:
-        run.notes.append(f"{curves.damaged:,} damaged lines of {commits.name} are left out.")
-    if curves.nonfinite_losses:
-        run.notes.append(f"The loss of {curves.nonfinite_losses:,} commits was NaN or infinite; the plots leave it out.")
-    if curves.first is None:
-        run.notes.append("No commit has been applied.")
-    elif curves.first > 1:
-        run.notes.append(f"The history begins at version {curves.first:,.0f}: earlier commits are not in the file.")
-    return run
-
-
-def history_file(path: Path) -> Path:
-    """The history in a folder, or the file itself. Raises HistoryError if there is none, or if it is unclear which it is."""
-    if path.is_file() or not path.exists():
-        return path
-    if (path / COMMITS).exists():
-        return path / COMMITS
-    files = sorted(path.glob("*.csv"))
-    if len(files) == 1:
-        return files[0]
-    if (path / "run.json").exists():
-        raise HistoryError(f"{path} has no {COMMITS} yet: its server has not started")
-    several = f"several: {', '.join(one.name for one in files[:3])}; name one" if files else "none"
-    raise HistoryError(f"{path} is not the folder of a run: it should hold {COMMITS}, or one other CSV file; it has {several}")
-
-
-def _read_launcher_files(run: RecordedRun, folder: Path, in_progress: bool) -> None:
-    """Reads what gem-train wrote beside the history. A file that is missing or damaged leaves its part of the page out."""
-    options, summary = _read_json(run, folder / "run.json", dict), _read_json(run, folder / "summary.json", dict)
-    hyperparameters = summary.get("hyperparameters")
-    run.options = {**options, **(hyperparameters if isinstance(hyperparameters, dict) and not in_progress else {})}
-    versions = summary.get("versions")
-    run.versions = {name: str(text) for name, text in versions.items()} if isinstance(versions, dict) else {}
-    if in_progress:
-        run.outcome = "in progress"
-    elif summary:
-        run.outcome = str(summary.get("outcome"))
-    elif options:
-        run.outcome = "unknown: gem-train was killed, or runs on another machine"
-    scores = _read_json(run, folder / "evaluations.json", list)
-    known = [one for one in scores if isinstance(one, dict) and _is_number(one.get("version")) and _is_number(one.get("loss"))]
-    run.evaluations = [
-        (float(one["version"]), float(one["loss"]), float(one["accuracy"]) if _is_number(one.get("accuracy")) else None)
-        for one in known
-    ]
-
-
-def _read_json(run: RecordedRun, path: Path, kind: type) -> Any:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return kind()
-    except (OSError, ValueError, RecursionError) as error:
-        run.notes.append(f"{path.name} can't be read: {error}")
-        return kind()
-    return content if isinstance(content, kind) else kind()
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a number that a plot can show: Matplotlib subtracts the limits of its axes, and multiplies the result."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def page(run: RecordedRun, now: float) -> str:
@@ -232,6 +122,14 @@ def _workers(run: RecordedRun) -> list[tuple[str, ...]]:
 
 
 def _sections(run: RecordedRun) -> list[Section]:
+    return [
+        Section("Training", "Does the model learn, and how fast?", _training(run)),
+        Section("Scaling factor π", "What Gradient Energy Matching does to the commits.", _pi(run)),
+        Section("Staleness", "How old the gradients are when they arrive.", _staleness(run)),
+    ]
+
+
+def _training(run: RecordedRun) -> tuple[Picture, ...]:
     curves = run.curves
     versions = curves.versions()
     losses = {
@@ -239,8 +137,7 @@ def _sections(run: RecordedRun) -> list[Section]:
         "evaluation": _evaluated([(version, loss) for version, loss, _ in run.evaluations]),
     }
     accuracy = {"accuracy": _evaluated([(version, score) for version, _, score in run.evaluations if score is not None])}
-    workers = curves.workers()
-    training = (
+    return (
         _picture(
             run,
             "Loss",
@@ -262,10 +159,14 @@ def _sections(run: RecordedRun) -> list[Section]:
             "Workers at work",
             "Workers whose next commit was on its way. Good: as many as were started; at the end, workers run out of data one "
             "after the other.",
-            {"workers": (versions, workers)},
+            {"workers": (versions, curves.workers())},
         ),
     )
-    pi = (
+
+
+def _pi(run: RecordedRun) -> tuple[Picture, ...]:
+    curves, versions = run.curves, run.curves.versions()
+    return (
         _picture(
             run,
             "Median π of a commit",
@@ -295,8 +196,12 @@ def _sections(run: RecordedRun) -> list[Section]:
             log=True,
         ),
     )
-    expected = np.maximum(0.0, workers - 1)
-    staleness = (
+
+
+def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
+    curves, versions = run.curves, run.curves.versions()
+    expected = np.maximum(0.0, curves.workers() - 1)
+    return (
         _picture(
             run,
             "Staleness",
@@ -315,11 +220,6 @@ def _sections(run: RecordedRun) -> list[Section]:
             draw_distribution("Distribution of staleness", curves.distribution, _staleness_axis(curves)),
         ),
     )
-    return [
-        Section("Training", "Does the model learn, and how fast?", training),
-        Section("Scaling factor π", "What Gradient Energy Matching does to the commits.", pi),
-        Section("Staleness", "How old the gradients are when they arrive.", staleness),
-    ]
 
 
 def _staleness_axis(curves: Curves) -> str:

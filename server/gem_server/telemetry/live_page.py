@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gem_api.process.message_json import as_dict
-from gem_api.schedule import rate
+from gem_api.schedule import server_rate
 from gem_api.v1 import training_pb2 as pb
 from prometheus_client import make_wsgi_app
 from prometheus_client.registry import CollectorRegistry
@@ -65,7 +65,7 @@ class LiveStatus:
         facts = {
             "workers": len(core.leases.live),
             "lease_seconds": core.leases.duration,
-            "learning_rate": None if core.settings.optimizer == "worker" else rate(core.settings, core.central.version),
+            "learning_rate": server_rate(core.settings, core.central.version),
             "commits_per_second": curves.commits_per_second,
             "nonfinite_losses": self._progress.nonfinite_losses,
             "begin_version": curves.begin_version,

@@ -15,7 +15,7 @@ from typing import Any
 
 from gem_api.errors import GemError
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.schedule import rate
+from gem_api.schedule import server_rate
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client import Admin
@@ -201,7 +201,7 @@ def points(status: pb.GetStatusResponse, commits_per_second: float | None) -> li
     evaluation = status.evaluation if status.HasField("evaluation") else None
     training = {
         "train/loss": known(status, "training_loss"),
-        "train/learning_rate": _rate(status),
+        "train/learning_rate": server_rate(Hyperparameters.from_message(status.hyperparameters), status.version),
         "gem/pi_median": known(status, "pi_median"),
         "gem/staleness": status.staleness,
         "gem/commits_per_second": commits_per_second,
@@ -226,12 +226,6 @@ def _scores(loss: float | None, accuracy: float | None) -> dict[str, float | Non
 
 def _finite(values: dict[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def _rate(status: pb.GetStatusResponse) -> float | None:
-    """The learning rate η_t at this version; None if the workers' own optimizers have theirs."""
-    hyperparameters = Hyperparameters.from_message(status.hyperparameters)
-    return None if hyperparameters.optimizer == "worker" else rate(hyperparameters, status.version)
 
 
 def _outcome(folder: Path) -> str:

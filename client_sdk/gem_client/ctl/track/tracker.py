@@ -36,7 +36,7 @@ class Tracker(Protocol):
         ...
 
     def finish(self, outcome: str | None) -> None:
-        """Closes the run; None if it goes on without being tracked."""
+        """Closes the run. `outcome` is None if tracking ends before the run does."""
         ...
 
     def where(self) -> str:
