@@ -109,7 +109,7 @@ def test_a_complete_run_shows_every_plot_the_main_numbers_settings_and_workers(r
 
 @pytest.mark.parametrize(
     ("outcome", "words"),
-    [("stopped", "stopped; gem-train --resume"), ("diverged", "diverged: a worker's loss"), ("failed", "failed:")],
+    [("stopped", "stopped: gem-train --resume"), ("diverged", "diverged: a worker's loss"), ("failed", "failed:")],
 )
 def test_the_outcome_is_told(run: Path, outcome: str, words: str) -> None:
     (run / "summary.json").write_text(json.dumps({"outcome": outcome}))
