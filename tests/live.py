@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import structlog
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import ServerConfig
+from gem_server.event_loop import DecidingLoop
 from gem_server.server import Server
 
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class Live:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner() as runner:  # as the command does: what is left at the end is cancelled
+            with asyncio.Runner(loop_factory=DecidingLoop) as runner:  # as the command does: what is left at the end is cancelled
                 self._loop = runner.get_loop()
                 runner.run(self._serve())
         except BaseException as error:

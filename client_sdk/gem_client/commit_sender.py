@@ -130,6 +130,18 @@ class CommitSender:
                 shared_again = True
         header.region = b""
         self._encoder = self._encoder or self._gradient_format.encoder(packed.size)
+        if not self._connection.has_lane:
+            self._connection.open_lane(header.lease_id)
+        if self._connection.has_lane:
+            result = self._connection.commit_on_lane(
+                header,
+                self._gradient_format.nbytes(packed.size),
+                self._encoder.pieces(packed),
+                member.theta,
+                member.theta_format,
+            )
+            self._encoder.applied()
+            return result
         theta = member.theta_format.assembly(member.theta)
         result = self._connection.commit(self._encoder.frames(packed, _opening(header)), theta)
         self._encoder.applied()

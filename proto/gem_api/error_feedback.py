@@ -32,11 +32,15 @@ class FeedbackEncoder:
         self._lock = Lock()
         self._current: object = None
 
-    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        """The frames that carry e + g, with g in `packed` (float32, shape (P,)). Ends the iterator of an earlier call."""
+    def pieces(self, packed: Vector) -> Iterator[ByteArray]:
+        """The bytes of e + g, with g in `packed` (float32, shape (P,)). Ends the iterator of an earlier call."""
         with self._lock:
             self._current = mine = object()
-        return framed(self._pieces(packed, mine), opening)
+        return self._pieces(packed, mine)
+
+    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
+        """The same bytes as gRPC's frames; the first begins with `opening`."""
+        return framed(self.pieces(packed), opening)
 
     def applied(self) -> None:
         """Makes the rounding error of the last frames the new residual."""

@@ -214,6 +214,8 @@ _TYPED: dict[str, type[GemError]] = {
     )
 }
 
+_BY_CODE: dict[int, type[GemError]] = {kind.code: kind for kind in _TYPED.values()}
+
 # Statuses that gRPC itself raises: they lack the server's metadata. CANCELLED, UNKNOWN and INTERNAL also occur if a connection
 # or a server dies during a call. Resending is safe, because a commit is applied once per sequence.
 _TRANSPORT: dict[grpc.StatusCode, type[GemError]] = {
@@ -245,3 +247,10 @@ def from_status(status: grpc.StatusCode, details: str, metadata: Sequence[tuple[
     if kind is not None:
         return kind(details)
     return _TRANSPORT.get(status, InvalidRequest)(f"{status.name}: {details}")
+
+
+def from_code(code: int, message: str, reason: str) -> GemError:
+    """The typed error of a code. `reason` is that of an ended lease. An unknown code becomes an `InvalidRequest`, which is never
+    retried."""
+    kind = _BY_CODE.get(code, InvalidRequest)
+    return LeaseEnded(message, reason or "unknown") if kind is LeaseEnded else kind(message)

@@ -103,11 +103,16 @@ def bytes_of(packed: Vector) -> memoryview:
     return memoryview(packed.reshape(-1)).cast("B")  # type: ignore[arg-type]
 
 
+def chunks(packed: Vector) -> Iterator[npt.NDArray[np.uint8]]:
+    """Generates views of the bytes of `packed` (float32, shape (P,)), CHUNK_BYTES at a time."""
+    view = packed.reshape(-1).view(np.uint8)
+    for offset in range(0, view.size, CHUNK_BYTES):
+        yield view[offset : offset + CHUNK_BYTES]
+
+
 def chunk_frames(packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
     """Generates the frames that carry `packed` (float32, shape (P,)); the first begins with `opening`."""
-    view = bytes_of(packed)
-    for offset in range(0, len(view), CHUNK_BYTES):
-        yield chunk_frame(offset, view[offset : offset + CHUNK_BYTES], b"" if offset else opening)
+    return framed(chunks(packed), opening)
 
 
 def framed(pieces: Iterable[npt.NDArray[np.uint8]], opening: bytes) -> Iterator[bytes]:

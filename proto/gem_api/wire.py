@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gem_api.errors import InvalidRequest
-from gem_api.framing import PLAIN, Assembly, Packing, chunk_frames, framed
+from gem_api.framing import PLAIN, Assembly, Packing, chunks, framed
 from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2 as pb
 
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 class Encoder(Protocol):
     """Encodes the gradients of one lease as frames."""
 
-    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        """Generates the frames that carry a gradient (float32, shape (P,)); the first begins with `opening`.
+    def pieces(self, packed: Vector) -> Iterator[ByteArray]:
+        """Generates the bytes of a gradient (float32, shape (P,)), at most CHUNK_BYTES at a time; the next may overwrite them.
 
-        A second call with the same gradient, before `applied`, generates the same bytes: a resend.
+        A second call with the same gradient, before `applied`, generates the same bytes: a resend. It ends the first.
         """
+
+    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
+        """Generates these bytes as gRPC's frames; the first begins with `opening`."""
 
     def applied(self) -> None:
         """Call it when the last commit was applied, but not if it was rejected or dropped."""
@@ -74,8 +77,12 @@ class ThetaFormat(Format):
     """A stateless format: it can carry θ as well as gradients, and is its own encoder."""
 
     @abstractmethod
+    def pieces(self, packed: Vector) -> Iterator[ByteArray]:
+        """Generates the bytes of `packed` (float32, shape (P,)), at most CHUNK_BYTES at a time; the next may overwrite them."""
+
     def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        """Generates the frames that carry `packed` (float32, shape (P,)); the first begins with `opening`."""
+        """Generates these bytes as gRPC's frames; the first begins with `opening`."""
+        return framed(self.pieces(packed), opening)
 
     def encoder(self, size: int) -> Encoder:
         self.prepare()
@@ -94,8 +101,8 @@ class Float32(ThetaFormat):
     def assembly(self, into: Vector) -> Assembly:
         return Assembly(into)
 
-    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        return chunk_frames(packed, opening)
+    def pieces(self, packed: Vector) -> Iterator[ByteArray]:
+        return chunks(packed)
 
 
 class Half(ThetaFormat):
@@ -104,10 +111,7 @@ class Half(ThetaFormat):
     def assembly(self, into: Vector) -> Assembly:
         return Assembly(into, self.packing, self._conversion().decode)
 
-    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
-        return framed(self._pieces(packed), opening)
-
-    def _pieces(self, packed: Vector) -> Iterator[ByteArray]:
+    def pieces(self, packed: Vector) -> Iterator[ByteArray]:
         encode = self._conversion().encode
         for part, room in self.packing.pieces(packed.size):
             encode(packed[part], room)

@@ -15,6 +15,7 @@ from gem_server.core.commits import Commit, Step
 from gem_server.core.facts import Applied
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
+from gem_server.event_loop import running_loop
 from gem_server.rules import PiFacts
 
 T = TypeVar("T")
@@ -42,13 +43,14 @@ class ApplyLoop:
     """Applies commits and runs what must happen between two of them.
 
     Args:
-        core: The state machine. It is used on the event loop's thread only, except for `Step.run` and the work that plans
+        core: The state machine. It is used under the event loop's lock only, except for `Step.run` and the work that plans
             given to `between_commits` return.
         clock: Returns monotonic seconds.
         observers: Called after every applied commit, in order.
     """
 
     def __init__(self, core: Core, clock: Callable[[], float], observers: Sequence[Observer]) -> None:
+        self._loop = running_loop()
         self._core = core
         self._clock = clock
         self._observers = observers
@@ -77,8 +79,16 @@ class ApplyLoop:
     async def outcome(self, lease: Lease, sequence: int) -> Applied:
         """Waits until the lease's commit of that sequence is applied, and returns its facts. Raises LeaseEnded if the lease
         ends before."""
-        if lease.queued == sequence:
-            return await asyncio.shield(self._answers[lease.lease_id])
+        waiting = self.awaited(lease, sequence)
+        return await asyncio.shield(waiting) if waiting is not None else self.applied(lease, sequence)
+
+    def awaited(self, lease: Lease, sequence: int) -> asyncio.Future[Applied] | None:
+        """A future of the lease's commit of that sequence; None unless it waits in the queue or is being applied."""
+        return self._answers[lease.lease_id] if lease.queued == sequence else None
+
+    def applied(self, lease: Lease, sequence: int) -> Applied:
+        """The facts of the lease's commit of that sequence, which is not in the queue. Raises LeaseEnded if the lease ended
+        before it was applied."""
         if lease.last_applied is None or lease.last_applied.sequence != sequence:
             raise LeaseEnded("the lease ended while the commit waited in the queue: register again")
         return lease.last_applied
@@ -125,9 +135,10 @@ class ApplyLoop:
     def _enqueue(self, job: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
         if self._closed:
             raise Draining("the server is shutting down: try again once it has restarted")
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[T] = self._loop.create_future()
         done.add_done_callback(lambda future: future.exception())  # the caller may be gone: avoids asyncio's warning
         self._queue.put_nowait((job, done))
+        self._loop.wake()
         return done
 
     def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:

@@ -30,6 +30,7 @@ from gem_api.process.options import (
 )
 
 from gem_server.config import ServerConfig, StartError, private_socket
+from gem_server.event_loop import DecidingLoop
 from gem_server.security.tls import TlsFiles
 from gem_server.server import serve
 
@@ -190,7 +191,8 @@ def main(context: click.Context, /, **options: Any) -> None:
     end_with_launcher()
     logger = logs.configure(options["log_format"])
     try:
-        asyncio.run(serve(config, logger))
+        with asyncio.Runner(loop_factory=DecidingLoop) as runner:
+            runner.run(serve(config, logger))
     except StartError as error:
         click.echo(f"gem-server: {error}", err=True)
         sys.exit(2)

@@ -45,6 +45,10 @@ class ServerConfig:
     # HOST:PORT to serve gRPC on. Port 0 picks a free one.
     listen: str = "127.0.0.1:50051"
 
+    # HOST:PORT of the lane, which carries commits beside gRPC. None: the host of `listen`, and the port after its port. Empty:
+    # there is no lane.
+    lane_listen: str | None = None
+
     # HOST:PORT of the live page and the Prometheus metrics. Port 0 picks a free one. Empty: neither is served.
     metrics_listen: str = "127.0.0.1:9464"
 
@@ -103,6 +107,14 @@ class ServerConfig:
 
     # CSV file that gets a line for every commit. None: no history is written.
     history: Path | None = None
+
+    @property
+    def lane_address(self) -> str:
+        """`lane_listen` with its default filled in; empty for none."""
+        if self.lane_listen is not None:
+            return self.lane_listen
+        host, _, port = self.listen.rpartition(":")
+        return "" if self.listen.startswith("unix") else f"{host}:{int(port) and int(port) + 1}"
 
     @property
     def rejections_until_quarantine(self) -> int:

@@ -49,6 +49,7 @@ class Endpoint:
         port: The port that gRPC is served on.
         http_address: "host:port" of the live page and the metrics; empty if they are not served.
         access: Identifies callers.
+        certificates: The server's certificates; None without TLS.
     """
 
     def __init__(self, config: ServerConfig, registry: CollectorRegistry, logger: Logger) -> None:
@@ -58,9 +59,9 @@ class Endpoint:
         self._page = LivePage(registry)
         try:
             tokens = TokenFile(config.tokens, logger) if config.tokens is not None else None
-            certificates = Certificates(config.tls, logger) if config.tls is not None else None
+            self.certificates = Certificates(config.tls, logger) if config.tls is not None else None
             self.access = Access(tokens, config.tls is not None and config.tls.client_ca is not None)
-            self.port = _bind(self._server, config.listen, certificates)
+            self.port = _bind(self._server, config.listen, self.certificates)
             self.http_address = serve_metrics(config.metrics_listen, registry, self._page)
         except ValueError as error:
             raise StartError(str(error)) from None

@@ -9,6 +9,7 @@ from gem_api.process.logs import Logger
 from prometheus_client.registry import CollectorRegistry
 
 from gem_server.apply_loop import ApplyLoop
+from gem_server.commit_path import CommitPath
 from gem_server.config import ServerConfig, StartError
 from gem_server.core.state_machine import Core
 from gem_server.durability.checkpointer import Checkpointer
@@ -17,6 +18,8 @@ from gem_server.durability.journal import Journal
 from gem_server.durability.metrics import LogMetrics
 from gem_server.durability.resume import lock_directory, make_core, make_journal
 from gem_server.endpoint import Endpoint
+from gem_server.lane.lane import Lane
+from gem_server.lane.listener import Listener
 from gem_server.rpc.admin import AdminServicer
 from gem_server.rpc.calls import Calls
 from gem_server.rpc.memory_socket import MemorySocket
@@ -75,6 +78,8 @@ class Parts:
         core.rule.use_threads(Threads(config.apply_threads))
 
         calls = Calls(core.leases.owner)
+        listener = Listener(config.lane_address, clock, logger)
+        opened.callback(listener.close)
         self.memory_socket = _open_memory_socket(config.memory_socket, core, logger)
         opened.callback(self.memory_socket.close)
         self.history = open_history(config.history, core.next_ticket, wall, logger) if config.history else None
@@ -98,8 +103,20 @@ class Parts:
         )  # fmt: skip
 
         durability = self.group_commit or Unlogged()
+        path = CommitPath(core, self.apply_loop, self.progress, calls, durability, clock, logger)
+        self.lane = Lane(listener, path, self.traffic, self.endpoint.certificates, logger)
         self.training = TrainingServicer(
-            core, self.apply_loop, self.progress, calls, self.memory_socket, durability, self.traffic, clock, logger
+            core,
+            self.apply_loop,
+            self.progress,
+            calls,
+            path,
+            self.lane.offer,
+            self.memory_socket,
+            durability,
+            self.traffic,
+            clock,
+            logger,
         )
         admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
         self.endpoint.add_services(self.training, admin, calls)

@@ -113,6 +113,7 @@ class Server:
         try:
             self._warm_up()
             await self.parts.endpoint.start()
+            self.parts.lane.start()
         except BaseException:
             await self._close()
             raise
@@ -140,6 +141,7 @@ class Server:
         yield _repeat(min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
         if parts.endpoint.http_address:
             yield _repeat(MIN_INTERVAL, parts.curves.sample)
+        yield parts.lane.run()
         yield parts.memory_socket.run()
         yield _repeat(1.0, parts.memory_socket.take_back)
         if parts.history:
@@ -221,6 +223,7 @@ class Server:
         parts = self.parts
         parts.memory_socket.close()
         await parts.endpoint.close()
+        await asyncio.to_thread(parts.lane.close)
         if parts.history:
             await asyncio.to_thread(parts.history.close)
         if parts.directory_lock:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 
 import grpc
-from gem_api.errors import GemError, ServerUnavailable
+from gem_api.errors import GemError, InvalidRequest, ServerUnavailable
 from gem_api.framing import Assembly, chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
@@ -18,6 +18,7 @@ from gem_api.wire import FLOAT32, ThetaFormat
 from gem_client.transport.background import Background
 from gem_client.transport.channel import Stub, checked_address, next_frame, open_channel, typed_error
 from gem_client.transport.commit_stream import CommitStream, noting, receive_chunks
+from gem_client.transport.lane import Lane, open_lane
 from gem_client.transport.memory_socket import fetch_region
 from gem_client.transport.security import Security
 
@@ -42,6 +43,8 @@ class Connection:
         self._lease_id = ""  # id of the lease that is renewed in the background; empty if there is none
         self._renew_timeout = timeout
         self._stream: CommitStream | None = None
+        self._lane: Lane | None = None
+        self._security = security
 
     def register(self, worker: str, layout: Layout, overlap: bool, choice: OptimizerChoice | None) -> pb.RegisterWorkerResponse:
         request = pb.RegisterWorkerRequest(
@@ -130,7 +133,34 @@ class Connection:
             self.drop_stream()
             raise
 
+    def open_lane(self, lease_id: str) -> None:
+        """Opens a lane for the commits of a lease, if the server offers one and can be reached there; else they go over gRPC."""
+        try:
+            offer = self._stub.OpenLane(pb.OpenLaneRequest(lease_id=lease_id), timeout=self._timeout)
+            self._lane = open_lane(offer, self._stub.address, self._security, self._timeout)
+        except (InvalidRequest, OSError) as error:
+            log.info("no lane to the server; commits go over gRPC: %s", error)
+
+    @property
+    def has_lane(self) -> bool:
+        return self._lane is not None
+
+    def commit_on_lane(
+        self, header: pb.CommitHeader, nbytes: int, pieces: Iterable[ByteArray], theta: Vector, form: ThetaFormat
+    ) -> pb.CommitResult:
+        """Sends a commit on the open lane, and receives θ. See `Lane.exchange`."""
+        assert self._lane is not None
+        try:
+            return self._lane.exchange(header, nbytes, pieces, theta, form)
+        except BaseException:
+            self.drop_stream()
+            raise
+
     def drop_stream(self) -> None:
+        if self._lane is not None:
+            self._lane.cancel()
+            self._lane.close()
+            self._lane = None
         if self._stream is not None:
             self._stream.cancel()
             self._stream = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
@@ -53,6 +54,15 @@ class Security:
     def exposes_token(self, address: str) -> bool:
         """Whether the token would be sent to `address` unencrypted over a network."""
         return self.token is not None and self.tls_ca is None and not is_loopback(address)
+
+    def context(self) -> ssl.SSLContext | None:
+        """OpenSSL's configuration for a connection beside gRPC; None if it is not encrypted. Raises OSError."""
+        if self.tls_ca is None:
+            return None
+        context = ssl.create_default_context(cafile=self.tls_ca)
+        if self.tls_cert is not None:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        return context
 
     def channel(self, address: str, options: Any) -> grpc.Channel:
         """Opens a channel to the server. Raises InvalidRequest if a file can't be read."""

@@ -195,6 +195,22 @@ class ShareMemoryResponse(_message.Message):
     token: bytes
     def __init__(self, socket: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
 
+class OpenLaneRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class OpenLaneResponse(_message.Message):
+    __slots__ = ("socket", "port", "token")
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    socket: str
+    port: int
+    token: bytes
+    def __init__(self, socket: _Optional[str] = ..., port: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+
 class PullRequest(_message.Message):
     __slots__ = ("lease_id", "theta_dtype")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]

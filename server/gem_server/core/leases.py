@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from gem_api.errors import LeaseEnded
+from gem_api.framing import empty
 from gem_api.layout import Vector
 from gem_api.region import Region
 
@@ -103,6 +104,11 @@ class Lease:
         self.offered, self.region = None, region
         if not copied:
             self.upload = region.gradient
+
+    def renew_upload(self) -> None:
+        """Takes new memory for gradients, because a call that was ended may still write to the old one."""
+        if self.region is None or self.upload is not self.region.gradient:
+            self.upload = empty(self.upload.size)
 
     @property
     def overlaps(self) -> bool:

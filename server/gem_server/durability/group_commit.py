@@ -14,6 +14,7 @@ from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.logs import Logger
 
 from gem_server.durability.journal import Journal
+from gem_server.event_loop import running_loop
 
 RETRY_SECONDS = 1.0
 MAX_SYNCS = 2  # syncs in parallel: a sync takes long even if it has little to write
@@ -29,6 +30,10 @@ class Durability(Protocol):
     def require_writable(self) -> None:
         """Raises Overloaded while no commit can be acknowledged."""
 
+    def awaited(self, number: int) -> asyncio.Future[None] | None:
+        """A future that is done once the record of that number is on the disk; None if it is there. Raises Overloaded, or the
+        future does, if it can't be written now."""
+
     async def reached(self, number: int) -> None:
         """Returns once the record of that number is on the disk. Raises Overloaded if it can't be written now."""
 
@@ -43,13 +48,16 @@ class Unlogged:
 
     def require_writable(self) -> None: ...
 
+    def awaited(self, number: int) -> None:
+        return None
+
     async def reached(self, number: int) -> None: ...
 
     async def settled(self) -> None: ...
 
 
 class GroupCommit:
-    """Writes a journal in the background; used on the event loop's thread.
+    """Writes a journal in the background; used under the event loop's lock.
 
     A full disk stops acknowledgements, not the server: records stay in memory, and are written once there is room. Any other
     disk error ends `run`: it is then unknown what reached the disk, until the next start reads it.
@@ -75,6 +83,7 @@ class GroupCommit:
         self._clock = clock
         self._flushed = flushed
         self._checkpoint = checkpoint
+        self._loop = running_loop()
         self._based = asyncio.Event()
         self._work = asyncio.Event()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -99,14 +108,20 @@ class GroupCommit:
         if self.journal.trouble:
             raise Overloaded(self.journal.trouble)
 
-    async def reached(self, number: int) -> None:
+    def awaited(self, number: int) -> asyncio.Future[None] | None:
         if number <= self.journal.durable:
-            return
+            return None
         self.require_writable()
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((number, done))
         self._work.set()
-        await done
+        self._loop.wake()
+        return done
+
+    async def reached(self, number: int) -> None:
+        awaited = self.awaited(number)
+        if awaited is not None:
+            await awaited
 
     async def settled(self) -> None:
         await self.reached(self.journal.appended)

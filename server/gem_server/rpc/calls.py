@@ -12,7 +12,11 @@ from gem_server.security.access import ANYONE, Identity
 
 
 class Call:
-    """One RPC being served.
+    """One RPC, or one lane, being served.
+
+    Args:
+        owner_of: Returns a lease's owner.
+        stop: Makes whoever serves it stop soon, and end with `error`.
 
     Attributes:
         lease_id: The lease that it last used.
@@ -23,8 +27,8 @@ class Call:
             Raises as `Access.identify`.
     """
 
-    def __init__(self, owner_of: Callable[[str], str | None]) -> None:
-        self._task = asyncio.current_task()
+    def __init__(self, owner_of: Callable[[str], str | None], stop: Callable[[], object]) -> None:
+        self._stop = stop
         self._owner_of = owner_of
         self.identify: Callable[[], Identity] = lambda: ANYONE
         self.lease_id: str | None = None
@@ -40,9 +44,14 @@ class Call:
 
     def end(self, error: GemError) -> None:
         """Stops the call, which fails with `error`."""
-        if self.error is None and self._task is not None:
+        if self.error is None:
             self.error = error
-            self._task.cancel()
+            self._stop()
+
+    def require_going_on(self) -> None:
+        """Raises the error that the call was ended with, if it was."""
+        if self.error is not None:
+            raise self.error
 
 
 class Calls:
@@ -55,28 +64,48 @@ class Calls:
 
     @contextmanager
     def serve(self) -> Iterator[Call]:
-        """The lifetime of a call."""
-        call = Call(self._owner_of)
-        self._all.add(call)
+        """The lifetime of an RPC, in its task."""
+        task = asyncio.current_task()
+        assert task is not None
+        call = self.begin(task.cancel)
         try:
             yield call
         finally:
-            self._all.discard(call)
-            self._forget_lease(call)
+            self.finish(call)
+
+    def begin(self, stop: Callable[[], object]) -> Call:
+        """A new call, until `finish`."""
+        call = Call(self._owner_of, stop)
+        self._all.add(call)
+        return call
+
+    def finish(self, call: Call) -> None:
+        self.end_exchange(call)
+        self._all.discard(call)
+        self._forget_lease(call)
 
     @contextmanager
     def exchange(self, call: Call, lease_id: str) -> Iterator[None]:
         """The time in which `call` uses the lease's buffers. A newer call of the same lease ends an older one."""
-        self._forget_lease(call)
-        mine = self._by_lease.setdefault(lease_id, set())
-        for other in [other for other in mine if other.exchanging]:
-            other.end(Superseded("a newer call of the same lease replaced this one"))
-        call.lease_id, call.exchanging = lease_id, True
-        mine.add(call)
+        self.begin_exchange(call, lease_id)
         try:
             yield
         finally:
-            call.exchanging = call.answering = False
+            self.end_exchange(call)
+
+    def begin_exchange(self, call: Call, lease_id: str) -> bool:
+        """Begins an exchange, until `end_exchange`. Returns whether it has ended an older one, which may take a moment to stop."""
+        self._forget_lease(call)
+        mine = self._by_lease.setdefault(lease_id, set())
+        older = [other for other in mine if other.exchanging]
+        for other in older:
+            other.end(Superseded("a newer call of the same lease replaced this one"))
+        call.lease_id, call.exchanging = lease_id, True
+        mine.add(call)
+        return bool(older)
+
+    def end_exchange(self, call: Call) -> None:
+        call.exchanging = call.answering = False
 
     def end_lease(self, lease_id: str, error: GemError, spared: Call | None) -> None:
         """Ends every call of a lease except `spared`."""

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
 
 from gem_server.rpc.calls import Call, Calls
-from gem_server.security.access import Access
+from gem_server.security.access import Access, Shown
 
 Handler = Callable[..., Awaitable[Any]]
 MAX_DETAILS = 1000  # characters of an error message: gRPC sends it in a header of limited size
@@ -69,7 +69,7 @@ class _Guarded:
         if method.kind.endswith("_stream"):
             # First, on their own: gRPC can't end a call that it cancels while they are sent with a first frame.
             await context.send_initial_metadata(())
-        call.identify = partial(self.access.identify, method.name, context)
+        call.identify = partial(self.access.identify, method.name, Shown(context) if self.access.asks else None)
         call.identify()
         arguments = (_parse(method, request, call), context) if method.parse_request else (context,)
         response = await self.serve(call, *arguments)

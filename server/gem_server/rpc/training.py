@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded, UnknownRegion
+from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
 from gem_api.layout import Layout
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.logs import Logger
@@ -15,9 +15,8 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import ThetaFormat
 
 from gem_server.apply_loop import ApplyLoop
-from gem_server.core.facts import Admission, Ended, Header, Outcome, PullDecision
-from gem_server.core.norm_bound import GradientNorm
-from gem_server.core.quarantine import lift_command
+from gem_server.commit_path import DRAINING, CommitPath
+from gem_server.core.facts import Admission, Ended, Header, PullDecision
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
@@ -28,12 +27,11 @@ from gem_server.rpc.memory_socket import MemorySocket
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rpc.transports import Network, SharedMemory, Transport, stated_theta_format
 from gem_server.rules.base import largest
-from gem_server.security.access import require_name
+from gem_server.security.access import Identity, require_name
 from gem_server.telemetry.progress import Progress, Traffic
 
 SHARD_WAIT_SECONDS = 0.5
 READER_SECONDS = 60.0
-_DRAINING = "the server is shutting down: try again once it has restarted"
 
 
 class TrainingServicer:
@@ -44,6 +42,8 @@ class TrainingServicer:
         apply_loop: Applies commits in order.
         progress: What the status shows.
         calls: The calls in progress.
+        path: The way of a commit.
+        offer_lane: Makes a token for a lane.
         memory_socket: Hands out shared memory to workers on this machine.
         durability: Waited for before a reply.
         traffic: Where the bytes of tensors are counted.
@@ -57,6 +57,8 @@ class TrainingServicer:
         apply_loop: ApplyLoop,
         progress: Progress,
         calls: Calls,
+        path: CommitPath,
+        offer_lane: Callable[[str, Callable[[], Identity]], pb.OpenLaneResponse],
         memory_socket: MemorySocket,
         durability: Durability,
         traffic: Traffic,
@@ -67,6 +69,9 @@ class TrainingServicer:
         self._apply_loop = apply_loop
         self._progress = progress
         self._calls = calls
+        self._path = path
+        path.lease_ends = self.lease_ended
+        self._offer_lane = offer_lane
         self._memory_socket = memory_socket
         self._durability = durability
         self._traffic = traffic
@@ -81,59 +86,35 @@ class TrainingServicer:
         while (message := await transfer.read_header()) is not None:
             header = messages.header(message)
             try:
-                with self._calls.exchange(call, header.lease_id):
-                    await self._one_commit(call, message, header, transfer)
+                await self._one_commit(call, message, header, transfer)
             except GemError as error:
-                self._count_rejected(header, error)
-                self._put_into_quarantine(header, error, call)
-                for ended in self._core.take_rolled_back():
-                    self.lease_ended(ended, notified=call)
+                self._path.refused(call, header, error)
                 raise
-            self._require_open()
+            finally:
+                self._calls.end_exchange(call)
+            self._path.require_open()
 
     async def _one_commit(self, call: Call, message: pb.CommitHeader, header: Header, transfer: Transfer) -> None:
-        self._require_open()
-        admission, lease = self._core.admit(header, self._clock())
+        admission, lease = self._path.admit(call, header)
         if message.region:
             self._core.adopt_region(lease, message.region)
         transport: Transport = SharedMemory(transfer) if message.region else Network(message, transfer, self._core.logged)
         if admission is Admission.FRESH:
             await self._durability.reached(lease.recorded)  # this gradient overwrites the last one
             self._durability.require_writable()
-            norm = GradientNorm() if self._core.norms.bounded else None
+            norm = self._path.new_norm()
             arrived = await transport.fetch(lease, self._core.rule.largest, norm)
-            self._require_open()
-            measured = norm.value if norm is not None else None
-            self._apply_loop.submit(self._core.ticket(lease, header, self._clock(), arrived, measured))
+            self._path.submit(call, lease, header, arrived, norm)
         else:
             await transport.skip(lease)
-        call.answering = True
-        applied = await self._apply_loop.outcome(lease, header.sequence)
+            call.answering = True
+        await self._apply_loop.outcome(lease, header.sequence)
         if admission is not Admission.FRESH:
             # A pull that was sent before this repeated commit may still be queued. It would change the reply while it is sent.
             await self._apply_loop.between_commits(lambda: partial(self._core.resend_reply, lease))
         await self._durability.reached(lease.recorded)
-        result = messages.commit_result(applied, lease.base_version)
+        result = self._path.result(lease, header.sequence)
         await transport.deliver(pb.CommitResponse(result=result).SerializeToString(), self._core.reply(lease))
-
-    def _count_rejected(self, header: Header, error: GemError) -> None:
-        if isinstance(error, Draining | UnknownRegion):
-            return  # nothing is wrong with the commit: the worker sends it again
-        self._core.outcomes[Outcome.REJECTED] += 1
-        lease = self._core.leases.live.get(header.lease_id)
-        worker = lease.worker if lease else None
-        self._progress.refused(worker, type(error).__name__)
-        self._logger.warning(
-            "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
-        )
-
-    def _put_into_quarantine(self, header: Header, error: GemError, call: Call) -> None:
-        """Raises Quarantined if this rejection puts the worker into quarantine."""
-        ended = self._core.refused(header.lease_id, error)
-        if ended is not None:
-            self._logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
-            self.lease_ended(ended, notified=call)
-            self._core.quarantine.require_free(ended.worker)
 
     # -- reading and initialising θ
 
@@ -143,7 +124,7 @@ class TrainingServicer:
             await self._pull_without_lease(transfer, form)
             return
         while (decision := self._core.pull_decision(request.lease_id, self._clock())) is PullDecision.WAIT:
-            self._require_open()
+            self._path.require_open()
             with self._calls.exchange(call, request.lease_id):
                 await self._changed.wait()
         if decision is PullDecision.INITIALIZE:
@@ -174,7 +155,7 @@ class TrainingServicer:
         header = await transfer.read_header()
         if header is None:
             raise IncompleteTransfer("the stream was empty: send the header, then the chunks")
-        self._require_open()
+        self._path.require_open()
         lease = self._core.require_initializer(header.lease_id, self._clock())
         with self._calls.exchange(call, header.lease_id):
             await transfer.receive(self._core.central.theta, largest(1.0), "first value")
@@ -191,7 +172,7 @@ class TrainingServicer:
     async def register_worker(
         self, call: Call, request: pb.RegisterWorkerRequest, context: Context
     ) -> pb.RegisterWorkerResponse:
-        self._require_open()
+        self._path.require_open()
         caller = call.identify()
         require_name(caller, request.worker_name)
         layout = Layout.from_message(request.layout)
@@ -214,9 +195,14 @@ class TrainingServicer:
         return pb.LeaveClusterResponse()
 
     async def share_memory(self, call: Call, request: pb.ShareMemoryRequest, context: Context) -> pb.ShareMemoryResponse:
-        self._require_open()
+        self._path.require_open()
         self._core.renew(request.lease_id, self._clock())
         return self._memory_socket.offer(request.lease_id)
+
+    async def open_lane(self, call: Call, request: pb.OpenLaneRequest, context: Context) -> pb.OpenLaneResponse:
+        self._path.require_open()
+        self._core.renew(request.lease_id, self._clock())
+        return self._offer_lane(request.lease_id, call.identify)
 
     def expire_leases(self) -> None:
         """Ends expired leases. Time during which this server was suspended does not count."""
@@ -243,7 +229,7 @@ class TrainingServicer:
     # -- shards, evaluation, status
 
     async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse:
-        self._require_open()
+        self._path.require_open()
         shard = self._core.lease_shard(request.lease_id, request.sample_count, self._clock(), set(request.holding))
         await self._durability.settled()
         if not isinstance(shard, NoShard):
@@ -273,10 +259,6 @@ class TrainingServicer:
         queued, draining = self._apply_loop.queue_length, self._progress.draining
         return messages.status(self._core, self._progress, queued, draining, self._clock(), max_workers)
 
-    def _require_open(self) -> None:
-        if self._progress.draining:
-            raise Draining(_DRAINING)
-
     def notify(self) -> None:
         """Wakes calls that wait for the run's state to change."""
         self._changed.set()
@@ -285,5 +267,5 @@ class TrainingServicer:
     def drain(self) -> None:
         """Accepts no more commits. Commits that hold a ticket are still applied, and their workers get the reply."""
         self._progress.draining = True
-        self._calls.end_unanswered(Draining(_DRAINING))
+        self._calls.end_unanswered(Draining(DRAINING))
         self.notify()

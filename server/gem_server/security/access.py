@@ -29,6 +29,7 @@ MAY_CALL = {
     "RegisterWorker": _TRAINS,
     "InitializeCentral": _TRAINS,
     "ShareMemory": _TRAINS,
+    "OpenLane": _TRAINS,
     "Commit": _TRAINS,
     "RenewLease": _TRAINS,
     "LeaveCluster": _TRAINS,
@@ -53,6 +54,19 @@ class Identity:
     role: Role
     owner: str
     worker: str = ANY_NAME
+
+
+class Shown:
+    """What a caller has shown of itself: a call's metadata and certificate, kept beyond the call."""
+
+    def __init__(self, context: Any) -> None:
+        self._metadata, self._auth = context.invocation_metadata(), context.auth_context()
+
+    def invocation_metadata(self) -> Any:
+        return self._metadata
+
+    def auth_context(self) -> Any:
+        return self._auth
 
 
 ANYONE = Identity(Role.ADMIN, owner="")

@@ -50,12 +50,27 @@ class Certificates:
         self._logger = logger
         self._seen = files.stamps()
         self._first = load(files)
+        self._context: ssl.SSLContext | None = None
+        self._context_of: list[tuple[int, ...]] = []
 
     def credentials(self) -> Any:
         """Credentials for gRPC's `add_secure_port`."""
         return grpc.dynamic_ssl_server_credentials(
             self._first, self._changed, require_client_authentication=self._files.client_ca is not None
         )
+
+    def context(self) -> ssl.SSLContext:
+        """What the lane's handshakes use: the files as they are now, or the last ones that could be used."""
+        stamps = self._files.stamps()
+        if self._context is None or stamps != self._context_of:
+            try:
+                self._context = _context(self._files)
+            except ValueError as error:
+                if self._context is None:
+                    raise
+                self._logger.warning("can't use the changed certificate; the previous one stays in use", why=str(error))
+            self._context_of = stamps
+        return self._context
 
     def _changed(self) -> Any:
         """The files' new content; None if they have not changed. gRPC calls it on its own thread."""
@@ -74,6 +89,17 @@ class Certificates:
 
 def load(files: TlsFiles) -> Any:
     """gRPC's configuration from the files, after OpenSSL has accepted them. Raises ValueError."""
+    _context(files)
+    try:
+        key, cert = files.key.read_bytes(), files.cert.read_bytes()
+        authorities = files.client_ca.read_bytes() if files.client_ca is not None else None
+    except OSError as error:
+        raise ValueError(f"can't read {error.filename}: {error.strerror}") from None
+    return grpc.ssl_server_certificate_configuration([(key, cert)], authorities)
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """OpenSSL's configuration from the files. Raises ValueError."""
     require_private(files.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _check(
@@ -81,12 +107,8 @@ def load(files: TlsFiles) -> Any:
     )
     if files.client_ca is not None:
         _check("client authority", files.client_ca, lambda: context.load_verify_locations(files.client_ca))
-    try:
-        key, cert = files.key.read_bytes(), files.cert.read_bytes()
-        authorities = files.client_ca.read_bytes() if files.client_ca is not None else None
-    except OSError as error:
-        raise ValueError(f"can't read {error.filename}: {error.strerror}") from None
-    return grpc.ssl_server_certificate_configuration([(key, cert)], authorities)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _check(what: str, path: Path, try_it: Callable[[], None]) -> None:

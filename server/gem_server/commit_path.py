@@ -1,0 +1,129 @@
+"""The way of a commit through the core, as gRPC and the lane share it; they differ in how bytes arrive and how they wait.
+
+Every method runs under the event loop's lock: on its thread, or on one of the lane's that holds it.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Callable
+
+from gem_api.errors import Draining, GemError, UnknownRegion
+from gem_api.process.logs import Logger
+from gem_api.v1 import training_pb2 as pb
+
+from gem_server.apply_loop import ApplyLoop
+from gem_server.core.commits import Arrived
+from gem_server.core.facts import Admission, Applied, Ended, Header, Outcome
+from gem_server.core.leases import Lease
+from gem_server.core.norm_bound import GradientNorm
+from gem_server.core.quarantine import lift_command
+from gem_server.core.state_machine import Core
+from gem_server.durability.group_commit import Durability
+from gem_server.rpc import messages
+from gem_server.rpc.calls import Call, Calls
+from gem_server.telemetry.progress import Progress
+
+DRAINING = "the server is shutting down: try again once it has restarted"
+LeaseEnds = Callable[[Ended, Call], None]
+
+
+class CommitPath:
+    """Admits commits, gives them tickets, and makes their results.
+
+    Args:
+        core: The state machine.
+        apply_loop: Applies commits in order.
+        progress: What the status shows.
+        calls: The calls in progress.
+        durability: Whether a gradient's memory may be used again.
+        clock: Returns monotonic seconds.
+        logger: The server's logger.
+
+    Attributes:
+        lease_ends: Called with a lease that a commit has ended, and with the call of that commit.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        apply_loop: ApplyLoop,
+        progress: Progress,
+        calls: Calls,
+        durability: Durability,
+        clock: Callable[[], float],
+        logger: Logger,
+    ) -> None:
+        self.core = core
+        self.calls = calls
+        self._apply_loop = apply_loop
+        self._progress = progress
+        self._durability = durability
+        self._clock = clock
+        self._logger = logger
+        self.lease_ends: LeaseEnds = lambda ended, call: None
+
+    def admit(self, call: Call, header: Header) -> tuple[Admission, Lease]:
+        """Decides whether a commit's gradient should be received, and where: `lease.upload`, which is the call's until the
+        exchange ends. Raises Draining, or as `Core.admit`."""
+        self.require_open()
+        superseded = self.calls.begin_exchange(call, header.lease_id)
+        admission, lease = self.core.admit(header, self._clock())
+        if superseded and admission is Admission.FRESH:
+            lease.renew_upload()  # the older call may still be writing to the old one
+        return admission, lease
+
+    def new_norm(self) -> GradientNorm | None:
+        """What sums up a gradient's norm; None if norms have no bound."""
+        return GradientNorm() if self.core.norms.bounded else None
+
+    def submit(self, call: Call, lease: Lease, header: Header, arrived: Arrived, norm: GradientNorm | None) -> None:
+        """Gives a commit whose gradient is complete its ticket. Applies it at once if it can; otherwise queues it.
+
+        Raises:
+            GemError: The call was ended meanwhile, or as `Core.ticket`.
+        """
+        call.require_going_on()
+        self.require_open()
+        measured = norm.value if norm is not None else None
+        self._apply_loop.submit(self.core.ticket(lease, header, self._clock(), arrived, measured))
+        call.answering = True
+
+    def queued(self, lease: Lease, sequence: int) -> Future[Applied] | None:
+        """What to wait for until a commit is applied; None if it does not wait in the queue."""
+        return self._apply_loop.awaited(lease, sequence)
+
+    def result(self, lease: Lease, sequence: int) -> pb.CommitResult:
+        """The result of an applied commit. Raises LeaseEnded if it was not applied."""
+        return messages.commit_result(self._apply_loop.applied(lease, sequence), lease.base_version)
+
+    def require_open(self) -> None:
+        """Raises Draining once the server shuts down."""
+        if self._progress.draining:
+            raise Draining(DRAINING)
+
+    def undurable(self, lease: Lease) -> Future[None] | None:
+        """What to wait for until the lease's last commit is on the disk; None if it is there."""
+        return self._durability.awaited(lease.recorded)
+
+    def refused(self, call: Call, header: Header, error: GemError) -> None:
+        """Counts a refused commit. Raises Quarantined if that puts its worker into quarantine."""
+        self._count(header, error)
+        ended = self.core.refused(header.lease_id, error)
+        if ended is not None:
+            self._logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
+            self.lease_ends(ended, call)
+            self.core.quarantine.require_free(ended.worker)
+        for rolled_back in self.core.take_rolled_back():
+            self.lease_ends(rolled_back, call)
+
+    def _count(self, header: Header, error: GemError) -> None:
+        if isinstance(error, Draining | UnknownRegion):
+            return  # nothing is wrong with the commit: the worker sends it again
+        self.core.outcomes[Outcome.REJECTED] += 1
+        lease = self.core.leases.live.get(header.lease_id)
+        worker = lease.worker if lease else None
+        self._progress.refused(worker, type(error).__name__)
+        self._logger.warning(
+            "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
+        )

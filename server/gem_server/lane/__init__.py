@@ -1,0 +1,1 @@
+"""The lane: a data connection beside gRPC that carries commits."""

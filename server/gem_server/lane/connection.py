@@ -1,0 +1,174 @@
+"""One lane's socket: reads and writes its messages, and yields whenever it has to wait."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+from gem_api.errors import GemError, InvalidRequest
+from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, bytes_of
+from gem_api.lane import MAX_HEADER_BYTES, PREFIX_BYTES, Kind, Prefix, error_message, opening, parse_header, parse_prefix
+from gem_api.layout import Vector
+from gem_api.wire import FLOAT32, Format, ThetaFormat
+from google.protobuf.message import Message
+
+from gem_server.core.central_variable import require_finite
+from gem_server.core.norm_bound import GradientNorm
+from gem_server.lane.reactor import Served, Wait
+from gem_server.telemetry.progress import Traffic
+
+T = TypeVar("T")
+Waits = Generator[Wait, None, T]
+PATIENCE_SECONDS = 60.0  # without progress in the middle of a message
+_PIECE = CHUNK_BYTES  # bytes that are received and then checked, while they are in the cache
+
+
+class PeerLeft(Exception):
+    """The client has closed the connection, or it was shut down."""
+
+
+class Connection:
+    """A non-blocking socket, plain or TLS.
+
+    Args:
+        sock: The socket.
+        traffic: Where bytes are counted.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, sock: socket.socket, traffic: Traffic, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sock = sock
+        self._traffic = traffic
+        self._clock = clock
+        self._room = memoryview(bytearray(MAX_HEADER_BYTES))
+        self.payload_left = 0  # bytes of the last message's payload that have not been read
+        self.served: Served
+
+    # -- bytes
+
+    def read(self, into: memoryview) -> Waits[None]:
+        """Fills a buffer. Raises PeerLeft."""
+        while into:
+            try:
+                count = self._sock.recv_into(into)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                yield Wait.READ
+                continue
+            except ssl.SSLWantWriteError:
+                yield Wait.WRITE
+                continue
+            except OSError as error:
+                raise PeerLeft from error
+            if not count:
+                raise PeerLeft
+            self._traffic.received += count
+            self.payload_left = max(0, self.payload_left - count)
+            into = into[count:]
+            self._progressed()
+
+    def write(self, *parts: bytes | memoryview) -> Waits[None]:
+        """Sends all parts, one after the other. Raises PeerLeft."""
+        rest = [memoryview(part).cast("B") for part in parts if len(part)]
+        while rest:
+            try:
+                count = self._sock.send(rest[0]) if len(rest) == 1 or self._encrypted else self._sock.sendmsg(rest)
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                yield Wait.WRITE
+                continue
+            except ssl.SSLWantReadError:
+                yield Wait.READ
+                continue
+            except OSError as error:
+                raise PeerLeft from error
+            self._traffic.sent += count
+            while rest and count >= len(rest[0]):
+                count -= len(rest.pop(0))
+            if count:
+                rest[0] = rest[0][count:]
+            self._progressed()
+
+    def handshake(self) -> Waits[None]:
+        """Completes the handshake of TLS. Raises PeerLeft if the client is refused."""
+        while self._encrypted:
+            try:
+                self._sock.do_handshake()  # type: ignore[attr-defined]
+                return
+            except ssl.SSLWantReadError:
+                yield Wait.READ
+            except ssl.SSLWantWriteError:
+                yield Wait.WRITE
+            except OSError as error:
+                raise PeerLeft from error
+
+    @property
+    def _encrypted(self) -> bool:
+        return isinstance(self._sock, ssl.SSLSocket)
+
+    def _progressed(self) -> None:
+        self.served.give_up_at = self._clock() + PATIENCE_SECONDS
+
+    # -- messages
+
+    def message(self, kind: Kind, header_type: Any) -> Waits[tuple[Prefix, Any]]:
+        """Reads the next message up to its payload. Raises PeerLeft, or InvalidRequest if it is another message."""
+        self.served.give_up_at = None  # a worker may compute for as long as its lease lasts
+        yield from self.read(self._room[:PREFIX_BYTES])
+        prefix = parse_prefix(self._room[:PREFIX_BYTES])
+        if prefix.kind is not kind:
+            raise InvalidRequest(f"expected a message of kind {kind.name}, got {prefix.kind.name}")
+        yield from self.read(self._room[: prefix.header])
+        self.payload_left = prefix.payload
+        return prefix, parse_header(self._room[: prefix.header], header_type)
+
+    def send_error(self, error: GemError) -> Waits[None]:
+        yield from self.write(opening(Kind.ERROR, error_message(error)))
+
+    # -- payloads
+
+    def receive(
+        self, form: Format, into: Vector, limit: np.float32, norm: GradientNorm | None, kept: list[memoryview] | None
+    ) -> Waits[None]:
+        """Fills `into` (float32, shape (P,)) from a payload in the wire format `form`. Checks each piece, adds it to `norm`, and
+        appends its bytes to `kept`, if given, while it is in the cache. Raises NonFiniteGradient."""
+        for piece in self._floats(into) if form is FLOAT32 else self._decoded(form, into, kept):
+            if isinstance(piece, Wait):
+                yield piece
+                continue
+            require_finite(piece, limit, "gradient")
+            if norm is not None:
+                norm.add(piece)
+
+    def _floats(self, into: Vector) -> Iterator[Wait | Vector]:
+        view = bytes_of(into)
+        for begin in range(0, len(view), _PIECE):
+            yield from self.read(view[begin : begin + _PIECE])
+            yield into[begin // 4 : (begin + _PIECE) // 4]
+
+    def _decoded(self, form: Format, into: Vector, kept: list[memoryview] | None) -> Iterator[Wait | Vector]:
+        assembly: Assembly = form.assembly(into)
+        begin = 0
+        for _, room in form.packing.pieces(into.size):
+            data = memoryview(room if kept is None else bytearray(room.size)).cast("B")
+            yield from self.read(data)
+            yield assembly.add(ChunkView(begin, data))
+            begin += len(data)
+            if kept is not None:
+                kept.append(data)
+
+    def skip(self) -> Waits[None]:
+        """Reads and drops the rest of the payload."""
+        while self.payload_left:
+            yield from self.read(self._room[: self.payload_left])
+
+    def send_theta(self, start: bytes, theta: Vector, form: ThetaFormat) -> Waits[None]:
+        """Sends a message that begins with `start`; its payload is θ (float32, shape (P,)), which must not change meanwhile."""
+        if form is FLOAT32:
+            yield from self.write(start, bytes_of(theta))
+            return
+        for piece in form.pieces(theta):
+            yield from self.write(start, piece.data)
+            start = b""

@@ -1,0 +1,68 @@
+"""The lane of a server: its port, its threads, and the connections that they serve."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from gem_api.lane import tune
+from gem_api.process.logs import Logger
+from gem_api.v1 import training_pb2 as pb
+
+from gem_server.commit_path import CommitPath
+from gem_server.event_loop import running_loop
+from gem_server.lane.commits import LaneServicer
+from gem_server.lane.connection import Connection
+from gem_server.lane.listener import Listener
+from gem_server.lane.reactor import Reactor, Served
+from gem_server.security.access import Identity
+from gem_server.security.tls import Certificates
+from gem_server.telemetry.progress import Traffic
+
+
+class Lane:
+    """Made with the server; serves from `start` to `close`.
+
+    Args:
+        listener: The port and the tokens.
+        path: The way of a commit through the core.
+        traffic: Where bytes are counted.
+        certificates: The server's certificates; None: connections are not encrypted.
+        logger: The server's logger.
+    """
+
+    def __init__(
+        self, listener: Listener, path: CommitPath, traffic: Traffic, certificates: Certificates | None, logger: Logger
+    ) -> None:
+        loop = running_loop()
+        self._listener = listener
+        self._traffic = traffic
+        self._certificates = certificates
+        self._servicer = LaneServicer(path, loop, listener.redeem)
+        self._reactor = Reactor(loop, logger)
+
+    def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
+        """Where the worker of a lease may open a lane. Raises InvalidRequest if there is none."""
+        return self._listener.offer(lease_id, identify)
+
+    async def run(self) -> None:
+        """Accepts connections and has them served; never ends by itself."""
+        await self._listener.run(self._serve)
+
+    def start(self) -> None:
+        self._reactor.start()
+
+    def close(self) -> None:
+        """Ends all connections; those that send a reply have a moment. Never call it on the event loop's thread."""
+        self._listener.close()
+        self._reactor.close()
+
+    def _serve(self, sock: socket.socket) -> None:
+        """Has a new connection served. The lock is held."""
+        sock.setblocking(False)
+        tune(sock)
+        if self._certificates is not None:
+            sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        connection = Connection(sock, self._traffic)
+        served = connection.served = Served(sock, self._servicer.serve(connection, sock))
+        self._reactor.serve(served)

@@ -1,0 +1,193 @@
+"""Runs many connections on a few threads. Each connection is a generator; it yields what it waits for.
+
+A thread that waits for a connection's next bytes stays with it for a moment, if other threads are free for other connections:
+the peer of a fast exchange answers at once, and a hand-over between threads costs more than the wait. With more active
+connections than threads, nobody waits: all are served in the order in which they become ready.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from asyncio import Future
+from collections import deque
+from collections.abc import Generator
+from enum import Enum
+from typing import Any
+
+from gem_api.process.logs import Logger
+
+from gem_server.event_loop import DecidingLoop
+
+THREADS = 16
+_STAY_MS = 2  # how long a thread waits for one connection alone
+_SWEEP_SECONDS = 2.0
+_GRACE_SECONDS = 5.0
+
+
+class Wait(Enum):
+    """What a connection waits for on its socket."""
+
+    READ = select.EPOLLIN
+    WRITE = select.EPOLLOUT
+
+
+Steps = Generator["Wait | Future[Any]", None, None]
+
+
+class Served:
+    """One connection being served.
+
+    Attributes:
+        sock: Its socket, non-blocking.
+        give_up_at: When it is closed unless it goes on before, on the clock of `time.monotonic`; None: it may wait for ever.
+    """
+
+    def __init__(self, sock: socket.socket, steps: Steps) -> None:
+        self.sock = sock
+        self.steps = steps
+        self.give_up_at: float | None = None
+        self.fileno = sock.fileno()
+        self.watched = False  # whether the epoll knows it
+        self.alone = {wait: select.poll() for wait in Wait}
+        for wait, poll in self.alone.items():
+            poll.register(sock, select.POLLIN if wait is Wait.READ else select.POLLOUT)
+
+
+class Reactor:
+    """A fixed number of threads that resume connections.
+
+    Args:
+        loop: Its lock guards futures that connections wait for.
+        logger: Reports errors of our own.
+        threads: How many.
+    """
+
+    def __init__(self, loop: DecidingLoop, logger: Logger, threads: int = THREADS) -> None:
+        self._loop = loop
+        self._logger = logger
+        self._epoll = select.epoll()
+        self._served: dict[int, Served] = {}
+        self._woken: deque[Served] = deque()
+        self._bell = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._free_lock = threading.Lock()
+        self._free = 0  # threads that wait for any connection
+        self._closed = False
+        self._sweep_at = 0.0
+        self._threads = [threading.Thread(target=self._run, name=f"lane-{n}", daemon=True) for n in range(threads)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def serve(self, served: Served) -> None:
+        """Begins to serve a connection, from any thread."""
+        self._served[served.fileno] = served
+        self._wake(served)
+
+    def close(self) -> None:
+        """Waits a moment for connections that send something, then ends the threads and closes all connections."""
+        end = time.monotonic() + _GRACE_SECONDS
+        while self._served and time.monotonic() < end:
+            time.sleep(0.01)
+        self._closed = True
+        os.eventfd_write(self._bell, len(self._threads))
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        for served in list(self._served.values()):
+            self._drop(served)
+        self._epoll.close()
+        os.close(self._bell)
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._free_lock:
+                self._free += 1
+            try:
+                events = self._epoll.poll(_SWEEP_SECONDS, 1)
+            finally:
+                with self._free_lock:
+                    self._free -= 1
+            for fileno, _ in events:
+                served = self._next_woken() if fileno == self._bell else self._served.get(fileno)
+                if served is not None:
+                    self._advance(served)
+            self._sweep()
+
+    def _next_woken(self) -> Served | None:
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:  # another thread was faster
+            return None
+        try:
+            return self._woken.popleft()
+        except IndexError:
+            return None
+
+    def _advance(self, served: Served) -> None:
+        """Resumes a connection until it has to wait for longer."""
+        try:
+            wait = next(served.steps)
+            while isinstance(wait, Future) or self._ready_soon(served, wait):
+                if isinstance(wait, Future) and self._wait_for(wait, served):
+                    return
+                wait = next(served.steps)
+        except StopIteration:
+            self._drop(served)
+        except Exception:
+            self._logger.exception("internal error while serving a lane; please report it")
+            self._drop(served)
+        else:
+            self._watch(served, wait)
+
+    def _watch(self, served: Served, wait: Wait) -> None:
+        """Has the connection resumed, by one thread, once its socket is ready. Nobody touches it before that."""
+        watch = self._epoll.modify if served.watched else self._epoll.register
+        served.watched = True
+        watch(served.fileno, wait.value | select.EPOLLONESHOT)
+
+    def _ready_soon(self, served: Served, wait: Wait) -> bool:
+        """Waits a moment for a connection, unless all other threads are busy."""
+        return self._free > 0 and bool(served.alone[wait].poll(_STAY_MS))
+
+    def _wait_for(self, future: Future[Any], served: Served) -> bool:
+        """Has the connection resumed once the future is done. Returns False if it is done already."""
+        with self._loop.lock:
+            if future.done():
+                return False
+            future.add_done_callback(lambda _: self._wake(served))
+            return True
+
+    def _wake(self, served: Served) -> None:
+        if not self._closed:
+            self._woken.append(served)
+            os.eventfd_write(self._bell, 1)
+
+    def _drop(self, served: Served) -> None:
+        if self._served.pop(served.fileno, None) is None:
+            return
+        served.steps.close()
+        served.sock.close()  # and the epoll forgets it
+
+    def _sweep(self) -> None:
+        """Shuts down connections whose time is up; the thread that serves each then finds its end."""
+        now = time.monotonic()
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + _SWEEP_SECONDS
+        for served in list(self._served.values()):
+            if served.give_up_at is not None and served.give_up_at < now:
+                shut_down(served.sock)
+
+
+def shut_down(sock: socket.socket) -> None:
+    """Ends a connection in both directions, from any thread; whoever uses the socket finds its end."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
