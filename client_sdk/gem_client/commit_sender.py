@@ -1,4 +1,4 @@
-"""Sends one commit to the server and receives the new θ: by reference in shared memory, or in chunks over the network."""
+"""Sends one commit to the server and receives the new θ: by reference through shared memory, a lane, or gRPC."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, RejectedCommit, UnknownRegion
+from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, RejectedCommit
 from gem_api.hyperparameters import decay_of_workers
 from gem_api.layout import Layout, Vector
 from gem_api.update_kind import KINDS, UpdateKind
@@ -38,7 +38,7 @@ class CommitSender:
 
     def prepare(self) -> None:
         """Compiles the conversion to the wire format ahead of the first commit, which takes about a second."""
-        if not self._member.region:
+        if not self._member.shares_memory:
             self._gradient_format.prepare()
 
     def pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike], kind: UpdateKind, decay: bool) -> Vector:
@@ -110,41 +110,30 @@ class CommitSender:
             raise LayoutMismatch(f"the gradient has shape {array.shape}; the model needs ({layout.size},)")
         if not np.issubdtype(array.dtype, np.floating):
             raise LayoutMismatch(f"the gradient has dtype {array.dtype}: use a floating-point dtype")
-        if not self._member.region:
+        if not self._member.shares_memory:
             return np.ascontiguousarray(array, dtype="<f4")
         if array is not own:
             np.copyto(own, array, casting="same_kind")
         return own
 
     def _try(self, header: pb.CommitHeader, packed: Vector) -> pb.CommitResult:
-        """Makes one attempt. A server that was restarted shares memory again, or receives chunks."""
-        member, shared_again = self._member, False
-        while member.region:
-            header.region = member.region
-            try:
-                return self._connection.commit([_opening(header)], None)
-            except UnknownRegion:
-                member.stop_sharing_memory()
-                if not shared_again:
-                    member.share_memory()
-                shared_again = True
-        header.region = b""
-        self._encoder = self._encoder or self._gradient_format.encoder(packed.size)
-        if not self._connection.has_lane:
-            self._connection.open_lane(header.lease_id)
-        if self._connection.has_lane:
-            result = self._connection.commit_on_lane(
-                header,
-                self._gradient_format.nbytes(packed.size),
-                self._encoder.pieces(packed),
-                member.theta,
-                member.theta_format,
+        """Makes one attempt: through shared memory, else through a lane's socket, else over gRPC."""
+        member, connection = self._member, self._connection
+        if connection.lane_broke:
+            member.open_lane()
+        if member.shares_memory:
+            if packed is not member.gradient:  # the memory was replaced after `pack`
+                np.copyto(member.gradient, packed)
+            return connection.commit_on_lane(lambda lane: lane.exchange_in_memory(header))
+        self._encoder = encoder = self._encoder or self._gradient_format.encoder(packed.size)
+        if connection.lane is not None:
+            nbytes, form = self._gradient_format.nbytes(packed.size), member.theta_format
+            result = connection.commit_on_lane(
+                lambda lane: lane.exchange(header, nbytes, encoder.pieces(packed), member.theta, form)
             )
-            self._encoder.applied()
-            return result
-        theta = member.theta_format.assembly(member.theta)
-        result = self._connection.commit(self._encoder.frames(packed, _opening(header)), theta)
-        self._encoder.applied()
+        else:
+            result = connection.commit(encoder.frames(packed, _opening(header)), member.theta_format.assembly(member.theta))
+        encoder.applied()
         return result
 
 

@@ -38,7 +38,6 @@ class Membership:
         layout: The run's tensors; None until they are known.
         theta: θ as last received, float32, shape (P,).
         gradient: A buffer for the next gradient, float32, shape (P,). A lease with shared memory replaces both buffers.
-        region: Nonce of the shared memory that holds both buffers; empty if tensors go over the network.
         version: Version of `theta`.
         sequence: Number of the lease's last commit.
         steps_done: Commits applied under the worker's name in this run.
@@ -61,7 +60,6 @@ class Membership:
         self.layout: Layout | None = None
         self.theta = empty(0)
         self.gradient = empty(0)
-        self.region = b""
         self.version = 0
         self.sequence = 0
         self.steps_done = 0
@@ -87,6 +85,12 @@ class Membership:
         if self._hyperparameters is None:
             self._hyperparameters = Hyperparameters.from_message(self.registration.hyperparameters)
         return self._hyperparameters
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether `theta` and `gradient` lie in memory shared with the server."""
+        lane = self._connection.lane
+        return lane is not None and lane.region is not None
 
     @property
     def known_layout(self) -> Layout:
@@ -210,20 +214,14 @@ class Membership:
         while not _is_over(self._retry.call(self._connection.status, self.report)):
             self._retry.sleep(FINAL_POLL_SECONDS)
 
-    def share_memory(self) -> None:
-        """Moves θ and the gradient to memory shared with the server, if the server is on this machine and offers it."""
-        shared = (
-            self._connection.share_memory(self.registration.lease_id, self.known_layout.size) if self._wants_region else None
-        )
-        self.region = shared.nonce if shared is not None else b""
-        if shared is not None:
-            np.copyto(shared.theta, self.theta)
-            np.copyto(shared.gradient, self.gradient)
-            self.theta, self.gradient = shared.theta, shared.gradient
-
-    def stop_sharing_memory(self) -> None:
-        """The server does not know the shared memory any more: tensors go over the network."""
-        self.region = b""
+    def open_lane(self) -> None:
+        """Opens a lane for the lease's commits. If it has shared memory, moves θ and the gradient there."""
+        self._connection.open_lane(self.registration.lease_id, self.known_layout.size, self._wants_region)
+        region = self._connection.lane.region if self._connection.lane is not None else None
+        if region is not None:
+            np.copyto(region.theta, self.theta)
+            np.copyto(region.gradient, self.gradient)
+            self.theta, self.gradient = region.theta, region.gradient
 
     @property
     def report(self) -> Callable[[GemError, float], None]:
@@ -248,7 +246,7 @@ class Membership:
         self.sequence, self.steps_done = 0, registration.steps_done
         self.generation += 1
         self._connection.keep_alive(registration.lease_id, registration.lease_seconds / 3)
-        self.share_memory()
+        self._retry.call(self.open_lane, self.report)
         if registration.must_initialize:
             self._initialize()
 

@@ -112,7 +112,7 @@ class Session:
     @property
     def shares_memory(self) -> bool:
         """Whether commits go through memory shared with the server instead of the network."""
-        return bool(self._member.region)
+        return self._member.shares_memory
 
     @property
     def version(self) -> int:

@@ -9,7 +9,6 @@ GemError
 ├── LeaseEnded              FAILED_PRECONDITION  register again, drop the gradient
 ├── Overloaded              RESOURCE_EXHAUSTED   back off, then try again
 ├── NotInitialized          FAILED_PRECONDITION  the central variable has no value yet
-├── UnknownRegion           FAILED_PRECONDITION  request shared memory again, or send chunks
 ├── Quarantined             PERMISSION_DENIED    too many rejected commits: an operator must lift the quarantine
 ├── CheckpointFailed        FAILED_PRECONDITION  nothing was written; the previous checkpoint stands
 ├── RejectedCommit          the commit is invalid; the central variable is unchanged
@@ -106,13 +105,6 @@ class NotInitialized(GemError):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 
-class UnknownRegion(GemError):
-    """The server does not map the shared memory region that a commit names. Request a region again, or send chunks."""
-
-    code = pb.ERROR_CODE_UNKNOWN_REGION
-    status = grpc.StatusCode.FAILED_PRECONDITION
-
-
 class Quarantined(GemError):
     """Too many of the worker's commits in a row were rejected. It can't register until an operator lifts the quarantine."""
 
@@ -199,7 +191,6 @@ _TYPED: dict[str, type[GemError]] = {
         Overloaded,
         NotInitialized,
         Superseded,
-        UnknownRegion,
         Quarantined,
         CheckpointFailed,
         LayoutMismatch,
@@ -250,7 +241,7 @@ def from_status(status: grpc.StatusCode, details: str, metadata: Sequence[tuple[
 
 
 def from_code(code: int, message: str, reason: str) -> GemError:
-    """The typed error of a code. `reason` is that of an ended lease. An unknown code becomes an `InvalidRequest`, which is never
-    retried."""
+    """The typed error of a code, with the `reason` of an ended lease. An unknown code becomes an `InvalidRequest`, which is
+    never retried."""
     kind = _BY_CODE.get(code, InvalidRequest)
     return LeaseEnded(message, reason or "unknown") if kind is LeaseEnded else kind(message)

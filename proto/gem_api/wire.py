@@ -157,6 +157,11 @@ def theta_format(which: str | int) -> ThetaFormat:
     return _known(which, THETA_FORMATS, "the central variable")
 
 
+def stated_theta_format(dtype: int) -> ThetaFormat:
+    """The θ format that a message names; float32 if it names none. Raises InvalidRequest if there is no such format."""
+    return theta_format(dtype) if dtype else FLOAT32
+
+
 def _known(which: str | int, formats: Mapping[str, Known], what: str) -> Known:
     for known in formats.values():
         if which in (known.name, known.dtype):

@@ -94,13 +94,17 @@ class ApplyLoop:
         return lease.last_applied
 
     async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
+        """Queues `plan`, and returns the result; see `queue`."""
+        return await asyncio.shield(self.queue(plan))
+
+    def queue(self, plan: Callable[[], Callable[[], T]]) -> asyncio.Future[T]:
         """Queues `plan`. When it reaches the head of the queue, calls it on the event loop's thread, then runs the function
         that it returned in the apply thread. The next commit waits for that."""
 
         async def job() -> T:
             return await self._in_thread(plan())
 
-        return await asyncio.shield(self._enqueue(job))
+        return self._enqueue(job)
 
     async def run(self) -> None:
         """Works through the queue until it is closed. Any error except a GemError ends it, because θ can't be trusted then."""

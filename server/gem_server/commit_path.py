@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Callable
+from functools import partial
 
-from gem_api.errors import Draining, GemError, UnknownRegion
+from gem_api.errors import Draining, GemError
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
@@ -88,10 +89,16 @@ class CommitPath:
         measured = norm.value if norm is not None else None
         self._apply_loop.submit(self.core.ticket(lease, header, self._clock(), arrived, measured))
         call.answering = True
+        self._progress.came_by(lease.worker, call.transport)
 
     def queued(self, lease: Lease, sequence: int) -> Future[Applied] | None:
         """What to wait for until a commit is applied; None if it does not wait in the queue."""
         return self._apply_loop.awaited(lease, sequence)
+
+    def rewrite_reply(self, lease: Lease) -> Future[None]:
+        """Writes the reply to a repeated commit again. A pull that was sent before the commit may still be queued: it would
+        change the reply while it is sent, so this waits for its turn behind it."""
+        return self._apply_loop.queue(lambda: partial(self.core.resend_reply, lease))
 
     def result(self, lease: Lease, sequence: int) -> pb.CommitResult:
         """The result of an applied commit. Raises LeaseEnded if it was not applied."""
@@ -118,7 +125,7 @@ class CommitPath:
             self.lease_ends(rolled_back, call)
 
     def _count(self, header: Header, error: GemError) -> None:
-        if isinstance(error, Draining | UnknownRegion):
+        if isinstance(error, Draining):
             return  # nothing is wrong with the commit: the worker sends it again
         self.core.outcomes[Outcome.REJECTED] += 1
         lease = self.core.leases.live.get(header.lease_id)

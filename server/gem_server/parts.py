@@ -10,7 +10,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.commit_path import CommitPath
-from gem_server.config import ServerConfig, StartError
+from gem_server.config import ServerConfig
 from gem_server.core.state_machine import Core
 from gem_server.durability.checkpointer import Checkpointer
 from gem_server.durability.group_commit import GroupCommit, Unlogged
@@ -18,11 +18,12 @@ from gem_server.durability.journal import Journal
 from gem_server.durability.metrics import LogMetrics
 from gem_server.durability.resume import lock_directory, make_core, make_journal
 from gem_server.endpoint import Endpoint
+from gem_server.event_loop import running_loop
 from gem_server.lane.lane import Lane
 from gem_server.lane.listener import Listener
+from gem_server.lane.regions import Regions
 from gem_server.rpc.admin import AdminServicer
 from gem_server.rpc.calls import Calls
-from gem_server.rpc.memory_socket import MemorySocket
 from gem_server.rpc.training import TrainingServicer
 from gem_server.rules.threads import Threads
 from gem_server.telemetry.curves import Curves
@@ -78,10 +79,8 @@ class Parts:
         core.rule.use_threads(Threads(config.apply_threads))
 
         calls = Calls(core.leases.owner)
-        listener = Listener(config.lane_address, clock, logger)
+        listener = Listener(config.lane_address, config.memory_socket, clock, logger)
         opened.callback(listener.close)
-        self.memory_socket = _open_memory_socket(config.memory_socket, core, logger)
-        opened.callback(self.memory_socket.close)
         self.history = open_history(config.history, core.next_ticket, wall, logger) if config.history else None
         if self.history:
             opened.callback(self.history.close)
@@ -104,19 +103,9 @@ class Parts:
 
         durability = self.group_commit or Unlogged()
         path = CommitPath(core, self.apply_loop, self.progress, calls, durability, clock, logger)
-        self.lane = Lane(listener, path, self.traffic, self.endpoint.certificates, logger)
+        self.lane = Lane(listener, Regions(core, running_loop()), path, self.traffic, self.endpoint.certificates, logger)
         self.training = TrainingServicer(
-            core,
-            self.apply_loop,
-            self.progress,
-            calls,
-            path,
-            self.lane.offer,
-            self.memory_socket,
-            durability,
-            self.traffic,
-            clock,
-            logger,
+            core, self.apply_loop, self.progress, calls, path, self.lane.offer, durability, self.traffic, clock, logger
         )
         admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
         self.endpoint.add_services(self.training, admin, calls)
@@ -128,13 +117,6 @@ class Parts:
     def _new_group_commit(self, journal: Journal, logger: Logger, clock: Clock) -> GroupCommit:
         metrics = LogMetrics(self.registry, journal)
         return GroupCommit(journal, logger, clock, metrics.flushed, lambda: self.checkpointer.write())
-
-
-def _open_memory_socket(address: str, core: Core, logger: Logger) -> MemorySocket:
-    try:
-        return MemorySocket(address, core, logger)
-    except OSError as error:
-        raise StartError(f"can't share memory at {address} (--memory-socket): {error}") from None
 
 
 def _new_progress(core: Core, now: float) -> Progress:

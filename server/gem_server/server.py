@@ -142,8 +142,7 @@ class Server:
         if parts.endpoint.http_address:
             yield _repeat(MIN_INTERVAL, parts.curves.sample)
         yield parts.lane.run()
-        yield parts.memory_socket.run()
-        yield _repeat(1.0, parts.memory_socket.take_back)
+        yield _repeat(1.0, parts.lane.regions.take_back)
         if parts.history:
             yield _repeat_in_thread(1.0, parts.history.flush)
         if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or parts.group_commit):
@@ -221,7 +220,6 @@ class Server:
 
     async def _close(self) -> None:
         parts = self.parts
-        parts.memory_socket.close()
         await parts.endpoint.close()
         await asyncio.to_thread(parts.lane.close)
         if parts.history:

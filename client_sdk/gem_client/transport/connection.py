@@ -11,15 +11,13 @@ from gem_api.errors import GemError, InvalidRequest, ServerUnavailable
 from gem_api.framing import Assembly, chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
-from gem_api.region import Region
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
 
 from gem_client.transport.background import Background
 from gem_client.transport.channel import Stub, checked_address, next_frame, open_channel, typed_error
 from gem_client.transport.commit_stream import CommitStream, noting, receive_chunks
-from gem_client.transport.lane import Lane, open_lane
-from gem_client.transport.memory_socket import fetch_region
+from gem_client.transport.lane import Lane, open_memory_lane, open_network_lane
 from gem_client.transport.security import Security
 
 log = logging.getLogger("gem_client")
@@ -32,6 +30,9 @@ class Connection:
         address: The server's "host:port".
         timeout: Seconds that a unary call may take, and seconds without progress that a streaming call may take.
         security: The token and the TLS files.
+
+    Attributes:
+        lane: The open lane; None: commits go over gRPC.
     """
 
     def __init__(self, address: str, timeout: float, security: Security) -> None:
@@ -43,7 +44,8 @@ class Connection:
         self._lease_id = ""  # id of the lease that is renewed in the background; empty if there is none
         self._renew_timeout = timeout
         self._stream: CommitStream | None = None
-        self._lane: Lane | None = None
+        self.lane: Lane | None = None
+        self._lane_works = False
         self._security = security
 
     def register(self, worker: str, layout: Layout, overlap: bool, choice: OptimizerChoice | None) -> pb.RegisterWorkerResponse:
@@ -99,15 +101,6 @@ class Connection:
             except grpc.FutureCancelledError:
                 raise ServerUnavailable(f"the server received nothing for {self._timeout:g} s") from None
 
-    def share_memory(self, lease_id: str, parameters: int) -> Region | None:
-        """Returns memory shared with the server; None if the server is on another machine or shares none."""
-        try:
-            offer = self._stub.ShareMemory(pb.ShareMemoryRequest(lease_id=lease_id), timeout=self._timeout)
-            return fetch_region(offer, parameters, self._timeout)
-        except (GemError, OSError) as error:
-            log.info("no shared memory with the server; tensors go over the network: %s", error)
-            return None
-
     def pull(
         self, lease_id: str, make_buffer: Callable[[pb.PullHeader], Vector], theta_format: ThetaFormat = FLOAT32
     ) -> pb.PullHeader:
@@ -133,34 +126,54 @@ class Connection:
             self.drop_stream()
             raise
 
-    def open_lane(self, lease_id: str) -> None:
-        """Opens a lane for the commits of a lease, if the server offers one and can be reached there; else they go over gRPC."""
-        try:
-            offer = self._stub.OpenLane(pb.OpenLaneRequest(lease_id=lease_id), timeout=self._timeout)
-            self._lane = open_lane(offer, self._stub.address, self._security, self._timeout)
-        except (InvalidRequest, OSError) as error:
-            log.info("no lane to the server; commits go over gRPC: %s", error)
+    # -- the lane
+
+    def open_lane(self, lease_id: str, parameters: int, in_memory: bool) -> None:
+        """Opens a lane for the commits of a lease, with P parameters: with shared memory if that is wanted and the server is on
+        this machine, else over TCP. If neither can be opened, commits go over gRPC until the next lease.
+
+        Raises GemError if the server does not answer, or if the lease has ended.
+        """
+        self._lane_works = False
+        failures: list[str] = []
+        for is_memory in (True, False)[not in_memory :]:
+            try:
+                offer = self._stub.OpenLane(pb.OpenLaneRequest(lease_id=lease_id), timeout=self._timeout)
+            except InvalidRequest as error:
+                log.info("commits go over gRPC: %s", error)
+                return
+            try:
+                self.lane = (
+                    open_memory_lane(offer, parameters, self._timeout)
+                    if is_memory
+                    else open_network_lane(offer, self._stub.address, self._security, self._timeout)
+                )
+            except (GemError, OSError) as error:
+                failures.append(str(error))
+                continue
+            self._lane_works = True
+            return
+        log.warning("commits go over gRPC, which is slower: can't open a lane (%s)", "; ".join(failures))
 
     @property
-    def has_lane(self) -> bool:
-        return self._lane is not None
+    def lane_broke(self) -> bool:
+        """Whether the lane that was open is not any more, so that another may be opened."""
+        return self._lane_works and self.lane is None
 
-    def commit_on_lane(
-        self, header: pb.CommitHeader, nbytes: int, pieces: Iterable[ByteArray], theta: Vector, form: ThetaFormat
-    ) -> pb.CommitResult:
-        """Sends a commit on the open lane, and receives θ. See `Lane.exchange`."""
-        assert self._lane is not None
+    def commit_on_lane(self, exchange: Callable[[Lane], pb.CommitResult]) -> pb.CommitResult:
+        """Makes one exchange on the open lane."""
+        assert self.lane is not None
         try:
-            return self._lane.exchange(header, nbytes, pieces, theta, form)
+            return exchange(self.lane)
         except BaseException:
             self.drop_stream()
             raise
 
     def drop_stream(self) -> None:
-        if self._lane is not None:
-            self._lane.cancel()
-            self._lane.close()
-            self._lane = None
+        """Ends the lane and the stream, if there are any."""
+        lane, self.lane = self.lane, None
+        if lane is not None:
+            lane.close()
         if self._stream is not None:
             self._stream.cancel()
             self._stream = None

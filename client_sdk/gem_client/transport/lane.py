@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
-import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from gem_api.errors import ServerUnavailable
 from gem_api.framing import ChunkView, bytes_of
 from gem_api.lane import MAX_HEADER_BYTES, PREFIX_BYTES, Kind, error_of, opening, parse_header, parse_prefix, tune
 from gem_api.layout import Vector
+from gem_api.region import Region, attach_region, socket_address
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
@@ -32,20 +34,47 @@ class Lane:
     Args:
         sock: The connected socket.
         token: From OpenLane.
+        parameters: P, for the shared memory that a Unix socket brings.
 
     Raises:
         GemError: The server refuses the lane.
-        OSError: The connection broke.
+        OSError: The connection broke, or the shared memory is not valid.
+
+    Attributes:
+        region: Memory shared with the server, for the gradients and θ; None if they go through the socket.
     """
 
-    def __init__(self, sock: socket.socket, token: bytes) -> None:
+    def __init__(self, sock: socket.socket, token: bytes, parameters: int) -> None:
         self._sock = sock
         self._room = memoryview(bytearray(MAX_HEADER_BYTES))
         self._sock.sendall(opening(Kind.HELLO, lane_pb2.LaneHello(token=token)))
-        self._receive_message(Kind.WELCOME, lane_pb2.LaneWelcome)
+        self.region = self._receive_region(parameters) if sock.family == socket.AF_UNIX else None
+        if self.region is None:
+            self._receive_message(Kind.WELCOME, lane_pb2.LaneWelcome)
+
+    def _receive_region(self, parameters: int) -> Region:
+        """Reads the server's welcome and the descriptor that comes with its first byte."""
+        start, descriptors, _, _ = socket.recv_fds(self._sock, PREFIX_BYTES, 1)
+        try:
+            self._receive_message(Kind.WELCOME, lane_pb2.LaneWelcome, start)
+            if not descriptors:
+                raise OSError("the server sent no memory")
+            return attach_region(descriptors[0], parameters)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def exchange_in_memory(self, header: pb.CommitHeader) -> pb.CommitResult:
+        """As `exchange`; the gradient is in the region, and θ is there afterwards."""
+        return self.exchange(header, 0, (), None, FLOAT32)
 
     def exchange(
-        self, header: pb.CommitHeader, nbytes: int, pieces: Iterable[npt.NDArray[np.uint8]], theta: Vector, form: ThetaFormat
+        self,
+        header: pb.CommitHeader,
+        nbytes: int,
+        pieces: Iterable[npt.NDArray[np.uint8]],
+        theta: Vector | None,
+        form: ThetaFormat,
     ) -> pb.CommitResult:
         """Sends a commit and receives its result and θ.
 
@@ -53,7 +82,7 @@ class Lane:
             header: The commit's header.
             nbytes: Bytes of the gradient in its wire format.
             pieces: The gradient in its wire format.
-            theta: Receives θ: float32, shape (P,).
+            theta: Receives θ: float32, shape (P,). None: no payload comes.
             form: θ's wire format.
 
         Raises:
@@ -62,20 +91,20 @@ class Lane:
         try:
             self._send(opening(Kind.COMMIT, header, nbytes), pieces)
             result, payload = self._receive_message(Kind.RESULT, pb.CommitResult)
-            if payload != form.nbytes(theta.size):
-                raise ServerUnavailable(f"the server sent {payload} bytes of θ instead of {form.nbytes(theta.size)}")
-            self._receive_theta(theta, form)
+            expected = form.nbytes(theta.size) if theta is not None else 0
+            if payload != expected:
+                raise ServerUnavailable(f"the server sent {payload} bytes of θ instead of {expected}")
+            if theta is not None:
+                self._receive_theta(theta, form)
         except OSError as error:
             raise ServerUnavailable(f"the lane broke: {error}") from None
         committed: pb.CommitResult = result
         return committed
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         """Ends the lane, from any thread; an exchange in progress raises ServerUnavailable."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
         self._sock.close()
 
     def _send(self, start: bytes, pieces: Iterable[npt.NDArray[np.uint8]]) -> None:
@@ -84,8 +113,10 @@ class Lane:
             for part in parts:
                 self._sock.sendall(part)
 
-    def _receive_message(self, kind: Kind, header_type: type) -> tuple[object, int]:
-        self._fill(self._room[:PREFIX_BYTES])
+    def _receive_message(self, kind: Kind, header_type: type, start: bytes = b"") -> tuple[Any, int]:
+        """Reads a message up to its payload; `start` has been read already. Returns its header and the payload's bytes."""
+        self._room[: len(start)] = start
+        self._fill(self._room[len(start) : PREFIX_BYTES])
         prefix = parse_prefix(self._room[:PREFIX_BYTES])
         self._fill(self._room[: prefix.header])
         if prefix.kind is Kind.ERROR:
@@ -112,8 +143,27 @@ class Lane:
             view = view[count:]
 
 
-def open_lane(offer: pb.OpenLaneResponse, address: str, security: Security, timeout: float) -> Lane:
-    """Opens the lane that a server offers.
+def open_memory_lane(offer: pb.OpenLaneResponse, parameters: int, timeout: float) -> Lane:
+    """Opens the lane with shared memory that a server on the same machine offers, for P parameters.
+
+    Raises:
+        OSError: The socket is on another machine or unreachable, or its region is not valid.
+        GemError: The server refuses the lane.
+    """
+    if not offer.socket or not hasattr(socket, "recv_fds"):
+        raise OSError("the server, or this system, has no Unix socket that passes memory")
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(socket_address(offer.socket))
+        return Lane(sock, offer.token, parameters)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def open_network_lane(offer: pb.OpenLaneResponse, address: str, security: Security, timeout: float) -> Lane:
+    """Opens the lane over TCP that a server offers.
 
     Args:
         offer: The server's offer.
@@ -125,6 +175,8 @@ def open_lane(offer: pb.OpenLaneResponse, address: str, security: Security, time
         OSError: The port can't be reached, or its certificate is not valid.
         GemError: The server refuses the lane.
     """
+    if not offer.port:
+        raise OSError("the server has no port for it (--lane-listen)")
     host = _host_of(address)
     sock = socket.create_connection((host, offer.port), CONNECT_SECONDS)
     try:
@@ -132,7 +184,7 @@ def open_lane(offer: pb.OpenLaneResponse, address: str, security: Security, time
         context = security.context()
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=host)
-        lane = Lane(sock, offer.token)
+        lane = Lane(sock, offer.token, 0)
         sock.settimeout(timeout)
         return lane
     except BaseException:

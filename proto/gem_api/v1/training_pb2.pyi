@@ -181,20 +181,6 @@ class InitializeCentralResponse(_message.Message):
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
-class ShareMemoryRequest(_message.Message):
-    __slots__ = ("lease_id",)
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
-    lease_id: str
-    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
-
-class ShareMemoryResponse(_message.Message):
-    __slots__ = ("socket", "token")
-    SOCKET_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    socket: str
-    token: bytes
-    def __init__(self, socket: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
-
 class OpenLaneRequest(_message.Message):
     __slots__ = ("lease_id",)
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -248,7 +234,7 @@ class CommitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[CommitHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class CommitHeader(_message.Message):
-    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count", "theta_dtype", "region", "update_kind")
+    __slots__ = ("lease_id", "sequence", "base_version", "wire_dtype", "layout_fingerprint", "loss", "sample_count", "theta_dtype", "update_kind")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -257,7 +243,6 @@ class CommitHeader(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
     THETA_DTYPE_FIELD_NUMBER: _ClassVar[int]
-    REGION_FIELD_NUMBER: _ClassVar[int]
     UPDATE_KIND_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     sequence: int
@@ -267,9 +252,8 @@ class CommitHeader(_message.Message):
     loss: float
     sample_count: int
     theta_dtype: _tensors_pb2.WireDtype
-    region: bytes
     update_kind: UpdateKind
-    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., region: _Optional[bytes] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., sequence: _Optional[int] = ..., base_version: _Optional[int] = ..., wire_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., layout_fingerprint: _Optional[bytes] = ..., loss: _Optional[float] = ..., sample_count: _Optional[int] = ..., theta_dtype: _Optional[_Union[_tensors_pb2.WireDtype, str]] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ("result", "chunk")
@@ -458,7 +442,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "shared_memory", "rejected")
+    __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "rejected", "transport")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
@@ -467,8 +451,8 @@ class WorkerStatus(_message.Message):
     LEASE_REMAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
-    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     name: str
     commits: int
     staleness: int
@@ -477,9 +461,9 @@ class WorkerStatus(_message.Message):
     lease_remaining_seconds: float
     memory_bytes: int
     shards: int
-    shared_memory: bool
     rejected: int
-    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., shared_memory: bool = ..., rejected: _Optional[int] = ...) -> None: ...
+    transport: str
+    def __init__(self, name: _Optional[str] = ..., commits: _Optional[int] = ..., staleness: _Optional[int] = ..., pi_median: _Optional[float] = ..., loss: _Optional[float] = ..., lease_remaining_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., shards: _Optional[int] = ..., rejected: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("epoch", "epochs", "pending", "leased", "completed", "samples_completed", "samples_committed")

@@ -36,7 +36,6 @@ class Lease:
         last_applied: The facts of that commit, sent again if the commit is repeated.
         base_version: Version of the θ that the worker was last given.
         spare_version: Version of the θ in the spare snapshot, for a worker that overlaps: see `swap_snapshots`.
-        offered: Memory shared with the worker that no commit has used yet.
         region: Memory shared with the worker: `upload` lies in it or is copied from it. None if tensors are sent instead.
         queued: The sequence of its commit that waits in the queue or is being applied; None if there is none.
         before_change: Called before a commit or a pull changes the buffers, while a checkpoint still needs them as they are. It
@@ -57,7 +56,6 @@ class Lease:
     last_applied: Applied | None = None
     base_version: int = 0
     spare_version: int = 0
-    offered: Region | None = None
     region: Region | None = None
     queued: int | None = None
     before_change: Callable[[Lease], None] | None = None
@@ -75,8 +73,7 @@ class Lease:
     @property
     def nbytes(self) -> int:
         """Bytes held for the worker, with its shared memory."""
-        shared = self.region or self.offered  # a lease has one region: offered first, then named by a commit
-        return self.own_nbytes + (shared.nbytes if shared is not None else 0)
+        return self.own_nbytes + (self.region.nbytes if self.region is not None else 0)
 
     @property
     def own_nbytes(self) -> int:
@@ -101,7 +98,7 @@ class Lease:
         The worker may write anything there at any time. The rule's buffers therefore stay in the server's own memory. A
         gradient is either `copied` to `upload` before it is used, or checked again when the rule reads it.
         """
-        self.offered, self.region = None, region
+        self.region = region
         if not copied:
             self.upload = region.gradient
 

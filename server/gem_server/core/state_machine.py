@@ -16,7 +16,6 @@ from gem_api.errors import (
     InvalidRequest,
     LeaseEnded,
     RuleFailed,
-    UnknownRegion,
 )
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout, Vector
@@ -285,22 +284,11 @@ class Core:
 
     # -- memory shared with a worker on this machine
 
-    def offer_region(self, lease_id: str, region: Region) -> None:
-        """Keeps a region that is being handed to the lease's worker, until a commit names it. Raises LeaseEnded."""
-        self.leases.get(lease_id).offered = region
-
-    def adopt_region(self, lease: Lease, nonce: bytes) -> None:
-        """A commit names the region that holds its gradient: the lease's gradients and replies lie there from now on.
-
-        Raises:
-            UnknownRegion: The region is not the lease's.
-        """
-        region = lease.offered
-        if region is not None and nonce == region.nonce:
+    def adopt_region(self, lease: Lease, region: Region) -> None:
+        """A worker commits through a region that it shares: the lease's gradients and replies lie there from now on."""
+        if lease.region is not region:
             lease.adopt(region, copied=self.logged or self.norms.bounded or not self.rule.reads_once)
             self.leases.recount(lease)
-        elif lease.region is None or nonce != lease.region.nonce:
-            raise UnknownRegion("the server does not have that region of shared memory: share memory again, or send chunks")
 
     # -- a commit: admit, (receive), ticket, begin, (run), finish
 

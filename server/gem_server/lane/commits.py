@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
+from typing import Any
 
-from gem_api.errors import GemError, IncompleteTransfer, PermissionDenied
-from gem_api.lane import Kind, Prefix, opening
+import numpy as np
+from gem_api.errors import GemError, IncompleteTransfer, Overloaded, PermissionDenied
+from gem_api.lane import Kind, opening
+from gem_api.layout import Vector
+from gem_api.region import Region
 from gem_api.v1 import lane_pb2, training_pb2
-from gem_api.wire import FLOAT32, Format, gradient_format
+from gem_api.wire import FLOAT32, Format, gradient_format, stated_theta_format
 
 from gem_server.commit_path import CommitPath
+from gem_server.core.central_variable import require_finite
 from gem_server.core.commits import Arrived, as_floats
 from gem_server.core.facts import Admission, Header
 from gem_server.core.leases import Lease
+from gem_server.core.norm_bound import GradientNorm
 from gem_server.event_loop import DecidingLoop
 from gem_server.lane.connection import Connection, PeerLeft
 from gem_server.lane.reactor import Steps
+from gem_server.lane.regions import Regions
 from gem_server.rpc import messages
 from gem_server.rpc.calls import Call
-from gem_server.rpc.transports import stated_theta_format
 from gem_server.security.access import Identity
 
-HELLO_SECONDS = 10.0
+PIECE = 1 << 18  # elements that are copied and checked at a time, while they are in the cache
 
 
 class Ticket:
@@ -46,12 +52,14 @@ class LaneServicer:
         path: The way of a commit through the core.
         loop: Its lock guards the core.
         redeem: Returns what a token stands for, once. Raises InvalidRequest if it is unknown.
+        regions: The memory shared with workers on this machine.
     """
 
-    def __init__(self, path: CommitPath, loop: DecidingLoop, redeem: Callable[[bytes], Ticket]) -> None:
+    def __init__(self, path: CommitPath, loop: DecidingLoop, redeem: Callable[[bytes], Ticket], regions: Regions) -> None:
         self._path = path
         self._lock = loop.lock
         self._redeem = redeem
+        self._regions = regions
 
     def serve(self, connection: Connection, sock: socket.socket) -> Steps:
         """A connection from its first byte to its last."""
@@ -73,18 +81,17 @@ class LaneServicer:
                 self._path.calls.finish(call)
 
     def _commits(self, call: Call, connection: Connection) -> Steps:
-        yield from connection.handshake()
-        _, hello = yield from connection.message(Kind.HELLO, lane_pb2.LaneHello)
-        with self._lock:
-            ticket = self._redeem(hello.token)
-            call.identify = ticket.identify
-            call.require_own(ticket.lease_id)
-        yield from connection.write(opening(Kind.WELCOME, lane_pb2.LaneWelcome()))
+        lease_id, region = yield from self._open(call, connection)
         while True:
             prefix, message = yield from connection.message(Kind.COMMIT, training_pb2.CommitHeader)
             header = messages.header(message)
+            if header.lease_id != lease_id:
+                raise PermissionDenied("this lane carries the commits of another lease: open one for this lease")
             try:
-                yield from self._one_commit(call, connection, prefix, message, header, ticket)
+                if region is None:
+                    yield from self._commit(call, connection, prefix.payload, message, header)
+                else:
+                    yield from self._commit_in_memory(call, connection, prefix.payload, header, region)
             except GemError as error:
                 if error is not call.error:
                     with self._lock:
@@ -94,48 +101,108 @@ class LaneServicer:
                 with self._lock:
                     self._path.calls.end_exchange(call)
 
-    def _one_commit(
-        self,
-        call: Call,
-        connection: Connection,
-        prefix: Prefix,
-        message: training_pb2.CommitHeader,
-        header: Header,
-        ticket: Ticket,
+    def _open(self, call: Call, connection: Connection) -> Generator[Any, None, tuple[str, Region | None]]:
+        """Opens the lane of a lease. Returns the lease, and the region that it shares on a Unix socket."""
+        yield from connection.handshake()
+        call.transport = connection.transport
+        _, hello = yield from connection.message(Kind.HELLO, lane_pb2.LaneHello)
+        with self._lock:
+            ticket = self._redeem(hello.token)
+            call.identify = ticket.identify
+            call.require_own(ticket.lease_id)
+        welcome = opening(Kind.WELCOME, lane_pb2.LaneWelcome())
+        if connection.transport != "memory":
+            yield from connection.write(welcome)
+            return ticket.lease_id, None
+        try:
+            region, descriptor = self._regions.open(ticket.lease_id)
+        except (OSError, MemoryError) as error:
+            raise Overloaded(f"no memory can be shared: {error}") from None
+        yield from connection.write_with_descriptor(welcome, descriptor)
+        return ticket.lease_id, region
+
+    def _commit(
+        self, call: Call, connection: Connection, payload: int, message: training_pb2.CommitHeader, header: Header
     ) -> Steps:
-        path = self._path
-        if header.lease_id != ticket.lease_id:
-            raise PermissionDenied("this lane carries the commits of another lease: open one for this lease")
+        """A commit whose tensors are on the connection."""
         gradient, theta = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
+        admission, lease, upload = yield from self._admit(call, header)
+        _require_size(payload, gradient, upload.size)
+        if admission is Admission.FRESH:
+            arrived, norm = yield from self._receive(connection, gradient, upload)
+            with self._lock:
+                self._path.submit(call, lease, header, arrived, norm)
+        else:
+            yield from connection.skip()
+            yield from self._settle(call, lease)
+        result = yield from self._result(lease, header.sequence)
+        with self._lock:
+            call.require_going_on()
+            reply = self._path.core.reply(lease)
+        yield from connection.send_theta(opening(Kind.RESULT, result, theta.nbytes(reply.size)), reply, theta)
+
+    def _commit_in_memory(self, call: Call, connection: Connection, payload: int, header: Header, region: Region) -> Steps:
+        """A commit whose gradient is in the region. The rule writes θ there."""
+        if payload:
+            raise IncompleteTransfer(f"the message has a payload of {payload} bytes, but the gradient is in the shared memory")
+        admission, lease, _ = yield from self._admit(call, header)
+        if admission is Admission.FRESH:
+            with self._lock:
+                call.require_going_on()
+                self._path.core.adopt_region(lease, region)
+                upload = lease.upload
+            norm = self._take_over(region.gradient, upload)
+            with self._lock:
+                self._path.submit(call, lease, header, as_floats(upload), norm)
+        else:
+            yield from self._settle(call, lease)
+        result = yield from self._result(lease, header.sequence)
+        yield from connection.write(opening(Kind.RESULT, result))
+
+    def _admit(self, call: Call, header: Header) -> Generator[Any, None, tuple[Admission, Lease, Vector]]:
+        """Admits a commit. Returns where its gradient should be received, too."""
         with self._lock:
             call.require_going_on()
             call.require_own(header.lease_id)
-            admission, lease = path.admit(call, header)
-            used = path.undurable(lease) if admission is Admission.FRESH else None
-            reply = path.core.reply(lease)
-            norm = path.new_norm()
-        _require_size(prefix, gradient, reply.size)
+            admission, lease = self._path.admit(call, header)
+            upload = lease.upload  # a newer call of the lease takes another
+            used = self._path.undurable(lease) if admission is Admission.FRESH else None
         if used is not None:  # this gradient overwrites the last one
             yield used
             used.result()
-        if admission is Admission.FRESH:
-            arrived = yield from self._receive(connection, gradient, lease, norm)
-            with self._lock:
-                path.submit(call, lease, header, arrived, norm)
-        else:
-            yield from connection.skip()
+        return admission, lease, upload
+
+    def _settle(self, call: Call, lease: Lease) -> Steps:
+        """Waits until the reply of a repeated commit can be sent again."""
+        with self._lock:
             call.answering = True
-        result = yield from self._result(lease, header.sequence)
-        start = opening(Kind.RESULT, result, theta.nbytes(reply.size))
-        yield from connection.send_theta(start, reply, theta)
+            written = self._path.rewrite_reply(lease)
+        yield written
+        written.result()
 
-    def _receive(self, connection, gradient: Format, lease: Lease, norm):  # type: ignore[no-untyped-def]
-        kept: list[memoryview] | None = [] if self._path.core.logged and gradient is not FLOAT32 else None
-        upload = lease.upload
-        yield from connection.receive(gradient, upload, self._path.core.rule.largest, norm, kept)
-        return as_floats(upload) if kept is None else Arrived(gradient.dtype, kept)
+    def _receive(
+        self, connection: Connection, gradient: Format, upload: Vector
+    ) -> Generator[Any, None, tuple[Arrived, GradientNorm | None]]:
+        core, norm = self._path.core, self._path.new_norm()
+        kept: list[memoryview] | None = [] if core.logged and gradient is not FLOAT32 else None
+        yield from connection.receive(gradient, upload, core.rule.largest, norm, kept)
+        return as_floats(upload) if kept is None else Arrived(gradient.dtype, kept), norm
 
-    def _result(self, lease: Lease, sequence: int):  # type: ignore[no-untyped-def]
+    def _take_over(self, shared: Vector, upload: Vector) -> GradientNorm | None:
+        """Checks a gradient in shared memory, and copies it to `upload` unless that is the same memory: the worker may still
+        change it there, so the rule checks what it reads again."""
+        norm, limit = self._path.new_norm(), self._path.core.rule.largest
+        for begin in range(0, shared.size, PIECE):
+            piece = upload[begin : begin + PIECE]
+            if upload is not shared:
+                np.copyto(piece, shared[begin : begin + PIECE])
+            require_finite(piece, limit, "gradient")
+            if norm is not None:
+                norm.add(piece)
+        return norm
+
+    def _result(self, lease: Lease, sequence: int) -> Generator[Any, None, training_pb2.CommitResult]:
+        """Waits until a commit is applied and durable."""
         with self._lock:
             queued = self._path.queued(lease, sequence)
         if queued is not None:
@@ -149,10 +216,10 @@ class LaneServicer:
         return result
 
 
-def _require_size(prefix: Prefix, gradient: Format, parameters: int) -> None:
-    if prefix.payload != gradient.nbytes(parameters):
+def _require_size(payload: int, gradient: Format, parameters: int) -> None:
+    if payload != gradient.nbytes(parameters):
         raise IncompleteTransfer(
-            f"the message has a payload of {prefix.payload} bytes: {parameters} parameters in {gradient.name} need "
+            f"the message has a payload of {payload} bytes: {parameters} parameters in {gradient.name} need "
             f"{gradient.nbytes(parameters)}"
         )
 

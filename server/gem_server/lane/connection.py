@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import time
@@ -14,7 +15,6 @@ from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, bytes_of
 from gem_api.lane import MAX_HEADER_BYTES, PREFIX_BYTES, Kind, Prefix, error_message, opening, parse_header, parse_prefix
 from gem_api.layout import Vector
 from gem_api.wire import FLOAT32, Format, ThetaFormat
-from google.protobuf.message import Message
 
 from gem_server.core.central_variable import require_finite
 from gem_server.core.norm_bound import GradientNorm
@@ -124,6 +124,26 @@ class Connection:
         self.payload_left = prefix.payload
         return prefix, parse_header(self._room[: prefix.header], header_type)
 
+    @property
+    def transport(self) -> str:
+        """How tensors travel: "memory", "tls" or "tcp"."""
+        return "memory" if self._sock.family == socket.AF_UNIX else "tls" if self._encrypted else "tcp"
+
+    def write_with_descriptor(self, message: bytes, descriptor: int) -> Waits[None]:
+        """Sends a message; the descriptor goes with its first byte. Closes the descriptor."""
+        try:
+            while True:
+                try:
+                    sent = socket.send_fds(self._sock, [message], [descriptor])
+                    break
+                except BlockingIOError:
+                    yield Wait.WRITE
+                except OSError as error:
+                    raise PeerLeft from error
+        finally:
+            os.close(descriptor)
+        yield from self.write(message[sent:])
+
     def send_error(self, error: GemError) -> Waits[None]:
         yield from self.write(opening(Kind.ERROR, error_message(error)))
 
@@ -132,8 +152,11 @@ class Connection:
     def receive(
         self, form: Format, into: Vector, limit: np.float32, norm: GradientNorm | None, kept: list[memoryview] | None
     ) -> Waits[None]:
-        """Fills `into` (float32, shape (P,)) from a payload in the wire format `form`. Checks each piece, adds it to `norm`, and
-        appends its bytes to `kept`, if given, while it is in the cache. Raises NonFiniteGradient."""
+        """Fills `into` (float32, shape (P,)) from a payload in the wire format `form`.
+
+        Each piece is checked while it is in the cache, added to `norm`, and its bytes appended to `kept`, if given. Raises
+        NonFiniteGradient.
+        """
         for piece in self._floats(into) if form is FLOAT32 else self._decoded(form, into, kept):
             if isinstance(piece, Wait):
                 yield piece
@@ -152,7 +175,7 @@ class Connection:
         assembly: Assembly = form.assembly(into)
         begin = 0
         for _, room in form.packing.pieces(into.size):
-            data = memoryview(room if kept is None else bytearray(room.size)).cast("B")
+            data = room.data if kept is None else memoryview(bytearray(room.size))
             yield from self.read(data)
             yield assembly.add(ChunkView(begin, data))
             begin += len(data)

@@ -15,6 +15,7 @@ from gem_server.lane.commits import LaneServicer
 from gem_server.lane.connection import Connection
 from gem_server.lane.listener import Listener
 from gem_server.lane.reactor import Reactor, Served
+from gem_server.lane.regions import Regions
 from gem_server.security.access import Identity
 from gem_server.security.tls import Certificates
 from gem_server.telemetry.progress import Traffic
@@ -24,7 +25,8 @@ class Lane:
     """Made with the server; serves from `start` to `close`.
 
     Args:
-        listener: The port and the tokens.
+        listener: The addresses and the tokens.
+        regions: The memory shared with workers on this machine.
         path: The way of a commit through the core.
         traffic: Where bytes are counted.
         certificates: The server's certificates; None: connections are not encrypted.
@@ -32,13 +34,21 @@ class Lane:
     """
 
     def __init__(
-        self, listener: Listener, path: CommitPath, traffic: Traffic, certificates: Certificates | None, logger: Logger
+        self,
+        listener: Listener,
+        regions: Regions,
+        path: CommitPath,
+        traffic: Traffic,
+        certificates: Certificates | None,
+        logger: Logger,
     ) -> None:
         loop = running_loop()
         self._listener = listener
+        self._lock = loop.lock
+        self.regions = regions
         self._traffic = traffic
         self._certificates = certificates
-        self._servicer = LaneServicer(path, loop, listener.redeem)
+        self._servicer = LaneServicer(path, loop, listener.redeem, regions)
         self._reactor = Reactor(loop, logger)
 
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
@@ -54,14 +64,17 @@ class Lane:
 
     def close(self) -> None:
         """Ends all connections; those that send a reply have a moment. Never call it on the event loop's thread."""
-        self._listener.close()
+        with self._lock:
+            self._listener.close()
         self._reactor.close()
+        with self._lock:
+            self.regions.close()
 
     def _serve(self, sock: socket.socket) -> None:
         """Has a new connection served. The lock is held."""
         sock.setblocking(False)
         tune(sock)
-        if self._certificates is not None:
+        if self._certificates is not None and sock.family != socket.AF_UNIX:
             sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         connection = Connection(sock, self._traffic)
         served = connection.served = Served(sock, self._servicer.serve(connection, sock))

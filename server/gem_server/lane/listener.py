@@ -1,14 +1,19 @@
-"""The lane's TCP port: accepts connections, and knows the tokens that open them."""
+"""Where lanes are opened: a TCP port, a Unix socket for workers on this machine, and the tokens that open a lane."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import secrets
 import socket
 from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 from gem_api.errors import InvalidRequest
 from gem_api.process.logs import Logger
+from gem_api.region import socket_address
 from gem_api.v1 import training_pb2 as pb
 
 from gem_server.config import StartError
@@ -22,80 +27,125 @@ RETRY_SECONDS = 1.0
 
 
 class Listener:
-    """The port and the tokens.
+    """The two addresses, and the tokens.
 
     Args:
-        address: HOST:PORT to listen on; port 0 picks a free one. Empty: there is no lane.
+        port: HOST:PORT to listen on; port 0 picks a free one. Empty: none.
+        path: The path of a Unix socket, or "@NAME" in Linux's abstract namespace. Empty: none.
         clock: Returns monotonic seconds.
         logger: The server's logger.
 
     Raises:
-        StartError: The address can't be used.
+        StartError: An address can't be used.
 
     Attributes:
-        port: The port; 0 if there is none.
+        port: The TCP port; 0 if there is none.
+        path: The Unix socket, absolute; empty if there is none.
     """
 
-    def __init__(self, address: str, clock: Callable[[], float], logger: Logger) -> None:
+    def __init__(self, port: str, path: str, clock: Callable[[], float], logger: Logger) -> None:
         self._clock = clock
         self._logger = logger
         self._tickets: dict[bytes, Ticket] = {}
-        self._socket = _listen(address) if address else None
-        self.port: int = self._socket.getsockname()[1] if self._socket is not None else 0
+        self.path = path if path.startswith("@") else path and os.path.abspath(path)
+        self._tcp = _tcp(port) if port else None
+        self._unix = _unix(self.path) if path else None
+        self._inode = _inode(self.path)
+        self.port: int = self._tcp.getsockname()[1] if self._tcp is not None else 0
 
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
         """A new token for a lease; it replaces the lease's last one. Raises InvalidRequest if there is no lane."""
-        if not self.port:
-            raise InvalidRequest("this server has no lane (--lane-listen off): send commits over gRPC")
+        if not self.port and not self.path:
+            raise InvalidRequest("this server has no lane (--lane-listen and --memory-socket are off): send commits over gRPC")
         now = self._clock()
         self._tickets = {
             token: ticket for token, ticket in self._tickets.items() if ticket.expires_at > now and ticket.lease_id != lease_id
         }
         token = secrets.token_bytes(TOKEN_BYTES)
         self._tickets[token] = Ticket(lease_id, identify, now + TOKEN_SECONDS)
-        return pb.OpenLaneResponse(port=self.port, token=token)
+        return pb.OpenLaneResponse(socket=self.path, port=self.port, token=token)
 
     def redeem(self, token: bytes) -> Ticket:
         """What a token stands for, once. Raises InvalidRequest."""
-        ticket = self._tickets.pop(bytes(token), None)
+        ticket = self._tickets.pop(token, None)
         if ticket is None or ticket.expires_at <= self._clock():
             raise InvalidRequest("the lane's token is unknown or too old: ask for another with OpenLane")
         return ticket
 
     async def run(self, serve: Callable[[socket.socket], None]) -> None:
         """Accepts connections, and hands each to `serve`; never ends by itself."""
-        if self._socket is None:
+        async with asyncio.TaskGroup() as tasks:
+            for listening in filter(None, (self._tcp, self._unix)):
+                tasks.create_task(self._accept_all(listening, serve))
             await asyncio.Event().wait()
-            return
-        while True:
-            serve(await self._accept(self._socket))
 
-    async def _accept(self, listening: socket.socket) -> socket.socket:
-        """Accepts the next connection. If there are no file descriptors left, waits and tries again."""
+    async def _accept_all(self, listening: socket.socket, serve: Callable[[socket.socket], None]) -> NoReturn:
+        """If there are no file descriptors left, waits and tries again."""
         while True:
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listening)
-                return connection
+                serve(connection)
             except OSError as error:
                 self._logger.warning("can't accept a worker on the lane; trying again", why=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        """Stops listening, and removes the Unix socket's file, unless another server has replaced it."""
+        for listening in filter(None, (self._tcp, self._unix)):
+            listening.close()
+        if self._inode and _inode(self.path) == self._inode:
+            Path(self.path).unlink()
 
 
-def _listen(address: str) -> socket.socket:
+def _tcp(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
-        family, _, _, _, place = socket.getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, place = found[0]
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(MAX_WAITING)
-        listening.setblocking(False)
+        return _listening(listening, place)
+    except (OSError, ValueError) as error:
+        raise StartError(f"can't listen on {address} (--lane-listen): {error}") from None
+
+
+def _unix(path: str) -> socket.socket:
+    """Replaces a socket left by a killed server, but not one at which a server responds."""
+    try:
+        if not path.startswith("@"):
+            file = Path(path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.is_socket():
+                _require_abandoned(file)
+                file.unlink()
+        listening = _listening(socket.socket(socket.AF_UNIX), socket_address(path))
+        if not path.startswith("@"):
+            os.chmod(path, 0o666)  # the token protects it; workers may run as another user
+        return listening
     except OSError as error:
-        raise StartError(f"can't listen on {address} (--lane-listen): {error.strerror or error}") from None
-    return listening
+        raise StartError(f"can't share memory at {path} (--memory-socket): {error}") from None
+
+
+def _listening(unbound: socket.socket, place: object) -> socket.socket:
+    try:
+        unbound.bind(place)  # type: ignore[arg-type]
+        unbound.listen(MAX_WAITING)
+        unbound.setblocking(False)
+    except BaseException:
+        unbound.close()
+        raise
+    return unbound
+
+
+def _require_abandoned(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(ConnectionRefusedError):
+        probe.connect(str(path))
+        raise OSError(f"another server answers at {path}: stop it, or name another socket")
+
+
+def _inode(path: str) -> int:
+    """The inode of the socket's file; 0 if there is none."""
+    try:
+        return 0 if not path or path.startswith("@") else os.stat(path).st_ino
+    except OSError:
+        return 0

@@ -15,6 +15,7 @@ import time
 from asyncio import Future
 from collections import deque
 from collections.abc import Generator
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -187,7 +188,5 @@ class Reactor:
 
 def shut_down(sock: socket.socket) -> None:
     """Ends a connection in both directions, from any thread; whoever uses the socket finds its end."""
-    try:
+    with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

@@ -19,6 +19,7 @@ class Call:
         stop: Makes whoever serves it stop soon, and end with `error`.
 
     Attributes:
+        transport: How its tensors travel: "grpc", "tcp", "tls" or "memory".
         lease_id: The lease that it last used.
         exchanging: Whether it uses that lease's buffers now.
         answering: Whether its request is accepted, and only the reply is outstanding.
@@ -31,6 +32,7 @@ class Call:
         self._stop = stop
         self._owner_of = owner_of
         self.identify: Callable[[], Identity] = lambda: ANYONE
+        self.transport = "grpc"
         self.lease_id: str | None = None
         self.exchanging = False
         self.answering = False
@@ -94,7 +96,7 @@ class Calls:
             self.end_exchange(call)
 
     def begin_exchange(self, call: Call, lease_id: str) -> bool:
-        """Begins an exchange, until `end_exchange`. Returns whether it has ended an older one, which may take a moment to stop."""
+        """Begins an exchange, until `end_exchange`. Returns whether this ended an older one, which may take a moment to stop."""
         self._forget_lease(call)
         mine = self._by_lease.setdefault(lease_id, set())
         older = [other for other in mine if other.exchanging]

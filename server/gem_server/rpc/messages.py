@@ -129,7 +129,7 @@ def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: floa
         lease_remaining_seconds=max(0.0, lease.expires_at - now),
         memory_bytes=lease.nbytes,
         shards=shards,
-        shared_memory=lease.region is not None,
+        transport=mine.transport if mine else "",
         rejected=mine.rejected if mine else 0,
     )
 

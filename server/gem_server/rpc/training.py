@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
@@ -12,20 +11,21 @@ from gem_api.layout import Layout
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import ThetaFormat
+from gem_api.wire import FLOAT32, Format, ThetaFormat, gradient_format, stated_theta_format
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.commit_path import DRAINING, CommitPath
+from gem_server.core.commits import Arrived, as_floats
 from gem_server.core.facts import Admission, Ended, Header, PullDecision
+from gem_server.core.leases import Lease
+from gem_server.core.norm_bound import GradientNorm
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
 from gem_server.rpc import messages
 from gem_server.rpc.calls import Call, Calls
 from gem_server.rpc.handlers import Context
-from gem_server.rpc.memory_socket import MemorySocket
 from gem_server.rpc.tensor_stream import Transfer
-from gem_server.rpc.transports import Network, SharedMemory, Transport, stated_theta_format
 from gem_server.rules.base import largest
 from gem_server.security.access import Identity, require_name
 from gem_server.telemetry.progress import Progress, Traffic
@@ -44,7 +44,6 @@ class TrainingServicer:
         calls: The calls in progress.
         path: The way of a commit.
         offer_lane: Makes a token for a lane.
-        memory_socket: Hands out shared memory to workers on this machine.
         durability: Waited for before a reply.
         traffic: Where the bytes of tensors are counted.
         clock: Returns monotonic seconds.
@@ -59,7 +58,6 @@ class TrainingServicer:
         calls: Calls,
         path: CommitPath,
         offer_lane: Callable[[str, Callable[[], Identity]], pb.OpenLaneResponse],
-        memory_socket: MemorySocket,
         durability: Durability,
         traffic: Traffic,
         clock: Callable[[], float],
@@ -72,7 +70,6 @@ class TrainingServicer:
         self._path = path
         path.lease_ends = self.lease_ended
         self._offer_lane = offer_lane
-        self._memory_socket = memory_socket
         self._durability = durability
         self._traffic = traffic
         self._clock = clock
@@ -96,25 +93,28 @@ class TrainingServicer:
 
     async def _one_commit(self, call: Call, message: pb.CommitHeader, header: Header, transfer: Transfer) -> None:
         admission, lease = self._path.admit(call, header)
-        if message.region:
-            self._core.adopt_region(lease, message.region)
-        transport: Transport = SharedMemory(transfer) if message.region else Network(message, transfer, self._core.logged)
+        gradient, theta = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
         if admission is Admission.FRESH:
             await self._durability.reached(lease.recorded)  # this gradient overwrites the last one
             self._durability.require_writable()
             norm = self._path.new_norm()
-            arrived = await transport.fetch(lease, self._core.rule.largest, norm)
+            arrived = await self._receive(lease, transfer, gradient, norm)
             self._path.submit(call, lease, header, arrived, norm)
         else:
-            await transport.skip(lease)
+            await transfer.skip(gradient.nbytes(lease.upload.size))
             call.answering = True
         await self._apply_loop.outcome(lease, header.sequence)
         if admission is not Admission.FRESH:
-            # A pull that was sent before this repeated commit may still be queued. It would change the reply while it is sent.
-            await self._apply_loop.between_commits(lambda: partial(self._core.resend_reply, lease))
+            await asyncio.shield(self._path.rewrite_reply(lease))
         await self._durability.reached(lease.recorded)
         result = self._path.result(lease, header.sequence)
-        await transport.deliver(pb.CommitResponse(result=result).SerializeToString(), self._core.reply(lease))
+        await transfer.send(pb.CommitResponse(result=result).SerializeToString(), self._core.reply(lease), theta)
+
+    async def _receive(self, lease: Lease, transfer: Transfer, gradient: Format, norm: GradientNorm | None) -> Arrived:
+        """Receives the gradient into `lease.upload`. Keeps its bytes for the log if they are compressed."""
+        kept: list[memoryview] | None = [] if self._core.logged and gradient is not FLOAT32 else None
+        await transfer.receive(lease.upload, self._core.rule.largest, "gradient", gradient, norm, kept)
+        return as_floats(lease.upload) if kept is None else Arrived(gradient.dtype, kept)
 
     # -- reading and initialising θ
 
@@ -193,11 +193,6 @@ class TrainingServicer:
         self.lease_ended(self._core.leave(request.lease_id))
         await self._durability.settled()
         return pb.LeaveClusterResponse()
-
-    async def share_memory(self, call: Call, request: pb.ShareMemoryRequest, context: Context) -> pb.ShareMemoryResponse:
-        self._path.require_open()
-        self._core.renew(request.lease_id, self._clock())
-        return self._memory_socket.offer(request.lease_id)
 
     async def open_lane(self, call: Call, request: pb.OpenLaneRequest, context: Context) -> pb.OpenLaneResponse:
         self._path.require_open()

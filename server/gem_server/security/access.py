@@ -28,7 +28,6 @@ _EVALUATES = frozenset({Role.EVALUATOR})
 MAY_CALL = {
     "RegisterWorker": _TRAINS,
     "InitializeCentral": _TRAINS,
-    "ShareMemory": _TRAINS,
     "OpenLane": _TRAINS,
     "Commit": _TRAINS,
     "RenewLease": _TRAINS,

@@ -58,6 +58,7 @@ class WorkerProgress:
         influence: Sum of their mean scaling factors.
         rejected: Number of rejected commits.
         last: The last commit that was applied, or discarded by the rule.
+        transport: How its last commit came: "memory", "tcp", "tls" or "grpc"; empty before the first.
     """
 
     commits: int = 0
@@ -65,6 +66,7 @@ class WorkerProgress:
     influence: float = 0.0
     rejected: int = 0
     last: Applied | None = None
+    transport: str = ""
 
 
 @dataclass
@@ -106,6 +108,10 @@ class Progress:
             worker.commits += 1
             worker.staleness += applied.staleness
             worker.influence += applied.scale
+
+    def came_by(self, worker: str, transport: str) -> None:
+        """Notes how a live worker's commit came."""
+        self.workers.setdefault(worker, WorkerProgress()).transport = transport
 
     def refused(self, worker: str | None, error: str) -> None:
         """Counts a rejected commit, by the error's name. `worker` is None if the commit belongs to no live lease."""
