@@ -100,7 +100,9 @@ class Live:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=DecidingLoop) as runner:  # as the command does: what is left at the end is cancelled
+            with asyncio.Runner(
+                loop_factory=DecidingLoop
+            ) as runner:  # as the command does: what is left at the end is cancelled
                 self._loop = runner.get_loop()
                 runner.run(self._serve())
         except BaseException as error:

@@ -82,6 +82,11 @@ def _memory_socket(context: click.Context, param: click.Parameter, choice: str) 
     return "" if choice == "off" else choice
 
 
+def _lane_listen(context: click.Context, param: click.Parameter, choice: str) -> str | None:
+    """The lane's address; empty for none, None for the default."""
+    return None if choice == "auto" else "" if choice == "off" else choice
+
+
 def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
     if cert is not None and key is not None:
         return TlsFiles(cert, key, client_ca)
@@ -92,6 +97,13 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
 @_config_option("--listen", help="Address to serve gRPC on; 0.0.0.0:50051 accepts other machines.")
+@option(
+    "--lane-listen",
+    default="auto",
+    callback=_lane_listen,
+    help="Address of the lane, which carries workers' commits faster than gRPC does. auto: the host of --listen, and the port "
+    "after its port; off: commits go over gRPC.",
+)
 @_config_option(
     "--tokens",
     type=_FILE,

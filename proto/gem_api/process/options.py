@@ -35,7 +35,7 @@ HEADINGS = {
             "parameters", "compute_seconds"),
     "Cluster": ("workers", "workers_per_process", "processes", "device", "name", "first_worker", "min_workers",
                 "lease_seconds"),
-    "Network": ("server", "listen", "timeout", "give_up_after", "metrics_listen", "memory_socket", "shared_memory", "overlap",
+    "Network": ("server", "listen", "lane_listen", "timeout", "give_up_after", "metrics_listen", "memory_socket", "shared_memory", "overlap",
                 "gradient_dtype", "theta_dtype"),
     "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
     "Rule": ("rule", "rule_options", "proxy", *_declared_under("Rule")),

@@ -96,7 +96,7 @@ class Calls:
             self.end_exchange(call)
 
     def begin_exchange(self, call: Call, lease_id: str) -> bool:
-        """Begins an exchange, until `end_exchange`. Returns whether this ended an older one, which may take a moment to stop."""
+        """Begins an exchange, until `end_exchange`. Returns whether this ended an older one, which may not stop at once."""
         self._forget_lease(call)
         mine = self._by_lease.setdefault(lease_id, set())
         older = [other for other in mine if other.exchanging]
