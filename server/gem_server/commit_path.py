@@ -8,6 +8,7 @@ from __future__ import annotations
 from asyncio import Future
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from gem_api.errors import Draining, GemError
 from gem_api.process.logs import Logger
@@ -15,7 +16,7 @@ from gem_api.v1 import training_pb2 as pb
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core.commits import Arrived
-from gem_server.core.facts import Admission, Applied, Ended, Header, Outcome
+from gem_server.core.facts import Admission, Ended, Header, Outcome
 from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.core.quarantine import lift_command
@@ -26,6 +27,7 @@ from gem_server.rpc.calls import Call, Calls
 from gem_server.telemetry.progress import Progress
 
 DRAINING = "the server is shutting down: try again once it has restarted"
+Reply = pb.CommitResult | Future[Any]  # of a commit: its result, or what to wait for before asking again
 LeaseEnds = Callable[[Ended, Call], None]
 
 
@@ -78,8 +80,9 @@ class CommitPath:
         """What sums up a gradient's norm; None if norms have no bound."""
         return GradientNorm() if self.core.norms.bounded else None
 
-    def submit(self, call: Call, lease: Lease, header: Header, arrived: Arrived, norm: GradientNorm | None) -> None:
-        """Gives a commit whose gradient is complete its ticket. Applies it at once if it can; otherwise queues it.
+    def submit(self, call: Call, lease: Lease, header: Header, arrived: Arrived, norm: GradientNorm | None) -> Reply:
+        """Gives a commit whose gradient is complete its ticket. Applies it at once if it can; otherwise queues it. Returns
+        the reply.
 
         Raises:
             GemError: The call was ended meanwhile, or as `Core.ticket`.
@@ -90,19 +93,19 @@ class CommitPath:
         self._apply_loop.submit(self.core.ticket(lease, header, self._clock(), arrived, measured))
         call.answering = True
         self._progress.came_by(lease.worker, call.transport)
+        return self.reply(lease, header.sequence)
 
-    def queued(self, lease: Lease, sequence: int) -> Future[Applied] | None:
-        """What to wait for until a commit is applied; None if it does not wait in the queue."""
-        return self._apply_loop.awaited(lease, sequence)
+    def reply(self, lease: Lease, sequence: int) -> Reply:
+        """The reply to a commit that has a ticket. Raises LeaseEnded if it was not applied."""
+        waiting = self._apply_loop.awaited(lease, sequence) or self.undurable(lease)
+        if waiting is not None:
+            return waiting
+        return messages.commit_result(self._apply_loop.applied(lease, sequence), lease.base_version)
 
     def rewrite_reply(self, lease: Lease) -> Future[None]:
         """Writes the reply to a repeated commit again. A pull that was sent before the commit may still be queued: it would
         change the reply while it is sent, so this waits for its turn behind it."""
         return self._apply_loop.queue(lambda: partial(self.core.resend_reply, lease))
-
-    def result(self, lease: Lease, sequence: int) -> pb.CommitResult:
-        """The result of an applied commit. Raises LeaseEnded if it was not applied."""
-        return messages.commit_result(self._apply_loop.applied(lease, sequence), lease.base_version)
 
     def require_open(self) -> None:
         """Raises Draining once the server shuts down."""

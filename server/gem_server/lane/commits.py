@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from asyncio import Future
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,11 @@ from gem_api.errors import GemError, IncompleteTransfer, Overloaded, PermissionD
 from gem_api.lane import Kind, opening
 from gem_api.layout import Vector
 from gem_api.region import Region
-from gem_api.v1 import lane_pb2, training_pb2
+from gem_api.v1 import lane_pb2
+from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, Format, gradient_format, stated_theta_format
 
-from gem_server.commit_path import CommitPath
+from gem_server.commit_path import CommitPath, Reply
 from gem_server.core.central_variable import require_finite
 from gem_server.core.commits import Arrived, as_floats
 from gem_server.core.facts import Admission, Header
@@ -32,21 +35,23 @@ from gem_server.security.access import Identity
 PIECE = 1 << 18  # elements that are copied and checked at a time, while they are in the cache
 
 
+@dataclass(frozen=True)
 class Ticket:
     """What a token stands for.
 
     Attributes:
         lease_id: The lease whose commits the lane carries.
         identify: Returns who asked for it; raises as `Access.identify`.
-        expires_at: When the token ends, in seconds of the caller's clock.
+        expires_at: When the token ends, in seconds of the server's clock.
     """
 
-    def __init__(self, lease_id: str, identify: Callable[[], Identity], expires_at: float) -> None:
-        self.lease_id, self.identify, self.expires_at = lease_id, identify, expires_at
+    lease_id: str
+    identify: Callable[[], Identity]
+    expires_at: float
 
 
 class LaneServicer:
-    """Serves connections, each as a generator that yields whatever it waits for.
+    """Serves connections.
 
     Args:
         path: The way of a commit through the core.
@@ -62,56 +67,35 @@ class LaneServicer:
         self._regions = regions
 
     def serve(self, connection: Connection, sock: socket.socket) -> Steps:
-        """A connection from its first byte to its last."""
+        """A connection from its first byte to its last, as a generator that yields whatever it waits for."""
         with self._lock:
             call = self._path.calls.begin(lambda: _stop(call, sock))
         try:
-            yield from self._commits(call, connection)
+            yield from connection.handshake()
+            call.transport = connection.transport
+            lease_id, region = yield from self._open(call, connection)
+            commits = _Commits(self._path, self._lock, call, connection, lease_id, region)
+            while True:
+                yield from commits.next()
         except PeerLeft:
             if call.error is not None:
-                with suppress(PeerLeft):
-                    yield from connection.send_error(call.error)
+                yield from self._refuse(connection, call.error)
         except GemError as error:
-            with suppress(PeerLeft):
-                if connection.payload_left <= FLOAT32.nbytes(self._path.core.central.size):
-                    yield from connection.skip()  # a client reads no error before it has sent its gradient
-                yield from connection.send_error(error)
+            yield from self._refuse(connection, error)
         finally:
             with self._lock:
+                connection.count()
                 self._path.calls.finish(call)
-
-    def _commits(self, call: Call, connection: Connection) -> Steps:
-        lease_id, region = yield from self._open(call, connection)
-        while True:
-            prefix, message = yield from connection.message(Kind.COMMIT, training_pb2.CommitHeader)
-            header = messages.header(message)
-            if header.lease_id != lease_id:
-                raise PermissionDenied("this lane carries the commits of another lease: open one for this lease")
-            try:
-                if region is None:
-                    yield from self._commit(call, connection, prefix.payload, message, header)
-                else:
-                    yield from self._commit_in_memory(call, connection, prefix.payload, header, region)
-            except GemError as error:
-                if error is not call.error:
-                    with self._lock:
-                        self._path.refused(call, header, error)
-                raise
-            finally:
-                with self._lock:
-                    self._path.calls.end_exchange(call)
 
     def _open(self, call: Call, connection: Connection) -> Generator[Any, None, tuple[str, Region | None]]:
         """Opens the lane of a lease. Returns the lease, and the region that it shares on a Unix socket."""
-        yield from connection.handshake()
-        call.transport = connection.transport
         _, hello = yield from connection.message(Kind.HELLO, lane_pb2.LaneHello)
         with self._lock:
             ticket = self._redeem(hello.token)
             call.identify = ticket.identify
             call.require_own(ticket.lease_id)
         welcome = opening(Kind.WELCOME, lane_pb2.LaneWelcome())
-        if connection.transport != "memory":
+        if call.transport != "memory":
             yield from connection.write(welcome)
             return ticket.lease_id, None
         try:
@@ -121,77 +105,100 @@ class LaneServicer:
         yield from connection.write_with_descriptor(welcome, descriptor)
         return ticket.lease_id, region
 
-    def _commit(
-        self, call: Call, connection: Connection, payload: int, message: training_pb2.CommitHeader, header: Header
-    ) -> Steps:
-        """A commit whose tensors are on the connection."""
-        gradient, theta = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
-        admission, lease, upload = yield from self._admit(call, header)
+    def _refuse(self, connection: Connection, error: GemError) -> Steps:
+        """Sends the error, after the rest of the gradient: a client reads nothing before it has sent all of that."""
+        with suppress(PeerLeft):
+            if connection.payload_left <= FLOAT32.nbytes(self._path.core.central.size):
+                yield from connection.skip()
+            yield from connection.send_error(error)
+
+
+@dataclass(frozen=True)
+class _Commits:
+    """The commits of one lane, one after the other."""
+
+    path: CommitPath
+    lock: Any
+    call: Call
+    connection: Connection
+    lease_id: str
+    region: Region | None
+
+    def next(self) -> Steps:
+        """Receives a commit, has it applied, and sends its result."""
+        payload, message = yield from self.connection.message(Kind.COMMIT, pb.CommitHeader)
+        header = messages.header(message)
+        if header.lease_id != self.lease_id:
+            raise PermissionDenied("this lane carries the commits of another lease: open one for this lease")
+        try:
+            if self.region is None:
+                yield from self._over_the_socket(payload, message, header)
+            else:
+                yield from self._through_memory(payload, header, self.region)
+        except GemError as error:
+            if error is not self.call.error:
+                with self.lock:
+                    self.path.refused(self.call, header, error)
+            raise
+        finally:
+            self.path.calls.end_exchange(self.call)
+
+    def _over_the_socket(self, payload: int, message: pb.CommitHeader, header: Header) -> Steps:
+        gradient, form = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
+        admission, lease, upload = yield from self._admit(header)
         _require_size(payload, gradient, upload.size)
         if admission is Admission.FRESH:
-            arrived, norm = yield from self._receive(connection, gradient, upload)
-            with self._lock:
-                self._path.submit(call, lease, header, arrived, norm)
+            arrived, norm = yield from self._receive(gradient, upload)
+            with self.lock:
+                reply = self.path.submit(self.call, lease, header, arrived, norm)
         else:
-            yield from connection.skip()
-            yield from self._settle(call, lease)
-        result = yield from self._result(lease, header.sequence)
-        with self._lock:
-            call.require_going_on()
-            reply = self._path.core.reply(lease)
-        yield from connection.send_theta(opening(Kind.RESULT, result, theta.nbytes(reply.size)), reply, theta)
+            yield from self.connection.skip()
+            reply = yield from self._again(lease, header)
+        result = yield from self._result(reply, lease, header)
+        theta = self.path.core.reply(lease)
+        yield from self.connection.send_theta(opening(Kind.RESULT, result, form.nbytes(theta.size)), theta, form)
 
-    def _commit_in_memory(self, call: Call, connection: Connection, payload: int, header: Header, region: Region) -> Steps:
-        """A commit whose gradient is in the region. The rule writes θ there."""
+    def _through_memory(self, payload: int, header: Header, region: Region) -> Steps:
+        """The gradient is in the region; the rule writes θ there."""
         if payload:
             raise IncompleteTransfer(f"the message has a payload of {payload} bytes, but the gradient is in the shared memory")
-        admission, lease, _ = yield from self._admit(call, header)
+        admission, lease, upload = yield from self._admit(header)
         if admission is Admission.FRESH:
-            with self._lock:
-                call.require_going_on()
-                self._path.core.adopt_region(lease, region)
-                upload = lease.upload
             norm = self._take_over(region.gradient, upload)
-            with self._lock:
-                self._path.submit(call, lease, header, as_floats(upload), norm)
+            with self.lock:
+                reply = self.path.submit(self.call, lease, header, as_floats(upload), norm)
         else:
-            yield from self._settle(call, lease)
-        result = yield from self._result(lease, header.sequence)
-        yield from connection.write(opening(Kind.RESULT, result))
+            reply = yield from self._again(lease, header)
+        result = yield from self._result(reply, lease, header)
+        yield from self.connection.write(opening(Kind.RESULT, result))
 
-    def _admit(self, call: Call, header: Header) -> Generator[Any, None, tuple[Admission, Lease, Vector]]:
-        """Admits a commit. Returns where its gradient should be received, too."""
-        with self._lock:
-            call.require_going_on()
-            call.require_own(header.lease_id)
-            admission, lease = self._path.admit(call, header)
+    def _admit(self, header: Header) -> Generator[Any, None, tuple[Admission, Lease, Vector]]:
+        """Admits a commit. Returns the memory that its gradient should be received in, too."""
+        with self.lock:
+            self.call.require_going_on()
+            self.call.require_own(header.lease_id)
+            self.connection.count()
+            admission, lease = self.path.admit(self.call, header)
+            fresh = admission is Admission.FRESH
+            if fresh and self.region is not None:
+                self.path.core.adopt_region(lease, self.region)
             upload = lease.upload  # a newer call of the lease takes another
-            used = self._path.undurable(lease) if admission is Admission.FRESH else None
-        if used is not None:  # this gradient overwrites the last one
-            yield used
-            used.result()
+            flushing = self.path.undurable(lease) if fresh else None
+        if flushing is not None:  # the log still has to read the last gradient, which this one overwrites
+            yield flushing
+            flushing.result()
         return admission, lease, upload
 
-    def _settle(self, call: Call, lease: Lease) -> Steps:
-        """Waits until the reply of a repeated commit can be sent again."""
-        with self._lock:
-            call.answering = True
-            written = self._path.rewrite_reply(lease)
-        yield written
-        written.result()
-
-    def _receive(
-        self, connection: Connection, gradient: Format, upload: Vector
-    ) -> Generator[Any, None, tuple[Arrived, GradientNorm | None]]:
-        core, norm = self._path.core, self._path.new_norm()
+    def _receive(self, gradient: Format, upload: Vector) -> Generator[Any, None, tuple[Arrived, GradientNorm | None]]:
+        core, norm = self.path.core, self.path.new_norm()
         kept: list[memoryview] | None = [] if core.logged and gradient is not FLOAT32 else None
-        yield from connection.receive(gradient, upload, core.rule.largest, norm, kept)
+        yield from self.connection.receive(gradient, upload, core.rule.largest, norm, kept)
         return as_floats(upload) if kept is None else Arrived(gradient.dtype, kept), norm
 
     def _take_over(self, shared: Vector, upload: Vector) -> GradientNorm | None:
         """Checks a gradient in shared memory, and copies it to `upload` unless that is the same memory: the worker may still
         change it there, so the rule checks what it reads again."""
-        norm, limit = self._path.new_norm(), self._path.core.rule.largest
+        norm, limit = self.path.new_norm(), self.path.core.rule.largest
         for begin in range(0, shared.size, PIECE):
             piece = upload[begin : begin + PIECE]
             if upload is not shared:
@@ -201,19 +208,24 @@ class LaneServicer:
                 norm.add(piece)
         return norm
 
-    def _result(self, lease: Lease, sequence: int) -> Generator[Any, None, training_pb2.CommitResult]:
+    def _again(self, lease: Lease, header: Header) -> Generator[Any, None, Reply]:
+        """The reply to a repeated commit."""
+        with self.lock:
+            self.call.answering = True
+            written = self.path.rewrite_reply(lease)
+        yield written
+        written.result()
+        with self.lock:
+            return self.path.reply(lease, header.sequence)
+
+    def _result(self, reply: Reply, lease: Lease, header: Header) -> Generator[Any, None, pb.CommitResult]:
         """Waits until a commit is applied and durable."""
-        with self._lock:
-            queued = self._path.queued(lease, sequence)
-        if queued is not None:
-            yield queued
-            queued.result()
-        with self._lock:
-            result, flushing = self._path.result(lease, sequence), self._path.undurable(lease)
-        if flushing is not None:
-            yield flushing
-            flushing.result()
-        return result
+        while isinstance(reply, Future):
+            yield reply
+            reply.result()
+            with self.lock:
+                reply = self.path.reply(lease, header.sequence)
+        return reply
 
 
 def _require_size(payload: int, gradient: Format, parameters: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from gem_api.errors import GemError, InvalidRequest
 from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, bytes_of
-from gem_api.lane import MAX_HEADER_BYTES, PREFIX_BYTES, Kind, Prefix, error_message, opening, parse_header, parse_prefix
+from gem_api.lane import MAX_HEADER_BYTES, PREFIX_BYTES, Kind, error_message, opening, parse_header, parse_prefix
 from gem_api.layout import Vector
 from gem_api.wire import FLOAT32, Format, ThetaFormat
 
@@ -24,6 +24,7 @@ from gem_server.telemetry.progress import Traffic
 T = TypeVar("T")
 Waits = Generator[Wait, None, T]
 PATIENCE_SECONDS = 60.0  # without progress in the middle of a message
+_AT_ONCE = 2048  # bytes that are read for a header, which usually has fewer
 _PIECE = CHUNK_BYTES  # bytes that are received and then checked, while they are in the cache
 
 
@@ -44,7 +45,9 @@ class Connection:
         self._sock = sock
         self._traffic = traffic
         self._clock = clock
-        self._room = memoryview(bytearray(MAX_HEADER_BYTES))
+        self._room = memoryview(bytearray(PREFIX_BYTES + MAX_HEADER_BYTES))
+        self._ahead = self._room[:0]  # bytes that were received with a header, and belong to what follows it
+        self._received = self._sent = 0  # bytes that `count` has not counted yet
         self.payload_left = 0  # bytes of the last message's payload that have not been read
         self.served: Served
 
@@ -52,7 +55,18 @@ class Connection:
 
     def read(self, into: memoryview) -> Waits[None]:
         """Fills a buffer. Raises PeerLeft."""
+        ahead = min(len(into), len(self._ahead))
+        if ahead:
+            into[:ahead], self._ahead = self._ahead[:ahead], self._ahead[ahead:]
+            self.payload_left = max(0, self.payload_left - ahead)
+            into = into[ahead:]
         while into:
+            count = yield from self._read_some(into)
+            self.payload_left = max(0, self.payload_left - count)
+            into = into[count:]
+
+    def _read_some(self, into: memoryview) -> Waits[int]:
+        while True:
             try:
                 count = self._sock.recv_into(into)
             except (BlockingIOError, ssl.SSLWantReadError):
@@ -65,10 +79,9 @@ class Connection:
                 raise PeerLeft from error
             if not count:
                 raise PeerLeft
-            self._traffic.received += count
-            self.payload_left = max(0, self.payload_left - count)
-            into = into[count:]
+            self._received += count
             self._progressed()
+            return count
 
     def write(self, *parts: bytes | memoryview) -> Waits[None]:
         """Sends all parts, one after the other. Raises PeerLeft."""
@@ -84,7 +97,7 @@ class Connection:
                 continue
             except OSError as error:
                 raise PeerLeft from error
-            self._traffic.sent += count
+            self._sent += count
             while rest and count >= len(rest[0]):
                 count -= len(rest.pop(0))
             if count:
@@ -104,6 +117,12 @@ class Connection:
             except OSError as error:
                 raise PeerLeft from error
 
+    def count(self) -> None:
+        """Adds the bytes since the last call to the server's. Call it under the lock."""
+        self._traffic.received += self._received
+        self._traffic.sent += self._sent
+        self._received = self._sent = 0
+
     @property
     def _encrypted(self) -> bool:
         return isinstance(self._sock, ssl.SSLSocket)
@@ -113,16 +132,29 @@ class Connection:
 
     # -- messages
 
-    def message(self, kind: Kind, header_type: Any) -> Waits[tuple[Prefix, Any]]:
-        """Reads the next message up to its payload. Raises PeerLeft, or InvalidRequest if it is another message."""
+    def message(self, kind: Kind, header_type: Any) -> Waits[tuple[int, Any]]:
+        """Reads the next message up to its payload. Returns the payload's bytes, and the header. Raises PeerLeft, or
+        InvalidRequest if it is another message."""
         self.served.give_up_at = None  # a worker may compute for as long as its lease lasts
-        yield from self.read(self._room[:PREFIX_BYTES])
+        received = len(self._ahead)
+        self._room[:received], self._ahead = self._ahead, self._room[:0]
+        if not received and not self._encrypted:  # TLS may hold bytes that the socket has given up already
+            yield Wait.READ
+        received = yield from self._at_least(PREFIX_BYTES, received)
         prefix = parse_prefix(self._room[:PREFIX_BYTES])
         if prefix.kind is not kind:
             raise InvalidRequest(f"expected a message of kind {kind.name}, got {prefix.kind.name}")
-        yield from self.read(self._room[: prefix.header])
-        self.payload_left = prefix.payload
-        return prefix, parse_header(self._room[: prefix.header], header_type)
+        end = PREFIX_BYTES + prefix.header
+        received = yield from self._at_least(end, received)
+        self._ahead, self.payload_left = self._room[end:received], prefix.payload
+        return prefix.payload, parse_header(self._room[PREFIX_BYTES:end], header_type)
+
+    def _at_least(self, size: int, received: int) -> Waits[int]:
+        """Reads until the room holds `size` bytes, of which it has `received`. Returns how many it holds then, which may be
+        more: a system call costs more than the copy of the few bytes too many."""
+        while received < size:
+            received += yield from self._read_some(self._room[received : max(size, _AT_ONCE)])
+        return received
 
     @property
     def transport(self) -> str:

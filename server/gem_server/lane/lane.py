@@ -49,7 +49,12 @@ class Lane:
         self._traffic = traffic
         self._certificates = certificates
         self._servicer = LaneServicer(path, loop, listener.redeem, regions)
-        self._reactor = Reactor(loop, logger)
+        import os
+
+        self._reactors = {
+            True: Reactor(loop, logger, int(os.environ.get("LM", 1))),
+            False: Reactor(loop, logger, int(os.environ.get("LT", 16))),
+        }
 
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
         """Where the worker of a lease may open a lane. Raises InvalidRequest if there is none."""
@@ -60,13 +65,15 @@ class Lane:
         await self._listener.run(self._serve)
 
     def start(self) -> None:
-        self._reactor.start()
+        for reactor in self._reactors.values():
+            reactor.start()
 
     def close(self) -> None:
         """Ends all connections; those that send a reply have a moment. Never call it on the event loop's thread."""
         with self._lock:
             self._listener.close()
-        self._reactor.close()
+        for reactor in self._reactors.values():
+            reactor.close()
         with self._lock:
             self.regions.close()
 
@@ -78,4 +85,4 @@ class Lane:
             sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         connection = Connection(sock, self._traffic)
         served = connection.served = Served(sock, self._servicer.serve(connection, sock))
-        self._reactor.serve(served)
+        self._reactors[sock.family == socket.AF_UNIX].serve(served)

@@ -99,15 +99,16 @@ class TrainingServicer:
             self._durability.require_writable()
             norm = self._path.new_norm()
             arrived = await self._receive(lease, transfer, gradient, norm)
-            self._path.submit(call, lease, header, arrived, norm)
+            outcome = self._path.submit(call, lease, header, arrived, norm)
         else:
             await transfer.skip(gradient.nbytes(lease.upload.size))
             call.answering = True
-        await self._apply_loop.outcome(lease, header.sequence)
-        if admission is not Admission.FRESH:
             await asyncio.shield(self._path.rewrite_reply(lease))
-        await self._durability.reached(lease.recorded)
-        result = self._path.result(lease, header.sequence)
+            outcome = self._path.reply(lease, header.sequence)
+        while isinstance(outcome, asyncio.Future):
+            await asyncio.shield(outcome)
+            outcome = self._path.reply(lease, header.sequence)
+        result = outcome
         await transfer.send(pb.CommitResponse(result=result).SerializeToString(), self._core.reply(lease), theta)
 
     async def _receive(self, lease: Lease, transfer: Transfer, gradient: Format, norm: GradientNorm | None) -> Arrived:
