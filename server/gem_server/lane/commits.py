@@ -79,9 +79,10 @@ class LaneServicer:
                 yield from commits.next()
         except PeerLeft:
             if call.error is not None:
-                yield from self._refuse(connection, call.error)
+                yield from _send_error(connection, call.error)
         except GemError as error:
-            yield from self._refuse(connection, error)
+            yield from self._skip_gradient(connection)
+            yield from _send_error(connection, error)
         finally:
             with self._lock:
                 connection.count()
@@ -105,12 +106,11 @@ class LaneServicer:
         yield from connection.write_with_descriptor(welcome, descriptor)
         return ticket.lease_id, region
 
-    def _refuse(self, connection: Connection, error: GemError) -> Steps:
-        """Sends the error, after the rest of the gradient: a client reads nothing before it has sent all of that."""
+    def _skip_gradient(self, connection: Connection) -> Steps:
+        """Reads the rest of a refused gradient: a client reads no error before it has sent all of it."""
         with suppress(PeerLeft):
             if connection.payload_left <= FLOAT32.nbytes(self._path.core.central.size):
                 yield from connection.skip()
-            yield from connection.send_error(error)
 
 
 @dataclass(frozen=True)
@@ -234,6 +234,11 @@ def _require_size(payload: int, gradient: Format, parameters: int) -> None:
             f"the message has a payload of {payload} bytes: {parameters} parameters in {gradient.name} need "
             f"{gradient.nbytes(parameters)}"
         )
+
+
+def _send_error(connection: Connection, error: GemError) -> Steps:
+    with suppress(PeerLeft):
+        yield from connection.send_error(error)
 
 
 def _stop(call: Call, sock: socket.socket) -> None:
