@@ -32,21 +32,20 @@ def named(rows: dict[str, Row], name: str) -> Row | None:
     return rows.get(name)
 
 
-_EVERY = dict.fromkeys((SMALL, MIDDLE, LARGE), 1.0)
+_SIZES = (SMALL, MIDDLE, LARGE)
+
+
+def _claim(text: str, subject: str, against: Selection, *targets: float) -> Claim:
+    return Claim(text, subject, against, dict(zip(_SIZES[-len(targets) :], targets, strict=True)))
+
+
 CLAIMS = (
-    Claim(
-        "shared memory against the best peer with GEM", "ours-shm", partial(peer, rule="gem"),
-        {SMALL: 4, MIDDLE: 5, LARGE: 6},
-    ),
-    Claim("shared memory against the best peer's plain add", "ours-shm", partial(peer, rule="add"), _EVERY),
-    Claim("shared memory against the fused pass alone", "ours-shm", partial(named, name="fused-pass"), {LARGE: 0.6}),
-    Claim("TCP float32 against a bare gRPC echo", "ours-tcp", partial(named, name="grpc-echo"), dict.fromkeys(_EVERY, 0.85)),
-    Claim(
-        "TCP float32 against the best TCP peer with GEM", "ours-tcp", partial(peer, rule="gem", transport="tcp"),
-        {**_EVERY, SMALL: 2},
-    ),
-    Claim("TCP bfloat16 against TCP float32", "ours-tcp-bf16", partial(named, name="ours-tcp"), {MIDDLE: 1.6, LARGE: 1.6}),
-)  # fmt: skip
+    _claim("shared memory against the best peer with GEM", "ours-shm", partial(peer, rule="gem"), 4, 5.5, 7),
+    _claim("shared memory against the best peer's plain add", "ours-shm", partial(peer, rule="add"), 2, 1.8, 2.8),
+    _claim("TCP float32 against the best TCP peer with GEM", "ours-tcp", partial(peer, rule="gem", transport="tcp"), 4, 2.5, 3),
+    _claim("TCP float32 against a raw TCP echo", "ours-tcp", partial(named, name="tcp-echo"), 0.6, 0.75, 0.7),
+    _claim("TCP bfloat16 against TCP float32", "ours-tcp-bf16", partial(named, name="ours-tcp"), 1.5, 1.6),
+)
 
 
 def verdicts(results: Results) -> Iterable[str]:

@@ -6,7 +6,6 @@ transfer, or only the arithmetic).
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Iterable
@@ -21,7 +20,6 @@ from benchmarks import machine
 from benchmarks.peers.claims import LARGE, MIDDLE, SMALL, verdicts
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError
-from benchmarks.peers.contenders.threads import TUNED
 from benchmarks.peers.harness import MIN_ROUND_TRIPS, WARM_UP, measure
 from benchmarks.peers.picture import draw
 from benchmarks.peers.predictions import predictions
@@ -47,14 +45,13 @@ _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds
     help=f"Contenders to measure, by name or its beginning: {', '.join(each.name for each in CONTENDERS)}.",
 )
 @click.option("--quick", is_flag=True, help="Under three minutes: fewer sizes, workers and repeats; rough figures.")
-@click.option("--tuned-peers", is_flag=True, help="Run PyTorch RPC with its fastest number of threads.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput"), help="Folder for the results.")
 @click.option("--resume", is_flag=True, help="Continue the measurements in that folder.")
 @click.pass_context
 @interruptible()  # so that Ctrl-C and SIGTERM leave no processes behind
 def main(
     context: click.Context, parameters: tuple[int, ...], workers: tuple[int, ...], repeats: int, seconds: float,
-    only: tuple[str, ...], quick: bool, tuned_peers: bool, out: Path, resume: bool,
+    only: tuple[str, ...], quick: bool, out: Path, resume: bool,
 ) -> None:  # fmt: skip
     """Measures every contender in fresh processes, one after the other, in a different order in each repeat."""
     settings: dict[str, Any] = {"parameters": parameters, "workers": workers, "repeats": repeats, "seconds": seconds}
@@ -62,8 +59,6 @@ def main(
         given = {name for name in settings if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
         settings |= {name: value for name, value in _QUICK.items() if name not in given}
         click.echo("--quick: fewer sizes, workers and repeats, each shorter; the figures are rougher than those of a full run")
-    if tuned_peers:
-        os.environ[TUNED] = "1"
     out.mkdir(parents=True, exist_ok=True)
     path = out / "throughput.json"
     results = Results.load(path) if resume and path.exists() else Results(path, settings)

@@ -33,6 +33,7 @@ class Row:
     transport: str
     rule: str
     floor: str | None
+    of: str
     figures: dict[int, Figures]
 
     @property
@@ -77,7 +78,7 @@ class Results:
 
     def describe(self, contenders: Iterable[Contender]) -> None:
         for each in contenders:
-            fields = ("label", "kind", "transport", "rule", "floor")
+            fields = ("label", "kind", "transport", "rule", "floor", "of")
             self.contenders[each.name] = {name: getattr(each, name) for name in fields}
 
     def add(self, cell: Cell, contender: str, repeat: int, figures: Figures) -> None:

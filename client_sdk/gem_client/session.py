@@ -115,6 +115,11 @@ class Session:
         return self._member.shares_memory
 
     @property
+    def transport(self) -> str:
+        """How commits travel at present: "memory", "tcp", "tls" or "grpc"."""
+        return self._connection.transport
+
+    @property
     def version(self) -> int:
         """Version of `theta`."""
         return self._member.version

@@ -68,6 +68,7 @@ class Contender(ABC):
         rule: "gem", "add" or "none".
         requires: A module that must be importable.
         install: What to install if it is not.
+        of: Name that contenders share which differ in their settings alone; the fastest of them counts.
         floor: Name of the contender that does only the same transfer (or the same arithmetic).
         buffers: Estimated memory of all processes together, in arrays of P float32 values for each worker.
     """
@@ -81,6 +82,10 @@ class Contender(ABC):
     install: ClassVar[str] = ""
     floor: str | None = None
     buffers: ClassVar[int]
+
+    @property
+    def of(self) -> str:
+        return self.name
 
     def processes(self, workers: int) -> int:
         """Number of worker processes that make round trips at the same time."""

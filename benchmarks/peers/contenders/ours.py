@@ -9,14 +9,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gem_client import connect
+from gem_worker.launcher.cluster import free_port
 
-from benchmarks.peers.contenders.base import Contender, ContenderFailedError, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.base import HOST, Contender, ContenderFailedError, Place, RoundTrip, gradient
 from benchmarks.processes import server
 
 
 @dataclass(frozen=True)
 class Ours(Contender):
-    """Sessions in shared memory, or over TCP in some wire format."""
+    """Sessions in shared memory, over the lane's TCP port in some wire format, or over gRPC."""
 
     name: str
     label: str
@@ -31,7 +32,8 @@ class Ours(Contender):
 
     @contextmanager
     def server(self, place: Place) -> Iterator[list[int]]:
-        with server(self.rule, place.port) as (_, pid):
+        lane = "off" if self.transport == "grpc" else f"{HOST}:{free_port()}"
+        with server(self.rule, place.port, f"--lane-listen={lane}") as (_, pid):
             yield [pid]
 
     @contextmanager
@@ -40,8 +42,8 @@ class Ours(Contender):
         formats: dict[str, Any] = {"gradient_dtype": self.gradient_dtype, "theta_dtype": self.theta_dtype}
         with connect(place.address, name=f"worker-{index}", shared_memory=shared, **formats) as session:
             session.join({"theta": np.zeros(place.parameters, np.float32)})
-            if session.shares_memory != shared:
-                raise ContenderFailedError("the session fell back to the network: no memory is shared")
+            if session.transport != {"shm": "memory"}.get(self.transport, self.transport):
+                raise ContenderFailedError(f"the session fell back to another transport: {session.transport}")
             mine = session.gradient
             np.copyto(mine, gradient(place, index))
             yield lambda: session.commit(mine).theta
@@ -49,7 +51,8 @@ class Ours(Contender):
 
 OURS = (
     Ours("ours-shm", "this server, shared memory", "shm", floor="fused-pass"),
-    Ours("ours-tcp", "this server, TCP float32", "tcp", floor="grpc-echo"),
+    Ours("ours-tcp", "this server, TCP float32", "tcp", floor="tcp-echo"),
+    Ours("ours-grpc", "this server, gRPC float32", "grpc", floor="grpc-echo"),
     Ours("ours-tcp-bf16", "this server, TCP bfloat16 both ways", "tcp", "bfloat16", "bfloat16"),
     Ours("ours-tcp-fp16", "this server, TCP float16 up, float32 down", "tcp", "float16"),
     Ours("ours-tcp-int8", "this server, TCP int8 up, bfloat16 down", "tcp", "int8", "bfloat16"),

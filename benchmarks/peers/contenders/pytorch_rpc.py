@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient
 from benchmarks.peers.contenders.equations import ETA, rescaled
-from benchmarks.peers.contenders.threads import tune_rpc_server, tune_rpc_worker
+from benchmarks.peers.contenders.threads import one_thread
 
 _SERVER = "server"
 
@@ -50,6 +50,7 @@ class PytorchRpc(OwnProcess):
     label: str
     transport: str
     rule: str
+    alone: bool = False  # one thread a process; else PyTorch's default, one for each core
     requires: ClassVar[str | None] = "torch.distributed.rpc"
     install: ClassVar[str] = "pip install 'gem-ps[torch]'"
     # m, s, the upload and the temporaries of one round trip in the server; gradient and θ in the worker; what TensorPipe holds.
@@ -58,7 +59,7 @@ class PytorchRpc(OwnProcess):
     def serve(self, place: Place, ready: Event) -> None:
         from torch.distributed import rpc
 
-        tune_rpc_server(place)
+        self._limit_threads()
         ready.set()
         rpc.init_rpc(_SERVER, rank=0, world_size=place.workers + 1, rpc_backend_options=self._options(place))
         threading.Event().wait()
@@ -68,7 +69,7 @@ class PytorchRpc(OwnProcess):
         import torch
         from torch.distributed import rpc
 
-        tune_rpc_worker()
+        self._limit_threads()
         options = self._options(place)
         rpc.init_rpc(f"worker-{index}", rank=index + 1, world_size=place.workers + 1, rpc_backend_options=options)
         server = rpc.remote(_SERVER, shared_server, args=(place,))
@@ -79,6 +80,14 @@ class PytorchRpc(OwnProcess):
             return getattr(commit, self.rule)(index, outgoing)
 
         yield round_trip
+
+    @property
+    def of(self) -> str:
+        return f"rpc-{self.transport}-{self.rule}"
+
+    def _limit_threads(self) -> None:
+        if self.alone:
+            one_thread()
 
     def _options(self, place: Place) -> Any:
         from torch.distributed import rpc
@@ -99,11 +108,12 @@ def shared_server(place: Place) -> ParameterServer:
         return _made[0]
 
 
-def _pair(rule: str, what: str) -> tuple[PytorchRpc, PytorchRpc]:
-    return (
-        PytorchRpc(f"rpc-shm-{rule}", f"PyTorch RPC, shared memory, {what}", "shm", rule),
-        PytorchRpc(f"rpc-tcp-{rule}", f"PyTorch RPC, TCP, {what}", "tcp", rule),
-    )
+def _variants(rule: str, what: str) -> Iterator[PytorchRpc]:
+    """Both transports, each with PyTorch's default number of threads, and with one."""
+    for transport, over in (("shm", "shared memory"), ("tcp", "TCP")):
+        label = f"PyTorch RPC, {over}, {what}"
+        yield PytorchRpc(f"rpc-{transport}-{rule}", label, transport, rule)
+        yield PytorchRpc(f"rpc-{transport}-{rule}-1", f"{label}, one thread", transport, rule, alone=True)
 
 
-PYTORCH_RPC = (*_pair("gem", "GEM"), *_pair("add", "plain add"))
+PYTORCH_RPC = (*_variants("gem", "GEM"), *_variants("add", "plain add"))

@@ -156,6 +156,11 @@ class Connection:
         log.warning("commits go over gRPC, which is slower: can't open a lane (%s)", "; ".join(failures))
 
     @property
+    def transport(self) -> str:
+        """How commits travel: "memory", "tcp", "tls" or "grpc"."""
+        return self.lane.transport if self.lane is not None else "grpc"
+
+    @property
     def lane_broke(self) -> bool:
         """Whether the lane that was open is not any more, so that another may be opened."""
         return self._lane_works and self.lane is None

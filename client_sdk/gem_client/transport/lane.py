@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain
@@ -63,6 +64,11 @@ class Lane:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    @property
+    def transport(self) -> str:
+        """How tensors travel: "memory", "tls" or "tcp"."""
+        return "memory" if self.region is not None else "tls" if isinstance(self._sock, ssl.SSLSocket) else "tcp"
 
     def exchange_in_memory(self, header: pb.CommitHeader) -> pb.CommitResult:
         """As `exchange`; the gradient is in the region, and θ is there afterwards."""
