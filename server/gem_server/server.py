@@ -216,7 +216,7 @@ class Server:
             raise StartError(f"can't write the write-ahead log: {error}; acknowledged commits are in it") from error
         finally:
             self._logging.cancel()
-            group_commit.close()
+            await group_commit.close()
 
     async def _close(self) -> None:
         parts = self.parts

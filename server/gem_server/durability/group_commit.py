@@ -1,23 +1,22 @@
-"""Group commit: a thread writes the log to the disk, and replies to clients wait until their records are there."""
+"""Group commit: threads write the log to the disk, and replies to clients wait until their records are there."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.logs import Logger
 
-from gem_server.durability.journal import Journal
+from gem_server.durability.journal import Journal, Waiting
 from gem_server.event_loop import running_loop
 
 RETRY_SECONDS = 1.0
-MAX_SYNCS = 2  # syncs in parallel: a sync takes long even if it has little to write
+THREADS = 2  # and so many syncs in parallel
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -57,7 +56,11 @@ class Unlogged:
 
 
 class GroupCommit:
-    """Writes a journal in the background; used under the event loop's lock.
+    """Writes a journal on threads of its own. Its methods are called under the event loop's lock.
+
+    A thread writes what has collected, as one group, and syncs it. Meanwhile another thread writes the next group, so that two
+    syncs are under way: a sync takes long even if it has little to write. Groups are written and acknowledged in order: a later
+    sync that succeeds says nothing about an earlier one that failed.
 
     A full disk stops acknowledgements, not the server: records stay in memory, and are written once there is room. Any other
     disk error ends `run`: it is then unknown what reached the disk, until the next start reads it.
@@ -84,17 +87,19 @@ class GroupCommit:
         self._flushed = flushed
         self._checkpoint = checkpoint
         self._loop = running_loop()
-        self._based = asyncio.Event()
-        self._work = asyncio.Event()
+        self._changed = threading.Condition(self._loop.lock)
+        self._turn_to_write = threading.Lock()
+        self._based = self._closed = False
+        self._taken = self._acknowledged = 0  # groups
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._threads = ThreadPoolExecutor(1 + MAX_SYNCS, "log")
-        # The written groups: last number, a future that is done when it is synced, and when it began. `_acknowledge` holds one
-        # more.
-        self._syncs: asyncio.Queue[tuple[int, asyncio.Future[None], float]] = asyncio.Queue(MAX_SYNCS - 1)
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
+        self._threads = [threading.Thread(target=self._work, name=f"log-{n}", daemon=True) for n in range(THREADS)]
 
     def based(self) -> None:
         """Call this when a checkpoint is complete: the log may now be written, as it follows that checkpoint."""
-        self._based.set()
+        self._based = True
+        self._changed.notify_all()
         self._well()
 
     async def begin(self) -> None:
@@ -114,8 +119,7 @@ class GroupCommit:
         self.require_writable()
         done: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((number, done))
-        self._work.set()
-        self._loop.wake()
+        self._changed.notify_all()
         return done
 
     async def reached(self, number: int) -> None:
@@ -127,62 +131,97 @@ class GroupCommit:
         await self.reached(self.journal.appended)
 
     async def run(self) -> None:
-        """Writes group after group. Raises OSError if the disk fails."""
+        """Writes group after group until it is cancelled. Raises OSError if the disk fails."""
+        for thread in self._threads:
+            thread.start()
         try:
-            await self._based.wait()
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._acknowledge())
-                while True:
-                    await self._work.wait()
-                    self._work.clear()
-                    await self._write()
-        except* OSError as errors:
-            error = errors.exceptions[0]
+            await self._failed
+        except OSError as error:
             self._logger.error("can't write the log", why=str(error))
-            raise error from None
+            raise
         finally:
+            self._closed = True
+            self._changed.notify_all()
             self._stop(Overloaded("the server is shutting down: try again once it has restarted"))
 
-    def close(self) -> None:
-        self._threads.shutdown()
+    async def close(self) -> None:
+        """Ends the threads, and closes the file."""
+        self._closed = True
+        self._changed.notify_all()
+        await asyncio.to_thread(self._join)
         self.journal.close()
 
-    async def _write(self) -> None:
-        batch, began = self.journal.take(), self._clock()
-        if not batch:
-            return
-        if self.journal.begins_segment(batch):
-            await self._syncs.join()
+    def _join(self) -> None:
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    # -- on the threads
+
+    def _work(self) -> None:
         try:
-            await self._in_thread(partial(self.journal.write, batch))
+            while (group := self._write_next()) is not None:
+                self.journal.sync()
+                self._acknowledge(group)
         except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            await self._wait_for_room(error)
-            return
-        self.journal.written(batch)
-        self._work.set()  # there may be more, of the next segment
-        await self._syncs.put((batch[-1].number, self._in_thread(self.journal.sync), began))
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+                if not self._failed.done():
+                    self._failed.set_exception(error)
+                self._loop.wake()
 
-    async def _acknowledge(self) -> None:
-        """Acknowledges records in order: a later sync that succeeds says nothing about an earlier one that failed."""
-        while True:
-            number, synced, began = await self._syncs.get()
-            await synced
-            self.journal.done(number)
+    def _write_next(self) -> _Group | None:
+        """Waits for records, and writes them as one group. Returns None at the end."""
+        with self._turn_to_write:
+            while True:
+                with self._changed:
+                    batch, began = self._next_batch(), self._clock()
+                if batch is None:
+                    return None
+                try:
+                    self.journal.write(batch)
+                except OSError as error:
+                    if error.errno not in _FULL:
+                        raise
+                    self._wait_for_room(error)
+                    continue
+                with self._changed:
+                    self.journal.written(batch)
+                    self._taken += 1
+                    return _Group(self._taken, batch[-1].number, began)
+
+    def _next_batch(self) -> list[Waiting] | None:
+        """Waits for records that may be written; None at the end."""
+        while not self._closed:
+            batch = self.journal.take() if self._based else []
+            # Everything of the last segment must be on the disk before the next one begins.
+            if batch and (self._taken == self._acknowledged or not self.journal.begins_segment(batch)):
+                return batch
+            self._changed.wait()
+        return None
+
+    def _acknowledge(self, group: _Group) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._acknowledged == group.place - 1 or self._closed)
+            if self._acknowledged != group.place - 1:
+                return
+            self._acknowledged = group.place
+            self.journal.done(group.last)
             self._well()
-            self._flushed(self._clock() - began)
-            while self._waiters and self._waiters[0][0] <= number:
+            self._flushed(self._clock() - group.began)
+            while self._waiters and self._waiters[0][0] <= group.last:
                 _resolve(self._waiters.popleft()[1])
-            self._syncs.task_done()
+            self._changed.notify_all()
+            self._loop.wake()
 
-    def _in_thread(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    async def _wait_for_room(self, error: OSError) -> None:
-        self._refuse(f"the disk of the server's log is full ({error.strerror}): free disk space there, commits wait until then")
-        await asyncio.sleep(RETRY_SECONDS)
-        self._work.set()
+    def _wait_for_room(self, error: OSError) -> None:
+        with self._changed:
+            self._refuse(
+                f"the disk of the server's log is full ({error.strerror}): free disk space there, commits wait until then"
+            )
+            self._loop.wake()
+            self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
 
     def _refuse(self, trouble: str) -> None:
         if not self.journal.trouble:
@@ -198,6 +237,14 @@ class GroupCommit:
     def _stop(self, error: Overloaded) -> None:
         while self._waiters:
             _resolve(self._waiters.popleft()[1], error)
+
+
+class _Group(NamedTuple):
+    """Records that were written together: their place among the groups, the last one's number, and when writing began."""
+
+    place: int
+    last: int
+    began: float
 
 
 def _resolve(waiter: asyncio.Future[None], error: Overloaded | None = None) -> None:
