@@ -101,8 +101,9 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     "--lane-listen",
     default="auto",
     callback=_lane_listen,
-    help="Address of the lane, which carries workers' commits faster than gRPC does. auto: the host of --listen, and the port "
-    "after its port; off: commits go over gRPC.",
+    metavar="auto|off|HOST:PORT",
+    help="Address of the lane, a second port that carries workers' commits faster than gRPC does. auto: the host of --listen, "
+    "and the port after its port; off: commits of other machines go over gRPC.",
 )
 @_config_option(
     "--tokens",
@@ -155,9 +156,10 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 @option(
     "--memory-socket",
     default="auto",
+    metavar="auto|off|PATH",
     callback=_memory_socket,
-    help="Unix socket that hands out shared memory: workers on this machine then exchange tensors there, not over the network. "
-    "auto: a socket without a file; a path: in a folder that containers share; off: no shared memory.",
+    help="Unix socket of the lane for workers on this machine, who share memory with the server: no tensor goes over the "
+    "network. auto: a socket without a file; a path: in a folder that containers share; off: no shared memory.",
 )
 @_config_option(
     "--min-workers",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.addresses import names_a_port
+from gem_api.process.addresses import is_tcp_address, names_a_port
 from gem_api.process.options import DURABILITIES
 
 from gem_server.host_memory import default_limit
@@ -45,8 +45,8 @@ class ServerConfig:
     # HOST:PORT to serve gRPC on. Port 0 picks a free one.
     listen: str = "127.0.0.1:50051"
 
-    # HOST:PORT of the lane, which carries commits beside gRPC. None: the host of `listen`, and the port after its port. Empty:
-    # there is no lane.
+    # HOST:PORT of the lane, which carries commits beside gRPC. Port 0 picks a free one. None: the host of `listen`, and the
+    # port after its port, or a free one if that is 0. Empty: no such port, and workers on other machines commit over gRPC.
     lane_listen: str | None = None
 
     # HOST:PORT of the live page and the Prometheus metrics. Port 0 picks a free one. Empty: neither is served.
@@ -131,6 +131,9 @@ class ServerConfig:
     def _problems(self) -> Iterator[str]:
         if not names_a_port(self.listen):
             yield f"can't listen on {self.listen!r}: give --listen HOST:PORT, such as 127.0.0.1:50051"
+        elif self.lane_address and not is_tcp_address(self.lane_address):
+            address = self.lane_address
+            yield f"can't serve the lane on {address!r}: give --lane-listen HOST:PORT, such as 127.0.0.1:50052, or off"
         if self.resume and self.checkpoint_dir is None:
             yield "--resume needs --checkpoint-dir: say where the checkpoints are"
         if self.durability not in DURABILITIES:

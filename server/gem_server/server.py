@@ -155,8 +155,8 @@ class Server:
         for what, how_to_close in what_is_open(config.listen, config.metrics_listen, config.tokens, config.tls):
             self._logger.warning(f"OPEN: {what}", close=how_to_close)
         self._logger.info(
-            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", metrics=http or "none",
-            page=f"http://{http}/" if http else "none",
+            "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=self.parts.lane.address or "off",
+            metrics=http or "none", page=f"http://{http}/" if http else "none",
             memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
             rule=core.settings.rule, learning_rate=core.settings.learning_rate,
         )  # fmt: skip

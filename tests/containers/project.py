@@ -28,7 +28,7 @@ class Project:
 
     def __init__(self, **settings: str) -> None:
         self.name = f"gemtest{secrets.token_hex(4)}"
-        ports = {"GEM_SERVER_PORT": "", "GEM_PAGE_PORT": "", "GEM_PROMETHEUS_PORT": ""}  # any free ones
+        ports = {"GEM_SERVER_PORT": "", "GEM_LANE_PORT": "", "GEM_PAGE_PORT": "", "GEM_PROMETHEUS_PORT": ""}  # any free ones
         clean = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
         self._environment = clean | ports | settings
 

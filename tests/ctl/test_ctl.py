@@ -25,6 +25,7 @@ from gem_client.ctl.cli import Target, main
 from gem_client.ctl.local_runs import Announcement, find_runs
 from gem_client.torch import Optimizer
 from live import DEADLINE, Live, config, serving
+from region_client import abstract
 from session_helpers import GRADIENT, in_background, model, theta, version
 from torch import nn
 
@@ -65,6 +66,20 @@ def test_status_shows_the_run_at_a_glance(live: Live, session: Session) -> None:
     assert lines["loss"] == "1.2500"
     assert lines["leases"] == "1 live; ended: none"
     assert lines["alice"].split()[:2] == ["1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("way", "changes"), [("memory", {"memory_socket": abstract()}), ("tcp", {}), ("grpc", {"lane_listen": ""})]
+)
+def test_status_says_how_commits_travel(way: str, changes: dict[str, Any]) -> None:
+    with serving(config(**changes)) as live, connect(live.address, name="alice") as session:
+        session.join(model())
+        before = on(live, "status").stdout
+        session.commit(GRADIENT)
+        text = on(live, "status").stdout
+    assert re.search(r"^commits via –$", before, re.MULTILINE)
+    assert re.search(rf"^commits via 1 {way}$", text, re.MULTILINE)
+    assert re.search(rf"^alice .* {way} +\d+ s$", text, re.MULTILINE)
 
 
 def test_status_tells_what_a_run_has_set_beside_its_rule() -> None:

@@ -61,6 +61,7 @@ def run(tmp_path: Path) -> Path:
     scores = [{"version": 100, "loss": 0.5, "accuracy": 0.8}, {"version": 300, "loss": 0.25, "accuracy": 0.975}]
     (folder / "evaluations.json").write_text(json.dumps(scores))
     summary = {"outcome": "complete", "hyperparameters": {"learning_rate": 0.05}, "versions": {"gem-ps": "0.1.0"}}
+    summary["commits_via"] = {"memory": 2, "tcp": 1}
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
@@ -94,7 +95,7 @@ def test_a_complete_run_shows_every_plot_the_main_numbers_settings_and_workers(r
     assert found.pop("training loss") == f"{np.mean([1 / version for version in range(251, 301)]):.4f}"
     assert found == {
         "accuracy": "97.50%", "evaluation loss": "0.2500", "commits": "300", "samples": "2,400", "commits/s": "10.0",
-        "workers": "3", "mean staleness": "2.0", "median π": "0.500",
+        "workers": "3", "commits via": "2 memory, 1 tcp", "mean staleness": "2.0", "median π": "0.500",
     }  # fmt: skip
     cells = shown.of("td")
     assert [cells[at : at + 5] for at in range(0, len(cells), 5)] == [

@@ -175,7 +175,7 @@ def test_slow_and_fast_rates_have_three_digits_or_more() -> None:
 
 def test_the_picture_shows_the_run_at_a_glance() -> None:
     run = status(
-        workers=crew(3, commits=40, staleness=2, pi_median=0.5, loss=1.25, shards=1),
+        workers=crew(3, commits=40, staleness=2, pi_median=0.5, loss=1.25, shards=1, transport="memory"),
         training_loss=1.5,
         pi_median=0.75,
         staleness=2.1,
@@ -199,8 +199,8 @@ def test_the_picture_shows_the_run_at_a_glance() -> None:
         "memory      1 MiB of 1 GiB              checkpoint  version 90, 0:01:01 ago",
         "evaluation  loss 0.2500, accuracy 90.00 % at version 80",
         "leases      3 live; ended: 2 expired, 1 left",
-        "worker   commits commits/s staleness median π      loss shards   lease",
-        *(f"worker-{number}      40         –         2    0.500    1.2500      1    60 s" for number in range(3)),
+        "worker   commits commits/s staleness median π      loss shards    via  lease",
+        *(f"worker-{number}      40         –         2    0.500    1.2500      1 memory   60 s" for number in range(3)),
     ]
 
 
@@ -371,12 +371,26 @@ def test_a_wide_terminal_has_longer_sparklines_and_whole_names() -> None:
     assert 10 <= narrow < 20
     assert 70 <= wide < 80
     assert any(line.startswith("a" * 40 + " ") for line in drawn(watch, 200))
-    assert drawn(watch, 80)[-1].startswith("a" * 17 + "… ")
+    assert drawn(watch, 80)[-1].startswith("a" * 18 + "… ")
 
 
 def test_a_narrow_terminal_has_fewer_columns_but_shows_what_is_off() -> None:
     line = line_of(drawn(watched(status(workers=[worker("worker-0"), worker("worker-1", staleness=9)])), 60), "worker-1")
     assert re.fullmatch(r"worker-1 +0 +– +! 9 +– +60 s", line)
+
+
+def test_each_worker_shows_how_its_last_commit_came() -> None:
+    ways = ["memory", "tcp", "tls", "grpc", ""]
+    lines = drawn(watched(status(workers=[worker(f"worker-{number}", transport=way) for number, way in enumerate(ways)])))
+    shown = [re.split(r" +", line_of(lines, f"worker-{number}"))[-3] for number in range(len(ways))]
+    assert shown == ["memory", "tcp", "tls", "grpc", "–"]
+
+
+def test_long_names_take_the_room_of_the_least_important_column() -> None:
+    """Containers are named by their id and the process's number, 14 characters."""
+    lines = drawn(watched(status(workers=[worker("9f2d7a6c1e3b-1", transport="tcp")])))
+    assert re.fullmatch(r"worker +commits commits/s staleness median π +loss +via +lease", lines[-2])
+    assert lines[-1].startswith("9f2d7a6c1e3b-1 ")
 
 
 # -- no response

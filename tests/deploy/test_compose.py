@@ -12,6 +12,7 @@ import pytest
 import yaml
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, flag
 from gem_server.cli import main as server
+from gem_server.config import ServerConfig
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
 
@@ -23,7 +24,7 @@ COMMANDS = {"server": server, "worker": worker, "evaluator": evaluator}
 # Not a user's to choose here: where the container listens, what it is called, where its volumes are, and its secrets.
 SECRETS = {"GEM_TOKENS", "GEM_TLS_CLIENT_CA", "GEM_TOKEN_FILE", "GEM_TLS_CA", "GEM_TLS_CERT", "GEM_TLS_KEY"}
 OURS = SECRETS | {"GEM_LISTEN", "GEM_METRICS_LISTEN", "GEM_CHECKPOINT_DIR", "GEM_RESUME", "GEM_SERVER", "GEM_NAME", "GEM_DATA"}
-OURS |= {"GEM_FIRST_WORKER"}  # names are the host's
+OURS |= {"GEM_FIRST_WORKER", "GEM_LANE_LISTEN"}  # names are the host's; GEM_LANE_PORT sets the lane's address
 
 
 def variables(command: click.Command) -> set[str]:
@@ -120,6 +121,15 @@ def test_every_image_is_pinned_and_every_port_is_published_on_loopback(service: 
     settings = COMPOSE["services"][service]
     assert re.search(r":v?\d+\.\d+\.\d+\}?$", settings["image"]), settings["image"]
     assert all(port.startswith("${GEM_PUBLISH:-127.0.0.1}:") for port in settings.get("ports", []))
+
+
+def test_the_lane_has_the_same_port_inside_and_outside() -> None:
+    """The server tells workers the port that it listens on; those on other machines reach only a published one."""
+    server = COMPOSE["services"]["server"]
+    assert server["environment"]["GEM_LANE_LISTEN"] == "0.0.0.0:${GEM_LANE_PORT:-50052}"
+    assert "${GEM_PUBLISH:-127.0.0.1}:${GEM_LANE_PORT-50052}:${GEM_LANE_PORT:-50052}" in server["ports"]
+    assert ServerConfig(listen="0.0.0.0:50051").lane_address == "0.0.0.0:50052"  # of the image alone
+    assert re.search(r"^EXPOSE 50051 50052 9464$", DOCKERFILE, re.MULTILINE)
 
 
 def test_the_images_run_as_a_user_without_rights() -> None:

@@ -25,8 +25,9 @@ WITHIN_THE_SERVER = {
     "core": {"rules"},
     "security": set(),
     "telemetry": {"core", "rules", "apply_loop"},
-    "durability": {"core", "rules", "apply_loop", "config", "telemetry"},
-    "rpc": {"core", "rules", "apply_loop", "security", "telemetry", "durability"},
+    "durability": {"core", "rules", "apply_loop", "event_loop", "config", "telemetry"},
+    "rpc": {"core", "rules", "apply_loop", "commit_path", "security", "telemetry", "durability"},
+    "lane": {"core", "commit_path", "event_loop", "config", "rpc", "security", "telemetry"},
 }
 TORCH = {"torch", "torchvision", "gem_client.torch"}
 # Each works with a library that most users don't have, and is imported by its users alone.

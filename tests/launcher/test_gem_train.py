@@ -63,6 +63,7 @@ def test_the_summary_tells_the_run_and_all_its_settings(finished: Launcher) -> N
     assert 0 < summary["pi_median"] <= 5
     assert summary["seconds"] > 0
     assert (summary["rule"], summary["workers"], summary["task"]) == ("gem", 2, "digits")
+    assert summary["commits_via"] == {"memory": 2}
     assert summary["hyperparameters"].keys() == {field.name for field in fields(Hyperparameters)}
     assert summary["hyperparameters"] | {"batch_size": 32, "seed": 3, "epochs": 8} == summary["hyperparameters"]
     assert summary["versions"].keys() >= {"gem-ps", "python", "torch", "numpy", "numba", "grpcio", "protobuf"}
@@ -80,7 +81,13 @@ def test_the_report_is_a_page_with_the_runs_outcome_and_numbers(finished: Launch
     summary, page = read_json(finished.folder / "summary.json"), (finished.folder / "report.html").read_text(encoding="utf-8")
     assert ">complete · " in page
     assert page.count("<svg") == 9
-    for value in ("360", f"{summary['test_accuracy']:.2%}", f"{summary['samples']:,}", f"{summary['pi_median']:.3f}"):
+    for value in (
+        "2 memory",
+        "360",
+        f"{summary['test_accuracy']:.2%}",
+        f"{summary['samples']:,}",
+        f"{summary['pi_median']:.3f}",
+    ):
         assert f"<b>{value}</b>" in page
 
 

@@ -130,6 +130,14 @@ def test_commits_are_counted_by_outcome_and_all_outcomes_are_there_from_the_star
     assert watch.values("gem_commits_total", "outcome") == {"applied": 1, "repeated": 1, "rejected": 0, "discarded": 0}
 
 
+def test_commits_are_counted_by_how_they_came_and_all_ways_are_there_from_the_start() -> None:
+    watch = watched()
+    assert watch.values("gem_commits_received_total", "transport") == {"memory": 0, "tcp": 0, "tls": 0, "grpc": 0}
+    for transport in ("memory", "grpc", "grpc"):
+        watch.progress.came_by("ann", transport)
+    assert watch.values("gem_commits_received_total", "transport") == {"memory": 1, "tcp": 0, "tls": 0, "grpc": 2}
+
+
 def test_leases_ended_are_counted_by_reason_and_all_reasons_are_there_from_the_start() -> None:
     watch = watched()
     assert watch.values("gem_leases_ended_total", "reason") == {str(reason): 0 for reason in EndReason}

@@ -355,6 +355,12 @@ SERVER = Dashboard(
             "Bps",
         ),
         Panel(
+            "Commits by transport",
+            "Commits per second that arrived on a lane (memory: shared memory; tcp; tls: TCP, encrypted) and over gRPC, which "
+            "is slower. Good: no grpc, unless a client has no lane. A worker that can't open a lane says why in its log.",
+            (Query(f"sum by (transport) ({_rate('gem_commits_received_total')})", "{{transport}}"),),
+        ),
+        Panel(
             "Leases that ended",
             "By reason. left: the worker finished or was stopped. expired: it stopped renewing its lease. replaced: a worker "
             "of the same name registered. rolled_back: the server resumed from an older checkpoint. quarantined: its "

@@ -20,8 +20,8 @@ from gem_client.ctl.watch import Watch, known
 
 SORTS = ("name", "commits", "rate", "staleness", "loss")
 _STATES = {"waiting": "bold yellow", "training": "bold green", "complete": "bold cyan", "draining": "bold yellow"}
-_COLUMNS = {"commits": 8, "commits/s": 10, "staleness": 10, "median π": 9, "loss": 10, "shards": 7, "lease": 8}
-_NAME = 12  # minimum width for names; if there is less room, columns are left out
+_COLUMNS = {"commits": 8, "commits/s": 10, "staleness": 10, "median π": 9, "loss": 10, "shards": 7, "via": 7, "lease": 7}
+_NAME = 16  # names may take this width, or less if all are shorter; if there is no room, columns are left out
 _OFF = "bold red"
 
 
@@ -102,8 +102,9 @@ class Picture:
             return [_line(("no live workers", "bold yellow"))]
         fit = len(workers) if room is None or len(workers) <= room else room - 1
         rows = [(printable(worker.name), self._cells(worker, len(workers))) for worker in workers]
-        columns = _columns(width)
-        names = max(6, min(max(cell_len(name) for name, _ in rows), width - sum(columns.values())))
+        longest = max(cell_len(name) for name, _ in rows)
+        columns = _columns(width - min(longest, _NAME))
+        names = max(6, min(longest, width - sum(columns.values())))
         title = "worker".ljust(names) + "".join(f"{column:>{size}}" for column, size in columns.items())
         lines = [
             _line((title.ljust(width), "bold underline")),
@@ -124,6 +125,7 @@ class Picture:
             "median π": (text.optional(worker, "pi_median", ".3f"), False),
             "loss": (text.figure(loss), _is_off(loss)),
             "shards": (str(worker.shards), False),
+            "via": (text.via(worker), False),
             "lease": (f"{lease:.0f} s", lease < self._watch.lease / 3),  # a live worker renews with two thirds left
         }
 
@@ -161,11 +163,11 @@ def _is_off(figure: float | None) -> bool:
     return figure is not None and not math.isfinite(figure)
 
 
-def _columns(width: int) -> dict[str, int]:
-    """The table's columns and their widths; fewer if the names would have no room."""
+def _columns(room: int) -> dict[str, int]:
+    """The table's columns and their widths; fewer if they would not fit into the room that the names leave."""
     columns = dict(_COLUMNS)
-    for least in ("shards", "median π", "commits"):
-        if width - sum(columns.values()) < _NAME:
+    for least in ("shards", "via", "median π", "commits"):
+        if sum(columns.values()) > room:
             del columns[least]
     return columns
 

@@ -25,6 +25,7 @@ class RecordedRun:
         evaluations: Its evaluations on held-out data: version, loss and accuracy (0 to 1, or None).
         options: The launcher's options and the run's hyper-parameters.
         versions: The versions of the software.
+        commits_via: How many workers' commits came which way, by transport: "memory", "tcp", "tls" or "grpc".
         notes: What the reader has to know first.
     """
 
@@ -34,6 +35,7 @@ class RecordedRun:
     evaluations: list[tuple[float, float, float | None]] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    commits_via: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -91,6 +93,8 @@ def _read_launcher_files(run: RecordedRun, folder: Path, in_progress: bool) -> N
     run.options = {**options, **(hyperparameters if isinstance(hyperparameters, dict) and not in_progress else {})}
     versions = summary.get("versions")
     run.versions = {name: str(text) for name, text in versions.items()} if isinstance(versions, dict) else {}
+    if isinstance(via := summary.get("commits_via"), dict) and not in_progress:
+        run.commits_via = {str(way): int(workers) for way, workers in via.items() if _is_number(workers)}
     if in_progress:
         run.outcome = "in progress"
     elif summary:

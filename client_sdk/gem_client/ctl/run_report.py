@@ -18,7 +18,7 @@ from gem_client.ctl.panels import Panel, Query
 from gem_client.ctl.plots import PlottedQuery, draw, draw_distribution
 from gem_client.ctl.prometheus import Series
 from gem_client.ctl.recorded_run import RecordedRun, read_run
-from gem_client.ctl.text import duration
+from gem_client.ctl.text import counts, duration
 
 _SMOOTHED = 50  # commits that smoothed values and rates are taken over, at least
 _NOT_SETTINGS = ("runs", "resume", "data")  # of run.json: they describe the machine, or one start of the run
@@ -84,6 +84,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
         ("samples", curves.samples or None, "{:,.0f}"),
         ("commits/s", _median(curves.rates(_SMOOTHED)), "{:,.1f}"),
         ("workers", len(curves.names), "{:,.0f}"),
+        ("commits via", counts(run.commits_via) or None, "{}"),
         ("mean staleness", _ratio(curves.per_worker.staleness.sum(), curves.applied), "{:.1f}"),
         ("median π", _last(curves.smoothed("pi_median", curves.applied)), "{:.3f}"),
         ("discarded", curves.discarded or None, "{:,.0f}"),

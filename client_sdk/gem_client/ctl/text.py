@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client.ctl.plan import Plan
 
 _BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
-_WORKER_ROW = "{:<32} {:>8} {:>9} {:>9} {:>8} {:>6} {:>8} {:>7}"
-_WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "shards", "rejected", "lease")
+_WORKER_ROW = "{:<32} {:>8} {:>9} {:>9} {:>8} {:>6} {:>8} {:>6} {:>7}"
+_WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "shards", "rejected", "via", "lease")
 
 
 def status(run: pb.GetStatusResponse) -> str:
@@ -45,6 +46,7 @@ def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
         ("shards", f"{epoch(shards)}: {shards.pending} pending, {shards.leased} leased, {shards.completed} completed"),
         ("checkpoint", checkpoint(run)),
         ("queue", f"{run.queue_length}"),
+        ("commits via", transports(run)),
         ("leases", f"{len(run.workers)} live; ended: {counts(run.leases_ended) or 'none'}"),
     ]
 
@@ -58,8 +60,19 @@ def _worker(worker: pb.WorkerStatus) -> str:
         optional(worker, "loss", ".4f"),
         worker.shards,
         worker.rejected,
+        via(worker),
         f"{worker.lease_remaining_seconds:.0f} s",
     )
+
+
+def via(worker: pb.WorkerStatus) -> str:
+    """How a worker's last commit came: by a lane (memory, tcp or tls) or by grpc; a dash before the first."""
+    return worker.transport or "–"
+
+
+def transports(run: pb.GetStatusResponse) -> str:
+    """How many workers' last commits came which way; a dash before the first."""
+    return counts(Counter(worker.transport for worker in run.workers if worker.transport)) or "–"
 
 
 def counts(numbers: Mapping[str, int]) -> str:

@@ -152,6 +152,8 @@ class Connection:
                 failures.append(str(error))
                 continue
             self._lane_works = True
+            if failures:
+                log.info("no shared memory with the server, so commits go over TCP: %s", failures[0])
             return
         log.warning("commits go over gRPC, which is slower: can't open a lane (%s)", "; ".join(failures))
 

@@ -45,6 +45,12 @@ def names_a_port(address: str) -> bool:
     return address.startswith("unix") or re.search(r":[0-9]+$", address) is not None
 
 
+def is_tcp_address(address: str) -> bool:
+    """Whether it is a "host:port" to listen on, with a port from 0 to 65535."""
+    host, _, port = address.rpartition(":")
+    return bool(host) and host != "unix" and re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= 65535
+
+
 def _what_is_wrong(text: str, host: str, port: str) -> str:
     """Why the address is invalid, and what to write instead; empty if it is valid."""
     if url := re.match(r"[A-Za-z][\w+.-]*://", text):

@@ -56,6 +56,11 @@ class Lane:
             False: Reactor(loop, logger, int(os.environ.get("LT", 16))),
         }
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT that it listens on; empty if it has no TCP port."""
+        return self._listener.address
+
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
         """Where the worker of a lease may open a lane. Raises InvalidRequest if there is none."""
         return self._listener.offer(lease_id, identify)

@@ -40,6 +40,7 @@ class Listener:
 
     Attributes:
         port: The TCP port; 0 if there is none.
+        address: HOST:PORT of it; empty if there is none.
         path: The Unix socket, absolute; empty if there is none.
     """
 
@@ -52,6 +53,7 @@ class Listener:
         self._unix = _unix(self.path) if path else None
         self._inode = _inode(self.path)
         self.port: int = self._tcp.getsockname()[1] if self._tcp is not None else 0
+        self.address = f"{port.rpartition(':')[0]}:{self.port}" if port else ""
 
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
         """A new token for a lease; it replaces the lease's last one. Raises InvalidRequest if there is no lane."""
@@ -106,7 +108,9 @@ def _tcp(address: str) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return _listening(listening, place)
     except (OSError, ValueError) as error:
-        raise StartError(f"can't listen on {address} (--lane-listen): {error}") from None
+        raise StartError(
+            f"can't listen on {address} for the lane: give another --lane-listen HOST:PORT, or off ({error})"
+        ) from None
 
 
 def _unix(path: str) -> socket.socket:

@@ -110,6 +110,8 @@ class Metrics(Collector):
     def _commits(self) -> Iterator[Metric]:
         progress = self._progress
         yield _counter("gem_commits", "Commits, by outcome.", "outcome", self._core.outcomes)
+        help_ = "Commits whose gradient has arrived, by transport: memory, tcp and tls are lanes."
+        yield _counter("gem_commits_received", help_, "transport", progress.received)
         yield _counter("gem_commits_rejected", "Rejected commits, by error.", "error", dict(progress.rejected))
         yield _counter(
             "gem_nonfinite_losses", "Commits whose reported loss was NaN or infinite.", None, progress.nonfinite_losses

@@ -11,6 +11,7 @@ from gem_server.apply_loop import Timing
 from gem_server.core.facts import Applied
 
 _DECAY = 0.98  # about the last 50 values
+TRANSPORTS = ("memory", "tcp", "tls", "grpc")  # how a commit may come: on a lane, or over gRPC
 
 
 class Smoothed:
@@ -58,7 +59,7 @@ class WorkerProgress:
         influence: Sum of their mean scaling factors.
         rejected: Number of rejected commits.
         last: The last commit that was applied, or discarded by the rule.
-        transport: How its last commit came: "memory", "tcp", "tls" or "grpc"; empty before the first.
+        transport: How its last commit came, one of TRANSPORTS; empty before the first.
     """
 
     commits: int = 0
@@ -87,6 +88,7 @@ class Progress:
     evaluation: Evaluation | None = None
     workers: dict[str, WorkerProgress] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)  # by name of the error
+    received: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRANSPORTS, 0))  # commits, by transport
     nonfinite_losses: int = 0
     checkpoint_version: int | None = None
     checkpoint_at: float = 0.0  # on the monotonic clock
@@ -110,7 +112,8 @@ class Progress:
             worker.influence += applied.scale
 
     def came_by(self, worker: str, transport: str) -> None:
-        """Notes how a live worker's commit came."""
+        """Counts a commit whose gradient is complete, and notes how it came from a live worker."""
+        self.received[transport] += 1
         self.workers.setdefault(worker, WorkerProgress()).transport = transport
 
     def refused(self, worker: str | None, error: str) -> None:

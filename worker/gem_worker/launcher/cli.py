@@ -321,6 +321,7 @@ def _server(folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperpa
     command = python(
         "gem_server",
         f"--listen={address}",
+        "--lane-listen=127.0.0.1:0",  # the port after a free one need not be free
         f"--metrics-listen={metrics}",
         f"--history={folder.commits}",
         f"--checkpoint-dir={folder.checkpoints}",

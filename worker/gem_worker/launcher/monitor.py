@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -60,6 +61,7 @@ class RunMonitor:
         self._rate = Rate()
         self._joined = -1
         self._status: pb.GetStatusResponse | None = None
+        self._via: dict[str, str] = {}  # how each worker's commits came, also those that have left
 
     def run(self) -> int:
         """Monitors the run to its end and writes the results; returns the exit status. Raises ClusterError."""
@@ -101,6 +103,7 @@ class RunMonitor:
     def _saw(self, status: pb.GetStatusResponse, now: float) -> None:
         """Takes in a status of the server."""
         self._status = status
+        self._via |= {worker.name: worker.transport for worker in status.workers if worker.transport}
         if status.version:  # there is no rate before the first commit
             self._rate.saw(status.version, now)
 
@@ -177,6 +180,7 @@ class RunMonitor:
             "step_seconds": self._options["step_seconds"],
             "task": self._options["task"],
             "hyperparameters": asdict(self._hyperparameters),
+            "commits_via": dict(Counter(self._via.values())),
             "leases_ended": dict(status.leases_ended) if status else {},
             "run_id": status.run_id if status else None,
             "versions": versions(),
