@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from gem_client import Session, connect
 from live import Live
-from region_client import abstract, linux_only
+from region_client import linux_only
 from session_helpers import model
+
+
+class Way(NamedTuple):
+    """How commits travel: `transport` as the status names it, and the server's `settings` for it."""
+
+    transport: str
+    settings: dict[str, Any]
+
+    @property
+    def shares_memory(self) -> bool:
+        return self.transport == "memory"
 
 
 @pytest.fixture
@@ -20,7 +33,12 @@ def session(live: Live) -> Iterator[Session]:
         yield joined
 
 
-@pytest.fixture(params=["network", pytest.param("shared memory", marks=(linux_only, pytest.mark.shared_memory))])
-def memory_socket(request: pytest.FixtureRequest) -> str:
-    """Runs a test over both transports: the `memory_socket` of the server's configuration, empty for the network."""
-    return "" if request.param == "network" else abstract()
+@pytest.fixture(params=["grpc", "tcp", pytest.param("memory", marks=linux_only)])
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
+    """Runs a test over gRPC, the lane over TCP, and the lane with shared memory."""
+    settings = {
+        "grpc": {"lane_listen": "", "memory_socket": ""},
+        "tcp": {"memory_socket": ""},
+        "memory": {"memory_socket": str(tmp_path / "lane")},
+    }
+    return Way(request.param, settings[request.param])
