@@ -8,20 +8,30 @@ from typing import Any, NamedTuple
 
 import pytest
 from gem_client import Session, connect
-from live import Live
-from region_client import linux_only
+from live import Live, config, serving
+from region_client import abstract, linux_only
 from session_helpers import model
 
 
-class Way(NamedTuple):
-    """How commits travel: `transport` as the status names it, and the server's `settings` for it."""
+class Transport(NamedTuple):
+    """How commits travel: its `name` in the status, and the server's `settings` for it."""
 
-    transport: str
+    name: str
     settings: dict[str, Any]
 
     @property
-    def shares_memory(self) -> bool:
-        return self.transport == "memory"
+    def is_memory(self) -> bool:
+        return self.name == "memory"
+
+
+@pytest.fixture
+def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    """A server for the test's `transport`; without one, it shares memory in tests marked `shared_memory`."""
+    settings = {"memory_socket": abstract() if request.node.get_closest_marker("shared_memory") is not None else ""}
+    if "transport" in request.fixturenames:
+        settings = request.getfixturevalue("transport").settings
+    with serving(config(**settings)) as server:
+        yield server
 
 
 @pytest.fixture
@@ -34,11 +44,11 @@ def session(live: Live) -> Iterator[Session]:
 
 
 @pytest.fixture(params=["grpc", "tcp", pytest.param("memory", marks=linux_only)])
-def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
-    """Runs a test over gRPC, the lane over TCP, and the lane with shared memory."""
+def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Transport:
+    """Runs a test over gRPC, over the lane's TCP port, and through shared memory."""
     settings = {
         "grpc": {"lane_listen": "", "memory_socket": ""},
         "tcp": {"memory_socket": ""},
         "memory": {"memory_socket": str(tmp_path / "lane")},
     }
-    return Way(request.param, settings[request.param])
+    return Transport(request.param, settings[request.param])

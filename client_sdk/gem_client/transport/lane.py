@@ -34,7 +34,7 @@ class Lane:
     Args:
         sock: The connected socket.
         token: From OpenLane.
-        parameters: P, for the shared memory that a Unix socket brings.
+        parameters: P, if the server is to share memory for that many parameters on this socket.
 
     Raises:
         GemError: The server refuses the lane.
@@ -44,15 +44,17 @@ class Lane:
         region: Memory shared with the server, for the gradients and θ; None if they go through the socket.
     """
 
-    def __init__(self, sock: socket.socket, token: bytes, parameters: int) -> None:
+    def __init__(self, sock: socket.socket, token: bytes, parameters: int | None = None) -> None:
         self._sock = sock
         self._using = threading.RLock()  # held during an exchange, so that the socket is not closed under its thread
         weakref.finalize(self, sock.close)  # a session that nobody closes leaves no socket open
         self._room = memoryview(bytearray(MAX_HEADER_BYTES))
         self._sock.sendall(opening(Kind.HELLO, lane_pb2.LaneHello(token=token)))
-        self.region = self._receive_region(parameters) if sock.family == socket.AF_UNIX else None
-        if self.region is None:
+        self.region: Region | None = None
+        if parameters is None:
             self._receive_message(Kind.WELCOME, lane_pb2.LaneWelcome)
+        else:
+            self.region = self._receive_region(parameters)
 
     def _receive_region(self, parameters: int) -> Region:
         """Reads the server's welcome and the descriptor that comes with its first byte."""
@@ -194,7 +196,7 @@ def open_network_lane(offer: pb.OpenLaneResponse, address: str, security: Securi
         context = security.context()
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=host)
-        lane = Lane(sock, offer.token, 0)
+        lane = Lane(sock, offer.token)
         sock.settimeout(timeout)
         return lane
     except BaseException:

@@ -146,11 +146,11 @@ class LaneServicer:
         if payload:
             raise IncompleteTransfer(f"the message has a payload of {payload} bytes, but the gradient is in the shared memory")
         admission, lease, _ = yield from self._admit(call, header)
+        with self._lock:
+            call.require_going_on()
+            self._path.core.adopt_region(lease, region)  # also for a repeated commit, whose reply must go there
+            upload = lease.upload
         if admission is Admission.FRESH:
-            with self._lock:
-                call.require_going_on()
-                self._path.core.adopt_region(lease, region)
-                upload = lease.upload
             norm = self._take_over(region.gradient, upload)
             with self._lock:
                 self._path.submit(call, lease, header, as_floats(upload), norm)
