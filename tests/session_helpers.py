@@ -135,11 +135,17 @@ class Relay:
         self._passing = threading.Event()
         self._passing.set()
         self._losing = False
+        self._until_cut: int | None = None  # bytes that clients may still send
+        self._for_good = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_answers(self) -> None:
         """From now on, drops everything that the server sends."""
         self._losing = True
+
+    def cut_after(self, nbytes: int, for_good: bool) -> None:
+        """Lets clients send this many bytes more, and then breaks every connection; refuses new ones if it is for good."""
+        self._for_good, self._until_cut = for_good, nbytes
 
     def stall(self) -> None:
         """From now on, holds back everything, without an error."""
@@ -187,12 +193,27 @@ class Relay:
                 if not data:
                     break
                 self._passing.wait()
+                if not answers and self._cuts(len(data)):
+                    break
                 if not (answers and self._losing):
                     sent = socket.send_fds(sink, [data], descriptors) if descriptors else 0
                     sink.sendall(data[sent:])
                 for descriptor in descriptors:
                     os.close(descriptor)
             sink.shutdown(socket.SHUT_WR)
+
+    def _cuts(self, nbytes: int) -> bool:
+        if self._until_cut is None:
+            return False
+        self._until_cut -= nbytes
+        if self._until_cut >= 0:
+            return False
+        self._until_cut = None
+        if self._for_good:
+            self.refuse()
+        else:
+            self.cut()
+        return True
 
 
 class Wire:

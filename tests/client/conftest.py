@@ -27,7 +27,9 @@ class Transport(NamedTuple):
 @pytest.fixture
 def live(request: pytest.FixtureRequest) -> Iterator[Live]:
     """A server for the test's `transport`; without one, it shares memory in tests marked `shared_memory`."""
-    settings = {"memory_socket": abstract() if request.node.get_closest_marker("shared_memory") is not None else ""}
+    settings: dict[str, Any] = {
+        "memory_socket": abstract() if request.node.get_closest_marker("shared_memory") is not None else ""
+    }
     if "transport" in request.fixturenames:
         settings = request.getfixturevalue("transport").settings
     with serving(config(**settings)) as server:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,9 +105,9 @@ def test_a_server_without_a_lane_is_no_matter_for_a_warning(caplog: pytest.LogCa
 
 
 @contextmanager
-def trained(live: Live, patience: Patience, **settings: float) -> Iterator[tuple[Wire, Session]]:
+def trained(live: Live, patience: Patience, **settings: Any) -> Iterator[tuple[Wire, Session]]:
     """A session with one commit, behind a network that can be broken."""
-    with Wire(live.address, live) as wire, connect(wire.address, retry=patience.retry(), **settings) as session:  # type: ignore[arg-type]
+    with Wire(live.address, live) as wire, connect(wire.address, retry=patience.retry(), **settings) as session:
         session.join(model())
         session.commit(GRADIENT)
         yield wire, session
@@ -128,7 +129,7 @@ def test_a_commit_whose_lane_breaks_for_good_goes_on_another_way_and_is_applied_
     lanes: str, after: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its answer is lost, and the lane can't be opened again. In the last case the memory alone is gone."""
-    settings = {"memory_socket": str(tmp_path / "s") if lanes != "tcp" else ""}
+    settings: dict[str, Any] = {"memory_socket": str(tmp_path / "s") if lanes != "tcp" else ""}
     if lanes == "memory":
         settings["lane_listen"] = ""
     with serving(config(PLAIN, **settings)) as live, trained(live, Patience()) as (wire, session):

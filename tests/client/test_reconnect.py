@@ -10,8 +10,8 @@ from pathlib import Path
 import gem_client
 import numpy as np
 import pytest
-from gem_client import Session, TransportError, connect
 from client.conftest import Transport
+from gem_client import Session, TransportError, connect
 from live import DEADLINE, Live, config, serving, wait_until
 from session_helpers import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, transports, version
 

@@ -188,12 +188,15 @@ def test_memory_that_is_not_the_servers_is_found_out_by_the_first_commit_which_i
 ) -> None:
     """Nobody answers the commit; and after the second time gRPC carries the lease's commits."""
     fake = hands_over(lambda: memory_of(3 * 4096))
-    with serving(config(PLAIN, memory_socket=str(tmp_path / "s"))) as live:
-        with impostor(tmp_path / "s", fake), connect(live.address, retry=Patience().retry()) as session:
-            session.join(model())
-            np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.75] * 6 + [-0.25] * 3)
-            assert_goes_over_the_network(live, session, "grpc")
-            assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
+    with (
+        serving(config(PLAIN, memory_socket=str(tmp_path / "s"))) as live,
+        impostor(tmp_path / "s", fake),
+        connect(live.address, retry=Patience().retry()) as session,
+    ):
+        session.join(model())
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.75] * 6 + [-0.25] * 3)
+        assert_goes_over_the_network(live, session, "grpc")
+        assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
     assert len([record for record in caplog.records if "lanes open and then break" in record.message]) == 1
 
 

@@ -12,8 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from certificates import Authority
-from gem_api.v1 import admin_pb2
-from gem_api.v1 import lane_pb2
+from gem_api.v1 import admin_pb2, lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.security.tls import TlsFiles
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -292,9 +291,7 @@ def test_a_lane_carries_the_commits_of_the_lease_that_asked_for_it_and_no_others
 
 
 @LANES
-def test_a_withdrawn_token_ends_an_open_lane_at_its_next_commit(
-    lane: Opening, live: Live, alice: Worker, tokens: Path
-) -> None:
+def test_a_withdrawn_token_ends_an_open_lane_at_its_next_commit(lane: Opening, live: Live, alice: Worker, tokens: Path) -> None:
     with lane(alice) as open_lane:
         committed(alice, open_lane)
         before = theta_bits(live)

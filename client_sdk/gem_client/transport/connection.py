@@ -155,6 +155,7 @@ class Connection:
                 continue
             if self._stopped:  # by another thread, which did not see this lane
                 self.drop_stream()
+                raise ServerUnavailable("the connection was closed")
             if failures:
                 log.info("commits go over TCP: %s", failures[0])
             return
