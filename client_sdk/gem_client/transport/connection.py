@@ -157,7 +157,7 @@ class Connection:
                 self.drop_stream()
                 raise ServerUnavailable("the connection was closed")
             if failures:
-                log.info("commits go over TCP: %s", failures[0])
+                log.info("commits go over TCP, not through shared memory (%s)", failures[0])
             return
         self._lanes_left = 0
         log.warning("commits go over gRPC, which is slower: can't open a lane (%s)", "; ".join(failures))
