@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import threading
@@ -15,13 +16,14 @@ import pytest
 from certificates import Authority, Pair
 from cryptography.hazmat.primitives import serialization
 from gem_api.v1 import lane_pb2, training_pb2
-from gem_client import connect
+from gem_api.wire import FLOAT32
+from gem_client import ServerUnavailable, connect
 from gem_client.transport.security import Security
 from gem_server.security.access import ANYONE
 from gem_server.security.tls import TlsFiles
 from lane_client import HELLO, message
 from live import DEADLINE, Live, config, serving
-from session_helpers import ELSEWHERE, GRADIENT, Wire, lane_port_of, model, theta, transports
+from session_helpers import ELSEWHERE, GRADIENT, Wire, in_background, lane_port_of, model, theta, transports
 
 HOSTS = ("localhost", "127.0.0.1", ELSEWHERE)
 SEEN = GRADIENT.tobytes()
@@ -122,6 +124,34 @@ def answering(serve: Any, place: tuple[str, int]) -> Iterator[None]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         thread.join(DEADLINE)
+
+
+def test_a_lane_that_another_thread_closes_stays_encrypted_until_its_exchange_has_ended(
+    live: Live, shown: dict[str, Any]
+) -> None:
+    """Python's way to shut an encrypted socket down drops the encryption first: the rest of a gradient could go out without."""
+    half = np.frombuffer(SEEN, np.uint8)[: len(SEEN) // 2]
+    with connect(live.address, **shown) as session:
+        session.join(model())
+        lane = session._connection.lane
+        assert lane is not None
+        encrypted: Any = lane._sock
+        ended = select.poll()
+        ended.register(encrypted, 0)
+
+        def pieces() -> Iterator[Any]:
+            yield half
+            closing.append(in_background(lane.close))
+            assert ended.poll(1000 * DEADLINE), "the connection has not ended"
+            assert encrypted._sslobj is not None
+            yield half
+
+        closing: list[Any] = []
+        header = session._sender._header("gradient", None, 0, 0)
+        with pytest.raises(ServerUnavailable):
+            lane.exchange(header, 2 * half.size, pieces(), np.empty(GRADIENT.size, np.float32), FLOAT32)
+        closing[0].result(DEADLINE)
+        assert encrypted.fileno() == -1
 
 
 # -- whom the client believes

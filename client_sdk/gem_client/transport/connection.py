@@ -137,7 +137,7 @@ class Connection:
         Raises GemError if the server does not answer, or if the lease has ended.
         """
         failures: list[str] = []
-        for is_memory in (True, False)[not in_memory :]:
+        for is_memory in (True, False) if in_memory else (False,):
             try:
                 offer = self._stub.OpenLane(pb.OpenLaneRequest(lease_id=lease_id), timeout=self._timeout)
             except InvalidRequest as error:
