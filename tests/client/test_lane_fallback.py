@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gem_api.lane import Kind, opening
 from gem_api.v1 import lane_pb2
-from gem_client import Session, connect
+from gem_client import Draining, GemError, Session, connect
 from gem_client.transport import lane as client_lane
 from live import DEADLINE, Live, config, serving, wait_until
 from region_client import linux_only
@@ -99,6 +99,24 @@ def test_a_server_without_a_lane_is_no_matter_for_a_warning(caplog: pytest.LogCa
         np.testing.assert_array_equal(session.commit(GRADIENT).theta, theta(live))
         assert transports(live) == {session.name: "grpc"}
     assert warnings_of(caplog) == []
+
+
+def test_a_server_that_shuts_down_before_the_lane_is_open_is_asked_for_another(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[GemError] = [Draining("the server is shutting down")]
+    open_lane = client_lane.open_network_lane
+
+    def once_too_late(*arguments: Any) -> client_lane.Lane:
+        if errors:
+            raise errors.pop()
+        return open_lane(*arguments)
+
+    monkeypatch.setattr("gem_client.transport.connection.open_network_lane", once_too_late)
+    with connect(live.address, retry=Patience().retry()) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        assert transports(live) == {session.name: "tcp"}
 
 
 # -- lanes that break

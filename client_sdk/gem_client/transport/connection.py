@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 
 import grpc
-from gem_api.errors import GemError, InvalidRequest, ServerUnavailable
+from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
 from gem_api.framing import Assembly, chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
@@ -134,7 +134,7 @@ class Connection:
         """Opens a lane for the commits of a lease, with P parameters: with shared memory if that is wanted and the server is on
         this machine, else over TCP. If neither can be opened, commits go over gRPC until the next lease.
 
-        Raises GemError if the server does not answer, or if the lease has ended.
+        Raises GemError if the server does not answer or shuts down, or if the lease has ended.
         """
         failures: list[str] = []
         for is_memory in (True, False) if in_memory else (False,):
@@ -150,6 +150,8 @@ class Connection:
                     if is_memory
                     else open_network_lane(offer, self._stub.address, self._security, self._timeout)
                 )
+            except (Draining, LeaseEnded):
+                raise  # another lane would not help
             except (GemError, OSError) as error:
                 failures.append(str(error))
                 continue
@@ -169,9 +171,11 @@ class Connection:
 
     def commit_on_lane(self, exchange: Callable[[Lane], pb.CommitResult]) -> pb.CommitResult:
         """Makes one exchange on the open lane. If lanes open and then break, gRPC carries the lease's other commits."""
-        assert self.lane is not None
+        lane = self.lane
+        if lane is None:
+            raise ServerUnavailable("the connection was closed")  # by another thread
         try:
-            result = exchange(self.lane)
+            result = exchange(lane)
         except BaseException as error:
             self.drop_stream()
             if isinstance(error, ServerUnavailable):
