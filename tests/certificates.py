@@ -43,6 +43,14 @@ class Authority:
         self.cert = folder / f"{name}.pem"
         self.cert.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
+    def delegate(self, name: str) -> Authority:
+        """Another authority, whose own certificate this one has signed."""
+        other = Authority(self._folder, name)
+        builder = _certificate(other._name, self._name, other._key, days=(-1, 30))
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        other.cert.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return other
+
     def issue(self, name: str, *, file: str = "", hosts: tuple[str, ...] = LOOPBACK, days: tuple[int, int] = (-1, 30)) -> Pair:
         """Issues a certificate with this common name, for these hosts. It is valid between two days, counted from now.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ T = TypeVar("T")
 Array = npt.NDArray[np.float32]
 
 SIZE = 9
+ELSEWHERE = "127.0.0.2"  # this machine too
 GRADIENT: Array = np.full(SIZE, 0.5, np.float32)
 PLAIN = Hyperparameters(rule="downpour", learning_rate=0.5)  # θ falls by 0.25 with each commit of GRADIENT
 
@@ -87,13 +89,14 @@ def traffic(live: Live) -> tuple[int, int]:
     return live.on_loop(lambda: (live.server.parts.traffic.received, live.server.parts.traffic.sent))
 
 
-def assert_goes_over_the_network(live: Live, session: Session) -> None:
-    """Asserts that the session commits, receives the server's θ, and sends everything in chunks."""
+def assert_goes_over_the_network(live: Live, session: Session, transport: str = "tcp") -> None:
+    """Asserts that the session commits, receives the server's θ, and sends everything over the network."""
     assert not session.shares_memory
     before = traffic(live)
     for _ in range(3):
         np.testing.assert_array_equal(session.commit(GRADIENT).theta, theta(live))
     assert traffic(live)[0] - before[0] >= 3 * 4 * SIZE
+    assert transports(live)[session.name] == transport
     assert not live.on_loop(lambda: any(lease.region for lease in live.core.leases.live.values()))
 
 
@@ -123,26 +126,26 @@ class Patience:
         threading.Event().wait(0.01)
 
 
-class Wire:
-    """A relay between a client and a server that can lose responses, stall and break. New connections work."""
+class Relay:
+    """Carries the connections to one listening socket on to another. Descriptors that come over a Unix socket go on, too."""
 
-    def __init__(self, server: str) -> None:
-        host, _, port = server.rpartition(":")
-        self._server = host, int(port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, listener: socket.socket, target: Any) -> None:
+        self._listener, self._target = listener, target
         self._ends: list[socket.socket] = []
         self._passing = threading.Event()
         self._passing.set()
         self._losing = False
+        self._until_cut: int | None = None  # bytes that clients may still send
+        self._for_good = False
         threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def lose_answers(self) -> None:
         """From now on, drops everything that the server sends."""
         self._losing = True
+
+    def cut_after(self, nbytes: int, for_good: bool) -> None:
+        """Lets clients send this many bytes more, and then breaks every connection; refuses new ones if it is for good."""
+        self._for_good, self._until_cut = for_good, nbytes
 
     def stall(self) -> None:
         """From now on, holds back everything, without an error."""
@@ -160,10 +163,10 @@ class Wire:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def __enter__(self) -> Wire:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def refuse(self) -> None:
+        """Breaks every connection, and refuses new ones from now on."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.flow()
         self.cut()
@@ -172,19 +175,113 @@ class Wire:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                server = socket.socket(client.family)
                 try:
-                    server = socket.create_connection(self._server)
+                    server.connect(self._target)
                 except OSError:
                     client.close()
+                    server.close()
                     raise
                 self._ends += [client, server]
-                threading.Thread(target=self._relay, args=(client, server, False), daemon=True).start()
-                threading.Thread(target=self._relay, args=(server, client, True), daemon=True).start()
+                threading.Thread(target=self._carry, args=(client, server, False), daemon=True).start()
+                threading.Thread(target=self._carry, args=(server, client, True), daemon=True).start()
 
-    def _relay(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with suppress(OSError), source:
-            while data := source.recv(1 << 16):
+            while True:
+                data, descriptors, _, _ = socket.recv_fds(source, 1 << 16, 4)
+                if not data:
+                    break
                 self._passing.wait()
+                if not answers and self._cuts(len(data)):
+                    break
                 if not (answers and self._losing):
-                    sink.sendall(data)
+                    sent = socket.send_fds(sink, [data], descriptors) if descriptors else 0
+                    sink.sendall(data[sent:])
+                for descriptor in descriptors:
+                    os.close(descriptor)
             sink.shutdown(socket.SHUT_WR)
+
+    def _cuts(self, nbytes: int) -> bool:
+        if self._until_cut is None:
+            return False
+        self._until_cut -= nbytes
+        if self._until_cut >= 0:
+            return False
+        self._until_cut = None
+        if self._for_good:
+            self.refuse()
+        else:
+            self.cut()
+        return True
+
+
+class Wire:
+    """A network between clients and a server that can lose responses, stall and break; new connections work.
+
+    It carries gRPC, and the lane if `live` is given. The server names the lane's port and its socket: so the network has the
+    same port on another address of this machine, and takes the socket's place in the file system.
+
+    Attributes:
+        grpc: The way of gRPC.
+        lanes: The ways of the lanes, over TCP and the Unix socket, as far as the server has them.
+    """
+
+    def __init__(self, server: str, live: Live | None = None) -> None:
+        host, _, port = server.rpartition(":")
+        listener = socket.create_server((ELSEWHERE, 0))
+        self.address = f"{ELSEWHERE}:{listener.getsockname()[1]}"
+        self.grpc = Relay(listener, (host, int(port)))
+        self.lanes: list[Relay] = []
+        if live is None:
+            return
+        if lane_port := lane_port_of(live):
+            self.lanes.append(Relay(socket.create_server((ELSEWHERE, lane_port)), (host, lane_port)))
+        if path := live.config.memory_socket:
+            os.rename(path, f"{path}.server")
+            unix = socket.socket(socket.AF_UNIX)
+            unix.bind(path)
+            unix.listen()
+            self.lanes.append(Relay(unix, f"{path}.server"))
+
+    def lose_answers(self) -> None:
+        """From now on, drops everything that the server sends."""
+        for relay in self._relays:
+            relay.lose_answers()
+
+    def stall(self) -> None:
+        """From now on, holds back everything, without an error."""
+        for relay in self._relays:
+            relay.stall()
+
+    def flow(self) -> None:
+        """Ends `stall`; what was held back arrives."""
+        for relay in self._relays:
+            relay.flow()
+
+    def cut(self) -> None:
+        """Breaks every connection, and lets new ones through."""
+        for relay in self._relays:
+            relay.cut()
+
+    @property
+    def _relays(self) -> list[Relay]:
+        return [self.grpc, *self.lanes]
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for relay in self._relays:
+            relay.refuse()
+
+
+def lane_port_of(live: Live) -> int:
+    """The TCP port of the server's lane; 0 if it has none."""
+    port: int = live.server.parts.lane._listener.port
+    return port
+
+
+def transports(live: Live) -> dict[str, str]:
+    """How each live worker's last commit came, by name, as the status shows it."""
+    return {one.name: one.transport for one in live.on_loop(live.server.parts.training.status).workers}

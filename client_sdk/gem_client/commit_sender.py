@@ -1,4 +1,4 @@
-"""Sends one commit to the server and receives the new θ: by reference through shared memory, a lane, or gRPC."""
+"""Sends one commit to the server and receives the new θ: through shared memory, a lane's socket, or gRPC."""
 
 from __future__ import annotations
 

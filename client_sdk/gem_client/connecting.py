@@ -25,6 +25,9 @@ def connect(
 ) -> Session:
     """Opens a session with a server. Sends nothing yet: the first call of the session does.
 
+    Commits use the server's lane: shared memory on the server's machine, or else a TCP port beside gRPC's. If the lane can't
+    be opened, they go over gRPC, and a warning says why.
+
     Args:
         address: The server's address, "host:port". The host is a name, an IPv4 address, or an IPv6 address in brackets
             ("[::1]:50051"). The default port is 50051. gRPC's own forms, such as "unix:/path", work too.

@@ -37,7 +37,7 @@ class Membership:
     Attributes:
         layout: The run's tensors; None until they are known.
         theta: θ as last received, float32, shape (P,).
-        gradient: A buffer for the next gradient, float32, shape (P,). A lease with shared memory replaces both buffers.
+        gradient: A buffer for the next gradient, float32, shape (P,). A lane with shared memory replaces both buffers.
         version: Version of `theta`.
         sequence: Number of the lease's last commit.
         steps_done: Commits applied under the worker's name in this run.

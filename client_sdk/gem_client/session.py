@@ -100,13 +100,13 @@ class Session:
 
     @property
     def theta(self) -> Vector:
-        """θ as last received: float32, shape (P,), the session's own buffer. A new lease replaces the buffer."""
+        """θ as last received: float32, shape (P,), the session's own buffer. A new lease, or new shared memory, replaces it."""
         return self._member.theta
 
     @property
     def gradient(self) -> Vector:
         """A buffer for the next gradient: float32, shape (P,). With shared memory, a gradient written here is committed without
-        a copy. A new lease replaces the buffer."""
+        a copy. A new lease, or new shared memory, replaces the buffer."""
         return self._member.gradient
 
     @property

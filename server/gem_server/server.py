@@ -152,7 +152,8 @@ class Server:
         config, core, http = self._config, self.core, self.parts.endpoint.http_address
         if config.checkpoint_dir is None:
             self._logger.warning("no --checkpoint-dir: nothing is saved, and the model is lost when this process ends")
-        for what, how_to_close in what_is_open(config.listen, config.metrics_listen, config.tokens, config.tls):
+        lane, exposed = config.lane_address, config.metrics_listen
+        for what, how_to_close in what_is_open(config.listen, lane, exposed, config.tokens, config.tls):
             self._logger.warning(f"OPEN: {what}", close=how_to_close)
         self._logger.info(
             "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=self.parts.lane.address or "off",

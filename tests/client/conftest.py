@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from gem_client import Session, connect
-from live import Live
+from live import Live, config, serving
 from region_client import abstract, linux_only
 from session_helpers import model
+
+
+class Transport(NamedTuple):
+    """How commits travel: its `name` in the status, and the server's `settings` for it."""
+
+    name: str
+    settings: dict[str, Any]
+
+    @property
+    def is_memory(self) -> bool:
+        return self.name == "memory"
+
+
+@pytest.fixture
+def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    """A server for the test's `transport`; without one, it shares memory in tests marked `shared_memory`."""
+    settings: dict[str, Any] = {
+        "memory_socket": abstract() if request.node.get_closest_marker("shared_memory") is not None else ""
+    }
+    if "transport" in request.fixturenames:
+        settings = request.getfixturevalue("transport").settings
+    with serving(config(**settings)) as server:
+        yield server
 
 
 @pytest.fixture
@@ -20,7 +45,12 @@ def session(live: Live) -> Iterator[Session]:
         yield joined
 
 
-@pytest.fixture(params=["network", pytest.param("shared memory", marks=(linux_only, pytest.mark.shared_memory))])
-def memory_socket(request: pytest.FixtureRequest) -> str:
-    """Runs a test over both transports: the `memory_socket` of the server's configuration, empty for the network."""
-    return "" if request.param == "network" else abstract()
+@pytest.fixture(params=["grpc", "tcp", pytest.param("memory", marks=linux_only)])
+def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Transport:
+    """Runs a test over gRPC, over the lane's TCP port, and through shared memory."""
+    settings = {
+        "grpc": {"lane_listen": "", "memory_socket": ""},
+        "tcp": {"memory_socket": ""},
+        "memory": {"memory_socket": str(tmp_path / "lane")},
+    }
+    return Transport(request.param, settings[request.param])

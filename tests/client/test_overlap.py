@@ -14,6 +14,7 @@ from torch import nn
 from wire_client import apply_thread_held
 
 
+@pytest.mark.usefixtures("transport")
 def test_the_answer_comes_when_it_is_asked_for_and_the_base_is_told_honestly(live: Live) -> None:
     with connect(live.address) as session:
         session.join(model(), overlap=True)
@@ -44,6 +45,7 @@ def test_a_session_that_did_not_join_for_it_is_told(live: Live) -> None:
             session.begin_commit(GRADIENT)
 
 
+@pytest.mark.usefixtures("transport")
 def test_closing_a_session_waits_for_the_commit_under_way(live: Live) -> None:
     with connect(live.address) as session:
         session.join(model(), overlap=True)
@@ -51,6 +53,7 @@ def test_closing_a_session_waits_for_the_commit_under_way(live: Live) -> None:
     assert version(live) == 1
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_caller_that_fails_does_not_wait_for_it(live: Live) -> None:
     session = connect(live.address)
     session.join(model(), overlap=True)
@@ -61,6 +64,7 @@ def test_a_caller_that_fails_does_not_wait_for_it(live: Live) -> None:
         assert version(live) == 0
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_gradient_of_an_earlier_lease_is_dropped_when_its_turn_comes(live: Live) -> None:
     with connect(live.address) as session:
         session.join(model(), overlap=True)

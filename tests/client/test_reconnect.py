@@ -10,14 +10,15 @@ from pathlib import Path
 import gem_client
 import numpy as np
 import pytest
+from client.conftest import Transport
 from gem_client import Session, TransportError, connect
 from live import DEADLINE, Live, config, serving, wait_until
-from session_helpers import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, version
+from session_helpers import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, transports, version
 
 
-def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_lease(tmp_path: Path) -> None:
+def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_lease(transport: Transport, tmp_path: Path) -> None:
     patience = Patience()
-    with serving(config(PLAIN, checkpoint_dir=tmp_path)) as live:
+    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", **transport.settings)) as live:
         session = connect(live.address, retry=patience.retry())
         session.join(model())
         session.commit(GRADIENT)
@@ -30,22 +31,27 @@ def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_leas
             np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
             assert session.commit(GRADIENT).version == 3
             assert outcomes(back) == {"applied": 3}
+            assert transports(back) == {session.name: transport.name}
 
 
-def test_a_session_that_has_lost_the_wire_goes_on_where_it_was(memory_socket: str, live: Live) -> None:
-    with Wire(live.address) as wire, connect(wire.address, retry=Patience().retry()) as session:
+def test_a_session_that_has_lost_the_wire_goes_on_where_it_was(transport: Transport) -> None:
+    with (
+        serving(config(PLAIN, **transport.settings)) as live,
+        Wire(live.address, live) as wire,
+        connect(wire.address, retry=Patience().retry()) as session,
+    ):
         session.join(model())
         for done in range(1, 4):
             assert session.commit(GRADIENT).version == done
+            assert transports(live) == {session.name: transport.name}
             wire.cut()
         assert (session.generation, outcomes(live)) == (1, {"applied": 3})
-        assert session.shares_memory == bool(memory_socket)
 
 
-def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(memory_socket: str) -> None:
+def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(transport: Transport) -> None:
     with (
-        serving(config(PLAIN, memory_socket=memory_socket)) as live,
-        Wire(live.address) as wire,
+        serving(config(PLAIN, **transport.settings)) as live,
+        Wire(live.address, live) as wire,
         connect(wire.address, retry=Patience().retry()) as session,
     ):
         session.join(model())
@@ -55,28 +61,30 @@ def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(memory_so
         wait_until(lambda: version(live) == 2, "the commit to be applied")
         wire.cut()
         answer = waiting.result(DEADLINE)
-        assert (answer.version, answer.dropped, session.shares_memory) == (2, False, bool(memory_socket))
+        assert (answer.version, answer.dropped, session.shares_memory) == (2, False, transport.is_memory)
         np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
         assert outcomes(live) == {"applied": 2, "repeated": 1}
         np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.25] * 6 + [-0.75] * 3)
+        assert transports(live) == {session.name: transport.name}
 
 
-def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_theta(memory_socket: str) -> None:
-    with serving(config(PLAIN, memory_socket=memory_socket)) as live:
+def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_theta(transport: Transport) -> None:
+    with serving(config(PLAIN, **transport.settings)) as live:
         session = connect(live.address, retry=Patience().retry())
         session.join(model())
         known = session.commit(GRADIENT).theta.copy()
         live.stop()
         with serving(replace(live.config, listen=live.address)) as back, session:
             answer = session.commit(GRADIENT)
-            assert (answer.dropped, answer.version, session.shares_memory) == (True, 0, bool(memory_socket))
+            assert (answer.dropped, answer.version, session.shares_memory) == (True, 0, transport.is_memory)
             np.testing.assert_array_equal(answer.theta, known)
             np.testing.assert_array_equal(theta(back), known)
             assert session.commit(GRADIENT).version == 1
+            assert transports(back) == {session.name: transport.name}
 
 
-def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(memory_socket: str, tmp_path: Path) -> None:
-    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", memory_socket=memory_socket)) as live:
+def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(transport: Transport, tmp_path: Path) -> None:
+    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", **transport.settings)) as live:
         session = connect(live.address, retry=Patience().retry())
         session.join(model())
         session.commit(GRADIENT)
@@ -92,12 +100,12 @@ def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(memor
             np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
             assert ended(back) == {"rolled_back": 1}
             assert session.commit(GRADIENT).version == 2
-            assert session.shares_memory == bool(memory_socket)
+            assert transports(back) == {session.name: transport.name}
 
 
-def test_a_session_that_gave_up_recovers_when_the_server_is_back(tmp_path: Path) -> None:
+def test_a_session_that_gave_up_recovers_when_the_server_is_back(transport: Transport, tmp_path: Path) -> None:
     patience = Patience()
-    with serving(config(PLAIN, checkpoint_dir=tmp_path)) as live:
+    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", **transport.settings)) as live:
         session = connect(live.address, retry=patience.retry())
         session.join(model())
         session.commit(GRADIENT)
@@ -134,11 +142,16 @@ def test_a_listener_that_never_answers_is_given_up() -> None:
                     in_background(use).result(DEADLINE)
 
 
-def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(live: Live) -> None:
+def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(transport: Transport) -> None:
     patience = Patience()
-    with Wire(live.address) as wire, connect(wire.address, retry=patience.retry(), timeout=1.0) as session:
+    with (
+        serving(config(PLAIN, **transport.settings)) as live,
+        Wire(live.address, live) as wire,
+        connect(wire.address, retry=patience.retry(), timeout=1.0) as session,
+    ):
         session.join(model())
         session.commit(GRADIENT)
+        assert transports(live) == {session.name: transport.name}
         wire.stall()
         patience.run_out()
         with pytest.raises(TransportError):
@@ -148,6 +161,7 @@ def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(
         wire.cut()
         assert session.commit(GRADIENT).dropped
         assert not session.commit(GRADIENT).dropped
+        assert transports(live) == {session.name: transport.name}
 
 
 def test_a_readers_pull_that_makes_no_progress_is_broken_off(live: Live, session: Session) -> None:

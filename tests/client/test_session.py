@@ -16,6 +16,7 @@ from live import DEADLINE, Live, config, serving, wait_until
 from session_helpers import GRADIENT, PLAIN, SIZE, Array, in_background, model, theta, workers
 
 
+@pytest.mark.usefixtures("transport")
 def test_one_worker_joins_commits_and_sees_theta_move(live: Live) -> None:
     with gem_client.connect(live.address) as session:
         first = session.join({"w": np.ones((2, 3)), "b": np.zeros(3)}).copy()
@@ -34,11 +35,13 @@ def test_theta_comes_back_as_a_flat_float32_array(session: Session) -> None:
     assert answer.theta.shape == (SIZE,)
 
 
+@pytest.mark.usefixtures("transport")
 def test_commit_brings_what_the_server_now_holds(live: Live, session: Session) -> None:
     answer = session.commit(GRADIENT)
     np.testing.assert_array_equal(answer.theta, theta(live))
 
 
+@pytest.mark.usefixtures("transport")
 def test_pull_brings_what_the_server_now_holds(live: Live, session: Session) -> None:
     with connect(live.address) as other:
         other.join(model())
@@ -47,6 +50,7 @@ def test_pull_brings_what_the_server_now_holds(live: Live, session: Session) -> 
     assert session.version == 1
 
 
+@pytest.mark.usefixtures("transport")
 def test_reading_theta_changes_nothing_for_the_next_commit(live: Live, session: Session) -> None:
     base, own = session.base, session.theta.copy()
     with connect(live.address) as other:

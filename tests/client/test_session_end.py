@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from client.conftest import Transport
 from gem_client import InvalidRequest, Session, connect
-from live import DEADLINE, Live, serving
+from live import DEADLINE, Live, config, serving
 from session_helpers import GRADIENT, ended, in_background, model, workers
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_closed_session_is_of_no_more_use_and_closes_twice(live: Live) -> None:
     session = connect(live.address)
     session.join(model())
@@ -34,6 +35,7 @@ def test_a_session_is_refused_in_another_process(session: Session, monkeypatch: 
     assert session.commit(GRADIENT).version == 1
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_child_that_closes_its_parents_session_does_not_end_the_lease(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     session = connect(live.address)
     session.join(model())
@@ -45,6 +47,7 @@ def test_a_child_that_closes_its_parents_session_does_not_end_the_lease(live: Li
     assert left == [session.name]
 
 
+@pytest.mark.usefixtures("transport")
 def test_the_worker_leaves_even_when_its_block_ends_with_an_error(live: Live) -> None:
     def fail() -> None:
         with connect(live.address) as session:
@@ -56,8 +59,8 @@ def test_the_worker_leaves_even_when_its_block_ends_with_an_error(live: Live) ->
     assert ended(live) == {"left": 1}
 
 
-def test_closing_does_not_wait_long_for_a_server_that_is_gone(tmp_path: Path) -> None:
-    with serving() as live:
+def test_closing_does_not_wait_long_for_a_server_that_is_gone(transport: Transport) -> None:
+    with serving(config(**transport.settings)) as live:
         session = connect(live.address)
         session.join(model())
         live.stop()

@@ -59,6 +59,7 @@ def test_a_shorter_lease_after_a_restart_is_renewed_in_time() -> None:
             assert ended(back) == {}
 
 
+@pytest.mark.usefixtures("transport")
 def test_after_the_lease_has_ended_the_next_gradient_is_dropped_and_theta_is_fresh(live: Live, session: Session) -> None:
     session.commit(GRADIENT)
     expire_all(live)
@@ -84,6 +85,7 @@ def test_the_count_of_steps_goes_on_under_the_workers_name(live: Live) -> None:
         assert again.steps_done == 2
 
 
+@pytest.mark.usefixtures("transport")
 def test_pull_after_the_lease_has_ended_enters_again_and_the_next_commit_counts(live: Live, session: Session) -> None:
     expire_all(live)
     session.pull()
@@ -91,6 +93,7 @@ def test_pull_after_the_lease_has_ended_enters_again_and_the_next_commit_counts(
     assert not session.commit(GRADIENT).dropped
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_gradient_computed_under_an_earlier_lease_is_dropped(live: Live, session: Session) -> None:
     expire_all(live)
     session._shard_leases.lease(10, ()).result()  # enters again, while the caller still has the θ of the first lease
@@ -100,6 +103,7 @@ def test_a_gradient_computed_under_an_earlier_lease_is_dropped(live: Live, sessi
     assert not session.commit(GRADIENT).dropped
 
 
+@pytest.mark.usefixtures("transport")
 def test_of_two_workers_with_one_name_the_first_is_told_and_does_not_fight(live: Live) -> None:
     with connect(live.address, name="twin") as first, connect(live.address, name="twin") as second:
         first.join(model())
@@ -114,6 +118,7 @@ def test_of_two_workers_with_one_name_the_first_is_told_and_does_not_fight(live:
         assert ended(live) == {"replaced": 1}
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_silent_workers_lease_ends_and_the_other_workers_goes_on(live: Live, session: Session) -> None:
     with connect(live.address, name="busy") as busy:
         busy.join(model())

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client.conftest import Transport
 from gem_client import InvalidRequest, LayoutMismatch, NonFiniteGradient, RejectedCommit, Session, connect
 from live import Live
-from session_helpers import GRADIENT, SIZE, model, theta
+from session_helpers import GRADIENT, SIZE, model, theta, transports
 
 BAD_GRADIENTS: list[Any] = [
     pytest.param(np.zeros(SIZE - 1, np.float32), LayoutMismatch, id="short"),
@@ -30,7 +31,7 @@ BAD_GRADIENTS: list[Any] = [
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize(("gradient", "error"), BAD_GRADIENTS)
 def test_a_bad_gradient_raises_a_typed_error_and_the_next_commit_goes_through(
-    memory_socket: str, live: Live, session: Session, gradient: Any, error: type[RejectedCommit]
+    transport: Transport, live: Live, session: Session, gradient: Any, error: type[RejectedCommit]
 ) -> None:
     session.commit(GRADIENT)
     before = theta(live)
@@ -40,7 +41,7 @@ def test_a_bad_gradient_raises_a_typed_error_and_the_next_commit_goes_through(
     np.testing.assert_array_equal(session.theta, before)
     answer = session.commit(GRADIENT)
     assert (answer.version, answer.dropped, session.generation) == (2, False, 1)
-    assert session.shares_memory == bool(memory_socket)
+    assert transports(live) == {session.name: transport.name}
 
 
 def test_another_model_is_refused_by_name_and_the_session_can_join_with_the_right_one(live: Live, session: Session) -> None:
@@ -61,13 +62,13 @@ def test_a_model_without_parameters_is_refused(live: Live) -> None:
         session.join({})
 
 
-def test_a_first_value_that_is_no_number_is_refused_and_leaves_room_for_a_good_one(memory_socket: str, live: Live) -> None:
+def test_a_first_value_that_is_no_number_is_refused_and_leaves_room_for_a_good_one(transport: Transport, live: Live) -> None:
     with connect(live.address) as session, pytest.raises(NonFiniteGradient):
         session.join({"w": np.array([np.nan])})
     assert live.on_loop(lambda: live.server.core.leases.live) == {}  # or the next would wait for it
     with connect(live.address) as session:
         np.testing.assert_array_equal(session.join({"w": np.array([2.0])}), [2.0])
-        assert session.shares_memory == bool(memory_socket)
+        assert session.shares_memory == transport.is_memory
 
 
 def test_nothing_but_pull_works_before_join(live: Live) -> None:

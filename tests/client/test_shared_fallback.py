@@ -1,4 +1,4 @@
-"""If memory can't be shared, tensors go over the network, without an error."""
+"""If memory can't be shared, tensors go over the lane's port, without an error or a warning."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gem_api.errors import Unauthenticated
+from gem_api.lane import Kind, error_message, opening
+from gem_api.v1 import lane_pb2
+from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from live import DEADLINE, Live, config, serving
 from region_client import abstract, linux_only, mapped
@@ -21,6 +25,7 @@ from session_helpers import (
     GRADIENT,
     PLAIN,
     SIZE,
+    Patience,
     assert_goes_over_the_network,
     in_background,
     model,
@@ -37,7 +42,7 @@ def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_a_server_that_shares_none_gets_chunks(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_shares_none_is_reached_over_the_network(caplog: pytest.LogCaptureFixture) -> None:
     with quietly(caplog), serving(config()) as live, connect(live.address) as session:
         session.join(model())
         assert_goes_over_the_network(live, session)
@@ -51,7 +56,7 @@ def test_a_session_that_wants_none_gets_none(live: Live, caplog: pytest.LogCaptu
         assert set(mapped()) <= before
 
 
-def test_a_socket_that_is_not_there_leads_to_chunks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_socket_that_is_not_there_leads_to_the_network(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As for a worker in a container that lacks the volume."""
     with quietly(caplog), serving(config(memory_socket=str(tmp_path / "s"))) as live, connect(live.address) as session:
         (tmp_path / "s").unlink()
@@ -59,7 +64,7 @@ def test_a_socket_that_is_not_there_leads_to_chunks(tmp_path: Path, caplog: pyte
         assert_goes_over_the_network(live, session)
 
 
-def test_another_servers_socket_leads_to_chunks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_servers_socket_leads_to_the_network(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
         quietly(caplog),
         serving(config(memory_socket=str(tmp_path / "s"))) as live,
@@ -87,20 +92,34 @@ def test_a_socket_named_by_a_relative_path_is_found_from_any_folder(tmp_path: Pa
     assert not (tmp_path / "s").exists()
 
 
+WELCOME = opening(Kind.WELCOME, lane_pb2.LaneWelcome())
+
+
 def hangs_up(visitor: socket.socket) -> None:
-    visitor.recv(16)
+    visitor.recv(4096)
+
+
+def says(*answer: bytes) -> Callable[[socket.socket], None]:
+    """Answers the token with these bytes."""
+
+    def respond(visitor: socket.socket) -> None:
+        visitor.recv(4096)
+        for part in answer:
+            visitor.sendall(part)
+
+    return respond
 
 
 def hands_over(make: Callable[[], int]) -> Callable[[socket.socket], None]:
-    """Answers with a descriptor."""
+    """Welcomes the client with a descriptor."""
 
-    def answer(visitor: socket.socket) -> None:
-        visitor.recv(16)
+    def respond(visitor: socket.socket) -> None:
+        visitor.recv(4096)
         descriptor = make()
-        socket.send_fds(visitor, [b"\1"], [descriptor])
+        socket.send_fds(visitor, [WELCOME], [descriptor])
         os.close(descriptor)
 
-    return answer
+    return respond
 
 
 def memory_of(size: int) -> int:
@@ -112,12 +131,16 @@ def memory_of(size: int) -> int:
 IMPOSTORS: dict[str, Callable[[socket.socket], None]] = {
     "hangs up at once": lambda visitor: None,
     "hangs up after the token": hangs_up,
-    "sends a byte and no memory": lambda visitor: visitor.sendall(b"\1"),
+    "sends no message": says(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    "sends half a message": says(WELCOME[:10]),
+    "sends a message that is damaged": says(bytes(24)),
+    "sends the wrong message": says(opening(Kind.RESULT, pb.CommitResult())),
+    "sends no memory": says(WELCOME),
+    "refuses": says(opening(Kind.ERROR, error_message(Unauthenticated("no")))),
     "sends a file of another size": hands_over(lambda: memory_of(4096)),
     "sends an empty file": hands_over(lambda: memory_of(0)),
     "sends a device": hands_over(lambda: os.open("/dev/zero", os.O_RDWR)),
     "sends a file that can only be read": hands_over(lambda: os.open("/dev/null", os.O_RDONLY)),
-    "sends memory that is not the server's": hands_over(lambda: memory_of(3 * 4096)),
 }
 
 
@@ -147,10 +170,9 @@ def impostor(path: Path, answer: Callable[[socket.socket], object]) -> Iterator[
 
 
 @pytest.mark.parametrize("kind", IMPOSTORS)
-def test_what_an_impostor_hands_over_is_not_trusted_and_chunks_are_sent(
+def test_what_an_impostor_answers_is_not_trusted_and_the_network_is_used(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last of them is found out by its nonce, when the first commit names it: the gradient in hand is not lost."""
     with quietly(caplog), serving(config(PLAIN, memory_socket=str(tmp_path / "s"))) as live, connect(live.address) as session:
         with impostor(tmp_path / "s", IMPOSTORS[kind]):
             session.join(model())
@@ -161,7 +183,24 @@ def test_what_an_impostor_hands_over_is_not_trusted_and_chunks_are_sent(
         assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
 
 
-def test_a_server_with_no_room_for_a_region_gets_chunks_and_is_trained_all_the_same(
+def test_memory_that_is_not_the_servers_is_found_out_by_the_first_commit_which_is_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody answers the commit; and after the second time gRPC carries the lease's commits."""
+    fake = hands_over(lambda: memory_of(3 * 4096))
+    with (
+        serving(config(PLAIN, memory_socket=str(tmp_path / "s"))) as live,
+        impostor(tmp_path / "s", fake),
+        connect(live.address, retry=Patience().retry()) as session,
+    ):
+        session.join(model())
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.75] * 6 + [-0.25] * 3)
+        assert_goes_over_the_network(live, session, "grpc")
+        assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
+    assert len([record for record in caplog.records if "lanes open and then break" in record.message]) == 1
+
+
+def test_a_server_with_no_room_for_a_region_is_reached_over_the_network_and_is_trained_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limit = 4 * SIZE * (1 + 3 + 2) - 1
@@ -175,7 +214,7 @@ def test_a_server_with_no_room_for_a_region_gets_chunks_and_is_trained_all_the_s
         assert live.on_loop(lambda: live.core.memory.held) == 4 * SIZE * (1 + 3)
 
 
-def test_a_server_that_hands_over_nothing_in_time_gets_chunks(tmp_path: Path) -> None:
+def test_a_server_that_hands_over_nothing_in_time_is_reached_over_the_network(tmp_path: Path) -> None:
     release = threading.Event()
     with serving(config(memory_socket=str(tmp_path / "s"))) as live, connect(live.address, timeout=1.0) as session:
         with impostor(tmp_path / "s", lambda visitor: release.wait(DEADLINE)):

@@ -115,7 +115,8 @@ def test_large_models_of_several_workers_stay_apart(live: Live) -> None:
 
 
 def test_theta_and_gradient_lie_in_the_region(live: Live, session: Session) -> None:
-    region = live.on_loop(lambda: next(iter(live.core.leases.live.values())).offered)
+    session.commit(GRADIENT)
+    region = live.on_loop(lambda: next(iter(live.core.leases.live.values())).region)
     session.gradient[:] = 3.0
     session.theta[:] = 4.0
     assert (region.gradient == 3.0).all()
@@ -200,6 +201,6 @@ def test_the_status_shows_who_shares_memory_and_what_it_costs(live: Live, sessio
         far.join(model())
         far.commit(GRADIENT)
         near, distant = admin.status().workers
-        assert (near.shared_memory, distant.shared_memory) == (True, False)
+        assert (near.transport, distant.transport) == ("memory", "tcp")
         assert near.memory_bytes == distant.memory_bytes - 4 * SIZE + region_bytes(SIZE)
         assert admin.status().memory_bytes == 4 * SIZE + near.memory_bytes + distant.memory_bytes

@@ -54,7 +54,6 @@ def test_after_the_lease_has_ended_there_is_a_new_region_and_the_old_one_goes(li
     after = session.commit(GRADIENT)
     assert (after.dropped, after.version) == (False, 2)
     np.testing.assert_array_equal(after.theta, theta(live))
-    until_held(old, 1)  # the buffers that this test still looks at
     del buffers
     until_held(old, 0)
 

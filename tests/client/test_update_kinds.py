@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client.conftest import Transport
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, Session, connect
 from live import Live, config, serving
-from region_client import abstract, linux_only
 from session_helpers import GRADIENT, PLAIN, SIZE, Array, model, outcomes, theta, version
 
 DELTAS = replace(PLAIN, local_steps=4)
@@ -22,11 +22,14 @@ FIRST: Array = np.array([1.0] * 6 + [0.0] * 3, np.float32)
 
 
 @contextmanager
-def joined(settings: Hyperparameters, shares: bool = False, **overlap: Any) -> Iterator[tuple[Live, Session]]:
+def joined(settings: Hyperparameters, transport: Transport | None = None, **overlap: Any) -> Iterator[tuple[Live, Session]]:
     """A server, and a worker in its run."""
-    with serving(config(settings, memory_socket=abstract() if shares else "")) as live, connect(live.address) as session:
+    with (
+        serving(config(settings, **(transport.settings if transport else {}))) as live,
+        connect(live.address) as session,
+    ):
         session.join(model(), **overlap)
-        assert session.shares_memory == shares
+        assert session.shares_memory == (transport is not None and transport.is_memory)
         yield live, session
 
 
@@ -52,19 +55,19 @@ def test_the_kind_is_not_known_before_joining(live: Live) -> None:
                 asked()
 
 
-@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=linux_only)], ids=["network", "shared memory"])
 @pytest.mark.parametrize(("settings", "wrong"), [(DELTAS, "gradient"), (PLAIN, "delta")], ids=["deltas", "gradients"])
-def test_a_commit_of_the_other_kind_is_refused_and_changes_nothing(settings: Hyperparameters, wrong: Any, shares: bool) -> None:
-    with joined(settings, shares) as (live, session):
+def test_a_commit_of_the_other_kind_is_refused_and_changes_nothing(
+    settings: Hyperparameters, wrong: Any, transport: Transport
+) -> None:
+    with joined(settings, transport) as (live, session):
         with pytest.raises(InvalidRequest, match=f"takes a {session.update_kind}.*holds a {wrong}"):
             session.commit(GRADIENT, kind=wrong)
         np.testing.assert_array_equal(theta(live), FIRST)
         assert version(live) == 0
 
 
-@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=linux_only)], ids=["network", "shared memory"])
-def test_a_delta_is_added_as_it_is(shares: bool) -> None:
-    with joined(DELTAS, shares) as (live, session):
+def test_a_delta_is_added_as_it_is(transport: Transport) -> None:
+    with joined(DELTAS, transport) as (live, session):
         session.commit(GRADIENT, kind="delta")
         np.testing.assert_array_equal(theta(live), FIRST + 0.5)
 
@@ -90,9 +93,8 @@ def test_a_kind_that_there_is_not_is_refused_before_anything_is_sent() -> None:
 # -- weight decay and the rate
 
 
-@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=linux_only)], ids=["network", "shared memory"])
-def test_weight_decay_is_added_to_a_gradient_at_the_theta_handed_out_last(shares: bool) -> None:
-    with joined(DECAYING, shares) as (live, session):
+def test_weight_decay_is_added_to_a_gradient_at_the_theta_handed_out_last(transport: Transport) -> None:
+    with joined(DECAYING, transport) as (live, session):
         expected = FIRST.copy()
         given = GRADIENT.copy()
         for _ in range(3):
@@ -140,10 +142,9 @@ def test_the_learning_rate_is_that_of_the_version_handed_out_last() -> None:
 # -- what becomes of it
 
 
-@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=linux_only)], ids=["network", "shared memory"])
-def test_a_commit_that_the_rule_discards_is_told_and_brings_fresh_theta(shares: bool) -> None:
+def test_a_commit_that_the_rule_discards_is_told_and_brings_fresh_theta(transport: Transport) -> None:
     settings = replace(PLAIN, rule="ringmaster", rule_options="threshold=1")
-    with joined(settings, shares) as (live, session), connect(live.address) as other:
+    with joined(settings, transport) as (live, session), connect(live.address) as other:
         other.join(model())
         assert not other.commit(GRADIENT).discarded
         answer = session.commit(GRADIENT)

@@ -3,7 +3,7 @@ clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +12,14 @@ import grpc
 import numpy as np
 import pytest
 from certificates import Authority
-from gem_api.v1 import admin_pb2
+from gem_api.v1 import admin_pb2, lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.security.tls import TlsFiles
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from lane_client import COMMIT, HELLO, RawLane, committed, header, message, offer, opened, opened_in_memory, tcp, unix
 from live import Live, config, serving, wait_until
-from region_client import abstract, handed_over, linux_only, visit
+from region_client import abstract, linux_only
 from tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, bearing, write_tokens
 from wire_client import (
     RPCS,
@@ -40,7 +41,7 @@ DENIED = ("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED)
 UNKNOWN = ("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED)
 # What each role may call, in the words of docs/security.md.
 TRAINS = {
-    "RegisterWorker", "InitializeCentral", "ShareMemory", "Commit", "RenewLease", "LeaveCluster", "LeaseShard", "CompleteShard",
+    "RegisterWorker", "InitializeCentral", "OpenLane", "Commit", "RenewLease", "LeaveCluster", "LeaseShard", "CompleteShard",
 }  # fmt: skip
 MAY = {
     ANY: TRAINS | {"Pull", "GetStatus"},
@@ -72,6 +73,11 @@ def alice(live: Live) -> Iterator[Worker]:
     """A worker that has initialised θ under a token of its own."""
     with with_token(live, ALICE) as wire:
         yield wire.started("alice")
+
+
+def hello(token: bytes) -> bytes:
+    """The first message of a lane."""
+    return message(HELLO, lane_pb2.LaneHello(token=token).SerializeToString())
 
 
 def assert_refused(refusal: Refusal, how: tuple[str, grpc.StatusCode]) -> None:
@@ -194,7 +200,7 @@ def calls_under(lease_of: Worker) -> dict[str, list[bytes]]:
     lease = lease_of.lease_id
     messages = {
         "Pull": pb.PullRequest(lease_id=lease),
-        "ShareMemory": pb.ShareMemoryRequest(lease_id=lease),
+        "OpenLane": pb.OpenLaneRequest(lease_id=lease),
         "RenewLease": pb.RenewLeaseRequest(lease_id=lease),
         "LeaveCluster": pb.LeaveClusterRequest(lease_id=lease),
         "LeaseShard": pb.LeaseShardRequest(lease_id=lease, sample_count=10),
@@ -221,7 +227,7 @@ def test_every_call_that_names_a_lease_is_tried_here(alice: Worker) -> None:
 
 @pytest.mark.parametrize(
     "rpc",
-    ["Pull", "ShareMemory", "RenewLease", "LeaveCluster", "LeaseShard", "CompleteShard", "Commit", "InitializeCentral"],
+    ["Pull", "OpenLane", "RenewLease", "LeaveCluster", "LeaseShard", "CompleteShard", "Commit", "InitializeCentral"],
 )
 @pytest.mark.parametrize("token", [BOB, ANY, ADMIN], ids=["bob", "any worker", "admin"])
 def test_no_call_is_answered_under_anothers_lease(token: str, rpc: str, live: Live, alice: Worker) -> None:
@@ -256,19 +262,69 @@ def test_a_thief_does_not_break_off_the_owners_call(live: Live, alice: Worker) -
     assert alice.took(stream.answer(SMALL.size))[0].version == 1
 
 
-@linux_only
-def test_shared_memory_goes_to_the_lease_that_asked_and_commits_by_it_to_its_owner(live: Live, alice: Worker) -> None:
+LANES = pytest.mark.parametrize("lane", [opened, pytest.param(opened_in_memory, marks=linux_only)], ids=["tcp", "memory"])
+Opening = Callable[[Worker], RawLane]
+
+
+def commit_message(worker: Worker, lane: RawLane) -> bytes:
+    """The worker's next commit, as it goes over this lane."""
+    payload = b"" if lane.gradient is not None else worker.gradient(1.0).tobytes()
+    return message(COMMIT, header(worker).SerializeToString(), len(payload)) + payload
+
+
+@LANES
+def test_a_lane_carries_the_commits_of_the_lease_that_asked_for_it_and_no_others(
+    lane: Opening, live: Live, alice: Worker
+) -> None:
     with with_token(live, BOB) as wire:
         bob = wire.join("bob")
-        offer = wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=bob.lease_id))
-        assert handed_over(visit(offer.socket, bytes(16))) is None
-        assert handed_over(visit(offer.socket, offer.token)) is not None
-        regions = live.on_loop(lambda: {lease.worker: lease.offered for lease in live.core.leases.live.values()})
-        assert regions["bob"] is not None
-        assert regions["alice"] is None
-        header = alice.header(region=regions["bob"].nonce)
-        assert_refused(wire.whole("Commit", header).refusal(), DENIED)
-        assert alice.wire.whole("Commit", header).refusal().error == "UNKNOWN_REGION"
+        bob.pull()
+        before = theta_bits(live)
+        with lane(bob) as of_bob:
+            of_bob.send(commit_message(alice, of_bob))
+            assert of_bob.refusal().error == "PERMISSION_DENIED"
+        assert theta_bits(live) == before
+        with lane(bob) as of_bob:
+            assert committed(bob, of_bob)[0].version == 1
+    with lane(alice) as of_alice:
+        assert committed(alice, of_alice)[0].version == 2
+
+
+@LANES
+def test_a_withdrawn_token_ends_an_open_lane_at_its_next_commit(lane: Opening, live: Live, alice: Worker, tokens: Path) -> None:
+    with lane(alice) as open_lane:
+        committed(alice, open_lane)
+        before = theta_bits(live)
+        write_tokens(tokens, *LINES[1:])
+        open_lane.send(commit_message(alice, open_lane))
+        assert open_lane.refusal().error == "UNAUTHENTICATED"
+        assert theta_bits(live) == before
+
+
+@linux_only
+def test_a_token_that_is_withdrawn_before_its_holder_comes_opens_no_lane(live: Live, alice: Worker, tokens: Path) -> None:
+    offered = offer(alice)
+    write_tokens(tokens, *LINES[1:])
+    for lane in (tcp(offered.port), unix(offered.socket)):
+        with lane:
+            lane.send(hello(offered.token))
+            assert lane.refusal().error in ("UNAUTHENTICATED", "INVALID_REQUEST")  # unknown, or used up by the first
+
+
+@pytest.mark.parametrize("token", [bytes(16), b"", b"x" * 5000], ids=["zeros", "empty", "long"])
+def test_a_guessed_token_opens_no_lane(token: bytes, live: Live, alice: Worker) -> None:
+    offered = offer(alice)
+    with tcp(offered.port) as lane:
+        lane.send(hello(token))
+        assert lane.refusal().error == "INVALID_REQUEST"
+    with tcp(offered.port) as lane:
+        lane.hello(offered.token)
+        assert committed(alice, lane)[0].version == 1
+
+
+def test_an_evaluator_is_offered_no_lane_even_for_a_lease_that_it_knows(live: Live, alice: Worker) -> None:
+    with with_token(live, EVALUATOR) as wire:
+        assert_refused(wire.refusal("OpenLane", pb.OpenLaneRequest(lease_id=alice.lease_id)), DENIED)
 
 
 def test_a_lease_stays_its_owners_when_the_server_comes_back(tmp_path: Path, tokens: Path) -> None:

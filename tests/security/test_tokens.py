@@ -230,12 +230,22 @@ def test_what_a_server_leaves_open_is_said_with_what_closes_it() -> None:
         (here, None, None): [],
     }
     for (listen, given_tokens, given_tls), expected in closers.items():
-        found = what_is_open(listen, "127.0.0.1:9464", given_tokens, given_tls)
+        found = what_is_open(listen, listen, "127.0.0.1:9464", given_tokens, given_tls)
         assert [closer.split()[0] for _, closer in found] == expected
         assert all(listen in what or "unencrypted" in what for what, _ in found)
-    ((what, _),) = what_is_open(here, "0.0.0.0:9464", None, None)
+    ((what, _),) = what_is_open(here, here, "0.0.0.0:9464", None, None)
     assert "metrics" in what
-    assert what_is_open(here, "", None, None) == []
+    assert what_is_open(here, "", "", None, None) == []
+
+
+def test_a_lane_that_is_open_alone_shows_tensors_but_no_tokens_and_lets_nobody_in() -> None:
+    tokens, tls = Path("t"), TlsFiles(Path("c"), Path("k"))
+    here, everywhere = "127.0.0.1:50051", "[::]:50052"
+    for given_tokens in (None, tokens):
+        assert what_is_open(here, everywhere, "", given_tokens, None) == [
+            ("gradients and the model cross the network unencrypted", "--tls-cert FILE --tls-key FILE")
+        ]
+    assert what_is_open(here, everywhere, "", None, tls) == []
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def test_a_server_without_an_http_port_collects_no_curves() -> None:
 
 
 def test_an_address_beyond_this_machine_is_warned_of() -> None:
-    ((what, how),) = what_is_open("127.0.0.1:50051", "0.0.0.0:9464", None, None)
+    ((what, how),) = what_is_open("127.0.0.1:50051", "127.0.0.1:50052", "0.0.0.0:9464", None, None)
     assert what == "anyone who can reach 0.0.0.0:9464 may read the metrics and the live page"
     assert "--metrics-listen" in how
 

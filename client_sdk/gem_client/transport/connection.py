@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 
 import grpc
-from gem_api.errors import GemError, InvalidRequest, ServerUnavailable
+from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
 from gem_api.framing import Assembly, chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
@@ -21,6 +21,7 @@ from gem_client.transport.lane import Lane, open_memory_lane, open_network_lane
 from gem_client.transport.security import Security
 
 log = logging.getLogger("gem_client")
+LANES_IN_A_ROW = 2  # that may break without having carried a commit
 
 
 class Connection:
@@ -45,8 +46,9 @@ class Connection:
         self._renew_timeout = timeout
         self._stream: CommitStream | None = None
         self.lane: Lane | None = None
-        self._lane_works = False
+        self._lanes_left = 0  # how many may still break, without a commit in between, before gRPC carries this lease's commits
         self._security = security
+        self._stopped = False
 
     def register(self, worker: str, layout: Layout, overlap: bool, choice: OptimizerChoice | None) -> pb.RegisterWorkerResponse:
         request = pb.RegisterWorkerRequest(
@@ -60,7 +62,7 @@ class Connection:
 
     def keep_alive(self, lease_id: str, seconds: float) -> None:
         """Renews this lease every `seconds` seconds from now on, in the background, until `leave` or `stop`."""
-        self._lease_id = lease_id
+        self._lease_id, self._lanes_left = lease_id, LANES_IN_A_ROW
         self._renew_timeout = min(self._timeout, max(1.0, seconds))  # a renewal that hangs leaves time for another
         self._background.start(seconds)
 
@@ -132,14 +134,14 @@ class Connection:
         """Opens a lane for the commits of a lease, with P parameters: with shared memory if that is wanted and the server is on
         this machine, else over TCP. If neither can be opened, commits go over gRPC until the next lease.
 
-        Raises GemError if the server does not answer, or if the lease has ended.
+        Raises GemError if the server does not answer or shuts down, or if the lease has ended.
         """
-        self._lane_works = False
         failures: list[str] = []
-        for is_memory in (True, False)[not in_memory :]:
+        for is_memory in (True, False) if in_memory else (False,):
             try:
                 offer = self._stub.OpenLane(pb.OpenLaneRequest(lease_id=lease_id), timeout=self._timeout)
             except InvalidRequest as error:
+                self._lanes_left = 0
                 log.info("commits go over gRPC: %s", error)
                 return
             try:
@@ -148,13 +150,18 @@ class Connection:
                     if is_memory
                     else open_network_lane(offer, self._stub.address, self._security, self._timeout)
                 )
+            except (Draining, LeaseEnded):
+                raise  # another lane would not help
             except (GemError, OSError) as error:
                 failures.append(str(error))
                 continue
-            self._lane_works = True
+            if self._stopped:  # by another thread, which did not see this lane
+                self.drop_stream()
+                raise ServerUnavailable("the connection was closed")
             if failures:
-                log.info("no shared memory with the server, so commits go over TCP: %s", failures[0])
+                log.info("commits go over TCP, not through shared memory (%s)", failures[0])
             return
+        self._lanes_left = 0
         log.warning("commits go over gRPC, which is slower: can't open a lane (%s)", "; ".join(failures))
 
     @property
@@ -165,16 +172,24 @@ class Connection:
     @property
     def lane_broke(self) -> bool:
         """Whether the lane that was open is not any more, so that another may be opened."""
-        return self._lane_works and self.lane is None
+        return self.lane is None and self._lanes_left > 0
 
     def commit_on_lane(self, exchange: Callable[[Lane], pb.CommitResult]) -> pb.CommitResult:
-        """Makes one exchange on the open lane."""
-        assert self.lane is not None
+        """Makes one exchange on the open lane. If lanes open and then break, gRPC carries the lease's other commits."""
+        lane = self.lane
+        if lane is None:
+            raise ServerUnavailable("the connection was closed")  # by another thread
         try:
-            return exchange(self.lane)
-        except BaseException:
+            result = exchange(lane)
+        except BaseException as error:
             self.drop_stream()
+            if isinstance(error, ServerUnavailable):
+                self._lanes_left -= 1
+                if not self._lanes_left:
+                    log.warning("commits go over gRPC, which is slower: lanes open and then break (%s)", error)
             raise
+        self._lanes_left = LANES_IN_A_ROW
+        return result
 
     def drop_stream(self) -> None:
         """Ends the lane and the stream, if there are any."""
@@ -187,6 +202,7 @@ class Connection:
 
     def stop(self) -> None:
         """Ends the renewals and the stream; only `leave` is still possible."""
+        self._stopped = True
         self._background.close()
         self.drop_stream()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import socket
 import ssl
+import threading
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gem_api.errors import ServerUnavailable
+from gem_api.errors import InvalidRequest, ServerUnavailable
 from gem_api.framing import ChunkView, bytes_of
 from gem_api.lane import MAX_HEADER_BYTES, PREFIX_BYTES, Kind, error_of, opening, parse_header, parse_prefix, tune
 from gem_api.layout import Vector
@@ -25,17 +26,16 @@ from gem_api.wire import FLOAT32, ThetaFormat
 
 from gem_client.transport.security import Security
 
-log = logging.getLogger("gem_client")
 CONNECT_SECONDS = 3.0  # a firewall that drops packets would otherwise cost minutes
 
 
 class Lane:
-    """An open lane, for the commits of one lease. Used by one thread; `cancel` by any.
+    """An open lane, for the commits of one lease. One thread at a time uses it; any may close it.
 
     Args:
         sock: The connected socket.
         token: From OpenLane.
-        parameters: P, for the shared memory that a Unix socket brings.
+        parameters: P, if the server is to share memory for that many parameters on this socket.
 
     Raises:
         GemError: The server refuses the lane.
@@ -45,13 +45,17 @@ class Lane:
         region: Memory shared with the server, for the gradients and θ; None if they go through the socket.
     """
 
-    def __init__(self, sock: socket.socket, token: bytes, parameters: int) -> None:
+    def __init__(self, sock: socket.socket, token: bytes, parameters: int | None = None) -> None:
         self._sock = sock
+        self._using = threading.RLock()  # held during an exchange, so that the socket is not closed under its thread
+        weakref.finalize(self, sock.close)  # a session that nobody closes leaves no socket open
         self._room = memoryview(bytearray(MAX_HEADER_BYTES))
         self._sock.sendall(opening(Kind.HELLO, lane_pb2.LaneHello(token=token)))
-        self.region = self._receive_region(parameters) if sock.family == socket.AF_UNIX else None
-        if self.region is None:
+        self.region: Region | None = None
+        if parameters is None:
             self._receive_message(Kind.WELCOME, lane_pb2.LaneWelcome)
+        else:
+            self.region = self._receive_region(parameters)
 
     def _receive_region(self, parameters: int) -> Region:
         """Reads the server's welcome and the descriptor that comes with its first byte."""
@@ -94,24 +98,27 @@ class Lane:
         Raises:
             GemError: The server refuses the commit, or the connection broke. The lane can't be used again.
         """
-        try:
-            self._send(opening(Kind.COMMIT, header, nbytes), pieces)
-            result, payload = self._receive_message(Kind.RESULT, pb.CommitResult)
-            expected = form.nbytes(theta.size) if theta is not None else 0
-            if payload != expected:
-                raise ServerUnavailable(f"the server sent {payload} bytes of θ instead of {expected}")
-            if theta is not None:
-                self._receive_theta(theta, form)
-        except OSError as error:
-            raise ServerUnavailable(f"the lane broke: {error}") from None
+        with self._using:
+            try:
+                self._send(opening(Kind.COMMIT, header, nbytes), pieces)
+                result, payload = self._receive_message(Kind.RESULT, pb.CommitResult)
+                expected = form.nbytes(theta.size) if theta is not None else 0
+                if payload != expected:
+                    raise ServerUnavailable(f"the server sent {payload} bytes of θ instead of {expected}")
+                if theta is not None:
+                    self._receive_theta(theta, form)
+            except OSError as error:
+                raise ServerUnavailable(f"the lane broke: {error}") from None
         committed: pb.CommitResult = result
         return committed
 
     def close(self) -> None:
         """Ends the lane, from any thread; an exchange in progress raises ServerUnavailable."""
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+            # Not the method of an SSLSocket: that drops the encryption first, and an exchange would go on without it.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        with self._using:
+            self._sock.close()
 
     def _send(self, start: bytes, pieces: Iterable[npt.NDArray[np.uint8]]) -> None:
         parts = chain((memoryview(start),), (piece.data for piece in pieces))
@@ -123,13 +130,18 @@ class Lane:
         """Reads a message up to its payload; `start` has been read already. Returns its header and the payload's bytes."""
         self._room[: len(start)] = start
         self._fill(self._room[len(start) : PREFIX_BYTES])
-        prefix = parse_prefix(self._room[:PREFIX_BYTES])
-        self._fill(self._room[: prefix.header])
+        try:
+            prefix = parse_prefix(self._room[:PREFIX_BYTES])
+            self._fill(self._room[: prefix.header])
+            expected = lane_pb2.LaneError if prefix.kind is Kind.ERROR else header_type
+            header = parse_header(self._room[: prefix.header], expected)
+        except InvalidRequest as error:  # not the server's words, but those of something in between
+            raise ServerUnavailable(f"the lane broke: {error}") from None
         if prefix.kind is Kind.ERROR:
-            raise error_of(parse_header(self._room[: prefix.header], lane_pb2.LaneError))
+            raise error_of(header)
         if prefix.kind is not kind:
             raise ServerUnavailable(f"the server sent a message of kind {prefix.kind.name} instead of {kind.name}")
-        return parse_header(self._room[: prefix.header], header_type), prefix.payload
+        return header, prefix.payload
 
     def _receive_theta(self, theta: Vector, form: ThetaFormat) -> None:
         if form is FLOAT32:
@@ -190,7 +202,7 @@ def open_network_lane(offer: pb.OpenLaneResponse, address: str, security: Securi
         context = security.context()
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=host)
-        lane = Lane(sock, offer.token, 0)
+        lane = Lane(sock, offer.token)
         sock.settimeout(timeout)
         return lane
     except BaseException:

@@ -56,12 +56,15 @@ class Security:
         return self.token is not None and self.tls_ca is None and not is_loopback(address)
 
     def context(self) -> ssl.SSLContext | None:
-        """OpenSSL's configuration for a connection beside gRPC; None if it is not encrypted. Raises OSError."""
+        """OpenSSL's configuration for a connection beside gRPC, which trusts what gRPC trusts; None if it is not encrypted.
+        Raises OSError if a file can't be used."""
         if self.tls_ca is None:
             return None
-        context = ssl.create_default_context(cafile=self.tls_ca)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: an authority of `tls_ca` need not be a root
+        context.load_verify_locations(self.tls_ca)
         if self.tls_cert is not None:
-            context.load_cert_chain(self.tls_cert, self.tls_key)
+            context.load_cert_chain(self.tls_cert, self.tls_key, password=_refuse_passphrase)
         return context
 
     def channel(self, address: str, options: Any) -> grpc.Channel:
@@ -89,6 +92,10 @@ def _pem(path: Source | None) -> bytes | None:
     if b"-----BEGIN " not in content:
         raise InvalidRequest(f"{path} is not a PEM file")
     return content
+
+
+def _refuse_passphrase() -> str:
+    raise OSError("the key has a passphrase, which nobody can be asked for")
 
 
 def _checked(check: Callable[[], object]) -> None:

@@ -180,8 +180,8 @@ class _Commits:
             self.connection.count()
             admission, lease = self.path.admit(self.call, header)
             fresh = admission is Admission.FRESH
-            if fresh and self.region is not None:
-                self.path.core.adopt_region(lease, self.region)
+            if self.region is not None:
+                self.path.core.adopt_region(lease, self.region)  # also for a repeated commit, whose reply must go there
             upload = lease.upload  # a newer call of the lease takes another
             flushing = self.path.undurable(lease) if fresh else None
         if flushing is not None:  # the log still has to read the last gradient, which this one overwrites

@@ -9,18 +9,23 @@ from gem_api.process.addresses import is_loopback
 from gem_server.security.tls import TlsFiles
 
 
-def what_is_open(listen: str, metrics_listen: str, tokens: Path | None, tls: TlsFiles | None) -> list[tuple[str, str]]:
-    """What is open beyond this machine, and how to close it; empty if all addresses are loopback."""
+def what_is_open(
+    listen: str, lane_listen: str, metrics_listen: str, tokens: Path | None, tls: TlsFiles | None
+) -> list[tuple[str, str]]:
+    """What is open beyond this machine, and how to close it; empty if all addresses are loopback.
+
+    Only who may train through `listen` gets the token that opens a lane. So an open lane shows tensors, but lets nobody in.
+    """
     found = []
-    if not is_loopback(listen):
-        if tokens is None and (tls is None or tls.client_ca is None):
-            found.append((
-                f"anyone who can reach {listen} may train, read the model and drain the server",
-                "--tokens FILE, or --tls-client-ca FILE",
-            ))  # fmt: skip
-        if tls is None:
-            what = "tokens, gradients and the model" if tokens is not None else "gradients and the model"
-            found.append((f"{what} cross the network unencrypted", "--tls-cert FILE --tls-key FILE"))
+    is_open, lane_is_open = (bool(address) and not is_loopback(address) for address in (listen, lane_listen))
+    if is_open and tokens is None and (tls is None or tls.client_ca is None):
+        found.append((
+            f"anyone who can reach {listen} may train, read the model and drain the server",
+            "--tokens FILE, or --tls-client-ca FILE",
+        ))  # fmt: skip
+    if (is_open or lane_is_open) and tls is None:
+        what = "tokens, gradients and the model" if is_open and tokens is not None else "gradients and the model"
+        found.append((f"{what} cross the network unencrypted", "--tls-cert FILE --tls-key FILE"))
     if metrics_listen and not is_loopback(metrics_listen):
         found.append(
             (

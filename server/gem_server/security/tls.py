@@ -34,7 +34,7 @@ class TlsFiles:
 
 
 class Certificates:
-    """Provides gRPC with the current certificate at every handshake. Open connections keep theirs.
+    """Provides gRPC and the lane with the current certificate at every handshake. Open connections keep theirs.
 
     Args:
         files: The PEM files.
@@ -50,8 +50,7 @@ class Certificates:
         self._logger = logger
         self._seen = files.stamps()
         self._first = load(files)
-        self._context: ssl.SSLContext | None = None
-        self._context_of: list[tuple[int, ...]] = []
+        self._context, self._context_seen = _context(files), self._seen
 
     def credentials(self) -> Any:
         """Credentials for gRPC's `add_secure_port`."""
@@ -61,15 +60,13 @@ class Certificates:
 
     def context(self) -> ssl.SSLContext:
         """What the lane's handshakes use: the files as they are now, or the last ones that could be used."""
-        stamps = self._files.stamps()
-        if self._context is None or stamps != self._context_of:
+        seen = self._files.stamps()
+        if seen != self._context_seen:
+            self._context_seen = seen
             try:
                 self._context = _context(self._files)
             except ValueError as error:
-                if self._context is None:
-                    raise
                 self._logger.warning("can't use the changed certificate; the previous one stays in use", why=str(error))
-            self._context_of = stamps
         return self._context
 
     def _changed(self) -> Any:
@@ -108,6 +105,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     if files.client_ca is not None:
         _check("client authority", files.client_ca, lambda: context.load_verify_locations(files.client_ca))
         context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: the authority need not be a root
     return context
 
 

@@ -1,0 +1,313 @@
+"""Sessions over a lane: how they end, forks, overlap, wire formats, and that no socket or memory is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from client.conftest import Transport
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.wire import GRADIENT_FORMATS
+from gem_client import GemError, InvalidRequest, Session, connect
+from gem_client.transport import lane as client_lane
+from live import DEADLINE, Live, config, serving, wait_until
+from region_client import held_open, mapped
+from session_helpers import (
+    ELSEWHERE,
+    GRADIENT,
+    PLAIN,
+    SIZE,
+    Array,
+    Patience,
+    Wire,
+    ended,
+    expire_all,
+    in_background,
+    lane_port_of,
+    model,
+    outcomes,
+    theta,
+    transports,
+    version,
+)
+from wire_client import apply_thread_held
+
+
+def open_sockets() -> set[int]:
+    """The ids of this process's open sockets, of the server's threads too."""
+    gc.collect()
+    return {id(one) for one in gc.get_objects() if isinstance(one, socket.socket) and one.fileno() != -1}
+
+
+@contextmanager
+def nothing_left_open() -> Iterator[None]:
+    """The block closes every socket that it opens, and unmaps and closes all shared memory."""
+    before, memory = open_sockets(), (set(mapped()), set(held_open()))
+    yield
+    wait_until(lambda: open_sockets() <= before, "all sockets of the block to be closed")
+    wait_until(lambda: set(mapped()) <= memory[0] and set(held_open()) <= memory[1], "all memory of the block to be freed")
+
+
+# -- what is left behind
+
+
+def trained(live: Live) -> Session:
+    session = connect(live.address)
+    session.join(model())
+    session.commit(GRADIENT)
+    return session
+
+
+def closes(session: Session) -> None:
+    session.close()
+
+
+def ends_with_an_error(session: Session) -> None:
+    session.__exit__(RuntimeError, RuntimeError(), None)
+
+
+def is_rejected_and_closes(session: Session) -> None:
+    with pytest.raises(GemError):
+        session.commit(np.full(SIZE, np.nan, np.float32))
+    session.close()
+
+
+def waits_for_the_end(session: Session) -> None:
+    session.pull_final()
+    session.close()
+
+
+def is_forgotten(session: Session) -> None:
+    """Nobody closes it."""
+
+
+@pytest.mark.parametrize("end", [closes, ends_with_an_error, is_rejected_and_closes, waits_for_the_end, is_forgotten])
+def test_a_session_leaves_no_socket_and_no_memory_behind(
+    end: Callable[[Session], None], transport: Transport, live: Live
+) -> None:
+    with nothing_left_open():
+        session = trained(live)
+        assert transports(live) == {session.name: transport.name}
+        end(session)
+        del session
+        if end is is_forgotten:
+            expire_all(live)  # until then the server keeps what belongs to the lease
+
+
+def test_a_process_that_forgets_its_session_ends_without_a_warning(transport: Transport, live: Live) -> None:
+    code = """
+import sys, gem_client, numpy
+session = gem_client.connect(sys.argv[1])
+session.join({"w": numpy.ones(3, numpy.float32)})
+session.commit(numpy.ones(3, numpy.float32))
+"""
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", code, live.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "ResourceWarning" in done.stderr) == (0, False), done.stderr
+
+
+# -- closed by another thread
+
+
+def test_closing_from_another_thread_ends_an_exchange_at_once(transport: Transport) -> None:
+    with (
+        serving(config(PLAIN, **transport.settings)) as live,
+        nothing_left_open(),
+        Wire(live.address, live) as wire,
+        connect(wire.address, retry=Patience().retry()) as session,
+    ):
+        session.join(model())
+        session.commit(GRADIENT)
+        wire.lose_answers()
+        waiting = in_background(lambda: session.commit(GRADIENT))
+        wait_until(lambda: version(live) == 2, "the commit to be applied")  # the session waits for an answer that is lost
+        in_background(session.close).result(DEADLINE)
+        with pytest.raises(InvalidRequest, match="closed"):
+            waiting.result(DEADLINE)
+        assert outcomes(live) == {"applied": 2}
+
+
+def test_a_lane_that_opens_after_its_session_was_closed_is_closed_too(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_the_door, go_on = threading.Event(), threading.Event()
+    open_lane = client_lane.open_network_lane
+
+    def slow(*arguments: object) -> client_lane.Lane:
+        at_the_door.set()
+        assert go_on.wait(DEADLINE)
+        return open_lane(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gem_client.transport.connection.open_network_lane", slow)
+    with nothing_left_open():
+        session = connect(live.address, retry=Patience().retry())
+        joining = in_background(lambda: session.join(model()))
+        assert at_the_door.wait(DEADLINE)
+        session.close()
+        go_on.set()
+        with pytest.raises(InvalidRequest, match="closed"):
+            joining.result(DEADLINE)
+        assert session._connection.lane is None
+
+
+# -- forks
+
+FORKED = """
+import gc, os, signal, sys
+import numpy
+from gem_client import InvalidRequest, connect
+
+ones = numpy.ones(3, numpy.float32)
+session = connect(sys.argv[1])
+session.join({"w": ones})
+session.commit(ones)
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    status = 1
+    try:
+        session.commit(ones)
+    except InvalidRequest:
+        status = 0
+    session.close()
+    session._connection.lane = None  # what the child's garbage collector would free
+    gc.collect()
+    os._exit(status)
+assert os.waitpid(child, 0)[1] == 0
+answer = session.commit(ones)
+print(answer.version, answer.dropped, session.generation)
+session.close()
+"""
+
+
+def test_a_forked_child_that_closes_its_copy_leaves_the_parents_lane_alone(transport: Transport, live: Live) -> None:
+    command = [sys.executable, "-c", FORKED, live.address]
+    environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "false", "GRPC_VERBOSITY": "NONE"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert (done.returncode, done.stdout) == (0, "2 False 1\n"), done.stderr
+    assert ended(live) == {"left": 1}
+
+
+# -- overlap
+
+
+@pytest.mark.parametrize("settings", [PLAIN, Hyperparameters(rule="gem")], ids=["downpour", "gem"])
+def test_commits_under_way_give_the_same_on_every_transport(settings: Hyperparameters, transport: Transport) -> None:
+    gradients = np.random.default_rng(3).standard_normal((6, SIZE), np.float32)
+
+    def played(**changes: Any) -> list[bytes]:
+        brought = []
+        with serving(config(settings, **changes)) as live, connect(live.address) as session:
+            session.join(model(), overlap=True)
+            older = session.base
+            for gradient in gradients:
+                base = session.base
+                session.begin_commit(gradient, base=older)
+                answer = session.finish_commit()
+                assert answer is not None
+                brought.append(answer.theta.tobytes())
+                older = base
+            assert transports(live) == {session.name: "grpc" if changes == over_grpc else transport.name}
+        return brought
+
+    over_grpc = {"lane_listen": "", "memory_socket": ""}
+    assert played(**transport.settings) == played(**over_grpc)
+
+
+def test_a_commit_under_way_waits_its_turn_while_the_caller_computes(transport: Transport, live: Live) -> None:
+    with connect(live.address) as session:
+        session.join(model(), overlap=True)
+        with apply_thread_held(live):
+            session.begin_commit(GRADIENT)
+            assert version(live) == 0
+        answer = session.finish_commit()
+        assert answer is not None
+        np.testing.assert_array_equal(answer.theta, theta(live))
+        assert transports(live) == {session.name: transport.name}
+
+
+# -- wire formats
+
+LARGE = 300_001  # float32: more than one chunk
+
+
+@pytest.mark.parametrize("gradient_dtype", GRADIENT_FORMATS)
+@pytest.mark.parametrize("theta_dtype", ["float32", "bfloat16", "float16"])
+def test_a_lane_carries_the_same_bits_as_grpc(gradient_dtype: str, theta_dtype: str) -> None:
+    dice = np.random.default_rng(7)
+    first, gradients = dice.standard_normal(LARGE, np.float32), dice.standard_normal((3, LARGE), np.float32)
+
+    def played(expected: str, lane_listen: str | None) -> tuple[list[bytes], bytes]:
+        with (
+            serving(config(PLAIN, lane_listen=lane_listen)) as live,
+            connect(live.address, gradient_dtype=gradient_dtype, theta_dtype=theta_dtype) as session,
+        ):
+            session.join({"w": first})
+            brought = [session.commit(gradient).theta.tobytes() for gradient in gradients]
+            assert transports(live) == {session.name: expected}
+            return brought, theta(live).tobytes()
+
+    assert played("tcp", None) == played("grpc", "")
+
+
+@pytest.mark.parametrize("again", ["lane", "grpc"])
+@pytest.mark.parametrize("dtype", GRADIENT_FORMATS)
+def test_a_gradient_that_breaks_off_halfway_is_sent_again_with_the_same_bytes(dtype: str, again: str) -> None:
+    """int8 carries its rounding error over: a resend that was encoded anew with it would be another gradient."""
+    gradients: Array = np.random.default_rng(9).standard_normal((4, LARGE), np.float32)
+    half = GRADIENT_FORMATS[dtype].nbytes(LARGE) // 2
+
+    def played(breaks: bool) -> bytes:
+        with (
+            serving(config(PLAIN)) as live,
+            Wire(live.address, live) as wire,
+            connect(wire.address, retry=Patience().retry(), gradient_dtype=dtype) as session,
+        ):
+            session.join({"w": np.zeros(LARGE, np.float32)})
+            for number, gradient in enumerate(gradients):
+                if breaks and (number in (1, 2) if again == "lane" else number == 2):
+                    wire.lanes[0].cut_after(half, for_good=again == "grpc")
+                assert session.commit(gradient).version == number + 1
+            assert transports(live) == {session.name: "tcp" if again == "lane" or not breaks else "grpc"}
+            assert (outcomes(live)["applied"], session.generation) == (4, 1)
+            return theta(live).tobytes()
+
+    assert played(breaks=True) == played(breaks=False)
+
+
+def test_the_lanes_port_is_on_the_host_that_grpc_was_reached_at(live: Live) -> None:
+    """The server knows no name of itself that holds for every worker."""
+    with Wire(live.address, live) as wire, connect(wire.address) as session:
+        session.join(model())
+        lane = session._connection.lane
+        assert lane is not None
+        assert lane._sock.getpeername() == (ELSEWHERE, lane_port_of(live))
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("server:50051", "server"),
+        ("10.0.0.1:50051", "10.0.0.1"),
+        ("[::1]:50051", "::1"),
+        ("dns:///server.example:50051", "server.example"),
+        ("dns:server:50051", "server"),
+        ("ipv4:10.0.0.1:50051", "10.0.0.1"),
+        ("ipv6:[fe80::1]:50051", "fe80::1"),
+    ],
+)
+def test_the_host_of_an_address_of_grpc(address: str, host: str) -> None:
+    assert client_lane._host_of(address) == host
+
+
+@pytest.mark.parametrize("address", ["unix:/run/gem.sock", "ipv4:10.0.0.1:1,10.0.0.2:1", "xds:///server", "vsock:3:50051"])
+def test_an_address_that_names_no_host_leads_to_no_lane(address: str) -> None:
+    with pytest.raises(OSError, match="names no host"):
+        client_lane._host_of(address)

@@ -1,0 +1,239 @@
+"""A lane that can't be opened, or that breaks: it is opened again, or commits go over gRPC, each applied once."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gem_api.lane import Kind, opening
+from gem_api.v1 import lane_pb2
+from gem_client import Draining, GemError, Session, connect
+from gem_client.transport import lane as client_lane
+from live import DEADLINE, Live, config, serving, wait_until
+from region_client import linux_only
+from session_helpers import (
+    ELSEWHERE,
+    GRADIENT,
+    PLAIN,
+    Patience,
+    Relay,
+    Wire,
+    expire_all,
+    in_background,
+    lane_port_of,
+    model,
+    outcomes,
+    theta,
+    transports,
+    version,
+)
+
+FIREWALLS = ["refuses", "drops every packet", "lets connections be made and nothing else"]
+
+
+@contextmanager
+def firewall(kind: str, live: Live) -> Iterator[str]:
+    """An address of the server where gRPC works, and the lane's port does not."""
+    with Wire(live.address) as wire, ExitStack() as sockets:
+        place = ELSEWHERE, lane_port_of(live)
+        if kind != "refuses":
+            sockets.enter_context(socket.create_server(place, backlog=0))
+        if kind == "drops every packet":  # as the system does when nobody accepts and its queue is full
+            sockets.enter_context(socket.create_connection(place))
+            with pytest.raises(TimeoutError):
+                socket.create_connection(place, timeout=0.1)
+        yield wire.address
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens the wait for a lane that does not answer."""
+    assert 1 <= client_lane.CONNECT_SECONDS <= 5, "long enough for a far server, and seconds for whoever waits"
+    monkeypatch.setattr(client_lane, "CONNECT_SECONDS", 0.2)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("kind", FIREWALLS)
+def test_behind_a_firewall_commits_go_over_grpc_and_the_log_says_so_once(
+    kind: str, live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    with firewall(kind, live) as address, connect(address, name="ann") as session:
+        session.join(model())
+        for _ in range(3):
+            np.testing.assert_array_equal(session.commit(GRADIENT).theta, theta(live))
+        assert transports(live) == {"ann": "grpc"}
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("commits go over gRPC, which is slower: can't open a lane (")
+
+
+def test_the_next_lease_tries_the_lane_again(live: Live) -> None:
+    with Wire(live.address) as wire, connect(wire.address) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        assert transports(live) == {session.name: "grpc"}
+        port = lane_port_of(live)
+        opened = Relay(socket.create_server((ELSEWHERE, port)), ("127.0.0.1", port))
+        session.commit(GRADIENT)
+        assert transports(live) == {session.name: "grpc"}, "a lease that could open no lane does not try at every commit"
+        expire_all(live)
+        assert session.commit(GRADIENT).dropped
+        session.commit(GRADIENT)
+        assert transports(live) == {session.name: "tcp"}
+        opened.refuse()
+
+
+def test_a_server_without_a_lane_is_no_matter_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(config(PLAIN, lane_listen="")) as live, connect(live.address) as session:
+        session.join(model())
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, theta(live))
+        assert transports(live) == {session.name: "grpc"}
+    assert warnings_of(caplog) == []
+
+
+def test_a_server_that_shuts_down_before_the_lane_is_open_is_asked_for_another(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[GemError] = [Draining("the server is shutting down")]
+    open_lane = client_lane.open_network_lane
+
+    def once_too_late(*arguments: Any) -> client_lane.Lane:
+        if errors:
+            raise errors.pop()
+        return open_lane(*arguments)
+
+    monkeypatch.setattr("gem_client.transport.connection.open_network_lane", once_too_late)
+    with connect(live.address, retry=Patience().retry()) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        assert transports(live) == {session.name: "tcp"}
+
+
+# -- lanes that break
+
+
+@contextmanager
+def trained(live: Live, patience: Patience, **settings: Any) -> Iterator[tuple[Wire, Session]]:
+    """A session with one commit, behind a network that can be broken."""
+    with Wire(live.address, live) as wire, connect(wire.address, retry=patience.retry(), **settings) as session:
+        session.join(model())
+        session.commit(GRADIENT)
+        yield wire, session
+
+
+def test_a_lane_that_breaks_between_two_commits_is_opened_again(live: Live) -> None:
+    with trained(live, Patience()) as (wire, session):
+        for done in range(2, 5):
+            for relay in wire.lanes:
+                relay.cut()
+            assert session.commit(GRADIENT).version == done
+            assert transports(live) == {session.name: "tcp"}
+        assert (session.generation, outcomes(live)) == (1, {"applied": 4})
+
+
+@linux_only
+@pytest.mark.parametrize(("lanes", "after"), [("tcp", "grpc"), ("memory", "grpc"), ("both", "tcp")])
+def test_a_commit_whose_lane_breaks_for_good_goes_on_another_way_and_is_applied_once(
+    lanes: str, after: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its answer is lost, and the lane can't be opened again. In the last case the memory alone is gone."""
+    settings: dict[str, Any] = {"memory_socket": str(tmp_path / "s") if lanes != "tcp" else ""}
+    if lanes == "memory":
+        settings["lane_listen"] = ""
+    with serving(config(PLAIN, **settings)) as live, trained(live, Patience()) as (wire, session):
+        assert transports(live) == {session.name: "tcp" if lanes == "tcp" else "memory"}
+        relay = wire.lanes[-1]
+        relay.lose_answers()
+        waiting = in_background(lambda: session.commit(GRADIENT))
+        wait_until(lambda: version(live) == 2, "the commit to be applied")
+        relay.refuse()
+        answer = waiting.result(DEADLINE)
+        assert (answer.version, answer.dropped, session.generation) == (2, False, 1)
+        np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
+        assert outcomes(live) == {"applied": 2, "repeated": 1}
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, theta(live))
+        assert transports(live) == {session.name: after}
+    assert [("can't open a lane" in warning) for warning in warnings_of(caplog)].count(True) == (after == "grpc")
+
+
+@linux_only
+def test_a_reply_lost_on_the_network_is_read_from_shared_memory_that_the_lease_gets_only_then(tmp_path: Path) -> None:
+    """The commit went over TCP: the server has not used the memory yet."""
+    place, away = tmp_path / "s", tmp_path / "away"
+    with serving(config(PLAIN, memory_socket=str(place))) as live, Wire(live.address, live) as wire:
+        place.rename(away)
+        with connect(wire.address, retry=Patience().retry()) as session:
+            session.join(model())
+            session.commit(GRADIENT)
+            assert transports(live) == {session.name: "tcp"}
+            wire.lanes[0].lose_answers()
+            waiting = in_background(lambda: session.commit(GRADIENT))
+            wait_until(lambda: version(live) == 2, "the commit to be applied")
+            away.rename(place)
+            wire.lanes[0].cut()
+            answer = waiting.result(DEADLINE)
+            assert session.shares_memory
+            np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
+            assert outcomes(live) == {"applied": 2, "repeated": 1}
+            np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.25] * 6 + [-0.75] * 3)
+            assert transports(live) == {session.name: "memory"}
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_lane_that_stalls_is_given_up_and_what_it_held_back_changes_nothing(live: Live) -> None:
+    with trained(live, Patience(), timeout=1.0) as (wire, session):
+        for relay in wire.lanes:
+            relay.stall()
+        answer = in_background(lambda: session.commit(GRADIENT)).result(DEADLINE)
+        assert (answer.version, answer.dropped) == (2, False)
+        assert transports(live) == {session.name: "grpc"}
+        wire.flow()
+        assert session.commit(GRADIENT).version == 3
+        assert (session.generation, outcomes(live)["applied"], version(live)) == (1, 3, 3)
+
+
+@contextmanager
+def welcoming(live: Live) -> Iterator[list[bytes]]:
+    """Something at the lane's port that welcomes every client, and hangs up at its first commit. Yields what clients said."""
+    said: list[bytes] = []
+    listener = socket.create_server((ELSEWHERE, lane_port_of(live)))
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                visitor, _ = listener.accept()
+                with visitor:
+                    said.append(visitor.recv(4096))
+                    visitor.sendall(opening(Kind.WELCOME, lane_pb2.LaneWelcome()))
+                    said.append(visitor.recv(4096))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield said
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def test_lanes_that_open_and_then_break_are_given_up(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """As behind a filter that lets short messages through. The commit does not wait until the session gives up."""
+    with Wire(live.address) as wire, welcoming(live) as said, connect(wire.address, retry=Patience().retry()) as session:
+        session.join(model())
+        for done in range(1, 4):
+            assert session.commit(GRADIENT).version == done
+        assert transports(live) == {session.name: "grpc"}
+        assert len(said) == 4, "a hello and a commit on each of two lanes"
+        assert outcomes(live) == {"applied": 3}
+    assert [warning for warning in warnings_of(caplog) if "lanes open and then break" in warning] != []
