@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from gem_api.errors import GemError, IncompleteTransfer, Overloaded, PermissionDenied
-from gem_api.lane import Kind, opening
+from gem_api.errors import GemError, IncompleteTransfer, InvalidRequest, Overloaded, PermissionDenied
+from gem_api.lane import Kind, error_message, opening
 from gem_api.layout import Vector
 from gem_api.region import Region
 from gem_api.v1 import lane_pb2, training_pb2
@@ -23,8 +23,9 @@ from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.event_loop import DecidingLoop
 from gem_server.lane.connection import Connection, PeerLeft
-from gem_server.lane.reactor import Steps
+from gem_server.lane.reactor import Steps, shut_down
 from gem_server.lane.regions import Regions
+from gem_server.lane.visitors import Visitors
 from gem_server.rpc import messages
 from gem_server.rpc.calls import Call
 from gem_server.security.access import Identity
@@ -53,18 +54,27 @@ class LaneServicer:
         loop: Its lock guards the core.
         redeem: Returns what a token stands for, once. Raises InvalidRequest if it is unknown.
         regions: The memory shared with workers on this machine.
+        visitors: The connections that have not shown their token yet.
     """
 
-    def __init__(self, path: CommitPath, loop: DecidingLoop, redeem: Callable[[bytes], Ticket], regions: Regions) -> None:
+    def __init__(
+        self,
+        path: CommitPath,
+        loop: DecidingLoop,
+        redeem: Callable[[bytes], Ticket],
+        regions: Regions,
+        visitors: Visitors,
+    ) -> None:
         self._path = path
         self._lock = loop.lock
         self._redeem = redeem
         self._regions = regions
+        self._visitors = visitors
 
     def serve(self, connection: Connection, sock: socket.socket) -> Steps:
         """A connection from its first byte to its last."""
         with self._lock:
-            call = self._path.calls.begin(lambda: _stop(call, sock))
+            call = self._path.calls.begin(lambda: _stop(call, connection, sock))
         try:
             yield from self._commits(call, connection)
         except PeerLeft:
@@ -78,6 +88,7 @@ class LaneServicer:
                 yield from connection.send_error(error)
         finally:
             with self._lock:
+                self._visitors.remove(connection.served)
                 self._path.calls.finish(call)
 
     def _commits(self, call: Call, connection: Connection) -> Steps:
@@ -99,17 +110,27 @@ class LaneServicer:
                 raise
             finally:
                 with self._lock:
+                    connection.sending = False
                     self._path.calls.end_exchange(call)
+            with self._lock:
+                self._path.require_open()
 
     def _open(self, call: Call, connection: Connection) -> Generator[Any, None, tuple[str, Region | None]]:
         """Opens the lane of a lease. Returns the lease, and the region that it shares on a Unix socket."""
         yield from connection.handshake()
         call.transport = connection.transport
-        _, hello = yield from connection.message(Kind.HELLO, lane_pb2.LaneHello)
+        prefix, hello = yield from connection.message(Kind.HELLO, lane_pb2.LaneHello)
+        if prefix.payload:
+            raise InvalidRequest(f"the first message has a payload of {prefix.payload} bytes: it must have none")
         with self._lock:
+            self._path.require_open()
             ticket = self._redeem(hello.token)
             call.identify = ticket.identify
             call.require_own(ticket.lease_id)
+            self._path.core.leases.get(ticket.lease_id)
+            self._path.calls.open_lane(call, ticket.lease_id)
+            self._visitors.remove(connection.served)
+            connection.opened()
         welcome = opening(Kind.WELCOME, lane_pb2.LaneWelcome())
         if connection.transport != "memory":
             yield from connection.write(welcome)
@@ -139,6 +160,7 @@ class LaneServicer:
         with self._lock:
             call.require_going_on()
             reply = self._path.core.reply(lease)
+            connection.sending = True
         yield from connection.send_theta(opening(Kind.RESULT, result, theta.nbytes(reply.size)), reply, theta)
 
     def _commit_in_memory(self, call: Call, connection: Connection, payload: int, header: Header, region: Region) -> Steps:
@@ -146,17 +168,20 @@ class LaneServicer:
         if payload:
             raise IncompleteTransfer(f"the message has a payload of {payload} bytes, but the gradient is in the shared memory")
         admission, lease, _ = yield from self._admit(call, header)
+        with self._lock:
+            call.require_going_on()
+            self._path.core.adopt_region(lease, region)  # also for a repeated commit, whose reply must go there
+            upload = lease.upload
         if admission is Admission.FRESH:
-            with self._lock:
-                call.require_going_on()
-                self._path.core.adopt_region(lease, region)
-                upload = lease.upload
             norm = self._take_over(region.gradient, upload)
             with self._lock:
                 self._path.submit(call, lease, header, as_floats(upload), norm)
         else:
             yield from self._settle(call, lease)
         result = yield from self._result(lease, header.sequence)
+        with self._lock:
+            call.require_going_on()
+            connection.sending = True
         yield from connection.write(opening(Kind.RESULT, result))
 
     def _admit(self, call: Call, header: Header) -> Generator[Any, None, tuple[Admission, Lease, Vector]]:
@@ -170,6 +195,9 @@ class LaneServicer:
         if used is not None:  # this gradient overwrites the last one
             yield used
             used.result()
+        if admission is Admission.FRESH:
+            with self._lock:
+                self._path.require_writable()
         return admission, lease, upload
 
     def _settle(self, call: Call, lease: Lease) -> Steps:
@@ -224,8 +252,14 @@ def _require_size(payload: int, gradient: Format, parameters: int) -> None:
         )
 
 
-def _stop(call: Call, sock: socket.socket) -> None:
-    """Wakes whoever serves a call that was ended. It may still send the error, unless the server is sending θ, which may change
-    from now on."""
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR if call.answering else socket.SHUT_RD)
+def _stop(call: Call, connection: Connection, sock: socket.socket) -> None:
+    """Wakes whoever serves a call that was ended. The lock is held.
+
+    It then sends the error, unless it is sending θ, which may change from now on, or waits for a commit in the queue; nobody
+    uses the socket during that wait, so the error is sent here.
+    """
+    assert call.error is not None
+    if call.answering and not connection.sending:
+        with suppress(OSError):
+            sock.send(opening(Kind.ERROR, error_message(call.error)))
+    shut_down(sock, socket.SHUT_RDWR if call.answering else socket.SHUT_RD)

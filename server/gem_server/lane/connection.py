@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
@@ -23,7 +22,9 @@ from gem_server.telemetry.progress import Traffic
 
 T = TypeVar("T")
 Waits = Generator[Wait, None, T]
+HELLO_SECONDS = 10.0  # from the connection to its complete first message
 PATIENCE_SECONDS = 60.0  # without progress in the middle of a message
+_HEADER_ROOM = 1024  # more than a usual header; larger ones get memory of their own
 _PIECE = CHUNK_BYTES  # bytes that are received and then checked, while they are in the cache
 
 
@@ -38,14 +39,21 @@ class Connection:
         sock: The socket.
         traffic: Where bytes are counted.
         clock: Returns monotonic seconds.
+
+    Attributes:
+        payload_left: Bytes of the last message's payload that have not been read.
+        sending: Whether θ or a result is being sent.
+        served: What the reactor knows about it.
     """
 
-    def __init__(self, sock: socket.socket, traffic: Traffic, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sock: socket.socket, traffic: Traffic, clock: Callable[[], float]) -> None:
         self._sock = sock
         self._traffic = traffic
         self._clock = clock
-        self._room = memoryview(bytearray(MAX_HEADER_BYTES))
-        self.payload_left = 0  # bytes of the last message's payload that have not been read
+        self._room = memoryview(bytearray(_HEADER_ROOM))
+        self._opened = False
+        self.payload_left = 0
+        self.sending = False
         self.served: Served
 
     # -- bytes
@@ -108,21 +116,29 @@ class Connection:
     def _encrypted(self) -> bool:
         return isinstance(self._sock, ssl.SSLSocket)
 
+    def opened(self) -> None:
+        """Call this once the client has shown its token. It may then be silent between two messages."""
+        self._opened = True
+        self.served.give_up_at = None
+
     def _progressed(self) -> None:
-        self.served.give_up_at = self._clock() + PATIENCE_SECONDS
+        if self._opened:
+            self.served.give_up_at = self._clock() + PATIENCE_SECONDS
 
     # -- messages
 
     def message(self, kind: Kind, header_type: Any) -> Waits[tuple[Prefix, Any]]:
         """Reads the next message up to its payload. Raises PeerLeft, or InvalidRequest if it is another message."""
-        self.served.give_up_at = None  # a worker may compute for as long as its lease lasts
+        if self._opened:
+            self.served.give_up_at = None  # a worker may compute for as long as its lease lasts
         yield from self.read(self._room[:PREFIX_BYTES])
         prefix = parse_prefix(self._room[:PREFIX_BYTES])
         if prefix.kind is not kind:
             raise InvalidRequest(f"expected a message of kind {kind.name}, got {prefix.kind.name}")
-        yield from self.read(self._room[: prefix.header])
+        room = self._room if prefix.header <= _HEADER_ROOM else memoryview(bytearray(prefix.header))
+        yield from self.read(room[: prefix.header])
         self.payload_left = prefix.payload
-        return prefix, parse_header(self._room[: prefix.header], header_type)
+        return prefix, parse_header(room[: prefix.header], header_type)
 
     @property
     def transport(self) -> str:
@@ -184,8 +200,9 @@ class Connection:
 
     def skip(self) -> Waits[None]:
         """Reads and drops the rest of the payload."""
+        room = memoryview(bytearray(min(self.payload_left, MAX_HEADER_BYTES)))
         while self.payload_left:
-            yield from self.read(self._room[: self.payload_left])
+            yield from self.read(room[: self.payload_left])
 
     def send_theta(self, start: bytes, theta: Vector, form: ThetaFormat) -> Waits[None]:
         """Sends a message that begins with `start`; its payload is θ (float32, shape (P,)), which must not change meanwhile."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+from gem_api.errors import Draining
 from gem_api.lane import tune
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
-from gem_server.commit_path import CommitPath
+from gem_server.commit_path import DRAINING, CommitPath
 from gem_server.event_loop import running_loop
 from gem_server.lane.commits import LaneServicer
 from gem_server.lane.connection import Connection
 from gem_server.lane.listener import Listener
 from gem_server.lane.reactor import Reactor, Served
 from gem_server.lane.regions import Regions
+from gem_server.lane.visitors import Visitors
 from gem_server.security.access import Identity
 from gem_server.security.tls import Certificates
 from gem_server.telemetry.progress import Traffic
@@ -30,6 +32,7 @@ class Lane:
         path: The way of a commit through the core.
         traffic: Where bytes are counted.
         certificates: The server's certificates; None: connections are not encrypted.
+        clock: Returns monotonic seconds.
         logger: The server's logger.
     """
 
@@ -40,6 +43,7 @@ class Lane:
         path: CommitPath,
         traffic: Traffic,
         certificates: Certificates | None,
+        clock: Callable[[], float],
         logger: Logger,
     ) -> None:
         loop = running_loop()
@@ -48,8 +52,11 @@ class Lane:
         self.regions = regions
         self._traffic = traffic
         self._certificates = certificates
-        self._servicer = LaneServicer(path, loop, listener.redeem, regions)
-        self._reactor = Reactor(loop, logger)
+        self._clock = clock
+        self._calls = path.calls
+        self._visitors = Visitors(clock)
+        self._servicer = LaneServicer(path, loop, listener.redeem, regions, self._visitors)
+        self._reactor = Reactor(loop, clock, logger)
 
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
         """Where the worker of a lease may open a lane. Raises InvalidRequest if there is none."""
@@ -57,7 +64,7 @@ class Lane:
 
     async def run(self) -> None:
         """Accepts connections and has them served; never ends by itself."""
-        await self._listener.run(self._serve)
+        await self._listener.run(self._serve, self._visitors.have_room)
 
     def start(self) -> None:
         self._reactor.start()
@@ -66,16 +73,22 @@ class Lane:
         """Ends all connections; those that send a reply have a moment. Never call it on the event loop's thread."""
         with self._lock:
             self._listener.close()
+            self._calls.end_unanswered(Draining(DRAINING))  # lanes that were opened late
         self._reactor.close()
         with self._lock:
             self.regions.close()
 
     def _serve(self, sock: socket.socket) -> None:
         """Has a new connection served. The lock is held."""
-        sock.setblocking(False)
-        tune(sock)
-        if self._certificates is not None and sock.family != socket.AF_UNIX:
-            sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        connection = Connection(sock, self._traffic)
+        try:
+            sock.setblocking(False)
+            tune(sock)
+            if self._certificates is not None and sock.family != socket.AF_UNIX:
+                sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except OSError:  # the client has left already
+            sock.close()
+            return
+        connection = Connection(sock, self._traffic, self._clock)
         served = connection.served = Served(sock, self._servicer.serve(connection, sock))
+        self._visitors.add(served)
         self._reactor.serve(served)
