@@ -61,7 +61,7 @@ class RawLane:
         self.theta: npt.NDArray[np.float32] | None = None
 
     def send(self, *data: bytes) -> None:
-        for part in data:
+        for part in filter(None, data):
             self.sock.sendall(part)
 
     def exactly(self, size: int) -> bytes:
