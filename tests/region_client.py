@@ -133,10 +133,14 @@ class Shared:
         assert theta.size == 0, "no tensor travels on the lane"
         return result, self.answer.copy()
 
+    def unmap(self) -> None:
+        """Gives the memory back, and keeps the lane."""
+        del self.gradient, self.answer, self.memory
+
     def close(self) -> None:
         """Drops the worker's side of it."""
         self.lane.close()
-        del self.gradient, self.answer, self.memory
+        self.unmap()
 
 
 @contextmanager

@@ -50,9 +50,7 @@ class DecidingLoop(asyncio.SelectorEventLoop):
         with self.lock:
             super().run_forever()
 
-    def call_soon(
-        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
         handle = super().call_soon(callback, *args, context=context)
         if threading.get_ident() != self._owner:
             self.wake()
