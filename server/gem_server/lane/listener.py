@@ -50,7 +50,12 @@ class Listener:
         self._tickets: dict[bytes, Ticket] = {}
         self.path = path if path.startswith("@") else path and os.path.abspath(path)
         self._tcp = _tcp(port) if port else None
-        self._unix = _unix(self.path) if path else None
+        try:
+            self._unix = _unix(self.path) if path else None
+        except BaseException:
+            if self._tcp is not None:
+                self._tcp.close()
+            raise
         self._inode = _inode(self.path)
         self.port: int = self._tcp.getsockname()[1] if self._tcp is not None else 0
 

@@ -26,7 +26,7 @@ from gem_server.event_loop import DecidingLoop
 THREADS = 16
 _STAY_MS = 2  # how long a thread waits for one connection alone
 _SWEEP_SECONDS = 2.0
-_GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 
 
 class Wait(Enum):
@@ -94,7 +94,7 @@ class Reactor:
 
     def close(self) -> None:
         """Waits a moment for connections that send something, then ends the threads and closes all connections."""
-        end = time.monotonic() + _GRACE_SECONDS
+        end = time.monotonic() + GRACE_SECONDS
         while self._served and time.monotonic() < end:
             time.sleep(0.01)
         self._closed = True

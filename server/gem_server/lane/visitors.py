@@ -35,10 +35,12 @@ class Visitors:
         self._since.pop(served, None)
 
     def have_room(self) -> bool:
-        """Whether another connection may come. If not, ends the oldest, unless it came a moment ago."""
+        """Whether another connection may come. If not, ends those that have had a moment."""
         if len(self._since) < MAX_VISITORS:
             return True
-        oldest, since = next(iter(self._since.items()))
-        if since + MOMENT_SECONDS < self._clock():
-            shut_down(oldest.sock)
+        now = self._clock()
+        for served, since in self._since.items():
+            if since + MOMENT_SECONDS >= now:
+                break
+            shut_down(served.sock)
         return False
