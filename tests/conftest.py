@@ -14,7 +14,8 @@ from hypothesis import settings
 from live import Live, config, serving
 from region_client import abstract
 from session_helpers import GRADIENT, model
-from wire_client import Wire, Worker, wired
+from ways import wired
+from wire_client import Wire, Worker
 
 # The clock is no part of a test: no deadlines, and the same examples on every run.
 settings.register_profile("default", deadline=None, derandomize=True)
@@ -35,17 +36,23 @@ def hear_ctrl_c() -> None:
 
 
 @pytest.fixture
-def live(request: pytest.FixtureRequest) -> Iterator[Live]:
-    """A server with default settings, which shares memory in tests marked `shared_memory`."""
-    shares = request.node.get_closest_marker("shared_memory") is not None
+def way() -> str:
+    """How the commits of the default client's workers go; tests with `all_ways` and the like are run over several."""
+    return "grpc"
+
+
+@pytest.fixture
+def live(request: pytest.FixtureRequest, way: str) -> Iterator[Live]:
+    """A server with default settings, which shares memory in tests marked `shared_memory`, and if commits go that way."""
+    shares = request.node.get_closest_marker("shared_memory") is not None or way == "memory"
     with serving(config(memory_socket=abstract() if shares else "")) as server:
         yield server
 
 
 @pytest.fixture
-def wire(live: Live) -> Iterator[Wire]:
+def wire(live: Live, way: str) -> Iterator[Wire]:
     """A raw client of the default server."""
-    with wired(live) as client:
+    with wired(live, way) as client:
         yield client
 
 

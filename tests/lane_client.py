@@ -11,34 +11,32 @@ import socket
 import ssl
 import struct
 import zlib
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gem_api.v1 import errors_pb2, lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from live import DEADLINE
-from wire_client import Theta, Worker
+from wire_client import Refusal, Theta, Worker
 
 HELLO, WELCOME, COMMIT, RESULT, ERROR = 1, 2, 3, 4, 5
 PREFIX = 24
 PAGE = 4096
 
 
-class LaneRefusal(NamedTuple):
-    """How a lane failed."""
-
-    error: str
-    reason: str
-    details: str
-
-
 class LaneFailed(Exception):
     """The server ended the lane; `refusal` says why."""
 
-    def __init__(self, refusal: LaneRefusal) -> None:
+    def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.details)
         self.refusal = refusal
+
+
+def hello(token: bytes) -> bytes:
+    """The message that opens a lane."""
+    return message(HELLO, lane_pb2.LaneHello(token=token).SerializeToString())
 
 
 def message(kind: int, header: bytes, payload: int = 0, *, magic: bytes = b"GEML", version: int = 1) -> bytes:
@@ -63,7 +61,7 @@ class RawLane:
         self.theta: npt.NDArray[np.float32] | None = None
 
     def send(self, *data: bytes) -> None:
-        for part in data:
+        for part in filter(None, data):
             self.sock.sendall(part)
 
     def exactly(self, size: int) -> bytes:
@@ -79,36 +77,44 @@ class RawLane:
             data += more
         return bytes(data)
 
-    def receive(self) -> tuple[int, bytes, bytes]:
-        """The next message: its kind, header and payload. Raises LaneFailed if it says that the lane has failed."""
-        start = self.exactly(PREFIX)
+    def receive(self, start: bytes = b"") -> tuple[int, bytes, bytes]:
+        """The next message, which begins with `start`: its kind, header and payload. Raises LaneFailed if it says that the lane
+        has failed."""
+        start += self.exactly(PREFIX - len(start))
         magic, version, kind, reserved, header_bytes, payload_bytes, checksum = struct.unpack("<4sBBHIQI", start)
         assert (magic, version, reserved, checksum) == (b"GEML", 1, 0, zlib.crc32(start[:20]))
         header, payload = self.exactly(header_bytes), self.exactly(payload_bytes)
         if kind == ERROR:
             error = lane_pb2.LaneError.FromString(header)
             name = errors_pb2.ErrorCode.Name(error.code).removeprefix("ERROR_CODE_")
-            raise LaneFailed(LaneRefusal(name, error.lease_end_reason, error.message))
+            raise LaneFailed(Refusal(None, name, error.lease_end_reason, error.message))
         return kind, header, payload
 
     def hello(self, token: bytes) -> None:
         """Opens the lane on TCP."""
-        self.send(message(HELLO, lane_pb2.LaneHello(token=token).SerializeToString()))
+        self.send(hello(token))
         kind, _, payload = self.receive()
         assert (kind, payload) == (WELCOME, b"")
 
     def hello_in_memory(self, token: bytes, parameters: int) -> None:
         """Opens the lane on a Unix socket, and maps the memory that comes with the welcome."""
-        self.send(message(HELLO, lane_pb2.LaneHello(token=token).SerializeToString()))
-        start, descriptors, _, _ = socket.recv_fds(self.sock, PREFIX, 2)
-        assert len(start) == PREFIX
-        assert struct.unpack("<4sBBHIQI", start)[:6] == (b"GEML", 1, WELCOME, 0, 0, 0)
-        (descriptor,) = descriptors
+        self.send(hello(token))
+        descriptor = self.welcomed()
         pages = -(-4 * parameters // PAGE) * PAGE
         self.memory = mmap.mmap(descriptor, PAGE + 2 * pages)
         os.close(descriptor)
         self.gradient = np.frombuffer(self.memory, "<f4", parameters, PAGE)
         self.theta = np.frombuffer(self.memory, "<f4", parameters, PAGE + pages)
+
+    def welcomed(self) -> int:
+        """The descriptor of the memory that comes with the server's welcome. Raises LaneFailed if it refuses the lane."""
+        start, descriptors, _, _ = socket.recv_fds(self.sock, PREFIX, 2)
+        if not descriptors:
+            self.receive(start)
+            raise AssertionError("the server's welcome brought no memory")
+        assert struct.unpack("<4sBBHIQI", start)[:6] == (b"GEML", 1, WELCOME, 0, 0, 0)
+        (descriptor,) = descriptors
+        return descriptor
 
     def commit(self, header: pb.CommitHeader, payload: bytes = b"", declared: int | None = None) -> None:
         """Sends a commit; `declared` is the payload's size in the prefix, if not the true one."""
@@ -122,7 +128,7 @@ class RawLane:
         theta = np.frombuffer(payload, "<f4") if self.theta is None else self.theta.copy()
         return pb.CommitResult.FromString(header), theta
 
-    def refusal(self) -> LaneRefusal:
+    def refusal(self) -> Refusal:
         """Reads until the server says why it ends the lane; it then closes the connection."""
         try:
             while True:
@@ -137,6 +143,11 @@ class RawLane:
             return self.sock.recv(1) == b""
         except ConnectionResetError:
             return True
+
+    def hang_up(self) -> None:
+        """Says that nothing more comes; what the server sends can still be read."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self.gradient = self.theta = self.memory = None

@@ -1,8 +1,4 @@
-"""A raw client of the memory socket, written from the contract; and functions that ask Linux which processes map regions.
-
-It shares nothing with the SDK: it connects, sends what it is told to, and maps what comes back by the offsets that
-training.proto states.
-"""
+"""A worker's shared memory and its lane, for tests; and functions that ask Linux which processes map regions."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import gc
 import mmap
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,11 +17,11 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from live import DEADLINE, Live, config, serving, wait_until
-from wire_client import SMALL, Stream, Theta, Wire, Worker, wired
+from lane_client import LaneFailed, RawLane, header, hello, offer, unix
+from live import Live, config, serving, wait_until
+from wire_client import SMALL, Theta, Wire, Worker, wired
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is Linux's memfd")
-NONCE = 16
 PAGE = 4096
 REGION = "memfd:gem-region"
 # Large enough that the pass runs in the apply thread, beside the event loop; no multiple of a page.
@@ -45,42 +40,40 @@ def abstract() -> str:
     return f"@gem-test-{secrets.token_hex(8)}"
 
 
-def offered(worker: Worker) -> pb.ShareMemoryResponse:
-    """The socket and the token with which the worker gets its region."""
-    response: pb.ShareMemoryResponse = worker.wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=worker.lease_id))
-    return response
-
-
-def visit(address: str, *said: bytes) -> socket.socket:
-    """Connects to a memory socket, once it has room, and sends these bytes."""
-    visitor = socket.socket(socket.AF_UNIX)
-    try:
-        visitor.connect("\0" + address[1:] if address.startswith("@") else address)
-        visitor.settimeout(DEADLINE)
-        for data in said:
-            visitor.sendall(data)
-    except BaseException:
-        visitor.close()
-        raise
-    return visitor
-
-
-def handed_over(visitor: socket.socket) -> int | None:
-    """The descriptor that the server sends, or None if it closes the connection. Closes the connection."""
-    with visitor:
+def handed_over(lane: RawLane) -> int | None:
+    """The descriptor that comes with the server's welcome, or None if it refuses the lane. Closes the connection."""
+    with lane:
         try:
-            data, descriptors, _, _ = socket.recv_fds(visitor, 16, 16)
-        except ConnectionResetError:  # it hung up before it had read everything
+            return lane.welcomed()
+        except (LaneFailed, EOFError, ConnectionResetError):
             return None
-    assert (len(data), len(descriptors)) in {(0, 0), (1, 1)}
-    return descriptors[0] if descriptors else None
+
+
+def visit(address: str, *said: bytes) -> RawLane:
+    """Connects to the lane's Unix socket, and sends these bytes."""
+    lane = unix(address)
+    try:
+        lane.send(*said)
+    except BaseException:
+        lane.close()
+        raise
+    return lane
+
+
+def asked(worker: Worker) -> RawLane:
+    """A connection that has said what gives the worker its region, with nothing read yet."""
+    offered = offer(worker)
+    return visit(offered.socket, hello(offered.token))
 
 
 def fetched(worker: Worker) -> Shared | None:
-    """The worker's region; None if the server sends none."""
-    offer = offered(worker)
-    descriptor = handed_over(visit(offer.socket, offer.token))
-    return None if descriptor is None else Shared(worker, descriptor)
+    """The worker's region; None if the server gives none."""
+    lane = asked(worker)
+    try:
+        return Shared(worker, lane, lane.welcomed())
+    except (LaneFailed, EOFError, ConnectionResetError):
+        lane.close()
+        return None
 
 
 def shared(worker: Worker) -> Shared:
@@ -91,44 +84,63 @@ def shared(worker: Worker) -> Shared:
 
 
 class Shared:
-    """A region mapped by its worker.
+    """A region mapped by its worker, and the lane that came with it.
 
     Attributes:
-        nonce: Names it.
         gradient: float32, shape (P,).
         answer: float32, shape (P,).
         memory: All of it.
         inode: The file's: what to look for in a process's maps.
+        lane: The lane; a new one is opened if the server has ended it.
     """
 
-    def __init__(self, worker: Worker, descriptor: int) -> None:
+    def __init__(self, worker: Worker, lane: RawLane, descriptor: int) -> None:
         """Closes the descriptor."""
         self.worker = worker
+        self.lane = lane
         self.inode = str(os.fstat(descriptor).st_ino)
         pages = -(-4 * worker.size // PAGE) * PAGE
         self.memory = mmap.mmap(descriptor, PAGE + 2 * pages)
         os.close(descriptor)
-        self.nonce = self.memory[:NONCE]
         self.gradient: Theta = np.frombuffer(self.memory, "<f4", worker.size, PAGE)
         self.answer: Theta = np.frombuffer(self.memory, "<f4", worker.size, PAGE + pages)
 
-    def header(self, **changes: Any) -> bytes:
-        """The frame that holds a complete commit by reference."""
-        return self.worker.header(region=self.nonce, **changes)
+    def sent(self, **changes: Any) -> RawLane:
+        """Sends the header of the worker's next commit, with some fields changed, on a lane that replaces the last one."""
+        offered = offer(self.worker)
+        lane = unix(offered.socket)
+        lane.send(hello(offered.token))
+        descriptor = lane.welcomed()
+        assert str(os.fstat(descriptor).st_ino) == self.inode, "a lease has one region"
+        os.close(descriptor)
+        self.lane.close()
+        self.lane = lane
+        return self.sent_on(**changes)
+
+    def sent_on(self, **changes: Any) -> RawLane:
+        """As `sent`, on the same lane as before."""
+        self.lane.commit(header(self.worker, **changes))
+        return self.lane
 
     def commit(self, value: float = 1.0) -> tuple[pb.CommitResult, Theta]:
-        """One valid commit of a gradient whose elements are all `value`, on a new stream."""
+        """One valid commit of a gradient whose elements are all `value`."""
         self.gradient[:] = value
-        return self.worker.took(self.answered(self.worker.wire.whole("Commit", self.header())))
+        return self.worker.took(self.answered(self.sent()))
 
-    def answered(self, stream: Stream) -> tuple[pb.CommitResult, Theta]:
-        """The result of a commit by reference, and the θ in the region after it."""
-        result = pb.CommitResponse.FromString(stream.read()).result
+    def answered(self, lane: RawLane) -> tuple[pb.CommitResult, Theta]:
+        """The result of a commit, and the θ in the region after it."""
+        result, theta = lane.answer()
+        assert theta.size == 0, "no tensor travels on the lane"
         return result, self.answer.copy()
+
+    def unmap(self) -> None:
+        """Gives the memory back, and keeps the lane."""
+        del self.gradient, self.answer, self.memory
 
     def close(self) -> None:
         """Drops the worker's side of it."""
-        del self.gradient, self.answer, self.memory
+        self.lane.close()
+        self.unmap()
 
 
 @contextmanager

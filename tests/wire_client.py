@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc
 import numpy as np
@@ -40,9 +40,9 @@ def path(rpc: str) -> str:
 
 
 class Refusal(NamedTuple):
-    """How a call failed: its status, and its trailing metadata."""
+    """How a call, or a lane, failed: its status (a lane has none), and what the server says about it."""
 
-    status: grpc.StatusCode
+    status: grpc.StatusCode | None
     error: str
     reason: str
     details: str
@@ -54,15 +54,39 @@ class Refusal(NamedTuple):
         return cls(call.code(), metadata.get("gem-error", ""), metadata.get("gem-lease-end-reason", ""), call.details() or "")
 
 
+class CommitStream(Protocol):
+    """Carries commits, in the frames of the Commit call: a call of gRPC, or a lane that sends what the frames hold.
+
+    Attributes:
+        sent: The bytes that it has sent so far, as the server counts them.
+    """
+
+    sent: int
+
+    def send(self, *frames: bytes) -> None: ...
+
+    def half_close(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def answer(self, size: int) -> tuple[pb.CommitResult, Theta]: ...
+
+    def refusal(self) -> Refusal: ...
+
+    def ended_well(self) -> bool: ...
+
+
 class Stream:
     """One call of any kind, in raw frames."""
 
     def __init__(self, channel: grpc.Channel, rpc: str, timeout: float, metadata: Metadata = ()) -> None:
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = channel.stream_stream(path(rpc))(iter(self._frames.get, None), timeout=timeout, metadata=metadata)
+        self.sent = 0
 
     def send(self, *frames: bytes) -> None:
         for frame in frames:
+            self.sent += len(frame)
             self._frames.put(frame)
 
     def half_close(self) -> None:
@@ -111,9 +135,14 @@ class Stream:
 
 
 class Wire:
-    """A channel to a server; `metadata` goes with every call."""
+    """A channel to a server; `metadata` goes with every call.
+
+    Attributes:
+        open_commits: Opens what carries a worker's commits: a call of gRPC, unless `ways` has set another way.
+    """
 
     def __init__(self, address: str, metadata: Metadata = (), credentials: grpc.ChannelCredentials | None = None) -> None:
+        self.open_commits: Callable[[Worker], CommitStream] = lambda worker: self.stream("Commit")
         self._metadata = metadata
         options = [("grpc.use_local_subchannel_pool", 1)]
         if credentials is None:
@@ -215,14 +244,26 @@ class Worker:
         """The frames of a gradient whose elements are all `value`."""
         return chunks(self.gradient(value))
 
-    def commit_on(self, stream: Stream, value: float = 1.0) -> tuple[pb.CommitResult, Theta]:
+    def stream(self, *frames: bytes) -> CommitStream:
+        """Opens what carries this worker's commits, and sends the first frames."""
+        stream = self.wire.open_commits(self)
+        stream.send(*frames)
+        return stream
+
+    def whole(self, *frames: bytes) -> CommitStream:
+        """As `stream`; nothing follows the frames."""
+        stream = self.stream(*frames)
+        stream.half_close()
+        return stream
+
+    def commit_on(self, stream: CommitStream, value: float = 1.0) -> tuple[pb.CommitResult, Theta]:
         """One valid commit on an open stream."""
         stream.send(self.header(), *self.body(value))
         return self.took(stream.answer(self.size))
 
     def commit(self, value: float = 1.0) -> tuple[pb.CommitResult, Theta]:
         """One valid commit on a new stream."""
-        return self.took(self.wire.whole("Commit", self.header(), *self.body(value)).answer(self.size))
+        return self.took(self.whole(self.header(), *self.body(value)).answer(self.size))
 
     def took(self, answer: tuple[pb.CommitResult, Theta]) -> tuple[pb.CommitResult, Theta]:
         """Records the result of a commit."""

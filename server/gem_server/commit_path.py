@@ -116,6 +116,10 @@ class CommitPath:
         """What to wait for until the lease's last commit is on the disk; None if it is there."""
         return self._durability.awaited(lease.recorded)
 
+    def require_writable(self) -> None:
+        """Raises Overloaded while no commit can be acknowledged."""
+        self._durability.require_writable()
+
     def refused(self, call: Call, header: Header, error: GemError) -> None:
         """Counts a refused commit. Raises Quarantined if that puts its worker into quarantine."""
         self._count(header, error)

@@ -10,6 +10,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 import threading
+from collections.abc import Callable
+from contextvars import Context
+from typing import TypeVarTuple, Unpack
+
+Ts = TypeVarTuple("Ts")
 
 
 class _LendingSelector(selectors.DefaultSelector):
@@ -30,17 +35,26 @@ class _LendingSelector(selectors.DefaultSelector):
 class DecidingLoop(asyncio.SelectorEventLoop):
     """An event loop whose thread holds `lock` whenever it does not wait.
 
-    A thread that holds the lock may use whatever belongs to the loop, as if it ran there. It must call `wake` afterwards if it
-    has scheduled anything, because the loop may be waiting for input.
+    A thread that holds the lock may use whatever belongs to the loop, as if it ran there. What it schedules wakes the loop,
+    which may be waiting for input.
     """
+
+    _owner = 0  # the thread that runs it
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         super().__init__(_LendingSelector(self.lock))
 
     def run_forever(self) -> None:
+        self._owner = threading.get_ident()
         with self.lock:
             super().run_forever()
+
+    def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
+        handle = super().call_soon(callback, *args, context=context)
+        if threading.get_ident() != self._owner:
+            self.wake()
+        return handle
 
     def wake(self) -> None:
         """Makes the loop look at what is scheduled, from any thread."""

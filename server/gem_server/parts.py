@@ -103,7 +103,8 @@ class Parts:
 
         durability = self.group_commit or Unlogged()
         path = CommitPath(core, self.apply_loop, self.progress, calls, durability, clock, logger)
-        self.lane = Lane(listener, Regions(core, running_loop()), path, self.traffic, self.endpoint.certificates, logger)
+        regions = Regions(core, running_loop())
+        self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)
         self.training = TrainingServicer(
             core, self.apply_loop, self.progress, calls, path, self.lane.offer, durability, self.traffic, clock, logger
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import selectors
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -15,10 +17,11 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from live import Live, config, serving, wait_until
+from live import DEADLINE, Live, config, serving, wait_until
+from ways import all_lanes, all_ways, configured, opened, read_by_the_server, running, through_sockets, wired
 from wire_client import (
     SMALL,
-    Stream,
+    CommitStream,
     Theta,
     Wire,
     Worker,
@@ -26,21 +29,16 @@ from wire_client import (
     chunk,
     on_server_loop,
     path,
-    received_bytes,
     theta_bits,
-    wired,
 )
 
 P = SMALL.size
 COUNTING = Hyperparameters(rule="downpour", learning_rate=1.0)  # a gradient of -1 adds 1 to every element
 
 
-def half_sent(live: Live, worker: Worker) -> Stream:
+def half_sent(live: Live, worker: Worker) -> CommitStream:
     """A commit whose header and first elements the server has read."""
-    before, opening = received_bytes(live), [worker.header(), chunk(0, worker.gradient()[:2].tobytes())]
-    stream = worker.wire.stream("Commit", *opening)
-    wait_until(lambda: received_bytes(live) == before + len(b"".join(opening)), "the first chunk to be read")
-    return stream
+    return read_by_the_server(live, worker, worker.header(), chunk(0, worker.gradient()[:2].tobytes()))
 
 
 def crew_of(wire: Wire, size: int) -> list[Worker]:
@@ -54,6 +52,7 @@ def crew_of(wire: Wire, size: int) -> list[Worker]:
 # -- tickets
 
 
+@through_sockets
 def test_a_slow_uploader_that_began_first_is_applied_last_and_holds_nobody_up(live: Live, wire: Wire) -> None:
     slow, fast, faster = crew_of(wire, 3)
     stream = half_sent(live, slow)
@@ -63,6 +62,7 @@ def test_a_slow_uploader_that_began_first_is_applied_last_and_holds_nobody_up(li
     assert (result.ticket, result.version, result.staleness) == (3, 3, 2)
 
 
+@through_sockets
 def test_a_dying_uploader_takes_no_ticket_and_moves_nothing(live: Live, wire: Wire) -> None:
     dying, other = crew_of(wire, 2)
     before = theta_bits(live)
@@ -74,23 +74,25 @@ def test_a_dying_uploader_takes_no_ticket_and_moves_nothing(live: Live, wire: Wi
     assert dying.commit()[0].ticket == 2
 
 
+@all_ways
 def test_complete_commits_are_applied_in_the_order_in_which_they_became_complete(live: Live, wire: Wire) -> None:
     crew = crew_of(wire, 5)
     order = [3, 0, 4, 1, 2]
     with apply_thread_held(live) as release:
         streams = {}
         for place, number in enumerate(order, start=1):
-            streams[number] = wire.stream("Commit", crew[number].header(), *crew[number].body())
+            streams[number] = crew[number].stream(crew[number].header(), *crew[number].body())
             wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == place, "it to queue")  # noqa: B023
         release()
         results = [streams[number].answer(P)[0] for number in order]
     assert [(result.ticket, result.version, result.staleness) for result in results] == [(n, n, n - 1) for n in range(1, 6)]
 
 
-def test_the_history_lists_tickets_in_the_order_of_versions(tmp_path: Path) -> None:
+@all_ways
+def test_the_history_lists_tickets_in_the_order_of_versions(way: str, tmp_path: Path) -> None:
     workers, commits = 5, 8
     history = tmp_path / "history.csv"
-    with serving(config(history=history)) as live, wired(live) as wire, ThreadPoolExecutor(workers) as threads:
+    with running(way, history=history) as (_, wire), ThreadPoolExecutor(workers) as threads:
         crew = crew_of(wire, workers)
         runs = [threads.submit(lambda w: [w.commit()[0] for _ in range(commits)], worker) for worker in crew]
         answered = {result.version: result for run in runs for result in run.result()}
@@ -111,15 +113,16 @@ def assert_whole(version: int, theta: Theta) -> None:
     assert np.unique(theta).tolist() == [float(version)]
 
 
-def test_no_pull_and_no_answer_ever_mixes_versions() -> None:
+@all_ways
+def test_no_pull_and_no_answer_ever_mixes_versions(way: str) -> None:
     """θ has several chunks and is read, with and without a lease, while others commit."""
     layout, commits, pulls = Layout.of({"w": (700_001,)}), 12, 12
-    with serving(config(COUNTING)) as live, ThreadPoolExecutor(6) as threads:
-        with wired(live) as wire:
+    with serving(configured(way, COUNTING)) as live, ThreadPoolExecutor(6) as threads:
+        with wired(live, way) as wire:
             wire.started("first", layout, value=0.0)
 
         def with_own_channel(work: Callable[[Wire], None]) -> None:
-            with wired(live) as wire:
+            with wired(live, way) as wire:
                 work(wire)
 
         def committer(name: str) -> Callable[[Wire], None]:
@@ -161,6 +164,7 @@ def test_a_reader_that_stalls_keeps_its_version_while_others_commit() -> None:
         assert_whole(0, theta)
 
 
+@all_ways
 def test_staleness_counts_the_commits_between_a_workers_pull_and_its_own(wire: Wire) -> None:
     a, b = crew_of(wire, 2)
     assert [a.commit()[0].staleness for _ in range(3)] == [0, 0, 0]
@@ -215,6 +219,32 @@ def test_a_hundred_sessions_that_commit_as_fast_as_they_can_get_equal_shares(liv
     assert jain(shares) >= 0.98, sorted(shares)
 
 
+@all_lanes
+def test_a_hundred_lanes_that_commit_as_fast_as_they_can_get_equal_shares(way: str, live: Live, wire: Wire) -> None:
+    """One thread speaks for them all: it sends the next commit of each lane as soon as its last one is answered."""
+    sessions, total = 100, 3000
+    shares = dict.fromkeys(range(sessions), 0)
+    crew = crew_of(wire, sessions)
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        streams = []
+        for number, worker in enumerate(crew):
+            stream = opened(worker, way)
+            stack.callback(stream.cancel)
+            worker.commit_on(stream)
+            selector.register(stream.lane.sock, selectors.EVENT_READ, number)
+            streams.append(stream)
+        for stream, worker in zip(streams, crew, strict=True):
+            stream.send(worker.header(), *worker.body())
+        while sum(shares.values()) < total:
+            for key, _ in selector.select(DEADLINE):
+                worker, stream = crew[key.data], streams[key.data]
+                worker.took(stream.answer(P))
+                shares[key.data] += 1
+                stream.send(worker.header(), *worker.body())
+    assert jain(list(shares.values())) >= 0.98, sorted(shares.values())
+
+
+@all_ways
 def test_a_session_that_sends_duplicates_gets_no_larger_share(live: Live, wire: Wire) -> None:
     """Repeats are answered, but are not applied and take no ticket."""
     greedy, modest = crew_of(wire, 2)
@@ -224,5 +254,5 @@ def test_a_session_that_sends_duplicates_gets_no_larger_share(live: Live, wire: 
     for thread in threads:
         thread.join()
     for _ in range(10):
-        wire.whole("Commit", greedy.header(sequence=10), *greedy.body()).answer(P)
+        greedy.whole(greedy.header(sequence=10), *greedy.body()).answer(P)
     assert live.on_loop(lambda: (live.core.central.version, live.core.next_ticket)) == (20, 21)

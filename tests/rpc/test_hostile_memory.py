@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import grpc
 import numpy as np
 import pytest
 from gem_api.v1 import training_pb2 as pb
+from lane_client import LaneFailed, header
 from live import Live, config, serving, wait_until
-from region_client import LARGE, NONCE, RULES, Shared, linux_only, queue_length, shared, sharing, theta_of
-from wire_client import SMALL, Refusal, Stream, Wire, Worker, apply_thread_held, chunks, theta_bits, wired
+from region_client import LARGE, PAGE, RULES, Shared, linux_only, queue_length, shared, sharing, theta_of
+from wire_client import SMALL, Wire, Worker, apply_thread_held, chunks, theta_bits, wired
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 
@@ -39,7 +39,7 @@ def test_a_gradient_that_turns_bad_after_it_was_checked_harms_only_those_element
     with sharing(RULES[rule]) as (live, wire, _, region):
         region.gradient[:] = 1.0
         with apply_thread_held(live) as release:
-            stream = wire.stream("Commit", region.header())
+            stream = region.sent()
             wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
             region.gradient[bad] = value
             release()
@@ -84,7 +84,7 @@ def test_a_worker_that_scribbles_all_the_time_harms_no_one_else(rule: str) -> No
         applied = 0
         with scribbling(region):
             for _ in range(200):
-                result = result_or_none(wire.whole("Commit", region.header()))
+                result = result_or_none(region)
                 if result is not None:
                     hostile.took((result, region.answer))
                     applied += 1
@@ -97,20 +97,20 @@ def test_a_worker_that_scribbles_all_the_time_harms_no_one_else(rule: str) -> No
         home.close()
 
 
-def result_or_none(stream: Stream) -> pb.CommitResult | None:
-    """The result of a commit by reference, or None where it was refused for a bad gradient."""
+def result_or_none(region: Shared) -> pb.CommitResult | None:
+    """The result of a commit, or None if it was refused for a bad gradient."""
     try:
-        return pb.CommitResponse.FromString(stream.read()).result
-    except grpc.RpcError as error:
-        if Refusal.of(error).error != "NON_FINITE_GRADIENT":
+        return region.answered(region.sent())[0]
+    except LaneFailed as failed:
+        if failed.refusal.error != "NON_FINITE_GRADIENT":
             raise
         return None
 
 
 HOSTILE: dict[str, Callable[[Shared], object]] = {
-    "writes over the name": lambda region: region.memory.__setitem__(slice(0, NONCE), b"x" * NONCE),
+    "writes over the first page": lambda region: region.memory.__setitem__(slice(0, PAGE), b"x" * PAGE),
     "punches a hole into it": lambda region: region.memory.madvise(mmap.MADV_REMOVE),
-    "unmaps and closes it": lambda region: region.close(),
+    "unmaps it": lambda region: region.unmap(),
 }
 
 
@@ -118,10 +118,11 @@ HOSTILE: dict[str, Callable[[Shared], object]] = {
 def test_whatever_a_worker_does_to_its_side_the_server_goes_on(what: str, live: Live, wire: Wire, worker: Worker) -> None:
     region = shared(worker)
     region.commit()
-    nonce = region.nonce
     HOSTILE[what](region)
-    result = pb.CommitResponse.FromString(wire.whole("Commit", worker.header(region=nonce)).read()).result
-    assert result.version == 2
+    lane = region.lane
+    lane.commit(header(worker))
+    assert lane.answer()[0].version == 2
+    lane.close()
     honest = wire.join("honest")
     honest.pull()
     assert honest.commit()[0].version == 3

@@ -14,8 +14,10 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
+from gem_server.lane import connection
 from live import Live, config, serving, wait_until
 from rpc.test_drain import Process
+from ways import all_ways, read_by_the_server, through_sockets
 from wire_client import (
     SMALL,
     Stream,
@@ -68,11 +70,12 @@ def waiting_pulls(live: Live) -> int:
 # -- the ends of a lease
 
 
+@through_sockets
 def test_a_worker_that_vanishes_is_evicted_and_leaves_nothing_behind(live: Live, wire: Wire, worker: Worker) -> None:
     alone = memory(live)
     ghost = wire.join("ghost")
     ghost.pull()
-    stream = wire.stream("Commit")
+    stream = ghost.stream()
     ghost.commit_on(stream)
     held = shard_of(ghost).shard
     assert held.end == 10
@@ -82,9 +85,8 @@ def test_a_worker_that_vanishes_is_evicted_and_leaves_nothing_behind(live: Live,
     pass_time(live, worker)
 
     refusal = stream.refusal()
-    assert (refusal.status, refusal.error, refusal.reason) == (
-        grpc.StatusCode.FAILED_PRECONDITION, "LEASE_ENDED", "expired"
-    )  # fmt: skip
+    assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "expired")
+    assert refusal.status in (None, grpc.StatusCode.FAILED_PRECONDITION)
     assert memory(live) == alone
     given = shard_of(worker).shard
     assert (given.epoch, given.begin, given.end) == (held.epoch, held.begin, held.end)
@@ -92,6 +94,7 @@ def test_a_worker_that_vanishes_is_evicted_and_leaves_nothing_behind(live: Live,
     assert worker.commit()[0].version == 2
 
 
+@all_ways
 def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanwhile(live: Live, wire: Wire) -> None:
     worker = wire.started("worker")
     live.clock.jump(10 * live.config.lease_seconds)
@@ -133,11 +136,13 @@ def test_a_worker_that_is_slow_to_start_keeps_its_lease_for_longer_though_not_fo
     assert dead.lease_id not in live.on_loop(lambda: live.core.leases.live)
 
 
-def test_an_upload_in_mid_body_does_not_outlive_its_lease(live: Live, wire: Wire, worker: Worker) -> None:
+@through_sockets
+def test_an_upload_in_mid_body_does_not_outlive_its_lease(
+    live: Live, wire: Wire, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1e6)  # or its silence might end it first
     ghost = wire.join("ghost")
-    before, opening = received_bytes(live), [ghost.header(), chunk(0, bytes(8))]
-    stream = wire.stream("Commit", *opening)
-    wait_until(lambda: received_bytes(live) == before + len(b"".join(opening)), "the upload to begin")
+    stream = read_by_the_server(live, ghost, ghost.header(), chunk(0, bytes(8)))
     bits = theta_bits(live)
     pass_time(live, worker)
     refusal = stream.refusal()
@@ -145,10 +150,11 @@ def test_an_upload_in_mid_body_does_not_outlive_its_lease(live: Live, wire: Wire
     assert theta_bits(live) == bits
 
 
+@all_ways
 def test_a_commit_that_waits_for_its_turn_keeps_its_lease(live: Live, wire: Wire, worker: Worker) -> None:
     other = wire.join("other")
     with apply_thread_held(live) as release:
-        stream = wire.stream("Commit", worker.header(), *worker.body())
+        stream = worker.stream(worker.header(), *worker.body())
         wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == 1, "the commit to be queued")
         live.clock.advance(200)
         wait_until(lambda: live.on_loop(lambda: other.lease_id not in live.core.leases.live), "the idle lease to expire")
@@ -157,11 +163,12 @@ def test_a_commit_that_waits_for_its_turn_keeps_its_lease(live: Live, wire: Wire
     assert worker.commit()[0].version == 2
 
 
+@through_sockets
 def test_who_leaves_frees_memory_and_shards_and_its_streams_end(live: Live, wire: Wire, worker: Worker) -> None:
     alone = memory(live)
     leaver = wire.join("leaver")
     leaver.pull()
-    stream = wire.stream("Commit")
+    stream = leaver.stream()
     leaver.commit_on(stream)
     held = shard_of(leaver).shard
     leaver.leave()
@@ -172,22 +179,24 @@ def test_who_leaves_frees_memory_and_shards_and_its_streams_end(live: Live, wire
     assert dict(wire.status().leases_ended) == {"left": 1}
 
 
+@through_sockets
 def test_a_lease_that_ends_while_its_answer_is_sent_ends_the_call_typed(live: Live, wire: Wire) -> None:
     worker = wire.started("worker", Layout.of({"w": (8_000_000,)}))  # more than any buffer between the two takes
     before = live.on_loop(lambda: live.server.parts.traffic.sent)
-    stream = wire.stream("Commit", worker.header(), *worker.body())
+    stream = worker.stream(worker.header(), *worker.body())
     wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before, "the answer to begin")
     worker.leave()
     refusal = stream.refusal()
     assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
 
 
+@all_ways
 def test_who_leaves_with_a_commit_in_the_queue_is_forgotten_with_it(live: Live, wire: Wire, worker: Worker) -> None:
     leaver = wire.join("leaver")
     leaver.pull()
     before = theta_bits(live)
     with apply_thread_held(live) as release:
-        stream = wire.stream("Commit", leaver.header(), *leaver.body())
+        stream = leaver.stream(leaver.header(), *leaver.body())
         wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == 1, "the commit to be queued")
         leaver.leave()
         assert stream.refusal().reason == "left"
@@ -197,8 +206,9 @@ def test_who_leaves_with_a_commit_in_the_queue_is_forgotten_with_it(live: Live, 
     assert worker.commit()[0].version == 1
 
 
+@through_sockets
 def test_a_name_that_registers_again_replaces_its_former_self(live: Live, wire: Wire, worker: Worker) -> None:
-    stream = wire.stream("Commit")
+    stream = worker.stream()
     worker.commit_on(stream)
     held = shard_of(worker).shard
     before = memory(live)

@@ -7,23 +7,23 @@ import threading
 
 import pytest
 from gem_api.region import Region, create_region
-from gem_server.rpc import memory_socket
+from gem_server.lane import regions
+from lane_client import LaneFailed
 from live import DEADLINE, Live, config, serving, wait_until
 from region_client import (
     ENDS,
     RULES,
     abstract,
+    asked,
     fetched,
     handed_over,
     linux_only,
     memory_bytes,
-    offered,
     queue_length,
     regions_bytes,
     shared,
     shares,
     until_held,
-    visit,
 )
 from wire_client import SMALL, Worker, apply_thread_held, theta_bits, wired
 
@@ -56,37 +56,45 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     slow = Slow()
-    monkeypatch.setattr(memory_socket, "create_region", slow)
+    monkeypatch.setattr(regions, "create_region", slow)
     return slow
 
 
 def test_a_lease_that_ends_while_its_region_is_made_leaves_none_behind(live: Live, worker: Worker, slow: Slow) -> None:
-    offer = offered(worker)
-    visitor = visit(offer.socket, offer.token)
+    visitor = asked(worker)
     assert slow.asked.wait(DEADLINE)
     worker.leave()
     slow.go_on.set()
     assert handed_over(visitor) is None
     until_held(slow.inode, 0)
-    assert memory_bytes(live) == THETA
+    wait_until(lambda: memory_bytes(live) == THETA, "the region to be counted no more")
 
 
-def test_a_region_that_is_ready_too_late_is_not_left_behind(
-    live: Live, worker: Worker, slow: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_region_whose_worker_has_left_meanwhile_is_not_left_behind(live: Live, worker: Worker, slow: Slow) -> None:
     """A descriptor that nobody closes would keep all of its memory for as long as the server lives."""
-    monkeypatch.setattr(memory_socket, "PATIENCE_SECONDS", 0.1)
-    offer = offered(worker)
-    assert handed_over(visit(offer.socket, offer.token)) is None
+    with asked(worker):
+        assert slow.asked.wait(DEADLINE)
     slow.go_on.set()
     wait_until(lambda: slow.inode, "the region to be made")
+    worker.leave()
     until_held(slow.inode, 0)
-    assert memory_bytes(live) == THETA + EACH
+    wait_until(lambda: memory_bytes(live) == THETA, "the region to be counted no more")
+
+
+def test_a_second_lane_does_not_wait_for_a_region_that_is_being_made(worker: Worker, slow: Slow) -> None:
+    with asked(worker):
+        assert slow.asked.wait(DEADLINE)
+        second = asked(worker)
+        with pytest.raises(LaneFailed) as failed:
+            second.welcomed()
+        assert failed.value.refusal.error == "OVERLOADED"
+        second.close()
+        slow.go_on.set()
+    wait_until(lambda: shares(worker), "the region to be ready")
 
 
 def test_other_calls_go_on_while_a_region_is_made(worker: Worker, slow: Slow) -> None:
-    offer = offered(worker)
-    visitor = visit(offer.socket, offer.token)
+    visitor = asked(worker)
     assert slow.asked.wait(DEADLINE)
     assert worker.commit()[0].version == 1
     slow.go_on.set()
@@ -103,7 +111,7 @@ def test_memory_that_can_not_be_had_costs_only_the_region(
         raise error
 
     with monkeypatch.context() as out_of_memory:
-        out_of_memory.setattr(memory_socket, "create_region", fail)
+        out_of_memory.setattr(regions, "create_region", fail)
         assert not shares(worker)
     assert memory_bytes(live) == THETA + EACH
     assert worker.commit()[0].version == 1
@@ -114,18 +122,18 @@ def test_memory_that_can_not_be_had_costs_only_the_region(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_region_is_counted_in_its_leases_memory_from_when_it_is_handed_over(rule: str) -> None:
+def test_a_region_is_counted_from_when_it_is_handed_over_and_in_its_leases_memory_once_it_is_used(rule: str) -> None:
     with serving(config(RULES[rule], memory_socket=abstract())) as live, wired(live) as wire:
         worker = wire.started("worker")
         alone = memory_bytes(live)
         assert alone == THETA + wire.status().workers[0].memory_bytes
         region = shared(worker)
         assert memory_bytes(live) == alone + REGION
-        assert wire.status().workers[0].memory_bytes == alone - THETA + REGION
-        assert not wire.status().workers[0].shared_memory
+        assert wire.status().memory_bytes == alone + REGION
+        assert wire.status().workers[0].transport == ""
         region.commit()
         status = wire.status()
-        assert status.workers[0].shared_memory
+        assert status.workers[0].transport == "memory"
         assert status.memory_bytes == THETA + status.workers[0].memory_bytes
         worker.leave()
         assert memory_bytes(live) == THETA + REGION  # for the worker still maps it
@@ -212,10 +220,10 @@ def test_a_region_whose_commit_is_queued_when_the_lease_ends_is_unmapped_after_i
     region = shared(worker)
     region.commit()
     with apply_thread_held(live) as release:
-        stream = worker.wire.stream("Commit", region.header())
+        lane = region.sent()
         wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
         worker.leave()
-        assert stream.refusal().error == "LEASE_ENDED"
+        assert lane.refusal().error == "LEASE_ENDED"
         release()
     until_held(region.inode, 1)
     assert theta_bits(live)[0] == 1

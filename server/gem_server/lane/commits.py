@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gem_api.errors import GemError, IncompleteTransfer, Overloaded, PermissionDenied
-from gem_api.lane import Kind, opening
+from gem_api.errors import GemError, IncompleteTransfer, InvalidRequest, Overloaded, PermissionDenied
+from gem_api.lane import Kind, error_message, opening
 from gem_api.layout import Vector
 from gem_api.region import Region
 from gem_api.v1 import lane_pb2
@@ -26,8 +26,9 @@ from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.event_loop import DecidingLoop
 from gem_server.lane.connection import Connection, PeerLeft
-from gem_server.lane.reactor import Steps
+from gem_server.lane.reactor import Steps, shut_down
 from gem_server.lane.regions import Regions
+from gem_server.lane.visitors import Visitors
 from gem_server.rpc import messages
 from gem_server.rpc.calls import Call
 from gem_server.security.access import Identity
@@ -58,18 +59,27 @@ class LaneServicer:
         loop: Its lock guards the core.
         redeem: Returns what a token stands for, once. Raises InvalidRequest if it is unknown.
         regions: The memory shared with workers on this machine.
+        visitors: The connections that have not shown their token yet.
     """
 
-    def __init__(self, path: CommitPath, loop: DecidingLoop, redeem: Callable[[bytes], Ticket], regions: Regions) -> None:
+    def __init__(
+        self,
+        path: CommitPath,
+        loop: DecidingLoop,
+        redeem: Callable[[bytes], Ticket],
+        regions: Regions,
+        visitors: Visitors,
+    ) -> None:
         self._path = path
         self._lock = loop.lock
         self._redeem = redeem
         self._regions = regions
+        self._visitors = visitors
 
     def serve(self, connection: Connection, sock: socket.socket) -> Steps:
         """A connection from its first byte to its last, as a generator that yields whatever it waits for."""
         with self._lock:
-            call = self._path.calls.begin(lambda: _stop(call, sock))
+            call = self._path.calls.begin(lambda: _stop(call, connection, sock))
         try:
             yield from connection.handshake()
             call.transport = connection.transport
@@ -86,15 +96,23 @@ class LaneServicer:
         finally:
             with self._lock:
                 connection.count()
+                self._visitors.remove(connection.served)
                 self._path.calls.finish(call)
 
     def _open(self, call: Call, connection: Connection) -> Generator[Any, None, tuple[str, Region | None]]:
         """Opens the lane of a lease. Returns the lease, and the region that it shares on a Unix socket."""
-        _, hello = yield from connection.message(Kind.HELLO, lane_pb2.LaneHello)
+        payload, hello = yield from connection.message(Kind.HELLO, lane_pb2.LaneHello)
+        if payload:
+            raise InvalidRequest(f"the first message has a payload of {payload} bytes: it must have none")
         with self._lock:
+            self._path.require_open()
             ticket = self._redeem(hello.token)
             call.identify = ticket.identify
             call.require_own(ticket.lease_id)
+            self._path.core.leases.get(ticket.lease_id)
+            self._path.calls.open_lane(call, ticket.lease_id)
+            self._visitors.remove(connection.served)
+            connection.opened()
         welcome = opening(Kind.WELCOME, lane_pb2.LaneWelcome())
         if call.transport != "memory":
             yield from connection.write(welcome)
@@ -141,7 +159,9 @@ class _Commits:
                     self.path.refused(self.call, header, error)
             raise
         finally:
+            self.connection.sending = False
             self.path.calls.end_exchange(self.call)
+        self.path.require_open()
 
     def _over_the_socket(self, payload: int, message: pb.CommitHeader, header: Header) -> Steps:
         gradient, form = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
@@ -150,7 +170,7 @@ class _Commits:
         if admission is Admission.FRESH:
             arrived, norm = yield from self._receive(gradient, upload)
             with self.lock:
-                reply = self.path.submit(self.call, lease, header, arrived, norm)
+                reply = self._sent_now(self.path.submit(self.call, lease, header, arrived, norm))
         else:
             yield from self.connection.skip()
             reply = yield from self._again(lease, header)
@@ -166,7 +186,7 @@ class _Commits:
         if admission is Admission.FRESH:
             norm = self._take_over(region.gradient, upload)
             with self.lock:
-                reply = self.path.submit(self.call, lease, header, as_floats(upload), norm)
+                reply = self._sent_now(self.path.submit(self.call, lease, header, as_floats(upload), norm))
         else:
             reply = yield from self._again(lease, header)
         result = yield from self._result(reply, lease, header)
@@ -187,6 +207,8 @@ class _Commits:
         if flushing is not None:  # the log still has to read the last gradient, which this one overwrites
             yield flushing
             flushing.result()
+        if fresh:
+            self.path.require_writable()
         return admission, lease, upload
 
     def _receive(self, gradient: Format, upload: Vector) -> Generator[Any, None, tuple[Arrived, GradientNorm | None]]:
@@ -216,7 +238,7 @@ class _Commits:
         yield written
         written.result()
         with self.lock:
-            return self.path.reply(lease, header.sequence)
+            return self._sent_now(self.path.reply(lease, header.sequence))
 
     def _result(self, reply: Reply, lease: Lease, header: Header) -> Generator[Any, None, pb.CommitResult]:
         """Waits until a commit is applied and durable."""
@@ -224,7 +246,15 @@ class _Commits:
             yield reply
             reply.result()
             with self.lock:
-                reply = self.path.reply(lease, header.sequence)
+                reply = self._sent_now(self.path.reply(lease, header.sequence))
+        return reply
+
+    def _sent_now(self, reply: Reply) -> Reply:
+        """Notes, under the lock, that a result is being sent, unless it has to be waited for. Raises the error that the call
+        was ended with, if it was: θ may change since then."""
+        if not isinstance(reply, Future):
+            self.call.require_going_on()
+            self.connection.sending = True
         return reply
 
 
@@ -241,8 +271,14 @@ def _send_error(connection: Connection, error: GemError) -> Steps:
         yield from connection.send_error(error)
 
 
-def _stop(call: Call, sock: socket.socket) -> None:
-    """Wakes whoever serves a call that was ended. It may still send the error, unless the server is sending θ, which may change
-    from now on."""
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR if call.answering else socket.SHUT_RD)
+def _stop(call: Call, connection: Connection, sock: socket.socket) -> None:
+    """Wakes whoever serves a call that was ended. The lock is held.
+
+    It then sends the error, unless it is sending θ, which may change from now on, or waits for a commit in the queue; nobody
+    uses the socket during that wait, so the error is sent here.
+    """
+    assert call.error is not None
+    if call.answering and not connection.sending:
+        with suppress(OSError):
+            sock.send(opening(Kind.ERROR, error_message(call.error)))
+    shut_down(sock, socket.SHUT_RDWR if call.answering else socket.SHUT_RD)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
@@ -23,8 +22,9 @@ from gem_server.telemetry.progress import Traffic
 
 T = TypeVar("T")
 Waits = Generator[Wait, None, T]
+HELLO_SECONDS = 10.0  # from the connection to its complete first message
 PATIENCE_SECONDS = 60.0  # without progress in the middle of a message
-_AT_ONCE = 2048  # bytes that are read for a header, which usually has fewer
+_ROOM = 2048  # bytes; usual headers are smaller, larger ones get memory of their own
 _PIECE = CHUNK_BYTES  # bytes that are received and then checked, while they are in the cache
 
 
@@ -39,16 +39,23 @@ class Connection:
         sock: The socket.
         traffic: Where bytes are counted.
         clock: Returns monotonic seconds.
+
+    Attributes:
+        payload_left: Bytes of the last message's payload that have not been read.
+        sending: Whether θ or a result is being sent.
+        served: What the reactor knows about it.
     """
 
-    def __init__(self, sock: socket.socket, traffic: Traffic, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sock: socket.socket, traffic: Traffic, clock: Callable[[], float]) -> None:
         self._sock = sock
         self._traffic = traffic
         self._clock = clock
-        self._room = memoryview(bytearray(PREFIX_BYTES + MAX_HEADER_BYTES))
+        self._room = memoryview(bytearray(_ROOM))
         self._ahead = self._room[:0]  # bytes that were received with a header, and belong to what follows it
         self._received = self._sent = 0  # bytes that `count` has not counted yet
-        self.payload_left = 0  # bytes of the last message's payload that have not been read
+        self._opened = False
+        self.payload_left = 0
+        self.sending = False
         self.served: Served
 
     # -- bytes
@@ -127,33 +134,43 @@ class Connection:
     def _encrypted(self) -> bool:
         return isinstance(self._sock, ssl.SSLSocket)
 
+    def opened(self) -> None:
+        """Call this once the client has shown its token. It may then be silent between two messages."""
+        self._opened = True
+        self.served.give_up_at = None
+
     def _progressed(self) -> None:
-        self.served.give_up_at = self._clock() + PATIENCE_SECONDS
+        if self._opened:
+            self.served.give_up_at = self._clock() + PATIENCE_SECONDS
 
     # -- messages
 
     def message(self, kind: Kind, header_type: Any) -> Waits[tuple[int, Any]]:
         """Reads the next message up to its payload. Returns the payload's bytes, and the header. Raises PeerLeft, or
         InvalidRequest if it is another message."""
-        self.served.give_up_at = None  # a worker may compute for as long as its lease lasts
+        if self._opened:
+            self.served.give_up_at = None  # a worker may compute for as long as its lease lasts
         received = len(self._ahead)
         self._room[:received], self._ahead = self._ahead, self._room[:0]
         if not received and not self._encrypted:  # TLS may hold bytes that the socket has given up already
             yield Wait.READ
-        received = yield from self._at_least(PREFIX_BYTES, received)
+        received = yield from self._at_least(PREFIX_BYTES, self._room, received)
         prefix = parse_prefix(self._room[:PREFIX_BYTES])
         if prefix.kind is not kind:
             raise InvalidRequest(f"expected a message of kind {kind.name}, got {prefix.kind.name}")
-        end = PREFIX_BYTES + prefix.header
-        received = yield from self._at_least(end, received)
-        self._ahead, self.payload_left = self._room[end:received], prefix.payload
-        return prefix.payload, parse_header(self._room[PREFIX_BYTES:end], header_type)
+        end, room = PREFIX_BYTES + prefix.header, self._room
+        if end > len(room):
+            room = memoryview(bytearray(end))
+            room[:received] = self._room[:received]
+        received = yield from self._at_least(end, room, received)
+        self._ahead, self.payload_left = room[end:received], prefix.payload
+        return prefix.payload, parse_header(room[PREFIX_BYTES:end], header_type)
 
-    def _at_least(self, size: int, received: int) -> Waits[int]:
+    def _at_least(self, size: int, room: memoryview, received: int) -> Waits[int]:
         """Reads until the room holds `size` bytes, of which it has `received`. Returns how many it holds then, which may be
         more: a system call costs more than the copy of the few bytes too many."""
         while received < size:
-            received += yield from self._read_some(self._room[received : max(size, _AT_ONCE)])
+            received += yield from self._read_some(room[received:])
         return received
 
     @property
@@ -216,8 +233,9 @@ class Connection:
 
     def skip(self) -> Waits[None]:
         """Reads and drops the rest of the payload."""
+        room = memoryview(bytearray(min(self.payload_left, MAX_HEADER_BYTES)))
         while self.payload_left:
-            yield from self.read(self._room[: self.payload_left])
+            yield from self.read(room[: self.payload_left])
 
     def send_theta(self, start: bytes, theta: Vector, form: ThetaFormat) -> Waits[None]:
         """Sends a message that begins with `start`; its payload is θ (float32, shape (P,)), which must not change meanwhile."""

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 
+from gem_api.errors import Draining
 from gem_api.lane import tune
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
-from gem_server.commit_path import CommitPath
+from gem_server.commit_path import DRAINING, CommitPath
 from gem_server.event_loop import running_loop
 from gem_server.lane.commits import LaneServicer
 from gem_server.lane.connection import Connection
 from gem_server.lane.listener import Listener
 from gem_server.lane.reactor import Reactor, Served
 from gem_server.lane.regions import Regions
+from gem_server.lane.visitors import Visitors
 from gem_server.security.access import Identity
 from gem_server.security.tls import Certificates
 from gem_server.telemetry.progress import Traffic
+
+# A commit through memory is a few small messages and the pass: one thread does that faster than several that hand over to each
+# other. On the network, bytes are copied without Python's global lock, so that a thread for each core is of use.
+MEMORY_THREADS = 1
+NETWORK_THREADS = min(8, os.cpu_count() or 1)
 
 
 class Lane:
@@ -30,6 +38,7 @@ class Lane:
         path: The way of a commit through the core.
         traffic: Where bytes are counted.
         certificates: The server's certificates; None: connections are not encrypted.
+        clock: Returns monotonic seconds.
         logger: The server's logger.
     """
 
@@ -40,6 +49,7 @@ class Lane:
         path: CommitPath,
         traffic: Traffic,
         certificates: Certificates | None,
+        clock: Callable[[], float],
         logger: Logger,
     ) -> None:
         loop = running_loop()
@@ -48,13 +58,12 @@ class Lane:
         self.regions = regions
         self._traffic = traffic
         self._certificates = certificates
-        self._servicer = LaneServicer(path, loop, listener.redeem, regions)
-        import os
-
-        self._reactors = {
-            True: Reactor(loop, logger, int(os.environ.get("LM", 1))),
-            False: Reactor(loop, logger, int(os.environ.get("LT", 16))),
-        }
+        self._clock = clock
+        self._calls = path.calls
+        self._visitors = Visitors(clock)
+        self._servicer = LaneServicer(path, loop, listener.redeem, regions, self._visitors)
+        self._memory = Reactor(loop, clock, logger, MEMORY_THREADS)
+        self._network = Reactor(loop, clock, logger, NETWORK_THREADS)
 
     @property
     def address(self) -> str:
@@ -67,27 +76,33 @@ class Lane:
 
     async def run(self) -> None:
         """Accepts connections and has them served; never ends by itself."""
-        await self._listener.run(self._serve)
+        await self._listener.run(self._serve, self._visitors.have_room)
 
     def start(self) -> None:
-        for reactor in self._reactors.values():
-            reactor.start()
+        self._memory.start()
+        self._network.start()
 
     def close(self) -> None:
         """Ends all connections; those that send a reply have a moment. Never call it on the event loop's thread."""
         with self._lock:
             self._listener.close()
-        for reactor in self._reactors.values():
-            reactor.close()
+            self._calls.end_unanswered(Draining(DRAINING))  # lanes that were opened late
+        self._memory.close()
+        self._network.close()
         with self._lock:
             self.regions.close()
 
     def _serve(self, sock: socket.socket) -> None:
         """Has a new connection served. The lock is held."""
-        sock.setblocking(False)
-        tune(sock)
-        if self._certificates is not None and sock.family != socket.AF_UNIX:
-            sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        connection = Connection(sock, self._traffic)
+        try:
+            sock.setblocking(False)
+            tune(sock)
+            if self._certificates is not None and sock.family != socket.AF_UNIX:
+                sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except OSError:  # the client has left already
+            sock.close()
+            return
+        connection = Connection(sock, self._traffic, self._clock)
         served = connection.served = Served(sock, self._servicer.serve(connection, sock))
-        self._reactors[sock.family == socket.AF_UNIX].serve(served)
+        self._visitors.add(served)
+        (self._memory if sock.family == socket.AF_UNIX else self._network).serve(served)

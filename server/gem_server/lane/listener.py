@@ -24,6 +24,7 @@ TOKEN_BYTES = 16
 TOKEN_SECONDS = 30.0
 MAX_WAITING = 4096
 RETRY_SECONDS = 1.0
+FULL_SECONDS = 0.05  # until room for another connection is looked for again
 
 
 class Listener:
@@ -50,7 +51,12 @@ class Listener:
         self._tickets: dict[bytes, Ticket] = {}
         self.path = path if path.startswith("@") else path and os.path.abspath(path)
         self._tcp = _tcp(port) if port else None
-        self._unix = _unix(self.path) if path else None
+        try:
+            self._unix = _unix(self.path) if path else None
+        except BaseException:
+            if self._tcp is not None:
+                self._tcp.close()
+            raise
         self._inode = _inode(self.path)
         self.port: int = self._tcp.getsockname()[1] if self._tcp is not None else 0
         self.address = f"{port.rpartition(':')[0]}:{self.port}" if port else ""
@@ -74,22 +80,27 @@ class Listener:
             raise InvalidRequest("the lane's token is unknown or too old: ask for another with OpenLane")
         return ticket
 
-    async def run(self, serve: Callable[[socket.socket], None]) -> None:
-        """Accepts connections, and hands each to `serve`; never ends by itself."""
+    async def run(self, serve: Callable[[socket.socket], None], have_room: Callable[[], bool]) -> None:
+        """Accepts connections while there is room, and hands each to `serve`; never ends by itself."""
         async with asyncio.TaskGroup() as tasks:
             for listening in filter(None, (self._tcp, self._unix)):
-                tasks.create_task(self._accept_all(listening, serve))
+                tasks.create_task(self._accept_all(listening, serve, have_room))
             await asyncio.Event().wait()
 
-    async def _accept_all(self, listening: socket.socket, serve: Callable[[socket.socket], None]) -> NoReturn:
+    async def _accept_all(
+        self, listening: socket.socket, serve: Callable[[socket.socket], None], have_room: Callable[[], bool]
+    ) -> NoReturn:
         """If there are no file descriptors left, waits and tries again."""
         while True:
+            while not have_room():
+                await asyncio.sleep(FULL_SECONDS)
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listening)
-                serve(connection)
             except OSError as error:
                 self._logger.warning("can't accept a worker on the lane; trying again", why=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
+            else:
+                serve(connection)
 
     def close(self) -> None:
         """Stops listening, and removes the Unix socket's file, unless another server has replaced it."""

@@ -14,7 +14,7 @@ import threading
 import time
 from asyncio import Future
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -26,7 +26,7 @@ from gem_server.event_loop import DecidingLoop
 THREADS = 16
 _STAY_MS = 2  # how long a thread waits for one connection alone
 _SWEEP_SECONDS = 2.0
-_GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 
 
 class Wait(Enum):
@@ -44,7 +44,7 @@ class Served:
 
     Attributes:
         sock: Its socket, non-blocking.
-        give_up_at: When it is closed unless it goes on before, on the clock of `time.monotonic`; None: it may wait for ever.
+        give_up_at: When it is closed unless it goes on before, on the reactor's clock; None: it may wait for ever.
     """
 
     def __init__(self, sock: socket.socket, steps: Steps) -> None:
@@ -63,12 +63,14 @@ class Reactor:
 
     Args:
         loop: Its lock guards futures that connections wait for.
+        clock: Returns monotonic seconds.
         logger: Reports errors of our own.
         threads: How many.
     """
 
-    def __init__(self, loop: DecidingLoop, logger: Logger, threads: int = THREADS) -> None:
+    def __init__(self, loop: DecidingLoop, clock: Callable[[], float], logger: Logger, threads: int = THREADS) -> None:
         self._loop = loop
+        self._clock = clock
         self._logger = logger
         self._epoll = select.epoll()
         self._served: dict[int, Served] = {}
@@ -78,7 +80,7 @@ class Reactor:
         self._free_lock = threading.Lock()
         self._free = 0  # threads that wait for any connection
         self._closed = False
-        self._sweep_at = 0.0
+        self._sweep_at = 0.0  # on the clock of `time.monotonic`, which the threads' waits follow
         self._threads = [threading.Thread(target=self._run, name=f"lane-{n}", daemon=True) for n in range(threads)]
 
     def start(self) -> None:
@@ -92,7 +94,7 @@ class Reactor:
 
     def close(self) -> None:
         """Waits a moment for connections that send something, then ends the threads and closes all connections."""
-        end = time.monotonic() + _GRACE_SECONDS
+        end = time.monotonic() + GRACE_SECONDS
         while self._served and time.monotonic() < end:
             time.sleep(0.01)
         self._closed = True
@@ -181,12 +183,16 @@ class Reactor:
         if now < self._sweep_at:
             return
         self._sweep_at = now + _SWEEP_SECONDS
+        now = self._clock()
         for served in list(self._served.values()):
             if served.give_up_at is not None and served.give_up_at < now:
                 shut_down(served.sock)
 
 
-def shut_down(sock: socket.socket) -> None:
-    """Ends a connection in both directions, from any thread; whoever uses the socket finds its end."""
+def shut_down(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
+    """Ends a connection, from any thread; whoever uses the socket finds its end.
+
+    An SSLSocket's own `shutdown` forgets its encryption: another thread would go on in plain text.
+    """
     with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(sock, how)

@@ -17,11 +17,15 @@ MAX_LEFT_OVER = 256  # regions that workers still map after their lease has ende
 
 @dataclass
 class _Handed:
-    """A lease's region: its bytes; the region and its descriptor once it is made."""
+    """A lease's region: its bytes; its descriptor once it is made; and the region itself for as long as the lease lives."""
 
     nbytes: int
     region: Region | None = None
     descriptor: int = -1
+
+    @property
+    def made(self) -> bool:
+        return self.descriptor >= 0
 
 
 class Regions:
@@ -53,20 +57,24 @@ class Regions:
             if handed is None:
                 handed = self._reserve(lease_id)
                 missing = True
-            elif handed.region is None:
+            elif not handed.made:
                 raise Overloaded("this lease's shared memory is being made for another connection: try again")
             else:
                 missing = False
         if missing:
             self._make(lease_id, handed)
-        assert handed.region is not None
-        return handed.region, open_again(handed.descriptor)
+        with self._lock:  # or its descriptor might be closed meanwhile
+            self._core.leases.get(lease_id)
+            assert handed.region is not None
+            return handed.region, open_again(handed.descriptor)
 
     def take_back(self) -> None:
-        """Stops counting regions that belong to no lease and that no process maps any more. Call it under the lock."""
+        """Unmaps the regions of leases that have ended, and stops counting them once no process maps them any more. Call it
+        under the lock."""
         for lease_id, handed in list(self._handed.items()):
-            if handed.region is None or lease_id in self._core.leases.live:
+            if not handed.made or lease_id in self._core.leases.live:
                 continue
+            handed.region = None
             with contextlib.suppress(OSError):  # no descriptor is free to find out with: asked again later
                 if not held_elsewhere(handed.descriptor):
                     self._forget(lease_id)
@@ -75,7 +83,7 @@ class Regions:
         """Closes every descriptor. Workers keep what they have mapped. Call it under the lock."""
         self._closed = True
         for lease_id, handed in list(self._handed.items()):
-            if handed.region is not None:
+            if handed.made:
                 self._forget(lease_id)
 
     def _reserve(self, lease_id: str) -> _Handed:
@@ -109,7 +117,7 @@ class Regions:
         if handed is None:
             return
         self._core.memory.regions -= handed.nbytes
-        if handed.region is not None:
+        if handed.made:
             os.close(handed.descriptor)
 
 

@@ -106,6 +106,14 @@ class Calls:
         mine.add(call)
         return bool(older)
 
+    def open_lane(self, call: Call, lease_id: str) -> None:
+        """Makes `call` the lease's lane: it ends with the lease, and a newer lane ends an older one."""
+        mine = self._by_lease.setdefault(lease_id, set())
+        for other in [other for other in mine if other.transport != "grpc"]:
+            other.end(Superseded("a newer lane of the same lease replaced this one"))
+        call.lease_id = lease_id
+        mine.add(call)
+
     def end_exchange(self, call: Call) -> None:
         call.exchanging = call.answering = False
 
