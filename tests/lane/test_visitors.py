@@ -52,7 +52,7 @@ def visitors(live: Live) -> int:
 
 def connections(live: Live) -> int:
     """Connections that the server has accepted and not closed."""
-    return live.on_loop(lambda: len(live.server.parts.lane._reactor._served))
+    return live.on_loop(lambda: live.server.parts.lane.connections)
 
 
 def welcomed(lane: RawLane, way: str) -> bool:

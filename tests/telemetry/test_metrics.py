@@ -155,7 +155,8 @@ def test_gauges_say_what_is_so_when_they_are_asked() -> None:
     watch.core.lease_shard("lease-1", 250, 0.0, holding={1})
     watch.core.complete_shard("lease-1", 1, 0.0)
     watch.commit("lease-1", samples=64)
-    watch.traffic.received, watch.traffic.sent, watch.queued = 11, 22, 3
+    lane = watch.traffic.begin()
+    watch.traffic.grpc.received, lane.received, lane.sent, watch.queued = 1, 10, 22, 3
     watch.progress.checkpointed(7, 50.0)
     expected = {
         "gem_central_version": 1, "gem_active_workers": 2, "gem_commit_queue_length": 3, "gem_received_bytes_total": 11,

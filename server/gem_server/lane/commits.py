@@ -95,7 +95,7 @@ class LaneServicer:
             yield from _send_error(connection, error)
         finally:
             with self._lock:
-                connection.count()
+                connection.ended()
                 self._visitors.remove(connection.served)
                 self._path.calls.finish(call)
 
@@ -197,7 +197,6 @@ class _Commits:
         with self.lock:
             self.call.require_going_on()
             self.call.require_own(header.lease_id)
-            self.connection.count()
             admission, lease = self.path.admit(self.call, header)
             fresh = admission is Admission.FRESH
             if self.region is not None:

@@ -49,10 +49,10 @@ class Connection:
     def __init__(self, sock: socket.socket, traffic: Traffic, clock: Callable[[], float]) -> None:
         self._sock = sock
         self._traffic = traffic
+        self._meter = traffic.begin()
         self._clock = clock
         self._room = memoryview(bytearray(_ROOM))
         self._ahead = self._room[:0]  # bytes that were received with a header, and belong to what follows it
-        self._received = self._sent = 0  # bytes that `count` has not counted yet
         self._opened = False
         self.payload_left = 0
         self.sending = False
@@ -86,7 +86,7 @@ class Connection:
                 raise PeerLeft from error
             if not count:
                 raise PeerLeft
-            self._received += count
+            self._meter.received += count
             self._progressed()
             return count
 
@@ -104,7 +104,7 @@ class Connection:
                 continue
             except OSError as error:
                 raise PeerLeft from error
-            self._sent += count
+            self._meter.sent += count
             while rest and count >= len(rest[0]):
                 count -= len(rest.pop(0))
             if count:
@@ -124,11 +124,9 @@ class Connection:
             except OSError as error:
                 raise PeerLeft from error
 
-    def count(self) -> None:
-        """Adds the bytes since the last call to the server's. Call it under the lock."""
-        self._traffic.received += self._received
-        self._traffic.sent += self._sent
-        self._received = self._sent = 0
+    def ended(self) -> None:
+        """Call this at the end, under the lock: the bytes stay counted."""
+        self._traffic.end(self._meter)
 
     @property
     def _encrypted(self) -> bool:

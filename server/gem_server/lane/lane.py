@@ -70,6 +70,11 @@ class Lane:
         """HOST:PORT that it listens on; empty if it has no TCP port."""
         return self._listener.address
 
+    @property
+    def connections(self) -> int:
+        """Connections being served."""
+        return self._memory.connections + self._network.connections
+
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
         """Where the worker of a lease may open a lane. Raises InvalidRequest if there is none."""
         return self._listener.offer(lease_id, identify)

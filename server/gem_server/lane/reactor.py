@@ -83,6 +83,11 @@ class Reactor:
         self._sweep_at = 0.0  # on the clock of `time.monotonic`, which the threads' waits follow
         self._threads = [threading.Thread(target=self._run, name=f"lane-{n}", daemon=True) for n in range(threads)]
 
+    @property
+    def connections(self) -> int:
+        """Connections being served."""
+        return len(self._served)
+
     def start(self) -> None:
         for thread in self._threads:
             thread.start()

@@ -33,7 +33,7 @@ class Transfer:
         self._call = call
         self._context = context
         self._message_type = message_type
-        self._traffic = traffic
+        self._meter = traffic.grpc
         self._ahead: ChunkView | None = None  # the chunk that came in the same frame as the last header
 
     async def read_header(self) -> Any | None:
@@ -66,7 +66,7 @@ class Transfer:
         frame = await self._context.read()
         if frame is grpc.aio.EOF:
             return None
-        self._traffic.received += len(frame)
+        self._meter.received += len(frame)
         return parse_frame(frame, self._message_type)
 
     async def require_end(self) -> None:
@@ -108,7 +108,7 @@ class Transfer:
             received += len(chunk.data)
 
     async def write(self, frame: bytes) -> None:
-        self._traffic.sent += len(frame)
+        self._meter.sent += len(frame)
         await self._context.write(frame)
 
     async def send(self, opening: bytes, packed: Vector, form: ThetaFormat = FLOAT32, patience: float | None = None) -> None:

@@ -33,11 +33,45 @@ class Smoothed:
 
 
 @dataclass
-class Traffic:
-    """Bytes of tensor data received and sent since the server started."""
+class Meter:
+    """Bytes of tensor data received and sent, counted by one thread at a time."""
 
     received: int = 0
     sent: int = 0
+
+
+class Traffic:
+    """The meters of a server: one for gRPC, and one for each lane, because several threads serve lanes.
+
+    Attributes:
+        grpc: Counts what gRPC carries, and the lanes that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.grpc = Meter()
+        self._meters: dict[int, Meter] = {}
+
+    def begin(self) -> Meter:
+        """A meter for a lane, until `end`."""
+        meter = Meter()
+        self._meters[id(meter)] = meter
+        return meter
+
+    def end(self, meter: Meter) -> None:
+        """The lane has ended: its bytes stay counted."""
+        if self._meters.pop(id(meter), None) is not None:
+            self.grpc.received += meter.received
+            self.grpc.sent += meter.sent
+
+    @property
+    def received(self) -> int:
+        """Bytes since the server started."""
+        return self.grpc.received + sum(meter.received for meter in tuple(self._meters.values()))
+
+    @property
+    def sent(self) -> int:
+        """Bytes since the server started."""
+        return self.grpc.sent + sum(meter.sent for meter in tuple(self._meters.values()))
 
 
 @dataclass(frozen=True)
