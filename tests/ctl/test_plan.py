@@ -38,8 +38,7 @@ def test_the_memory_of_a_run_is_what_the_core_holds_but_for_filling_up_pages(rul
     region, descriptor = create_region(P)
     os.close(descriptor)
     core.memory.reserve_region()
-    core.offer_region(ann, region)
-    core.adopt_region(lease, region.nonce)
+    core.adopt_region(lease, region)
     planned = plan(
         replace(SETUP, workers=1, rule=rule, proxy=proxy, shared_memory=True, durability="log" if logged else "snapshot")
     )
