@@ -159,7 +159,7 @@ class Connection:
                 self.drop_stream()
                 raise ServerUnavailable("the connection was closed")
             if failures:
-                log.info("commits go over TCP, not through shared memory (%s)", failures[0])
+                log.info("no shared memory with the server, so commits go over TCP: %s", failures[0])
             return
         self._lanes_left = 0
         log.warning("commits go over gRPC, which is slower: can't open a lane (%s)", "; ".join(failures))
