@@ -99,7 +99,7 @@ def frame_seeds() -> list[bytes]:
     seeds = []
     for number, form in enumerate(FORMATS):
         body = bytes(form.nbytes(LAYOUT.size))
-        head = pb.CommitHeader(lease_id="lease-1", sequence=1, layout_fingerprint=b"f" * 32, loss=0.5, region=b"r")
+        head = pb.CommitHeader(lease_id="lease-1", sequence=1, layout_fingerprint=b"f" * 32, loss=0.5)
         opening = pb.CommitRequest(header=head).SerializeToString()
         block = form.packing.block
         chunks = [chunk_frame(at, memoryview(body)[at : at + block]) for at in range(0, len(body), block)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lane_client import RawLane, committed, header, offer, opened, opened_in_memory, tcp
+from lane_client import committed, header, hello, offer, opened, opened_in_memory, tcp
 from live import Live, config, serving
 from region_client import abstract
 from wire_client import Worker, wired
@@ -37,7 +37,7 @@ def test_a_token_opens_one_lane(live: Live, worker: Worker) -> None:
     offered = offer(worker)
     with tcp(offered.port) as lane, tcp(offered.port) as second:
         lane.hello(offered.token)
-        second.send(_hello(offered.token))
+        second.send(hello(offered.token))
         assert second.refusal().error == "INVALID_REQUEST"
         assert committed(worker, lane)[0].version == 1
 
@@ -55,30 +55,13 @@ def test_a_gradient_that_is_no_number_is_refused_and_changes_nothing(live: Live,
         assert committed(worker, lane)[0].version == 1
 
 
-def test_a_newer_lane_of_the_lease_replaces_an_older_commit_that_is_under_way(live: Live, worker: Worker) -> None:
+def test_a_newer_lane_of_the_lease_ends_the_older_one(live: Live, worker: Worker) -> None:
     with opened(worker) as older, opened(worker) as newer:
-        older.commit(header(worker), worker.gradient(9.0).tobytes()[:20], declared=4 * worker.size)
-        _until_exchanging(live)
-        assert committed(worker, newer)[0].version == 1
         assert older.refusal().error == "SUPERSEDED"
-
-
-def _until_exchanging(live: Live) -> None:
-    from live import wait_until
-
-    calls = live.server.parts.training._calls
-    wait_until(lambda: live.on_loop(lambda: any(call.exchanging for call in calls._all)), "the exchange to begin")
-
-
-def _hello(token: bytes) -> bytes:
-    from gem_api.v1 import lane_pb2
-    from lane_client import HELLO, message
-
-    return message(HELLO, lane_pb2.LaneHello(token=token).SerializeToString())
+        assert committed(worker, newer)[0].version == 1
 
 
 def test_bytes_that_are_no_message_are_refused(live: Live, worker: Worker) -> None:
-    lane: RawLane
     with tcp(offer(worker).port) as lane:
         lane.send(b"GET / HTTP/1.1\r\nHost: server\r\n\r\n")
         assert lane.refusal().error == "INVALID_REQUEST"

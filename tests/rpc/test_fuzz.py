@@ -52,7 +52,7 @@ def corpus(victim: Worker) -> Corpus:
     messages: dict[str, list[Any]] = {
         "RegisterWorker": [other, pb.RegisterWorkerRequest()],
         "Pull": [pb.PullRequest(lease_id=lease), pb.PullRequest()],
-        "ShareMemory": [pb.ShareMemoryRequest(lease_id=lease)],
+        "OpenLane": [pb.OpenLaneRequest(lease_id=lease)],
         "RenewLease": [pb.RenewLeaseRequest(lease_id=lease)],
         "LeaveCluster": [pb.LeaveClusterRequest(lease_id=lease[:-1])],
         "LeaseShard": [pb.LeaseShardRequest(lease_id=lease, sample_count=count) for count in (1, 10, 2**64 - 1)],
@@ -71,7 +71,6 @@ def corpus(victim: Worker) -> Corpus:
         victim.header(lease_id=lease[:-1]),
         victim.header(sample_count=2**64 - 1, loss=float("inf")),
         victim.header(wire_dtype=tensors_pb2.WIRE_DTYPE_INT8_BLOCK, theta_dtype=tensors_pb2.WIRE_DTYPE_BFLOAT16),
-        victim.header(region=bytes(16)),
         victim.header() + chunks(poison)[0],
         *chunks(poison),
         *chunks(poison, size=8),
@@ -144,6 +143,7 @@ def storm(
                     break
                 refusal = await ask(channel, rpc, frames)
             shown = [frame.hex() for frame in frames]
+            assert refusal.status is not None
             assert refusal.status in TYPED, (rpc, refusal, shown)
             assert (refusal.status == grpc.StatusCode.OK) == (refusal.error == ""), (rpc, refusal, shown)
             seen[rpc, refusal.status.name, refusal.error] += 1

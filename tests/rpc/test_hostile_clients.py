@@ -19,8 +19,13 @@ from gem_server.core.leases import FIRST_TERM
 from gem_server.core.memory_budget import MAX_COPIES
 from gem_server.core.shards import MAX_SHARDS
 from gem_server.durability.segment import Segment
+from gem_server.lane import connection
+from gem_server.lane.listener import TOKEN_SECONDS
+from lane_client import header as lane_header
+from lane_client import offer
 from live import DEADLINE, Live, config, serving, wait_until
 from region_client import abstract, linux_only
+from ways import opened, read_by_the_server
 from wire_client import (
     SMALL,
     Refusal,
@@ -109,7 +114,7 @@ def test_thousands_of_registrations_under_one_name_hold_one_place(times: int) ->
         assert commits > 1
         assert memory(live) == 4 * SMALL.size + 2 * EACH
         assert live.on_loop(lambda: len(live.core.leases._reasons)) <= 10_000
-        assert live.on_loop(lambda: len(live.server.parts.memory_socket._leases)) == 0
+        assert live.on_loop(lambda: len(live.server.parts.lane._listener._tickets)) == 0
         honest.commit(0.001)
 
 
@@ -321,22 +326,130 @@ def test_shards_that_a_worker_only_claims_to_hold_are_not_written_to_the_log(tmp
         assert held == [[], [mine]]
 
 
-# -- shared memory
+# -- lanes
+
+
+def tickets(live: Live) -> int:
+    """Tokens that can still be used."""
+    return live.on_loop(lambda: len(live.server.parts.lane._listener._tickets))
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @linux_only
-def test_memory_that_is_offered_and_never_collected_is_never_made() -> None:
+def test_lanes_that_are_offered_and_never_opened_take_nothing() -> None:
     with limited(101, memory_socket=abstract()) as (live, wire, honest):
         idlers = [wire.join(f"idler {number}") for number in range(100)]
-        held, before = memory(live), len(list(Path("/proc/self/fd").iterdir()))
+        held, before = memory(live), descriptors()
         for _ in range(5):
             for idler in idlers:
-                wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=idler.lease_id))
+                offer(idler)
         assert memory(live) == held
-        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 5
-        assert live.on_loop(lambda: len(live.server.parts.memory_socket._leases)) == len(idlers)
+        assert descriptors() <= before + 5
+        assert tickets(live) == len(idlers)
         assert honest.commit()[0].version == 1
-        for idler in idlers:
-            idler.leave()
-        wire.call("ShareMemory", pb.ShareMemoryRequest(lease_id=honest.lease_id))
-        assert live.on_loop(lambda: len(live.server.parts.memory_socket._leases)) == 1
+        live.clock.advance(TOKEN_SECONDS + 1)
+        offer(honest)
+        assert tickets(live) == 1
+
+
+@linux_only
+@pytest.mark.parametrize("way", ["tcp", "memory"])
+def test_a_worker_that_opens_lane_after_lane_holds_one(way: str) -> None:
+    with limited(2, memory_socket=abstract()) as (live, wire, honest), ExitStack() as lanes:
+        greedy = wire.join("greedy")
+        live.on_loop(lambda: setattr(live.core.memory, "limit", 1 << 20))
+        before = descriptors()
+        streams = [opened(greedy, way) for _ in range(100)]
+        for stream in streams:
+            lanes.callback(stream.cancel)
+        wait_until(lambda: live.on_loop(lambda: len(live.server.parts.lane._reactor._served)) == 1, "the older ones to end")
+        assert descriptors() <= before + 3 * len(streams)  # ours: a socket each, and a mapping's descriptor in memory
+        assert {stream.refusal().error for stream in streams[:-1]} == {"SUPERSEDED"}
+        greedy.pull()
+        assert greedy.commit_on(streams[-1])[0].version == 1
+        assert honest.commit()[0].version == 2
+
+
+@linux_only
+@pytest.mark.parametrize("way", ["tcp", "memory"])
+def test_a_lane_ends_with_its_lease_though_it_was_never_used(way: str) -> None:
+    with limited(2, memory_socket=abstract()) as (live, wire, honest):
+        live.on_loop(lambda: setattr(live.core.memory, "limit", 1 << 20))
+        for _ in range(20):
+            other = wire.join("other")
+            stream = opened(other, way)
+            other.leave()
+            refusal = stream.refusal()
+            assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
+            stream.cancel()
+        assert live.on_loop(lambda: len(live.server.parts.lane._reactor._served)) <= 1
+        assert honest.commit()[0].version == 1
+
+
+def test_lane_uploads_that_never_end_take_no_turn_and_end_with_their_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1e6)  # or their silence might end them first
+    with limited(101) as (live, wire, honest), ExitStack() as lanes:
+        streams = []
+        for number in range(100):
+            slow = wire.join(f"slow {number}")
+            stream = opened(slow, "tcp")
+            lanes.callback(stream.cancel)
+            stream.send(slow.header(), chunk(0, bytes(4)))
+            streams.append(stream)
+        held = memory(live)
+        for version in range(1, 21):
+            assert honest.commit(0.001)[0].version == version
+        assert memory(live) == held
+        for _ in range(FIRST_TERM):  # who has only registered has longer
+            live.clock.advance(live.config.lease_seconds - 1)
+            honest.commit(0.001)
+        live.clock.advance(FIRST_TERM)
+        assert {stream.refusal().error for stream in streams} == {"LEASE_ENDED"}
+        wait_until(lambda: memory(live) == 4 * SMALL.size + EACH, "their memory to be freed")
+        honest.commit(0.001)
+
+
+def test_an_upload_that_stops_in_the_middle_is_given_up_though_its_lease_goes_on(live: Live, worker: Worker) -> None:
+    stream = read_by_the_server(live, worker, worker.header(), chunk(0, bytes(4)))
+    stream.cancel()
+    lane = opened(worker, "tcp").lane
+    lane.commit(lane_header(worker), bytes(4), declared=4 * worker.size)
+    wait_until(lambda: exchanging(live), "the upload to begin")
+    for _ in range(4):
+        live.clock.advance(0.4 * live.config.lease_seconds)
+        worker.wire.call("RenewLease", pb.RenewLeaseRequest(lease_id=worker.lease_id))
+    assert lane.closed()
+    lane.close()
+    assert worker.commit()[0].version == 1
+
+
+def exchanging(live: Live) -> bool:
+    calls = live.server.parts.training._calls
+    return live.on_loop(lambda: any(call.exchanging for call in calls._all))
+
+
+def test_lane_answers_that_nobody_reads_hold_no_more_than_their_leases_do() -> None:
+    with limited(5, LARGE) as (live, wire, honest), ExitStack() as lanes:
+        deaf = [wire.join(f"deaf {number}", LARGE) for number in range(4)]
+        held = memory(live)
+        streams = []
+        for each in deaf:
+            each.pull()
+            stream = opened(each, "tcp")
+            lanes.callback(stream.cancel)
+            stream.send(each.header(), *each.body(0.001))  # and nothing is read
+            streams.append(stream)
+        wait_until(lambda: live.on_loop(lambda: live.core.central.version) == 4, "their commits to be applied")
+        for version in range(5, 8):
+            assert honest.commit(0.001)[0].version == version
+        assert memory(live) == held
+        for each in deaf:
+            each.leave()
+        assert memory(live) == BYTES * 4
+        for stream in streams:
+            with pytest.raises(EOFError):  # cut off in the middle of θ: what is sent must not change
+                stream.answer(LARGE.size)
+        assert honest.commit(0.001)[0].version == 8

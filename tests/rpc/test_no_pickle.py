@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-from gem_api.region import socket_address
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.config import StartError
+from lane_client import COMMIT, HELLO, hello, message, offer, tcp, unix
 from live import Live, config, serving
-from region_client import linux_only, offered
 from tokens import write_tokens
+from ways import all_lanes
 from wire_client import RPCS, Refusal, Worker, initialize_header, wired
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +78,6 @@ def frames(rpc: str, bomb: bytes, worker: Worker) -> list[list[bytes]]:
     chunk = tensors_pb2.Chunk(offset=0, data=bomb)
     if rpc == "Commit":
         calls.append([worker.header(), pb.CommitRequest(chunk=chunk).SerializeToString()])
-        calls.append([worker.header(region=bomb)])
         calls.append([worker.header(layout_fingerprint=bomb)])
     if rpc == "InitializeCentral":
         calls.append([initialize_header(worker.lease_id), pb.InitializeCentralRequest(chunk=chunk).SerializeToString()])
@@ -97,24 +95,24 @@ def test_a_pickle_in_any_call_is_refused_and_does_nothing(rpc: str, bomb: bytes,
         assert wire.status().version == 0
 
 
-@linux_only
-@pytest.mark.shared_memory
-def test_a_pickle_at_the_memory_socket_does_nothing(bomb: bytes, live: Live) -> None:
+@all_lanes
+@pytest.mark.parametrize("place", ["instead of a message", "a header", "a token", "a commit's header", "a payload"])
+def test_a_pickle_on_the_lane_does_nothing(place: str, way: str, bomb: bytes, live: Live) -> None:
     with wired(live) as wire:
         worker = wire.started("worker")
-        with socket.socket(socket.AF_UNIX) as visitor:
-            visitor.connect(socket_address(offered(worker).socket))
-            visitor.sendall(bomb)
-            visitor.settimeout(30)
-            assert not _received(visitor)
+        offered = offer(worker)
+        said = {
+            "instead of a message": bomb,
+            "a header": message(HELLO, bomb),
+            "a token": hello(bomb),
+            "a commit's header": hello(offered.token) + message(COMMIT, bomb),
+            "a payload": hello(offered.token) + message(COMMIT, b"", len(bomb)) + bomb,
+        }[place]
+        with unix(offered.socket) if way == "memory" else tcp(offered.port) as lane:
+            lane.send(said)
+            lane.hang_up()
+            assert lane.refusal().error
         assert worker.commit()[0].version == 1
-
-
-def _received(visitor: socket.socket) -> bytes:
-    try:
-        return visitor.recv(1)
-    except ConnectionResetError:  # it was hung up on before all that it said was read
-        return b""
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "workers.safetensors", "state.json"])

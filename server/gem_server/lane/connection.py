@@ -95,7 +95,12 @@ class Connection:
         rest = [memoryview(part).cast("B") for part in parts if len(part)]
         while rest:
             try:
-                count = self._sock.send(rest[0]) if len(rest) == 1 or self._encrypted else self._sock.sendmsg(rest)
+                if (
+                    self._encrypted
+                ):  # returns only once everything is sent: in pieces, or a slow peer would seem to have stopped
+                    count = self._sock.send(rest[0][:_PIECE])
+                else:
+                    count = self._sock.send(rest[0]) if len(rest) == 1 else self._sock.sendmsg(rest)
             except (BlockingIOError, ssl.SSLWantWriteError):
                 yield Wait.WRITE
                 continue

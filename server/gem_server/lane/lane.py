@@ -59,6 +59,7 @@ class Lane:
         self._traffic = traffic
         self._certificates = certificates
         self._clock = clock
+        self._logger = logger
         self._calls = path.calls
         self._visitors = Visitors(clock)
         self._servicer = LaneServicer(path, loop, listener.redeem, regions, self._visitors)
@@ -105,6 +106,10 @@ class Lane:
             if self._certificates is not None and sock.family != socket.AF_UNIX:
                 sock = self._certificates.context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except OSError:  # the client has left already
+            sock.close()
+            return
+        except ValueError as error:
+            self._logger.warning("can't encrypt a lane", why=str(error))
             sock.close()
             return
         connection = Connection(sock, self._traffic, self._clock)

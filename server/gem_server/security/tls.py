@@ -99,6 +99,8 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     """OpenSSL's configuration from the files. Raises ValueError."""
     require_private(files.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # Messages state their lengths. A lane that the server stops reading can then still be told why.
+    context.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
     _check(
         "certificate and key", files.key, lambda: context.load_cert_chain(files.cert, files.key, password=_refuse_passphrase)
     )

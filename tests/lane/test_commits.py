@@ -1,0 +1,300 @@
+"""Commits on a lane that are cut, split, too long, for another lease, or replaced by a newer one. No θ is ever torn."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from certificates import Authority
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_api.v1 import tensors_pb2
+from gem_api.v1 import training_pb2 as pb
+from gem_server.security.tls import TlsFiles
+from lane_client import COMMIT, PREFIX, LaneFailed, RawLane, committed, header, hello, message, offer, opened, tcp
+from live import Live, config, serving, wait_until
+from ways import LaneStream
+from wire_client import SMALL, CommitStream, Stream, Theta, Wire, Worker, chunk, received_bytes, theta_bits, wired
+
+P = SMALL.size
+COUNTING = Hyperparameters(rule="downpour", learning_rate=1.0)  # a gradient of -1 adds 1 to every element
+LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
+
+
+@pytest.fixture
+def lane(worker: Worker) -> Iterator[RawLane]:
+    """The worker's lane over TCP."""
+    with opened(worker) as lane:
+        yield lane
+
+
+def read(live: Live, lane: RawLane, *data: bytes) -> None:
+    """Sends bytes, and waits until the server has read them."""
+    before = received_bytes(live)
+    lane.send(*data)
+    wait_until(lambda: received_bytes(live) == before + sum(map(len, data)), "the server to read what was sent")
+
+
+def connections(live: Live) -> int:
+    return live.on_loop(lambda: len(live.server.parts.lane._reactor._served))
+
+
+# -- messages that are right, however they arrive
+
+
+def whole_commit(worker: Worker) -> bytes:
+    return message(COMMIT, header(worker).SerializeToString(), 4 * P) + worker.gradient(1.0).tobytes()
+
+
+def test_a_commit_may_come_byte_by_byte(live: Live, worker: Worker, lane: RawLane) -> None:
+    for byte in whole_commit(worker):
+        lane.send(bytes([byte]))
+    assert worker.took(lane.answer())[0].version == 1
+
+
+@pytest.mark.parametrize("at", [1, PREFIX - 1, PREFIX, PREFIX + 1, -4 * P - 1, -4 * P, -4 * P + 2, -1])
+def test_a_commit_may_be_split_anywhere(at: int, live: Live, worker: Worker, lane: RawLane) -> None:
+    data = whole_commit(worker)
+    read(live, lane, data[:at])
+    lane.send(data[at:])
+    assert worker.took(lane.answer())[0].version == 1
+
+
+def test_commits_may_be_sent_before_the_one_before_is_answered(live: Live, worker: Worker, lane: RawLane) -> None:
+    data = b""
+    for sequence in (1, 2, 3):
+        worker.sequence = sequence
+        data += whole_commit(worker)
+    lane.send(data)
+    assert [lane.answer()[0].version for _ in range(3)] == [1, 2, 3]
+
+
+def padded(worker: Worker, size: int) -> bytes:
+    """A commit's header of exactly `size` bytes: with a field that this version does not know."""
+    known = header(worker).SerializeToString()
+    rest = size - len(known) - 5  # two bytes of tag, three of length
+    return known + b"\xfa\x7f" + bytes([rest & 127 | 128, rest >> 7 & 127 | 128, rest >> 14]) + bytes(rest)
+
+
+def test_a_header_may_have_64_kib(live: Live, worker: Worker, lane: RawLane) -> None:
+    text = padded(worker, 64 << 10)
+    assert len(text) == 64 << 10
+    lane.send(message(COMMIT, text, 4 * P), worker.gradient(1.0).tobytes())
+    assert worker.took(lane.answer())[0].version == 1
+
+
+# -- messages that are wrong
+
+WRONG: dict[str, tuple[str, Callable[[Worker], bytes]]] = {
+    "no payload": ("INCOMPLETE_TRANSFER", lambda w: message(COMMIT, header(w).SerializeToString())),
+    "an element too few": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 4 * P - 4) + bytes(4 * P - 4)),
+    "a byte too few": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 4 * P - 1) + bytes(4 * P - 1)),
+    "a byte too many": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 4 * P + 1)),
+    "a payload of 2**63 bytes": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 2**63)),
+    "a payload of 2**64 - 1 bytes": ("INCOMPLETE_TRANSFER", lambda w: sized(w, 2**64 - 1)),
+    "float32 said to be bfloat16": (
+        "INCOMPLETE_TRANSFER",
+        lambda w: sized(w, 4 * P, wire_dtype=tensors_pb2.WIRE_DTYPE_BFLOAT16) + bytes(4 * P),
+    ),
+    "a header of 64 KiB and a byte": ("INVALID_REQUEST", lambda w: message(COMMIT, padded(w, (64 << 10) + 1))[:PREFIX]),
+    "a header of 4 GiB": ("INVALID_REQUEST", lambda w: prefix_of_huge_header()),
+    "a header that is not protobuf": ("INVALID_REQUEST", lambda w: message(COMMIT, b"\xff" * 30)),
+    "a second hello": ("INVALID_REQUEST", lambda w: hello(offer(w).token)),
+    "a damaged prefix": ("INVALID_REQUEST", lambda w: sized(w, 4 * P)[: PREFIX - 1] + b"\0"),
+    "another lease": ("PERMISSION_DENIED", lambda w: sized(w, 4 * P, lease_id="another") + bytes(4 * P)),
+    "no lease": ("PERMISSION_DENIED", lambda w: sized(w, 4 * P, lease_id="") + bytes(4 * P)),
+}
+
+
+def sized(worker: Worker, payload: int, **changes: object) -> bytes:
+    """A commit's message up to a payload of that size."""
+    return message(COMMIT, header(worker, **changes).SerializeToString(), payload)
+
+
+def prefix_of_huge_header() -> bytes:
+    import struct
+    import zlib
+
+    fields = struct.pack("<4sBBHIQ", b"GEML", 1, COMMIT, 0, 2**32 - 1, 0)
+    return fields + struct.pack("<I", zlib.crc32(fields))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_message_ends_the_lane_and_moves_nothing(what: str, live: Live, worker: Worker, lane: RawLane) -> None:
+    error, said = WRONG[what]
+    before, held = theta_bits(live), live.on_loop(lambda: live.core.memory.held)
+    lane.send(said(worker))
+    refusal = lane.refusal()
+    assert refusal.error == error
+    assert refusal.details
+    assert theta_bits(live) == before
+    with opened(worker) as again:
+        assert committed(worker, again)[0].version == 1
+    assert live.on_loop(lambda: live.core.memory.held) == held
+    wait_until(lambda: connections(live) == 0, "the connections to end")
+
+
+@pytest.mark.parametrize("size", [0, 4, 4 * P - 1])
+@pytest.mark.parametrize("how", ["closes", "resets", "stops sending"])
+def test_an_upload_that_is_cut_off_moves_nothing_and_its_sequence_stays_free(
+    size: int, how: str, live: Live, worker: Worker, lane: RawLane
+) -> None:
+    before = theta_bits(live)
+    read(live, lane, sized(worker, 4 * P), bytes(size))
+    if how == "resets":
+        lane.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    if how == "stops sending":
+        lane.hang_up()
+        assert lane.closed()
+    else:
+        lane.close()
+    wait_until(lambda: connections(live) == 0, "the server to notice")
+    assert theta_bits(live) == before
+    with opened(worker) as again:
+        assert committed(worker, again)[0].sequence == 1
+
+
+# -- replaced by a newer call of the lease
+
+
+@contextmanager
+def large(folder: Path, encrypted: bool) -> Iterator[tuple[Live, Wire, ssl.SSLContext | None]]:
+    """A server that counts, and what its clients need to reach it."""
+    if not encrypted:
+        with serving(config(COUNTING)) as live, wired(live) as wire:
+            yield live, wire, None
+        return
+    authority = Authority(folder)
+    own = authority.issue("server")
+    credentials = grpc.ssl_channel_credentials(authority.cert.read_bytes())
+    context = ssl.create_default_context(cafile=str(authority.cert))
+    with serving(config(COUNTING, tls=TlsFiles(own.cert, own.key))) as live, wired(live, credentials=credentials) as wire:
+        yield live, wire, context
+
+
+def commits(worker: Worker, way: str, context: ssl.SSLContext | None) -> CommitStream:
+    return worker.wire.stream("Commit") if way == "grpc" else LaneStream(opened(worker, context), worker.size)
+
+
+both_ways = pytest.mark.parametrize(("older", "newer"), list(itertools.product(["grpc", "lane"], repeat=2)))
+plain_and_encrypted = pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+
+
+@both_ways
+@plain_and_encrypted
+def test_a_commit_in_the_middle_of_its_upload_is_told_that_it_is_replaced(
+    older: str, newer: str, encrypted: bool, tmp_path: Path
+) -> None:
+    with large(tmp_path, encrypted) as (live, wire, context):
+        worker = wire.started("worker", value=0.0)
+        old = commits(worker, older, context)
+        before = received_bytes(live)
+        old.send(worker.header(), chunk(0, bytes(20)))
+        wait_until(lambda: received_bytes(live) == before + old.sent, "the upload to begin")
+        new = commits(worker, newer, context)
+        new.send(worker.header(), *worker.body(-1.0))
+        result, theta = new.answer(P)
+        old.send(chunk(20, bytes(4 * P - 20)))
+        assert old.refusal().error == "SUPERSEDED"
+        assert (result.version, np.unique(theta).tolist()) == (1, [1.0])
+        assert theta_bits(live) == (1, theta.tobytes())
+        old.cancel()
+        new.cancel()
+
+
+@both_ways
+@plain_and_encrypted
+def test_an_answer_that_is_replaced_while_it_is_sent_is_cut_off_and_never_torn(
+    older: str, newer: str, encrypted: bool, tmp_path: Path
+) -> None:
+    """The newer commit writes its reply to where the older one's is sent from."""
+    with large(tmp_path, encrypted) as (live, wire, context):
+        worker = wire.started("worker", LARGE, value=0.0)
+        old = commits(worker, older, context)
+        before = live.on_loop(lambda: live.server.parts.traffic.sent) + 1000  # more than the result
+        old.send(worker.header(), *worker.body(-1.0))
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before, "the answer to begin")
+        worker.sequence, worker.base_version = 2, 1
+        new = commits(worker, newer, context)
+        new.send(worker.header(), *worker.body(-1.0))
+        result, theta = new.answer(LARGE.size)
+        assert (result.version, np.unique(theta).tolist()) == (2, [2.0])
+        came = received(old)
+        assert 0 < came.size < LARGE.size
+        assert np.unique(came).tolist() == [1.0]
+        old.cancel()
+        new.cancel()
+
+
+def received(stream: CommitStream) -> Theta:
+    """All of θ that comes before the stream is cut off."""
+    if isinstance(stream, Stream):
+        return received_on_grpc(stream)
+    assert isinstance(stream, LaneStream)
+    sock, data = stream.lane.sock, bytearray()
+    header_bytes = int.from_bytes(stream.lane.exactly(PREFIX)[8:12], "little")
+    stream.lane.exactly(header_bytes)
+    while True:
+        try:
+            more = sock.recv(1 << 20)
+        except (ConnectionResetError, ssl.SSLError):
+            more = b""
+        if not more:
+            return np.frombuffer(bytes(data[: len(data) // 4 * 4]), "<f4")
+        data += more
+
+
+def received_on_grpc(stream: Stream) -> Theta:
+    data = b""
+    try:
+        while True:
+            data += pb.CommitResponse.FromString(stream.read()).chunk.data
+    except grpc.RpcError:
+        return np.frombuffer(data, "<f4")
+
+
+@plain_and_encrypted
+def test_an_answer_is_cut_off_when_its_lease_ends(encrypted: bool, tmp_path: Path) -> None:
+    with large(tmp_path, encrypted) as (live, wire, context):
+        worker = wire.started("worker", LARGE, value=0.0)
+        stream = commits(worker, "lane", context)
+        before = live.on_loop(lambda: live.server.parts.traffic.sent) + 1000  # more than the result
+        stream.send(worker.header(), *worker.body(-1.0))
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before, "the answer to begin")
+        worker.leave()
+        came = received(stream)
+        assert came.size < LARGE.size
+        assert np.unique(came).tolist() == [1.0]
+        stream.cancel()
+        wait_until(lambda: connections(live) == 0, "the connection to end")
+
+
+def test_a_client_in_plain_text_gets_nothing_from_a_server_that_encrypts(tmp_path: Path) -> None:
+    with large(tmp_path, encrypted=True) as (_, wire, context):
+        worker = wire.started("worker")
+        offered = offer(worker)
+        with tcp(offered.port) as lane:
+            lane.send(hello(offered.token))
+            with pytest.raises((EOFError, AssertionError)):
+                lane.receive()
+        with opened(worker, context) as lane:
+            assert committed(worker, lane)[0].version == 1
+        assert wire.status().workers[0].transport == "tls"
+
+
+def test_a_peer_that_shows_another_leases_token_carries_that_leases_commits(live: Live, wire: Wire, worker: Worker) -> None:
+    other = wire.join("other")
+    other.pull()
+    with opened(other) as lane:
+        lane.commit(header(worker), worker.gradient().tobytes())
+        with pytest.raises(LaneFailed, match="another lease"):
+            lane.answer()
+    with opened(other) as lane:
+        assert committed(other, lane)[0].version == 1
