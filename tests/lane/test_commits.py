@@ -43,7 +43,7 @@ def read(live: Live, lane: RawLane, *data: bytes) -> None:
 
 
 def connections(live: Live) -> int:
-    return live.on_loop(lambda: len(live.server.parts.lane._reactor._served))
+    return live.on_loop(lambda: live.server.parts.lane.connections)
 
 
 # -- messages that are right, however they arrive

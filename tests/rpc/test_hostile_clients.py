@@ -365,7 +365,7 @@ def test_a_worker_that_opens_lane_after_lane_holds_one(way: str) -> None:
         streams = [opened(greedy, way) for _ in range(100)]
         for stream in streams:
             lanes.callback(stream.cancel)
-        wait_until(lambda: live.on_loop(lambda: len(live.server.parts.lane._reactor._served)) == 1, "the older ones to end")
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.lane.connections) == 1, "the older ones to end")
         assert descriptors() <= before + 3 * len(streams)  # ours: a socket each, and a mapping's descriptor in memory
         assert {stream.refusal().error for stream in streams[:-1]} == {"SUPERSEDED"}
         greedy.pull()
@@ -385,7 +385,7 @@ def test_a_lane_ends_with_its_lease_though_it_was_never_used(way: str) -> None:
             refusal = stream.refusal()
             assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
             stream.cancel()
-        assert live.on_loop(lambda: len(live.server.parts.lane._reactor._served)) <= 1
+        assert live.on_loop(lambda: live.server.parts.lane.connections) <= 1
         assert honest.commit()[0].version == 1
 
 
