@@ -29,6 +29,7 @@ import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_client.torch import Optimizer
 from gem_server.config import ServerConfig
+from gem_server.event_loop import DecidingLoop
 from gem_server.server import Server
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks.idx import read_idx
@@ -109,7 +110,8 @@ def serving(settings: Hyperparameters, workers: int, history: Path) -> Iterator[
 
     def run() -> None:
         try:
-            asyncio.run(serve())
+            with asyncio.Runner(loop_factory=DecidingLoop) as runner:
+                runner.run(serve())
         except BaseException as error:
             if started.done():
                 raise

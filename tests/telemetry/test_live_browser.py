@@ -98,6 +98,14 @@ def test_names_from_the_network_stay_text(browser: Browser) -> None:
         assert not scrolls_sideways(browser)
 
 
+def test_each_worker_shows_how_its_last_commit_came(browser: Browser) -> None:
+    with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
+        train(wire, ["ann"])  # by a client that knows gRPC alone
+        open_page(browser, url(live), WIDE)
+        browser.until("[...document.querySelectorAll('#workers td')].at(-2)?.textContent === 'grpc'")
+        assert browser.look("[...document.querySelectorAll('thead th')].at(-2).textContent") == "via"
+
+
 def test_an_empty_run_says_what_it_waits_for(browser: Browser) -> None:
     with serving(config(metrics_listen="127.0.0.1:0")) as live:
         open_page(browser, url(live), PHONE)
@@ -155,8 +163,9 @@ class ServerProcess:
         self.address, self.http = free_address(), free_address()
         self._log, self.history = folder / "server.log", folder / "history.csv"
         self._command = [
-            sys.executable, "-m", "gem_server", "--listen", self.address, "--metrics-listen", self.http, "--durability", "log",
-            "--checkpoint-dir", str(folder / "checkpoints"), "--history", str(self.history), "--resume",
+            sys.executable, "-m", "gem_server", "--listen", self.address, "--lane-listen", "127.0.0.1:0",
+            "--metrics-listen", self.http, "--durability", "log", "--checkpoint-dir",
+            str(folder / "checkpoints"), "--history", str(self.history), "--resume",
         ]  # fmt: skip
         self.start()
 
