@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import socket
 import ssl
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,9 +121,6 @@ def sized(worker: Worker, payload: int, **changes: object) -> bytes:
 
 
 def prefix_of_huge_header() -> bytes:
-    import struct
-    import zlib
-
     fields = struct.pack("<4sBBHIQ", b"GEML", 1, COMMIT, 0, 2**32 - 1, 0)
     return fields + struct.pack("<I", zlib.crc32(fields))
 

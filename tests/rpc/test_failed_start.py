@@ -13,6 +13,7 @@ from core_helpers import commit, make_core, save_core, start
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability.resume import lock_directory
+from gem_server.event_loop import DecidingLoop
 from gem_server.server import Server
 from live import config
 
@@ -33,8 +34,8 @@ def failed_start(configuration: ServerConfig) -> StartError:
     async def attempt() -> None:
         await Server(configuration, time.monotonic, time.time, structlog.get_logger()).start()
 
-    with pytest.raises(StartError) as failed:
-        asyncio.run(attempt())
+    with pytest.raises(StartError) as failed, asyncio.Runner(loop_factory=DecidingLoop) as runner:
+        runner.run(attempt())
     return failed.value
 
 
