@@ -56,6 +56,7 @@ def server(rule: str = "gem", port: int | None = None, *options: str) -> Iterato
         "gem_server",
         f"--listen={address}",
         "--metrics-listen=",
+        "--lane-listen=127.0.0.1:0",
         f"--rule={rule}",
         "--memory-limit=0",
         *options,

@@ -131,6 +131,7 @@ def config(
         lease_seconds=60.0,
         memory_limit=0,
         memory_socket="",
+        lane_listen="127.0.0.1:0",
     )
     return replace(base, **changes)
 

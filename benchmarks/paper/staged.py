@@ -121,7 +121,8 @@ def _cluster(
 ) -> Staged:
     workers, groups, seconds = options["workers"], options["processes"], options["step_seconds"]
     server = python(
-        "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", f"--history={folder.commits}",
+        "gem_server", f"--listen={address}", "--lane-listen=127.0.0.1:0",
+        f"--metrics-listen={metrics}", f"--history={folder.commits}",
         f"--min-workers={workers}", f"--lease-seconds={_LEASE_SECONDS}", *flags(settings),
     )  # fmt: skip
     common = [f"--server={address}", f"--task={options['task']}"]

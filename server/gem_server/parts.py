@@ -9,7 +9,6 @@ from gem_api.process.logs import Logger
 from prometheus_client.registry import CollectorRegistry
 
 from gem_server.apply_loop import ApplyLoop
-from gem_server.commit_path import CommitPath
 from gem_server.config import ServerConfig
 from gem_server.core.state_machine import Core
 from gem_server.durability.checkpointer import Checkpointer
@@ -24,6 +23,7 @@ from gem_server.lane.listener import Listener
 from gem_server.lane.regions import Regions
 from gem_server.rpc.admin import AdminServicer
 from gem_server.rpc.calls import Calls
+from gem_server.rpc.commit_path import CommitPath
 from gem_server.rpc.training import TrainingServicer
 from gem_server.rules.threads import Threads
 from gem_server.telemetry.curves import Curves

@@ -165,8 +165,8 @@ class Server:
     def stop(self, why: str) -> None:
         """Begins the graceful shutdown; `stopped` completes it."""
         if not self._stop.is_set():
+            self._stop.set()  # first: logging fails if the reader of the log is gone
             self._logger.info("stopping: finishing queued commits", why=why)
-            self._stop.set()
 
     async def stopped(self) -> None:
         """Waits until `stop` is called. Then applies the queued commits, replies to their workers, and writes the last

@@ -125,7 +125,7 @@ class Cluster:
     def start_server(self) -> None:
         self.starts += 1
         options = [
-            f"--listen=127.0.0.1:{self.port}", f"--metrics-listen=127.0.0.1:{self.metrics_port}",
+            f"--listen=127.0.0.1:{self.port}", "--lane-listen=127.0.0.1:0", f"--metrics-listen=127.0.0.1:{self.metrics_port}",
             f"--checkpoint-dir={self.checkpoints}", "--resume", "--durability=log", "--checkpoint-keep=1000000",
             f"--checkpoint-interval={self._interval}", "--lease-seconds=5", "--epochs=1000000", "--shard-size=128",
         ]  # fmt: skip

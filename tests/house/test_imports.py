@@ -26,8 +26,8 @@ WITHIN_THE_SERVER = {
     "security": set(),
     "telemetry": {"core", "rules", "apply_loop"},
     "durability": {"core", "rules", "apply_loop", "event_loop", "config", "telemetry"},
-    "rpc": {"core", "rules", "apply_loop", "commit_path", "security", "telemetry", "durability"},
-    "lane": {"core", "commit_path", "event_loop", "config", "rpc", "security", "telemetry"},
+    "rpc": {"core", "rules", "apply_loop", "event_loop", "security", "telemetry", "durability"},
+    "lane": {"core", "event_loop", "config", "rpc", "security", "telemetry"},
 }
 TORCH = {"torch", "torchvision", "gem_client.torch"}
 # Each works with a library that most users don't have, and is imported by its users alone.

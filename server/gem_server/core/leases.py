@@ -102,6 +102,12 @@ class Lease:
         if not copied:
             self.upload = region.gradient
 
+    def leave_region(self) -> None:
+        """Receives gradients and sends replies without shared memory from now on."""
+        if self.region is not None and self.upload is self.region.gradient:
+            self.upload = empty(self.upload.size)
+        self.region = None
+
     def renew_upload(self) -> None:
         """Takes new memory for gradients, because a call that was ended may still write to the old one."""
         if self.region is None or self.upload is not self.region.gradient:

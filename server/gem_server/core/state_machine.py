@@ -290,6 +290,12 @@ class Core:
             lease.adopt(region, copied=self.logged or self.norms.bounded or not self.rule.reads_once)
             self.leases.recount(lease)
 
+    def leave_region(self, lease: Lease) -> None:
+        """A worker's commit comes another way: its gradients must not lie in memory that it may write to."""
+        if lease.region is not None:
+            lease.leave_region()
+            self.leases.recount(lease)
+
     # -- a commit: admit, (receive), ticket, begin, (run), finish
 
     def admit(self, header: Header, now: float) -> tuple[Admission, Lease]:

@@ -18,7 +18,6 @@ from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, Format, gradient_format, stated_theta_format
 
-from gem_server.commit_path import CommitPath, Reply
 from gem_server.core.central_variable import require_finite
 from gem_server.core.commits import Arrived, as_floats
 from gem_server.core.facts import Admission, Header
@@ -31,6 +30,7 @@ from gem_server.lane.regions import Regions
 from gem_server.lane.visitors import Visitors
 from gem_server.rpc import messages
 from gem_server.rpc.calls import Call
+from gem_server.rpc.commit_path import CommitPath, Reply
 from gem_server.security.access import Identity
 
 PIECE = 1 << 18  # elements that are copied and checked at a time, while they are in the cache

@@ -92,6 +92,7 @@ class Connection:
 
     def write(self, *parts: bytes | memoryview) -> Waits[None]:
         """Sends all parts, one after the other. Raises PeerLeft."""
+        self._progressed()
         rest = [memoryview(part).cast("B") for part in parts if len(part)]
         while rest:
             try:

@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gem_api.errors import InvalidRequest
 from gem_api.process.logs import Logger
@@ -21,6 +21,7 @@ from gem_server.lane.commits import Ticket
 from gem_server.security.access import Identity
 
 TOKEN_BYTES = 16
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")
 TOKEN_SECONDS = 30.0
 MAX_WAITING = 4096
 RETRY_SECONDS = 1.0
@@ -113,9 +114,15 @@ class Listener:
 def _tcp(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, place = found[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        host = host.strip("[]")
+        if host in _EVERY_ADDRESS and socket.has_dualstack_ipv6():  # gRPC listens on both too
+            place: Any = ("::", int(port))
+            listening = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        else:
+            found = socket.getaddrinfo(host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, _, _, _, place = min(found, key=lambda each: each[0] != socket.AF_INET)  # of localhost: 127.0.0.1
+            listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return _listening(listening, place)
     except (OSError, ValueError) as error:

@@ -168,6 +168,7 @@ class Reactor:
         with self._loop.lock:
             if future.done():
                 return False
+            served.give_up_at = None  # the server keeps the client waiting, not the client the server
             future.add_done_callback(lambda _: self._wake(served))
             return True
 

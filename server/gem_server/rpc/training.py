@@ -14,7 +14,6 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, Format, ThetaFormat, gradient_format, stated_theta_format
 
 from gem_server.apply_loop import ApplyLoop
-from gem_server.commit_path import DRAINING, CommitPath
 from gem_server.core.commits import Arrived, as_floats
 from gem_server.core.facts import Admission, Ended, Header, PullDecision
 from gem_server.core.leases import Lease
@@ -24,6 +23,7 @@ from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
 from gem_server.rpc import messages
 from gem_server.rpc.calls import Call, Calls
+from gem_server.rpc.commit_path import DRAINING, CommitPath
 from gem_server.rpc.handlers import Context
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rules.base import largest

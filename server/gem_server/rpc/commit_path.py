@@ -74,6 +74,8 @@ class CommitPath:
         admission, lease = self.core.admit(header, self._clock())
         if superseded and admission is Admission.FRESH:
             lease.renew_upload()  # the older call may still be writing to the old one
+        if admission is Admission.FRESH and call.transport != "memory":
+            self.core.leave_region(lease)
         return admission, lease
 
     def new_norm(self) -> GradientNorm | None:
