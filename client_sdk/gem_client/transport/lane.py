@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -49,6 +48,7 @@ class Lane:
         self._sock = sock
         self._using = threading.RLock()  # held during an exchange, so that the socket is not closed under its thread
         weakref.finalize(self, sock.close)  # a session that nobody closes leaves no socket open
+        self._gathers = hasattr(sock, "sendmsg") and not self._encrypted  # neither Windows nor TLS can
         self._room = memoryview(bytearray(MAX_HEADER_BYTES))
         self._sock.sendall(opening(Kind.HELLO, lane_pb2.LaneHello(token=token)))
         self.region: Region | None = None
@@ -72,7 +72,11 @@ class Lane:
     @property
     def transport(self) -> str:
         """How tensors travel: "memory", "tls" or "tcp"."""
-        return "memory" if self.region is not None else "tls" if isinstance(self._sock, ssl.SSLSocket) else "tcp"
+        return "memory" if self.region is not None else "tls" if self._encrypted else "tcp"
+
+    @property
+    def _encrypted(self) -> bool:
+        return isinstance(self._sock, ssl.SSLSocket)
 
     def exchange_in_memory(self, header: pb.CommitHeader) -> pb.CommitResult:
         """As `exchange`; the gradient is in the region, and θ is there afterwards."""
@@ -121,10 +125,15 @@ class Lane:
             self._sock.close()
 
     def _send(self, start: bytes, pieces: Iterable[npt.NDArray[np.uint8]]) -> None:
-        parts = chain((memoryview(start),), (piece.data for piece in pieces))
         with suppress(BrokenPipeError, ConnectionResetError):  # the server has sent the reason before it closed the connection
-            for part in parts:
-                self._sock.sendall(part)
+            for piece in pieces:
+                # The header goes with the first piece: a packet of its own would wake the server for nothing.
+                sent = self._sock.sendmsg((start, piece.data)) if start and self._gathers else 0
+                self._sock.sendall(memoryview(start)[sent:])
+                self._sock.sendall(piece.data[max(0, sent - len(start)) :])
+                start = b""
+            if start:
+                self._sock.sendall(start)
 
     def _receive_message(self, kind: Kind, header_type: type, start: bytes = b"") -> tuple[Any, int]:
         """Reads a message up to its payload; `start` has been read already. Returns its header and the payload's bytes."""

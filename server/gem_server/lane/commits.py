@@ -118,7 +118,12 @@ class LaneServicer:
             yield from connection.write(welcome)
             return ticket.lease_id, None
         try:
-            region, descriptor = self._regions.open(ticket.lease_id)
+            with self._lock:
+                prepared = self._regions.prepare(ticket.lease_id)
+            yield prepared
+            prepared.result()
+            with self._lock:
+                region, descriptor = self._regions.hand_out(ticket.lease_id)
         except (OSError, MemoryError) as error:
             raise Overloaded(f"no memory can be shared: {error}") from None
         yield from connection.write_with_descriptor(welcome, descriptor)

@@ -96,12 +96,8 @@ class Connection:
         rest = [memoryview(part).cast("B") for part in parts if len(part)]
         while rest:
             try:
-                if (
-                    self._encrypted
-                ):  # returns only once everything is sent: in pieces, or a slow peer would seem to have stopped
-                    count = self._sock.send(rest[0][:_PIECE])
-                else:
-                    count = self._sock.send(rest[0]) if len(rest) == 1 else self._sock.sendmsg(rest)
+                # TLS sends all that it is given before it returns: a slow peer would be taken for one that has stopped.
+                count = self._sock.send(rest[0][:_PIECE]) if self._encrypted else self._sock.sendmsg(rest)
             except (BlockingIOError, ssl.SSLWantWriteError):
                 yield Wait.WRITE
                 continue

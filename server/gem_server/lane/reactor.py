@@ -23,7 +23,6 @@ from gem_api.process.logs import Logger
 
 from gem_server.event_loop import DecidingLoop
 
-THREADS = 16
 _STAY_MS = 2  # how long a thread waits for one connection alone
 _SWEEP_SECONDS = 2.0
 GRACE_SECONDS = 5.0
@@ -68,7 +67,7 @@ class Reactor:
         threads: How many.
     """
 
-    def __init__(self, loop: DecidingLoop, clock: Callable[[], float], logger: Logger, threads: int = THREADS) -> None:
+    def __init__(self, loop: DecidingLoop, clock: Callable[[], float], logger: Logger, threads: int) -> None:
         self._loop = loop
         self._clock = clock
         self._logger = logger

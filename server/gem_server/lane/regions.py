@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from asyncio import Future
 from dataclasses import dataclass
 
 from gem_api.errors import Overloaded
@@ -29,48 +30,48 @@ class _Handed:
 
 
 class Regions:
-    """At most one region for each lease.
+    """At most one region for each lease. Its methods are called under the event loop's lock.
 
     Args:
         core: The state machine; it counts the memory.
-        loop: Its lock guards the core and this object.
+        loop: The event loop, which has regions made on other threads.
     """
 
     def __init__(self, core: Core, loop: DecidingLoop) -> None:
         self._core = core
-        self._lock = loop.lock
+        self._loop = loop
         self._handed: dict[str, _Handed] = {}  # by lease, live or ended
         self._closed = False
 
-    def open(self, lease_id: str) -> tuple[Region, int]:
-        """The region of a live lease, made unless there is one, and a descriptor of it for the worker, which the caller closes.
-        Call it without the lock, because it may take long.
+    def prepare(self, lease_id: str) -> Future[None]:
+        """Has the region of a live lease made, unless there is one. The future is done when there is one, and raises OSError or
+        MemoryError if the system has no such memory, or can't tell who maps it.
 
         Raises:
             LeaseEnded: There is no such lease.
             Overloaded: There is no room for it, or too many of ended leases are still mapped.
-            OSError: The system has no such memory, or can't tell who maps it.
         """
-        with self._lock:
-            self._core.leases.get(lease_id)
-            handed = self._handed.get(lease_id)
-            if handed is None:
-                handed = self._reserve(lease_id)
-                missing = True
-            elif not handed.made:
-                raise Overloaded("this lease's shared memory is being made for another connection: try again")
-            else:
-                missing = False
-        if missing:
-            self._make(lease_id, handed)
-        with self._lock:  # or its descriptor might be closed meanwhile
-            self._core.leases.get(lease_id)
-            assert handed.region is not None
-            return handed.region, open_again(handed.descriptor)
+        self._core.leases.get(lease_id)
+        handed = self._handed.get(lease_id)
+        if handed is None:
+            # Not on the lane's own thread: it would keep every other lane waiting.
+            return self._loop.run_in_executor(None, self._make, lease_id, self._reserve(lease_id))
+        if not handed.made:
+            raise Overloaded("this lease's shared memory is being made for another connection: try again")
+        made: Future[None] = self._loop.create_future()
+        made.set_result(None)
+        return made
+
+    def hand_out(self, lease_id: str) -> tuple[Region, int]:
+        """The region of a live lease, once it is prepared, and a descriptor of it for the worker. The caller closes it. Raises
+        LeaseEnded or OSError."""
+        self._core.leases.get(lease_id)
+        handed = self._handed[lease_id]
+        assert handed.region is not None
+        return handed.region, open_again(handed.descriptor)
 
     def take_back(self) -> None:
-        """Unmaps the regions of leases that have ended, and stops counting them once no process maps them any more. Call it
-        under the lock."""
+        """Unmaps the regions of leases that have ended, and stops counting them once no process maps them any more."""
         for lease_id, handed in list(self._handed.items()):
             if not handed.made or lease_id in self._core.leases.live:
                 continue
@@ -80,7 +81,7 @@ class Regions:
                     self._forget(lease_id)
 
     def close(self) -> None:
-        """Closes every descriptor. Workers keep what they have mapped. Call it under the lock."""
+        """Closes every descriptor. Workers keep what they have mapped."""
         self._closed = True
         for lease_id, handed in list(self._handed.items()):
             if handed.made:
@@ -103,10 +104,10 @@ class Regions:
                 os.close(descriptor)
                 raise
         except BaseException:
-            with self._lock:
+            with self._loop.lock:
                 self._forget(lease_id)
             raise
-        with self._lock:
+        with self._loop.lock:
             handed.region, handed.descriptor = region, descriptor
             if self._closed:
                 self._forget(lease_id)
