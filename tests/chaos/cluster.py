@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.proxy import Proxy
+from chaos.proxy import HOST, Proxy
 from chaos.worker import Kind, Orders
 from live import wait_until
 
@@ -53,6 +53,11 @@ class Diaries:
     def paths(self) -> list[Path]:
         return sorted(self.folder.glob("*.jsonl"))
 
+    def transports(self) -> dict[str, int]:
+        """Number of acknowledged commits by the way they took: memory, tcp, grpc."""
+        acknowledged = b"".join(path.read_bytes() for path in self.paths())
+        return {via: found for via in ("memory", "tcp", "grpc") if (found := acknowledged.count(b'"via": "%s"' % via.encode()))}
+
     def count(self) -> int:
         """Number of acknowledged commits so far."""
         for path in self.paths():
@@ -78,7 +83,7 @@ class Cluster:
 
     Attributes:
         diaries: What the workers wrote down.
-        proxy: Between the workers and the server.
+        proxy, lane_proxy: Between the workers and the server's two ports.
         starts: How often the server was started.
     """
 
@@ -101,8 +106,9 @@ class Cluster:
         self._numbers, self._seeds = itertools.count(1), itertools.count(seed * 1_000_000)
         self.diaries = Diaries(folder / "diaries")
         self.diaries.folder.mkdir(parents=True)
-        self.port, self.metrics_port = quiet_port(), quiet_port()
+        self.port, self.lane_port, self.metrics_port = quiet_port(), quiet_port(), quiet_port()
         self.proxy = Proxy(self.port, seed, bytes_between_faults)
+        self.lane_proxy = Proxy(self.lane_port, seed, bytes_between_faults, self.lane_port)
         self.starts = 0
         self._server: subprocess.Popen[bytes] | None = None
         self.workers: list[WorkerProcess] = []
@@ -125,7 +131,8 @@ class Cluster:
     def start_server(self) -> None:
         self.starts += 1
         options = [
-            f"--listen=127.0.0.1:{self.port}", "--lane-listen=127.0.0.1:0", f"--metrics-listen=127.0.0.1:{self.metrics_port}",
+            f"--listen=127.0.0.1:{self.port}", f"--lane-listen=127.0.0.1:{self.lane_port}",
+            f"--metrics-listen=127.0.0.1:{self.metrics_port}",
             f"--checkpoint-dir={self.checkpoints}", "--resume", "--durability=log", "--checkpoint-keep=1000000",
             f"--checkpoint-interval={self._interval}", "--lease-seconds=5", "--epochs=1000000", "--shard-size=128",
         ]  # fmt: skip
@@ -148,9 +155,9 @@ class Cluster:
 
     def _start_worker(self, name: str, kind: Kind) -> None:
         number = next(self._seeds)
-        port = self.proxy.port if kind.proxied else self.port
+        address = f"{HOST}:{self.proxy.port}" if kind.proxied else f"127.0.0.1:{self.port}"
         told = Orders(
-            f"127.0.0.1:{port}", name, str(self.diaries.folder / f"{name}-{number}.jsonl"), str(self._stop),
+            address, name, str(self.diaries.folder / f"{name}-{number}.jsonl"), str(self._stop),
             self._parameters, number, kind,
         )  # fmt: skip
         with (self._folder / f"{name}.log").open("ab") as log:
@@ -199,3 +206,4 @@ class Cluster:
                 process.kill()
             process.wait()
         self.proxy.close()
+        self.lane_proxy.close()

@@ -12,24 +12,26 @@ import threading
 from collections import Counter
 from contextlib import suppress
 
+HOST = "127.0.0.2"  # another address of this machine: the lane's proxy can so have the number of the lane's port
 _BLOCK = 1 << 16
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER that makes `close` send a reset
 
 
 class Proxy:
-    """Listens on a free port of this machine from its creation until `close`.
+    """Listens on HOST from its creation until `close`.
 
     Args:
         target: The port on this machine that connections go on to.
         seed: What the faults are drawn from.
         mean_bytes: How many bytes pass in one direction, on average, from one fault to the next.
+        listen: The port to listen on; 0 for a free one.
 
     Attributes:
         port: Where it listens.
         faults: How many there were, by kind: cut, half-close, delay.
     """
 
-    def __init__(self, target: int, seed: int, mean_bytes: int) -> None:
+    def __init__(self, target: int, seed: int, mean_bytes: int, listen: int = 0) -> None:
         self._target = target
         self._random = random.Random(seed)
         self._mean = mean_bytes
@@ -37,7 +39,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self.faults: Counter[str] = Counter()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((HOST, listen))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 

@@ -45,6 +45,7 @@ class Report:
     server_kills_while_starting: int = 0
     worker_kills: int = 0
     connections: dict[str, int] = field(default_factory=dict)
+    transports: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     serving_seconds: list[float] = field(default_factory=list)
     first_acknowledgement_seconds: list[float] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Report:
             "killed with -9": f"server {self.server_kills} times, {self.server_kills_while_starting} more while it started; "
             f"workers {self.worker_kills} times",
             "connections": cuts,
+            "commits by transport": ", ".join(f"{count} {via}" for via, count in self.transports.items()),
             "commits": f"{verdict.acknowledged} acknowledged, {verdict.applied} applied, {verdict.resent} tried more than once",
             "lost": verdict.lost,
             "doubled": verdict.doubled,
@@ -99,7 +101,8 @@ def run(folder: Path, *, seed: int, server_kills: int, worker_kills: int, parame
         cluster.finish()
     finally:
         cluster.close()
-    report.connections = dict(cluster.proxy.faults)
+    report.connections = dict(cluster.proxy.faults + cluster.lane_proxy.faults)
+    report.transports = cluster.diaries.transports()
     report.verdict = check(cluster.checkpoints, cluster.diaries.paths())
     report.seconds = time.monotonic() - began
     return report

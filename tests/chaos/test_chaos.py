@@ -14,6 +14,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(tmp_path: Pat
     assert (report.server_kills, report.worker_kills) == (5, 5)
     assert report.connections.get("cut", 0) > 0
     assert report.verdict.resent > 0
+    assert report.transports.keys() == {"memory", "tcp", "grpc"}
     assert report.verdict.acknowledged <= report.verdict.applied
 
 

@@ -84,8 +84,8 @@ def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
         diary.note(event="try", **commit, base=header.base_version, gradient=gradient)
         result = attempt(header, packed)
         facts = {"version": result.version, "staleness": result.staleness, "base": result.base_version}
-        dtype = "float32" if member.region else kind.theta_dtype
-        diary.note(event="ack", **commit, **facts, theta=zlib.crc32(member.theta.tobytes()), dtype=dtype)
+        dtype = "float32" if member.shares_memory else kind.theta_dtype
+        diary.note(event="ack", via=session.transport, **commit, **facts, theta=zlib.crc32(member.theta.tobytes()), dtype=dtype)
         return result
 
     def read(lease_id: str) -> bool:
