@@ -103,7 +103,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     callback=_lane_listen,
     metavar="auto|off|HOST:PORT",
     help="Address of the lane, a second port that carries workers' commits faster than gRPC does. auto: the host of --listen, "
-    "and the port after its port; off: commits of other machines go over gRPC.",
+    "and the port after its port, or a free one if that is taken; off: commits of other machines go over gRPC.",
 )
 @_config_option(
     "--tokens",

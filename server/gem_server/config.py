@@ -46,7 +46,7 @@ class ServerConfig:
     listen: str = "127.0.0.1:50051"
 
     # HOST:PORT of the lane, which carries commits beside gRPC. Port 0 picks a free one. None: the host of `listen`, and the
-    # port after its port, or a free one if that is 0. Empty: no such port, and workers on other machines commit over gRPC.
+    # port after its port; a free one if that is taken, or 0. Empty: no such port, and other machines commit over gRPC.
     lane_listen: str | None = None
 
     # HOST:PORT of the live page and the Prometheus metrics. Port 0 picks a free one. Empty: neither is served.

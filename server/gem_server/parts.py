@@ -79,7 +79,7 @@ class Parts:
         core.rule.use_threads(Threads(config.apply_threads))
 
         calls = Calls(core.leases.owner)
-        listener = Listener(config.lane_address, config.memory_socket, clock, logger)
+        listener = Listener(config.lane_address, config.memory_socket, clock, logger, insist=config.lane_listen is not None)
         opened.callback(listener.close)
         self.history = open_history(config.history, core.next_ticket, wall, logger) if config.history else None
         if self.history:

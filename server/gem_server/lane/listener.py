@@ -36,6 +36,7 @@ class Listener:
         path: The path of a Unix socket, or "@NAME" in Linux's abstract namespace. Empty: none.
         clock: Returns monotonic seconds.
         logger: The server's logger.
+        insist: Whether another port will not do if this one is in use.
 
     Raises:
         StartError: An address can't be used.
@@ -46,12 +47,12 @@ class Listener:
         path: The Unix socket, absolute; empty if there is none.
     """
 
-    def __init__(self, port: str, path: str, clock: Callable[[], float], logger: Logger) -> None:
+    def __init__(self, port: str, path: str, clock: Callable[[], float], logger: Logger, insist: bool = True) -> None:
         self._clock = clock
         self._logger = logger
         self._tickets: dict[bytes, Ticket] = {}
         self.path = path if path.startswith("@") else path and os.path.abspath(path)
-        self._tcp = _tcp(port) if port else None
+        self._tcp = self._open_tcp(port, insist) if port else None
         try:
             self._unix = _unix(self.path) if path else None
         except BaseException:
@@ -61,6 +62,20 @@ class Listener:
         self._inode = _inode(self.path)
         self.port: int = self._tcp.getsockname()[1] if self._tcp is not None else 0
         self.address = f"{port.rpartition(':')[0]}:{self.port}" if port else ""
+
+    def _open_tcp(self, address: str, insist: bool) -> socket.socket:
+        try:
+            return _tcp(address)
+        except StartError as error:
+            if insist:
+                raise
+            host = address.rpartition(":")[0]
+            opened = _tcp(f"{host}:0")
+            port = opened.getsockname()[1]
+            self._logger.warning(
+                "the lane's usual port can't be used; it takes a free one", lane=f"{host}:{port}", why=str(error)
+            )
+            return opened
 
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
         """A new token for a lease; it replaces the lease's last one. Raises InvalidRequest if there is no lane."""
