@@ -36,6 +36,7 @@ class Server:
     unbased: journal_module.Journal | None = None
     checkpoint: Coroutine[Any, Any, object] | None = None  # one that is being written
     uploads: dict[str, Upload] = field(default_factory=dict)
+    ended: list[Any] = field(default_factory=list)  # where calls that were ended go on writing for a moment: a lane's threads
     queue: deque[Commit] = field(default_factory=deque)
     step: Step | None = None
     writing: list[journal_module.Waiting] | None = None

@@ -236,6 +236,9 @@ class World:
             self._require_based()
             if holder.recorded > self.durable():
                 raise Overloaded("the log still needs the last gradient")
+            if upload is not None:
+                server.ended.append(holder.upload)
+                holder.renew_upload()
             form = gradient_format(dtype)
             form.assembly(holder.upload).add_all(memoryview(payload))
             if upload is None or upload.request.operation != request.operation or self.random.random() < 0.3:
@@ -296,6 +299,9 @@ class World:
         server = self.server
         if server.step is None and server.queue:
             commit = self.next_commit()
+            for written in server.ended:
+                written[:] = 7.0
+            server.ended.clear()
             try:
                 server.step = server.core.begin(commit)
                 self.truth.begun = (commit.header.lease_id, commit.header.sequence)
