@@ -54,7 +54,7 @@ class Membership:
         self._wants_region = shared_memory
         self.theta_format = theta_format
         self._registration: pb.RegisterWorkerResponse | None = None
-        self._hyperparameters: Hyperparameters | None = None  # those of the registration, once somebody asks
+        self._settings: tuple[pb.RegisterWorkerResponse, Hyperparameters] | None = None  # those of one registration
         self._replaced: LeaseEnded | None = None
         self._in_doubt = False  # a call was interrupted, and the server may or may not have received it
         self.layout: Layout | None = None
@@ -82,9 +82,10 @@ class Membership:
     @property
     def hyperparameters(self) -> Hyperparameters:
         """The run's, as of the last registration. Raises InvalidRequest before the first."""
-        if self._hyperparameters is None:
-            self._hyperparameters = Hyperparameters.from_message(self.registration.hyperparameters)
-        return self._hyperparameters
+        registration, known = self.registration, self._settings
+        if known is None or known[0] is not registration:  # every batch asks
+            self._settings = known = registration, Hyperparameters.from_message(registration.hyperparameters)
+        return known[1]
 
     @property
     def shares_memory(self) -> bool:
@@ -169,7 +170,7 @@ class Membership:
 
     def forget(self) -> None:
         """Returns to the state before the first registration, so that the session may join again."""
-        self._registration = self._hyperparameters = None
+        self._registration = None
 
     def end(self) -> None:
         """Marks the session as ended: a call that is being retried raises InvalidRequest instead of trying again."""
@@ -242,8 +243,7 @@ class Membership:
         )
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self._name, registration.run_id)
-        self._registration, self._hyperparameters = registration, None
-        self.sequence, self.steps_done = 0, registration.steps_done
+        self._registration, self.sequence, self.steps_done = registration, 0, registration.steps_done
         self.generation += 1
         self._connection.keep_alive(registration.lease_id, registration.lease_seconds / 3)
         self._retry.call(self.open_lane, self.report)

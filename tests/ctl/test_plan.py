@@ -104,3 +104,9 @@ def test_a_size_that_is_none_is_refused(size: str) -> None:
     done = CliRunner().invoke(main, ["plan", "--parameters", size])
     assert done.exit_code == 2
     assert "not a number of parameters" in done.stderr
+
+
+def test_a_shared_optimizer_with_local_steps_is_refused_as_by_the_server() -> None:
+    told = CliRunner().invoke(main, ["plan", "--parameters", "1M", "--optimizer", "adamw", "--local-steps", "8"])
+    assert told.exit_code == 2
+    assert "use --optimizer sgd or worker" in " ".join(told.output.split())

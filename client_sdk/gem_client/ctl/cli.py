@@ -228,9 +228,10 @@ def plan_run(**options: Any) -> None:
 
     The prediction is based on measurements on two cores that server and workers share. More cores do better.
     """
-    if options["optimizer"] not in ("sgd", "worker") and options["rule"] not in SHARED_OPTIMIZER_RULES:
+    shared = options["optimizer"] not in ("sgd", "worker")
+    if shared and options["rule"] not in SHARED_OPTIMIZER_RULES:
         raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}")
-    if options["optimizer"] not in ("sgd", "worker") and options["local_steps"] > 1:
+    if shared and options["local_steps"] > 1:
         raise click.UsageError("a shared optimizer takes gradients: for --local-steps above 1 use --optimizer sgd or worker")
     click.echo(text.plan(plan(Setup(**options))))
 
