@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from gem_api import __version__
 from gem_api.hyperparameters import Hyperparameters
-from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -20,6 +19,7 @@ from gem_server.apply_loop import Timing
 from gem_server.core.facts import Applied, EndReason
 from gem_server.core.state_machine import Core
 from gem_server.rules import PiFacts
+from gem_server.telemetry.histogram import Histogram
 from gem_server.telemetry.progress import Progress, Traffic
 
 _STALENESS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
@@ -62,23 +62,19 @@ class Metrics(Collector):
         self._pi = PiHistogram()
         self._versions = {"version": __version__, "python": python_version(), **{name: version(name) for name in _PACKAGES}}
         self._staleness = Histogram(
-            "gem_commit_staleness", "Commits applied between a worker's pull and its own commit (Eq. 2).",
-            buckets=_STALENESS, registry=registry,
-        )  # fmt: skip
-        self._wait = Histogram(
-            "gem_commit_wait_seconds", "Time from a commit's last byte until the server begins to apply it.",
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self._apply = Histogram(
-            "gem_commit_apply_seconds", "Time that the update rule takes for a commit.", buckets=_SECONDS, registry=registry
+            "gem_commit_staleness", "Commits applied between a worker's pull and its own commit (Eq. 2).", _STALENESS
         )
+        self._wait = Histogram(
+            "gem_commit_wait_seconds", "Time from a commit's last byte until the server begins to apply it.", _SECONDS
+        )
+        self._apply = Histogram("gem_commit_apply_seconds", "Time that the update rule takes for a commit.", _SECONDS)
         registry.register(self)
 
     def applied(self, applied: Applied, timing: Timing) -> None:
         """Adds a commit to the histograms."""
-        self._staleness.observe(applied.staleness)
-        self._wait.observe(timing.waited)
-        self._apply.observe(timing.applied)
+        self._staleness.add(applied.staleness)
+        self._wait.add(timing.waited)
+        self._apply.add(timing.applied)
         if applied.pi is not None:
             self._pi.add(applied.pi)
 
@@ -117,6 +113,7 @@ class Metrics(Collector):
             "gem_nonfinite_losses", "Commits whose reported loss was NaN or infinite.", None, progress.nonfinite_losses
         )
         yield _gauge("gem_commit_queue_length", "Commits that wait or are being applied.", self._queue_length())
+        yield from (histogram.collect() for histogram in (self._staleness, self._wait, self._apply))
 
     def _leases(self) -> Iterator[Metric]:
         leases = self._core.leases
