@@ -6,6 +6,8 @@ import os
 import re
 import socket
 import ssl
+import struct
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -26,6 +28,7 @@ from gem_api.wire import FLOAT32, ThetaFormat
 from gem_client.transport.security import Security
 
 CONNECT_SECONDS = 3.0  # a firewall that drops packets would otherwise cost minutes
+_USUAL_BYTES = 256  # of a result without θ; what is read beyond it is θ's beginning
 
 
 class Lane:
@@ -49,7 +52,9 @@ class Lane:
         self._using = threading.RLock()  # held during an exchange, so that the socket is not closed under its thread
         weakref.finalize(self, sock.close)  # a session that nobody closes leaves no socket open
         self._gathers = hasattr(sock, "sendmsg") and not self._encrypted  # neither Windows nor TLS can
-        self._room = memoryview(bytearray(MAX_HEADER_BYTES))
+        self._room = memoryview(bytearray(PREFIX_BYTES + MAX_HEADER_BYTES))
+        self._ahead = self._room[:0]  # bytes that were received with a header, and belong to what follows it
+        self._whole = 0  # the flag of `recv` that waits for all bytes
         self._sock.sendall(opening(Kind.HELLO, lane_pb2.LaneHello(token=token)))
         self.region: Region | None = None
         if parameters is None:
@@ -68,6 +73,22 @@ class Lane:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Ends an exchange that makes no progress for so long.
+
+        The kernel keeps the time if it can: it also waits for all bytes in one call then. Python's own limit would look at the
+        socket before each call, and be woken for every packet.
+        """
+        if sys.platform != "linux" or self._encrypted:
+            self._sock.settimeout(seconds)
+            return
+        self._sock.settimeout(None)
+        whole = int(seconds)
+        limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._whole = socket.MSG_WAITALL
 
     @property
     def transport(self) -> str:
@@ -111,6 +132,8 @@ class Lane:
                     raise ServerUnavailable(f"the server sent {payload} bytes of θ instead of {expected}")
                 if theta is not None:
                     self._receive_theta(theta, form)
+            except (TimeoutError, BlockingIOError):
+                raise ServerUnavailable("the lane broke: nothing moved on it for too long") from None
             except OSError as error:
                 raise ServerUnavailable(f"the lane broke: {error}") from None
         committed: pb.CommitResult = result
@@ -137,20 +160,33 @@ class Lane:
 
     def _receive_message(self, kind: Kind, header_type: type, start: bytes = b"") -> tuple[Any, int]:
         """Reads a message up to its payload; `start` has been read already. Returns its header and the payload's bytes."""
-        self._room[: len(start)] = start
-        self._fill(self._room[len(start) : PREFIX_BYTES])
+        room, received = self._room, len(start)
+        room[:received] = start
+        received = self._at_least(PREFIX_BYTES, received)
         try:
-            prefix = parse_prefix(self._room[:PREFIX_BYTES])
-            self._fill(self._room[: prefix.header])
+            prefix = parse_prefix(room[:PREFIX_BYTES])
+            end = PREFIX_BYTES + prefix.header
+            received = self._at_least(end, received)
             expected = lane_pb2.LaneError if prefix.kind is Kind.ERROR else header_type
-            header = parse_header(self._room[: prefix.header], expected)
+            header = parse_header(room[PREFIX_BYTES:end], expected)
         except InvalidRequest as error:  # not the server's words, but those of something in between
             raise ServerUnavailable(f"the lane broke: {error}") from None
         if prefix.kind is Kind.ERROR:
             raise error_of(header)
         if prefix.kind is not kind:
             raise ServerUnavailable(f"the server sent a message of kind {prefix.kind.name} instead of {kind.name}")
+        self._ahead = room[end:received]
         return header, prefix.payload
+
+    def _at_least(self, size: int, received: int) -> int:
+        """Reads until the room holds `size` bytes, of which it has `received`. Returns how many it holds then, which may be
+        more: a system call costs more than the copy of the few bytes too many."""
+        while received < size:
+            count = self._sock.recv_into(self._room[received : max(size, _USUAL_BYTES)])
+            if not count:
+                raise ServerUnavailable("the server closed the lane")
+            received += count
+        return received
 
     def _receive_theta(self, theta: Vector, form: ThetaFormat) -> None:
         if form is FLOAT32:
@@ -163,8 +199,11 @@ class Lane:
             begin += room.size
 
     def _fill(self, view: memoryview) -> None:
+        ahead = min(len(view), len(self._ahead))
+        view[:ahead], self._ahead = self._ahead[:ahead], self._ahead[ahead:]
+        view = view[ahead:]
         while view:
-            count = self._sock.recv_into(view)
+            count = self._sock.recv_into(view, len(view), self._whole)
             if not count:
                 raise ServerUnavailable("the server closed the lane")
             view = view[count:]
@@ -183,7 +222,9 @@ def open_memory_lane(offer: pb.OpenLaneResponse, parameters: int, timeout: float
     try:
         sock.settimeout(timeout)
         sock.connect(socket_address(offer.socket))
-        return Lane(sock, offer.token, parameters)
+        lane = Lane(sock, offer.token, parameters)
+        lane.wait_at_most(timeout)
+        return lane
     except BaseException:
         sock.close()
         raise
@@ -212,7 +253,7 @@ def open_network_lane(offer: pb.OpenLaneResponse, address: str, security: Securi
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=host)
         lane = Lane(sock, offer.token)
-        sock.settimeout(timeout)
+        lane.wait_at_most(timeout)
         return lane
     except BaseException:
         sock.close()
