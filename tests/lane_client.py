@@ -21,7 +21,7 @@ from gem_api.v1 import training_pb2 as pb
 from live import DEADLINE
 from wire_client import Refusal, Theta, Worker
 
-HELLO, WELCOME, COMMIT, RESULT, ERROR = 1, 2, 3, 4, 5
+HELLO, WELCOME, COMMIT, RESULT, ERROR, RENEW = 1, 2, 3, 4, 5, 6
 PREFIX = 24
 PAGE = 4096
 

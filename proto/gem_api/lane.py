@@ -41,6 +41,7 @@ class Kind(IntEnum):
     COMMIT = 3  # CommitHeader, from the client; the payload is the gradient
     RESULT = 4  # CommitResult; the payload is θ
     ERROR = 5  # LaneError; the server then closes the connection
+    RENEW = 6  # LaneRenewal, from the client between two commits; nothing comes back
 
 
 class Prefix(NamedTuple):

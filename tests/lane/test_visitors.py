@@ -19,7 +19,7 @@ from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.listener import TOKEN_SECONDS
 from gem_server.lane.reactor import GRACE_SECONDS
 from gem_server.lane.visitors import MAX_VISITORS
-from lane_client import COMMIT, HELLO, WELCOME, LaneFailed, RawLane, committed, hello, message, offer, opened, tcp, unix
+from lane_client import COMMIT, HELLO, RENEW, WELCOME, LaneFailed, RawLane, committed, hello, message, offer, opened, tcp, unix
 from live import DEADLINE, Live, config, serving, wait_until
 from region_client import ENDS, abstract, asked, handed_over, memory_bytes, shared, shares
 from ways import all_lanes
@@ -165,6 +165,7 @@ STRANGERS: dict[str, Callable[[bytes], bytes]] = {
     "has a damaged prefix": lambda token: hello(token)[:9] + b"\1" + hello(token)[10:],
     "has another version": lambda token: message(HELLO, hello(token)[24:], version=2),
     "says another message": lambda token: message(COMMIT, hello(token)[24:]),
+    "says a sign of life": lambda token: message(RENEW, b""),
     "says a kind that there is not": lambda token: message(99, hello(token)[24:]),
     "says a payload": lambda token: message(HELLO, hello(token)[24:], 8),
     "says a payload of 2**64 - 1 bytes": lambda token: message(HELLO, hello(token)[24:], 2**64 - 1),

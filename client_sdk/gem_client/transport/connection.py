@@ -67,8 +67,9 @@ class Connection:
         self._background.start(seconds)
 
     def renew(self) -> None:
-        """Renews the lease of `keep_alive`, once."""
-        if self._lease_id:
+        """Renews the lease of `keep_alive`, once: on its lane if that is free, else over gRPC."""
+        lane = self.lane
+        if self._lease_id and not (lane is not None and lane.renew()):
             self._stub.RenewLease(pb.RenewLeaseRequest(lease_id=self._lease_id), timeout=self._renew_timeout)
 
     def leave(self, lease_id: str, timeout: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import socket
 import ssl
 import struct
@@ -139,6 +140,21 @@ class Lane:
         committed: pb.CommitResult = result
         return committed
 
+    def renew(self) -> bool:
+        """Renews the lease, from any thread. Returns False if the lane can't do that now: during an exchange, or if it has
+        broken. That costs both sides a twentieth of what a call over gRPC does."""
+        if not self._using.acquire(blocking=False):
+            return False
+        try:
+            if _readable(self._sock):  # the server has ended the lane
+                return False
+            self._sock.sendall(opening(Kind.RENEW, lane_pb2.LaneRenewal()))
+            return True
+        except (OSError, ValueError):  # broken, or closed
+            return False
+        finally:
+            self._using.release()
+
     def close(self) -> None:
         """Ends the lane, from any thread; an exchange in progress raises ServerUnavailable."""
         with suppress(OSError):
@@ -207,6 +223,15 @@ class Lane:
             if not count:
                 raise ServerUnavailable("the server closed the lane")
             view = view[count:]
+
+
+def _readable(sock: socket.socket) -> bool:
+    """Whether something can be read, or the connection has ended."""
+    if not hasattr(select, "poll"):  # on Windows; elsewhere `select` refuses descriptors above 1,023
+        return bool(select.select((sock,), (), (), 0)[0])
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def open_memory_lane(offer: pb.OpenLaneResponse, parameters: int, timeout: float) -> Lane:

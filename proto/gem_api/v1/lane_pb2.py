@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gem_api.v1 import errors_pb2 as gem__api_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15gem_api/v1/lane.proto\x12\ngem_api.v1\x1a\x17gem_api/v1/errors.proto\"\x1a\n\tLaneHello\x12\r\n\x05token\x18\x01 \x01(\x0c\"\r\n\x0bLaneWelcome\"[\n\tLaneError\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.gem_api.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x18\n\x10lease_end_reason\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15gem_api/v1/lane.proto\x12\ngem_api.v1\x1a\x17gem_api/v1/errors.proto\"\x1a\n\tLaneHello\x12\r\n\x05token\x18\x01 \x01(\x0c\"\r\n\x0bLaneWelcome\"\r\n\x0bLaneRenewal\"[\n\tLaneError\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.gem_api.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x18\n\x10lease_end_reason\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LANEHELLO']._serialized_end=88
   _globals['_LANEWELCOME']._serialized_start=90
   _globals['_LANEWELCOME']._serialized_end=103
-  _globals['_LANEERROR']._serialized_start=105
-  _globals['_LANEERROR']._serialized_end=196
+  _globals['_LANERENEWAL']._serialized_start=105
+  _globals['_LANERENEWAL']._serialized_end=118
+  _globals['_LANEERROR']._serialized_start=120
+  _globals['_LANEERROR']._serialized_end=211
 # @@protoc_insertion_point(module_scope)

@@ -15,6 +15,10 @@ class LaneWelcome(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class LaneRenewal(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LaneError(_message.Message):
     __slots__ = ("code", "message", "lease_end_reason")
     CODE_FIELD_NUMBER: _ClassVar[int]

@@ -33,6 +33,8 @@ from gem_server.rpc.calls import Call
 from gem_server.rpc.commit_path import CommitPath, Reply
 from gem_server.security.access import Identity
 
+_HELLO = {Kind.HELLO: lane_pb2.LaneHello}
+_LATER = {Kind.COMMIT: pb.CommitHeader, Kind.RENEW: lane_pb2.LaneRenewal}
 PIECE = 1 << 18  # elements that are copied and checked at a time, while they are in the cache
 
 
@@ -101,9 +103,8 @@ class LaneServicer:
 
     def _open(self, call: Call, connection: Connection) -> Generator[Any, None, tuple[str, Region | None]]:
         """Opens the lane of a lease. Returns the lease, and the region that it shares on a Unix socket."""
-        payload, hello = yield from connection.message(Kind.HELLO, lane_pb2.LaneHello)
-        if payload:
-            raise InvalidRequest(f"the first message has a payload of {payload} bytes: it must have none")
+        _, payload, hello = yield from connection.message(_HELLO)
+        _require_none(payload)
         with self._lock:
             self._path.require_open()
             ticket = self._redeem(hello.token)
@@ -148,8 +149,11 @@ class _Commits:
     region: Region | None
 
     def next(self) -> Steps:
-        """Receives a commit, has it applied, and sends its result."""
-        payload, message = yield from self.connection.message(Kind.COMMIT, pb.CommitHeader)
+        """Receives a commit, has it applied, and sends its result; or receives a sign of life."""
+        kind, payload, message = yield from self.connection.message(_LATER)
+        if kind is Kind.RENEW:
+            _require_none(payload)
+            return self._renew()
         header = messages.header(message)
         if header.lease_id != self.lease_id:
             raise PermissionDenied("this lane carries the commits of another lease: open one for this lease")
@@ -167,6 +171,12 @@ class _Commits:
             self.connection.sending = False
             self.path.calls.end_exchange(self.call)
         self.path.require_open()
+
+    def _renew(self) -> None:
+        with self.lock:
+            self.call.require_going_on()
+            self.call.require_own(self.lease_id)
+            self.path.renew(self.lease_id)
 
     def _over_the_socket(self, payload: int, message: pb.CommitHeader, header: Header) -> Steps:
         gradient, form = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
@@ -260,6 +270,11 @@ class _Commits:
             self.call.require_going_on()
             self.connection.sending = True
         return reply
+
+
+def _require_none(payload: int) -> None:
+    if payload:
+        raise InvalidRequest(f"the message has a payload of {payload} bytes: it must have none")
 
 
 def _require_size(payload: int, gradient: Format, parameters: int) -> None:

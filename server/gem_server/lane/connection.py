@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -145,9 +145,9 @@ class Connection:
 
     # -- messages
 
-    def message(self, kind: Kind, header_type: Any) -> Waits[tuple[int, Any]]:
-        """Reads the next message up to its payload. Returns the payload's bytes, and the header. Raises PeerLeft, or
-        InvalidRequest if it is another message."""
+    def message(self, expected: Mapping[Kind, Any]) -> Waits[tuple[Kind, int, Any]]:
+        """Reads the next message up to its payload. `expected` maps the kinds that may come to their headers' types. Returns
+        the kind, the payload's bytes, and the header. Raises PeerLeft, or InvalidRequest if it is another message."""
         if self._opened:
             self.served.give_up_at = None  # a worker may compute for as long as its lease lasts
         received = len(self._ahead)
@@ -156,15 +156,16 @@ class Connection:
             yield Wait.READ
         received = yield from self._at_least(PREFIX_BYTES, self._room, received)
         prefix = parse_prefix(self._room[:PREFIX_BYTES])
-        if prefix.kind is not kind:
-            raise InvalidRequest(f"expected a message of kind {kind.name}, got {prefix.kind.name}")
+        if prefix.kind not in expected:
+            names = " or ".join(kind.name for kind in expected)
+            raise InvalidRequest(f"expected a message of kind {names}, got {prefix.kind.name}")
         end, room = PREFIX_BYTES + prefix.header, self._room
         if end > len(room):
             room = memoryview(bytearray(end))
             room[:received] = self._room[:received]
         received = yield from self._at_least(end, room, received)
         self._ahead, self.payload_left = room[end:received], prefix.payload
-        return prefix.payload, parse_header(room[PREFIX_BYTES:end], header_type)
+        return prefix.kind, prefix.payload, parse_header(room[PREFIX_BYTES:end], expected[prefix.kind])
 
     def _at_least(self, size: int, room: memoryview, received: int) -> Waits[int]:
         """Reads until the room holds `size` bytes, of which it has `received`. Returns how many it holds then, which may be

@@ -78,6 +78,10 @@ class CommitPath:
             self.core.leave_region(lease)
         return admission, lease
 
+    def renew(self, lease_id: str) -> None:
+        """Notes a sign of life. Raises LeaseEnded."""
+        self.core.renew(lease_id, self._clock())
+
     def new_norm(self) -> GradientNorm | None:
         """What sums up a gradient's norm; None if norms have no bound."""
         return GradientNorm() if self.core.norms.bounded else None
