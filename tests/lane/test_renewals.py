@@ -32,8 +32,8 @@ def lane_of(worker: Worker, way: str) -> RawLane:
 
 def left(live: Live) -> float:
     """Seconds until the only lease ends."""
-    (lease,) = live.on_loop(lambda: list(live.core.leases.live.values()))
-    return lease.expires_at - live.clock()
+    (expires_at,) = live.on_loop(lambda: [lease.expires_at for lease in live.core.leases.live.values()])
+    return float(expires_at - live.clock())
 
 
 @contextmanager
