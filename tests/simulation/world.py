@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import structlog
 from gem_api.errors import CheckpointFailed, GemError, LeaseEnded, Overloaded
-from gem_api.hyperparameters import OPTIMIZERS, Hyperparameters
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
-from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.wire import gradient_format
 from gem_server import apply_loop
 from gem_server.core.commits import Arrived, Commit
@@ -28,22 +27,16 @@ from gem_server.durability import checkpoint, recovery
 from gem_server.durability import journal as journal_module
 from gem_server.durability.checkpointer import Checkpointer
 from gem_server.telemetry.progress import Progress
-from simulation.client import SAMPLES, SHARD, SIZE, Client, Request, Response
+from simulation.client import SAMPLES, SIZE, Client, Request, Response
 from simulation.disk import PowerFailure, SimulatedDisk
+from simulation.runs import EPOCHS, some_optimizer, some_settings
 from simulation.server import BetweenCommits, Server, Upload, in_thread, waits_for_checkpoint
 from simulation.truth import Truth, fingerprint, require
 
 SILENT = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 LAYOUT = Layout.of({"w": (SIZE,)})
 LEASE_SECONDS = 30.0
-EPOCHS = 2
 MAX_CALM_STEPS = 20_000
-PLAIN_RULES = [("gem", ""), ("gem", ""), ("downpour", ""), ("adaptive", "")]
-# Those that keep something for all workers, that take deltas, that leave commits out.
-OTHER_RULES = [
-    ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("dcasgd", "mean_square=0.9"), ("fedbuff", "buffer_size=3"),
-    ("diloco", "delay=2"), ("aeasgd", ""), ("ringmaster", "threshold=2"), ("ringmaster", "threshold=1"),
-]  # fmt: skip
 
 
 class World:
@@ -73,22 +66,12 @@ class World:
         self._names = clients
         self._unlogged = 0.5 if random.random() < 0.3 else 0.0  # how often a start keeps no log
         self.clients = {f"w{number}": Client(f"w{number}", random, random.random() < 0.3) for number in range(clients)}
-        rule, options = random.choice(OTHER_RULES if random.random() < 0.25 else PLAIN_RULES)
-        self.settings = Hyperparameters(rule=rule, rule_options=options, batch_size=4, shard_size=SHARD, epochs=EPOCHS)
-        self._choose_optimizer(Random(f"{seed}: the optimizer"))  # apart, so that the other draws stay as they are
+        drawn = some_settings(random)
+        # Drawn apart, so that the other draws stay as they are.
+        self.settings, self._choice = some_optimizer(drawn, Random(f"{seed}: the optimizer"))
         self._memory_limit = 0
         self._memory_limit = self._some_memory_limit(clients)
         self.server = self._new_server()
-
-    def _choose_optimizer(self, random: Random) -> None:
-        """Some runs have another optimizer than SGD; the server was started with it, or the first worker brings it."""
-        self._choice: OptimizerChoice | None = None
-        if (self.settings.rule, self.settings.rule_options) in PLAIN_RULES and random.random() < 0.4:
-            optimizer = random.choice(OPTIMIZERS)
-            if random.random() < 0.5:
-                self._choice = OptimizerChoice(optimizer)
-            else:
-                self.settings = replace(self.settings, optimizer=optimizer)
 
     # -- the scheduler
 

@@ -1,0 +1,35 @@
+"""The run that a world simulates: its rule and its optimizer, drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from gem_api.hyperparameters import OPTIMIZERS, Hyperparameters
+from gem_api.optimizer_choice import OptimizerChoice
+from simulation.client import SHARD
+
+EPOCHS = 2
+_PLAIN_RULES = [("gem", ""), ("gem", ""), ("downpour", ""), ("adaptive", "")]
+# Those that keep something for all workers, that take deltas, that leave commits out.
+_OTHER_RULES = [
+    ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("dcasgd", "mean_square=0.9"), ("fedbuff", "buffer_size=3"),
+    ("diloco", "delay=2"), ("aeasgd", ""), ("ringmaster", "threshold=2"), ("ringmaster", "threshold=1"),
+]  # fmt: skip
+
+
+def some_settings(random: Random) -> Hyperparameters:
+    """Settings of a run with SGD."""
+    rule, options = random.choice(_OTHER_RULES if random.random() < 0.25 else _PLAIN_RULES)
+    return Hyperparameters(rule=rule, rule_options=options, batch_size=4, shard_size=SHARD, epochs=EPOCHS)
+
+
+def some_optimizer(settings: Hyperparameters, random: Random) -> tuple[Hyperparameters, OptimizerChoice | None]:
+    """Some runs have another optimizer: the server was started with it, or the first worker brings it. Returns the settings of
+    the server, and what workers bring."""
+    if (settings.rule, settings.rule_options) not in _PLAIN_RULES or random.random() >= 0.4:
+        return settings, None
+    optimizer = random.choice(OPTIMIZERS)
+    if random.random() < 0.5:
+        return settings, OptimizerChoice(optimizer)
+    return replace(settings, optimizer=optimizer), None
