@@ -74,7 +74,7 @@ def test_a_reserved_field_is_for_later_versions() -> None:
         (prefix(version=0), "version 0 .* this side has version 1"),
         (prefix(version=2), "version 2"),
         (prefix(kind=0), "unknown kind 0"),
-        (prefix(kind=6), "unknown kind 6"),
+        (prefix(kind=7), "unknown kind 7"),
         (prefix(kind=255), "unknown kind 255"),
         (prefix(header=MAX_HEADER_BYTES + 1), "header of 65537 bytes: at most 65536"),
         (prefix(header=2**32 - 1), "header of 4294967295 bytes"),
