@@ -73,14 +73,17 @@ def workers(results: Results) -> Drawing | None:
     places = {n: float(place) for place, n in enumerate(sorted(STEPS))}
     for number, (name, method) in enumerate(METHODS.items()):
         points = [(n, each) for n, of in found.items() for each in of if each.case.method == name and each.summary.loss.count]
-        shift = (number - len(METHODS) / 2) * 0.02  # so that bars don't hide each other
+        shift = (number - len(METHODS) / 2) * 0.05  # so that bars don't hide each other
         _line(drawing, axes, method.label, [(places[n] + shift, each) for n, each in points], _COLOURS[name], _style(method))
     alone = {n: (measured(case(SHARED, 1, n * STEPS[n]), results), measured(case(SHARED, 1, STEPS[n]), results)) for n in STEPS}
     for label, which, colour in (("one worker's AdamW, as many samples", 0, "#000000"), ("… as many steps", 1, "#999999")):
         line = [(places[n], alone[n][which]) for n in sorted(STEPS) if alone[n][which].summary.loss.count]
         _line(drawing, axes, label, line, colour, "s:")
     axes.set_xticks(list(places.values()), [f"{n}\n{STEPS[n]} steps each" for n in places])
-    axes.set(xlabel="workers", ylabel="held-out loss (nats a character)")
+    axes.set(xlabel="workers (lines that leave the picture are in the table)", ylabel="held-out loss (nats a character)")
+    useful = [of.summary.loss.high for _, of in alone.values() if of.summary.loss.count]
+    if useful:  # a method that is worse than one worker alone must not squeeze the others
+        axes.set_ylim(top=max(useful) + 0.1)
     _legend_below(drawing, [axes], 3)
     return drawing
 

@@ -12,9 +12,9 @@ from benchmarks.models.plan import (
     KAPPAS,
     MATCHED,
     MNIST_BATCH,
-    MNIST_METHODS,
     MNIST_STEPS,
     MNIST_WORKERS,
+    ON_SERVER,
     SEEDS,
     SHARED,
     STAGES,
@@ -244,7 +244,7 @@ def _mnist(results: Results) -> str:
         "| Method | Test accuracy | Test loss, rate |",
         "|---|---|---|",
     ]
-    for name in MNIST_METHODS:
+    for name in ON_SERVER:
         each = measured(mnist_case(name), results)
         accuracy = spread(outcome.accuracy for outcome in each.summary.outcomes)
         rows.append(f"| {METHODS[name].label} | {accuracy.text('{:.2f}', 100)} % | {_cell(each)} |")
