@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from gem_api.v1 import lane_pb2
 from gem_client import Session, connect
-from lane_client import RENEW, RawLane, committed, message, opened
+from lane_client import RENEW, RawLane, committed, message, opened, opened_in_memory
 from live import DEADLINE, Live, config, serving, wait_until
-from region_client import abstract, linux_only, shared
+from region_client import abstract, linux_only
 from session_helpers import GRADIENT, Patience, Wire, in_background, model, version
 from ways import all_lanes
 from wire_client import Worker
@@ -27,7 +27,7 @@ def live() -> Iterator[Live]:
 
 
 def lane_of(worker: Worker, way: str) -> RawLane:
-    return opened(worker) if way == "tcp" else shared(worker).lane
+    return opened(worker) if way == "tcp" else opened_in_memory(worker)
 
 
 def left(live: Live) -> float:
@@ -62,8 +62,7 @@ def test_several_signs_of_life_and_a_commit_may_come_in_one_piece(way: str, live
     with lane_of(worker, way) as lane:
         lane.send(3 * SIGN + SIGN[:7])
         lane.send(SIGN[7:])
-        if way == "tcp":
-            assert committed(worker, lane)[0].version == 1
+        assert committed(worker, lane)[0].version == 1
         with about_to_expire(live):
             lane.send(SIGN)
 
