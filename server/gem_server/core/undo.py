@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 from gem_api.errors import RuleFailed
@@ -12,18 +12,23 @@ from gem_api.layout import Vector
 from gem_server.core.leases import Lease
 from gem_server.rules import Shared, UpdateRule, is_users, where_raised
 
+_NOTHING = nullcontext()
 
-@contextmanager
-def undone_if_rule_raises(rule: UpdateRule, name: str, theta: Vector, shared: Shared, lease: Lease) -> Iterator[None]:
+
+def undone_if_rule_raises(
+    rule: UpdateRule, name: str, theta: Vector, shared: Shared, lease: Lease
+) -> AbstractContextManager[None]:
     """Runs a user's rule: if it raises, restores θ and all buffers and numbers of the rule, and raises RuleFailed.
 
     A user's rule may raise at any point, with its work half done. A replay of the log comes to the same state, because the
     rule raises there too. MemoryError is not caught: it ends the server, as any error in a built-in rule does. Built-in rules
     raise nothing, so nothing is copied for them.
     """
-    if not is_users(rule):
-        yield
-        return
+    return _undone(rule, name, theta, shared, lease) if is_users(rule) else _NOTHING
+
+
+@contextmanager
+def _undone(rule: UpdateRule, name: str, theta: Vector, shared: Shared, lease: Lease) -> Iterator[None]:
     arrays = [theta, *lease.buffers.values(), *shared.buffers.values()]
     if lease.shared_reply is not None:
         arrays.append(lease.shared_reply)

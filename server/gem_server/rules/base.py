@@ -55,20 +55,24 @@ class PiFacts:
         """The value that represents each bin: float64, shape (bins,). It is within 1/32 (relative) of any in the bin."""
         return bin_middles(float(self.edges[-1]))
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """Mean of π over the counted parameters, with a relative error of at most 1/32."""
-        return float(self.counts @ self.middles / self.counts.sum())
+        return float(self.counts @ self.middles) / self._total
 
     @property
     def zero_ratio(self) -> float:
         """Share of parameters with π = 0."""
-        return float(self.counts[0] / self.counts.sum())
+        return int(self.counts[0]) / self._total
 
     @property
     def max_ratio(self) -> float:
         """Share of parameters with π = π_max."""
-        return float(self.counts[-1] / self.counts.sum())
+        return int(self.counts[-1]) / self._total
+
+    @cached_property
+    def _total(self) -> int:
+        return int(self.counts.sum())
 
 
 class Threads(Protocol):
