@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def plain(applied: Applied | None) -> dict[str, Any] | None:
     """An answer with its arrays as lists, to be compared."""
     if applied is None:
         return None
-    pi = vars(applied.pi).items() if applied.pi else ()
+    pi = asdict(applied.pi).items() if applied.pi else ()
     return {**vars(applied), "pi": {name: np.asarray(value).tolist() for name, value in pi}}
 
 

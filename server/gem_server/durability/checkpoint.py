@@ -192,7 +192,7 @@ def _lease_state(lease: Lease) -> dict[str, Any]:
 def _applied_state(applied: Applied) -> dict[str, Any]:
     pi = applied.pi
     fields = {name: value for name, value in vars(applied).items() if name != "pi"}
-    return {**fields, "pi": {name: np.asarray(value).tolist() for name, value in vars(pi).items()} if pi else None}
+    return {**fields, "pi": {name: np.asarray(value).tolist() for name, value in asdict(pi).items()} if pi else None}
 
 
 # -- reading
