@@ -52,7 +52,7 @@ class CommitSender:
             raise InvalidRequest(f"a commit is of kind {' or '.join(KINDS)}, not {kind!r}")
         self._member.settle_doubt()  # before an interrupted commit may read the next gradient from shared memory
         packed = self._pack(gradient)
-        weight_decay = decay_of_workers(self._member.registration.hyperparameters)
+        weight_decay = decay_of_workers(self._member.hyperparameters)
         if kind == "delta" or not decay or not weight_decay:
             return packed
         # Into the session's own buffer: the caller's array must not change.
