@@ -89,7 +89,7 @@ class ShardLeases:
     @property
     def batches_per_commit(self) -> int:
         """Number of batches that one commit covers: those of one step, times the run's local steps."""
-        return self.batches_per_step * max(1, self._member.registration.hyperparameters.local_steps)
+        return self.batches_per_step * max(1, self.hyperparameters.local_steps)
 
     # -- calls to the server
 

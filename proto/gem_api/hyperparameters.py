@@ -308,7 +308,7 @@ FIXED = tuple(name for name, declared in DECLARATIONS.items() if declared.fixed)
 USED_BY_WORKERS = tuple(name for name, declared in DECLARATIONS.items() if declared.workers_use)
 
 
-def decay_of_workers(settings: Hyperparameters | pb.Hyperparameters) -> float:
+def decay_of_workers(settings: Hyperparameters) -> float:
     """The weight decay that workers add to their gradients: 0 if an optimizer decays the weights itself."""
     return 0.0 if settings.optimizer in ("adamw", "lion", "worker") else settings.weight_decay
 

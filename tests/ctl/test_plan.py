@@ -110,3 +110,9 @@ def test_a_shared_optimizer_with_local_steps_is_refused_as_by_the_server() -> No
     told = CliRunner().invoke(main, ["plan", "--parameters", "1M", "--optimizer", "adamw", "--local-steps", "8"])
     assert told.exit_code == 2
     assert "use --optimizer sgd or worker" in " ".join(told.output.split())
+
+
+def test_a_shared_optimizer_under_a_rule_that_takes_none_is_refused_as_by_the_server() -> None:
+    told = CliRunner().invoke(main, ["plan", "--parameters", "1M", "--optimizer", "adamw", "--rule", "dcasgd"])
+    assert told.exit_code == 2
+    assert f"works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}" in " ".join(told.output.split())
