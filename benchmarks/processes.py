@@ -47,8 +47,12 @@ class Load:
 
 
 @contextmanager
-def server(rule: str = "gem", port: int | None = None, *options: str) -> Iterator[tuple[str, int]]:
-    """Runs a server process with the given options, on a free port if none is given. Yields its address and process id."""
+def server(rule: str = "gem", port: int | None = None, *options: str, tls_ca: Path | None = None) -> Iterator[tuple[str, int]]:
+    """Runs a server process with the given options, on a free port if none is given. Yields its address and process id.
+
+    Args:
+        tls_ca: The authority of its certificate, if the options give it one.
+    """
     address = f"127.0.0.1:{port or free_port()}"
     command = [
         sys.executable,
@@ -63,7 +67,7 @@ def server(rule: str = "gem", port: int | None = None, *options: str) -> Iterato
     ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        with Admin(address) as admin:
+        with Admin(address, tls_ca=tls_ca) as admin:
             Retry(give_up_after=60).call(admin.status)
         yield address, process.pid
     finally:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +20,7 @@ from benchmarks.processes import server
 
 @dataclass(frozen=True)
 class Ours(Contender):
-    """Sessions in shared memory, over the lane's TCP port in some wire format, or over gRPC."""
+    """Sessions in shared memory, over the lane's TCP port in some wire format, plain or TLS, or over gRPC."""
 
     name: str
     label: str
@@ -33,14 +36,20 @@ class Ours(Contender):
     @contextmanager
     def server(self, place: Place) -> Iterator[list[int]]:
         lane = "off" if self.transport == "grpc" else f"{HOST}:{free_port()}"
-        with server(self.rule, place.port, f"--lane-listen={lane}") as (_, pid):
+        options = [f"--lane-listen={lane}"]
+        certificate = _certificate(place) if self.transport == "tls" else None
+        if certificate is not None:
+            options += [f"--tls-cert={certificate}", f"--tls-key={certificate}"]
+        with server(self.rule, place.port, *options, tls_ca=certificate) as (_, pid):
             yield [pid]
 
     @contextmanager
     def worker(self, place: Place, index: int) -> Iterator[RoundTrip]:
         shared = self.transport == "shm"
-        formats: dict[str, Any] = {"gradient_dtype": self.gradient_dtype, "theta_dtype": self.theta_dtype}
-        with connect(place.address, name=f"worker-{index}", shared_memory=shared, **formats) as session:
+        options: dict[str, Any] = {"gradient_dtype": self.gradient_dtype, "theta_dtype": self.theta_dtype}
+        if self.transport == "tls":
+            options["tls_ca"] = _pem(place)
+        with connect(place.address, name=f"worker-{index}", shared_memory=shared, **options) as session:
             session.join({"theta": np.zeros(place.parameters, np.float32)})
             if session.transport != {"shm": "memory"}.get(self.transport, self.transport):
                 raise ContenderFailedError(f"the session fell back to another transport: {session.transport}")
@@ -49,9 +58,28 @@ class Ours(Contender):
             yield lambda: session.commit(mine).theta
 
 
+def _pem(place: Place) -> Path:
+    return place.log.parent / "tls.pem"
+
+
+def _certificate(place: Place) -> Path:
+    """Makes a certificate for the loopback interface, in one file with its key. Raises ContenderFailedError."""
+    pem = _pem(place)
+    command = shlex.split("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=benchmark")
+    command += ["-addext", f"subjectAltName=IP:{HOST}", "-keyout", str(pem), "-out", "-"]
+    try:
+        made = subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ContenderFailedError(f"the openssl command made no certificate: {error}") from None
+    with pem.open("ab") as file:
+        file.write(made.stdout)
+    return pem
+
+
 OURS = (
     Ours("ours-shm", "this server, shared memory", "shm", floor="fused-pass"),
     Ours("ours-tcp", "this server, TCP float32", "tcp", floor="tcp-echo"),
+    Ours("ours-tls", "this server, TLS float32", "tls", floor="tcp-echo"),
     Ours("ours-grpc", "this server, gRPC float32", "grpc", floor="grpc-echo"),
     Ours("ours-tcp-bf16", "this server, TCP bfloat16 both ways", "tcp", "bfloat16", "bfloat16"),
     Ours("ours-tcp-fp16", "this server, TCP float16 up, float32 down", "tcp", "float16"),
