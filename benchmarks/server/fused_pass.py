@@ -10,7 +10,7 @@ import click
 import numpy as np
 from gem_api.layout import Layout
 from gem_server.rules import RuleInput
-from gem_server.rules.fused import BINS, BLOCK, SGD, _delta, _take, gem_part
+from gem_server.rules.fused import BINS, BLOCK, SGD, _delta, _reply, _take, gem_part
 from gem_server.rules.gem import Gem
 from gem_server.rules.proxies import Displacement
 from gem_server.rules.threads import Threads
@@ -25,11 +25,12 @@ def bare_pass(theta, gradient, moment, snapshot, answer, settings):  # type: ign
     for low in range(np.uint64(0), np.uint64(theta.size), np.uint64(BLOCK)):
         high = min(low + np.uint64(BLOCK), np.uint64(theta.size))
         _take(gradient, low, high, block)
-        _bare_update(theta, block, moment, snapshot, answer, low, high, scalars)
+        _bare_update(theta, block, moment, snapshot, low, high, scalars)
+        _reply(theta, answer, low, high)
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def _bare_update(theta, block, moment, snapshot, answer, begin, end, settings):  # type: ignore[no-untyped-def]
+def _bare_update(theta, block, moment, snapshot, begin, end, settings):  # type: ignore[no-untyped-def]
     eta, mu, own, kappa, inside, outside, pi_max, limit = settings
     for i in range(begin, end):
         delta = _delta(block[i - begin], eta, limit)
@@ -41,8 +42,6 @@ def _bare_update(theta, block, moment, snapshot, answer, begin, end, settings): 
         moment[i] = m
         theta[i] = after
         snapshot[i] = after
-        if answer.size:
-            answer[i] = after
 
 
 @click.command()

@@ -136,11 +136,21 @@ def _step(code, theta, block, first, second, begin, end, numbers, rate, decay, l
 
 
 @njit(**_OPTIONS)
-def _match(  # type: ignore[no-untyped-def]
-    theta, block, snapshot, answer, begin, end, scalars, snapshot_after, answer_after
-):  # fmt: skip
-    """Eq. 19 on [begin, end) for the step Δ in `block`, which is its own proxy: moves θ, s and the answer. `block` receives π.
-    Returns the sums of (κ·Δ)² and (θ_{t+1} − s)²."""
+def _reply(source, answer, begin, end):  # type: ignore[no-untyped-def]
+    """answer[begin:end] ← source[begin:end], if there is an answer.
+
+    A loop of its own, while the block is in the cache. As an `if` inside another loop it would become a masked store. Without
+    an answer that goes to invalid memory, and Intel's processors take a slow path for it: the pass took twice as long.
+    """
+    if answer.size:
+        for i in range(begin, end):
+            answer[i] = source[i]
+
+
+@njit(**_OPTIONS)
+def _match(theta, block, snapshot, begin, end, scalars, snapshot_after):  # type: ignore[no-untyped-def]
+    """Eq. 19 on [begin, end) for the step Δ in `block`, which is its own proxy: moves θ and s. `block` receives π. Returns the
+    sums of (κ·Δ)² and (θ_{t+1} − s)²."""
     _, _, _, kappa, inside, outside, pi_max, _ = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):
@@ -153,19 +163,15 @@ def _match(  # type: ignore[no-untyped-def]
         block[i - begin] = factor
         theta[i] = after
         snapshot[i] = after if snapshot_after else before
-        if answer.size:
-            answer[i] = after if answer_after else before
         proxy = _plus_square(proxy, speed)
         central = _plus_square(central, after - s)
     return proxy, central
 
 
 @njit(**_OPTIONS)
-def _update(  # type: ignore[no-untyped-def]
-    theta, block, moment, snapshot, answer, begin, end, scalars, snapshot_after, answer_after
-):  # fmt: skip
-    """Eqs. 24, 19 and 27 on [begin, end): updates m, θ, s and the answer with the gradient in `block`, which receives π. All
-    arrays must be distinct, so that the loop vectorises. Returns the sums of (κ·m)² and (θ_{t+1} − s)²."""
+def _update(theta, block, moment, snapshot, begin, end, scalars, snapshot_after):  # type: ignore[no-untyped-def]
+    """Eqs. 24, 19 and 27 on [begin, end): updates m, θ and s with the gradient in `block`, which receives π. All arrays must be
+    distinct, so that the loop vectorises. Returns the sums of (κ·m)² and (θ_{t+1} − s)²."""
     eta, mu, own, kappa, inside, outside, pi_max, limit = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):
@@ -181,8 +187,6 @@ def _update(  # type: ignore[no-untyped-def]
         moment[i] = m
         theta[i] = after
         snapshot[i] = after if snapshot_after else before
-        if answer.size:
-            answer[i] = after if answer_after else before
         proxy = _plus_square(proxy, speed)
         central = _plus_square(central, after - s)
     return proxy, central
@@ -334,13 +338,12 @@ def gem_part(  # type: ignore[no-untyped-def]
             low, high = np.uint64(start), np.uint64(min(start + BLOCK, last))
             _take(gradient, low, high, block)
             if optimizer == SGD:
-                proxy, central = _update(
-                    theta, block, moment, snapshot, answer, low, high, scalars, snapshot_after, answer_after
-                )
+                proxy, central = _update(theta, block, moment, snapshot, low, high, scalars, snapshot_after)
             else:
                 limit = settings[7]
                 _step(optimizer, theta, block, moment, second, low, high, numbers, rate, tensor_decay, limit, bound)
-                proxy, central = _match(theta, block, snapshot, answer, low, high, scalars, snapshot_after, answer_after)
+                proxy, central = _match(theta, block, snapshot, low, high, scalars, snapshot_after)
+            _reply(theta if answer_after else snapshot, answer, low, high)
             energies[part, 0] += proxy
             energies[part, 1] += central
             held = _gather(bits, high - low, (start - first) // BLOCK * _STEP % stride, stride, sample, held)
@@ -400,34 +403,31 @@ def descend_part(  # type: ignore[no-untyped-def]
             low, high = np.uint64(start), np.uint64(min(start + BLOCK, until))
             _take(gradient, low, high, block)
             if optimizer == SGD:
-                _descend(theta, block, snapshot, answer, low, high, rate, limit, divisor)
+                _descend(theta, block, snapshot, low, high, rate, limit, divisor)
             else:
                 _step(optimizer, theta, block, first, second, low, high, numbers, rate, tensor_decay, limit, bound)
-                _add(theta, block, snapshot, answer, low, high, divisor)
+                _add(theta, block, snapshot, low, high, divisor)
+            _reply(theta, answer, low, high)
         tensor += 1
 
 
 @njit(**_OPTIONS)
-def _descend(theta, block, snapshot, answer, begin, end, eta, limit, divisor):  # type: ignore[no-untyped-def]
+def _descend(theta, block, snapshot, begin, end, eta, limit, divisor):  # type: ignore[no-untyped-def]
     """The step of SGD in one loop, which takes three quarters of the time of two."""
     for i in range(begin, end):
         delta = _delta(block[i - begin], eta, limit)
         after = theta[i] + delta / divisor
         theta[i] = after
         snapshot[i] = after
-        if answer.size:
-            answer[i] = after
 
 
 @njit(**_OPTIONS)
-def _add(theta, block, snapshot, answer, begin, end, divisor):  # type: ignore[no-untyped-def]
+def _add(theta, block, snapshot, begin, end, divisor):  # type: ignore[no-untyped-def]
     """θ ← θ + Δ / divisor, with the step Δ in `block`."""
     for i in range(begin, end):
         after = theta[i] + block[i - begin] / divisor
         theta[i] = after
         snapshot[i] = after
-        if answer.size:
-            answer[i] = after
 
 
 @njit(**_OPTIONS)
