@@ -75,14 +75,16 @@ class Costs:
         conversion: Cost of reading or writing a format other than float32, per parameter and direction.
     """
 
-    by_reference: float = 2.0e-4
-    by_network: float = 2.5e-4
-    parameter: float = 8.5e-10
-    byte: float = 5.2e-10
-    conversion: float = 3.0e-10
+    by_reference: float = 4.0e-4
+    by_network: float = 4.0e-4
+    parameter: float = 2.4e-9
+    byte: float = 3.1e-10
+    conversion: float = 7.0e-10
 
 
-MEASURED = Costs()  # two cores of an AMD EPYC, server and workers on the same two
+# Two cores of an Intel Xeon that server and workers share, on a machine that others use, too. The pass is bound by memory: on an
+# AMD EPYC it took a third of that.
+MEASURED = Costs()
 
 
 @dataclass(frozen=True)
