@@ -82,8 +82,8 @@ class Costs:
     conversion: float = 7.0e-10
 
 
-# Two cores of an Intel Xeon that server and workers share, on a machine that others use, too. The pass is bound by memory: on an
-# AMD EPYC it took a third of that.
+# Two cores of an Intel Xeon that server and workers share. The pass is bound by memory, which is slow there: on an AMD EPYC it
+# took a third of that.
 MEASURED = Costs()
 
 
