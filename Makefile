@@ -5,15 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.integrations
 
-.PHONY: help train test test-slow test-docker test-wheel test-integrations coverage check format hooks proto dashboards docs-api wheel bench paper models chaos soak fuzz clean
+.PHONY: help train test test-slow test-docker test-wheel test-integrations coverage check format hooks proto dashboards chart docs-api wheel bench paper models chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types (of the tests too), generated code in step"
 	@echo "make coverage   the same tests, with the share of lines that they run; fails below the floor in pyproject.toml"
 	@echo "make test-slow   the tests that need minutes or the real MNIST"
-	@echo "make test-docker   the same cluster in containers: training, crashes, scaling (needs Docker; about 10 minutes)"
-	@echo "make test-integrations   Lightning, Transformers, JAX and experiment trackers, with the real libraries"
+	@echo "make test-docker   the same cluster in containers: training, crashes, scaling, the chart's pods (needs Docker; about 12 minutes)"
+	@echo "make test-integrations   Lightning, Transformers, JAX and experiment trackers, with the real libraries; Ray and the Helm chart"
 	@echo "make test-wheel   build the wheel, install it into an empty environment and run its commands"
 	@echo "make format  format the code"
 	@echo "make hooks   install git hooks that lint each commit and check its generated code"
@@ -25,7 +25,8 @@ help:
 	@echo "make chaos   kill servers and workers 100 times each, cut connections, fill a disk, and look for what was lost (10 minutes)"
 	@echo "make soak    a million small commits from workers that come and go, then MINUTES=10 of the simulation"
 	@echo "make fuzz    coverage-guided fuzzing of what reads frames, log and checkpoints, SECONDS=60 each (Linux, Python up to 3.13)"
-	@echo "make dashboards   generate Grafana's dashboards from client_sdk/gem_client/ctl/dashboards.py"
+	@echo "make dashboards   generate Grafana's dashboards, and the Helm chart's dashboards and alerts"
+	@echo "make chart   write the commands' options into the Helm chart"
 	@echo "make proto   generate the Python code of the contract"
 
 $(READY): requirements.lock pyproject.toml
@@ -48,12 +49,12 @@ train: $(READY)
 QUICK := not slow and not docker and not wheel
 
 test: $(READY)
-	@$(BIN)/pytest -m "$(QUICK)" --ignore=tests/integrations $(ARGS)
+	@$(BIN)/pytest -m "$(QUICK)" --ignore=tests/integrations --ignore=tests/engines $(ARGS)
 
-test-slow: $(READY)
+test-slow: $(INTEGRATIONS)
 	@$(BIN)/pytest -m slow -n 0 $(ARGS)
 
-test-docker: $(READY)
+test-docker: $(INTEGRATIONS)
 	@docker compose version >/dev/null || { echo "Docker with the compose plug-in is needed"; exit 1; }
 	@$(BIN)/pytest -m docker -n 0 -vv $(ARGS)
 
@@ -61,7 +62,7 @@ test-wheel: $(READY)
 	@$(BIN)/pytest -m wheel -n 0 tests/house $(ARGS)
 
 test-integrations: $(INTEGRATIONS)
-	@$(BIN)/pytest -n 0 tests/integrations $(ARGS)
+	@$(BIN)/pytest -n 0 tests/integrations tests/engines -m "$(QUICK)" $(ARGS)
 
 check: $(READY)
 	@$(BIN)/ruff format --check .
@@ -69,6 +70,7 @@ check: $(READY)
 	@$(BIN)/mypy proto server worker client_sdk tests benchmarks examples
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/python deploy/grafana/generate.py --check
+	@$(BIN)/python deploy/helm/generate.py --check
 
 # With the integrations, whose modules nothing else runs. A part of the tests stays below the floor:
 # ARGS="tests/core --cov-fail-under=0".
@@ -101,6 +103,9 @@ dashboards: $(READY)
 bench: $(READY)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 	@$(BIN)/python -m benchmarks.server.sessions $(filter --quick,$(ARGS))
+
+chart: $(READY)
+	@$(BIN)/python deploy/helm/generate.py
 
 DATA ?=
 paper: $(READY)

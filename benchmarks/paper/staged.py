@@ -18,7 +18,7 @@ from gem_api.process.lifetime import interruptible
 from gem_api.process.options import flags, hyperparameter_options
 from gem_client import Admin, GemError
 from gem_worker.command import data_option, ignore_signals, task_option
-from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, Member, free_port, python
+from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, Member, Process, free_port, python
 from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
@@ -132,8 +132,8 @@ def _cluster(
     def member(name: str, count: int, step_seconds: float) -> Member:
         more = [f"--workers={count}"] if count > 1 else []
         more += [f"--step-seconds={step_seconds}"] if step_seconds else []
-        return Member(
-            name, python("gem_worker", f"--name={name}", *common, *more), folder.logs / f"{name}.log", WORKER_NICENESS
+        return Process(
+            name, folder.logs / f"{name}.log", python("gem_worker", f"--name={name}", *common, *more), WORKER_NICENESS
         )
 
     slow = [member("straggler", 1, seconds * options["slowdown"])] if options["slowdown"] > 1 else []
@@ -141,7 +141,7 @@ def _cluster(
     members = [member(f"group-{number}", size, seconds) for number, size in enumerate(sizes)]
     every = options["commits"] // (options["replacements"] + 1) if options["replacements"] else 0
     return Staged(
-        Member("server", server, folder.logs / "server.log"), [*members, *slow], click.echo, version=lambda: _version(admin),
+        Process("server", folder.logs / "server.log", server), [*members, *slow], click.echo, version=lambda: _version(admin),
         end=options["commits"], replace_every=every,
         newcomer=lambda number: member(f"newcomer-{number}", sizes[(number - 1) % len(sizes)], seconds),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from gem_api.process.options import DURABILITIES
 
 from benchmarks.processes import measure, server
 
-MAX_RATIO = 1.5  # time for a commit with a log, against memory
+MAX_RATIO = 1.3  # time for a commit with a log, against memory
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class CommitSender:
         array = np.asarray(gradient)
         if array.shape != (layout.size,):
             raise LayoutMismatch(f"the gradient has shape {array.shape}; the model needs ({layout.size},)")
-        if array.dtype != np.float32 and not np.issubdtype(array.dtype, np.floating):
+        if array.dtype.kind != "f":
             raise LayoutMismatch(f"the gradient has dtype {array.dtype}: use a floating-point dtype")
         if not self._member.shares_memory:
             return np.ascontiguousarray(array, dtype="<f4")

@@ -1,7 +1,8 @@
-"""Writes Grafana's dashboards from `gem_client.ctl.dashboards`, and the runbook's from docs/runbook.md: generate.py [--check]
+"""Writes Grafana's dashboards, and the Helm chart's dashboards and alerts: generate.py [--check]
 
-Built with Grafana's typed Foundation SDK, so that a wrong option fails here and not in a browser. With --check nothing is
-written; exit status 1 if the committed files are not what would be written.
+The dashboards are made from `gem_client.ctl.dashboards`, that of the runbook from docs/runbook.md, and the chart's alerts from
+deploy/prometheus/alerts.yml. The dashboards are built with Grafana's typed Foundation SDK, so that a wrong option fails here
+and not in a browser. With --check nothing is written; exit status 1 if the committed files are not what would be written.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import yaml
 from gem_client.ctl.dashboards import ALERTS, DASHBOARDS, EVENTS
 from gem_client.ctl.panels import Dashboard, Event, Kind, Limits, Panel
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, text, timeseries
@@ -39,9 +42,12 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColor
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
 
-FOLDER = Path(__file__).parent / "dashboards"
+_ROOT = Path(__file__).parents[2]
+FOLDER = _ROOT / "deploy" / "grafana" / "dashboards"
+CHART = _ROOT / "deploy" / "helm" / "gem" / "files"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
-RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
+RUNBOOK = _ROOT / "docs" / "runbook.md"
+ALERT_RULES = _ROOT / "deploy" / "prometheus" / "alerts.yml"
 _WIDTH, _HALF, _SIXTH = 24, 12, 4  # columns of a page
 
 
@@ -75,7 +81,7 @@ def runbook() -> dashboard.Dashboard:
     board = _page("gem-runbook", "GEM / Runbook", "What each alert means, where to look, and what to do.")
     introduction, *sections = RUNBOOK.read_text(encoding="utf-8").split("\n## ")
     first = text.Panel().title("How to read this").content(_self_contained(introduction.partition("\n")[2]))
-    board = board.with_panel(first.mode(TextMode.MARKDOWN).id(1).span(_WIDTH).height(7))
+    board = board.with_panel(first.mode(TextMode.MARKDOWN).id(1).span(_WIDTH).height(18))
     for number, section in enumerate(sections, 2):
         title, _, body = section.partition("\n")
         panel = text.Panel().title(title).content(_self_contained(body)).mode(TextMode.MARKDOWN)
@@ -112,7 +118,7 @@ def _alert_list() -> dashboard.Panel:
         "stateFilter": {"firing": True, "pending": True, "error": True, "noData": False, "normal": False},
     }  # fmt: skip
     panel = dashboard.Panel().type("alertlist").title("Alerts").options(options)
-    panel = panel.description("Alerts that fire, or will soon; each links to the runbook. Good: none.")
+    panel = panel.description("Alerts that fire, or will soon, of every run; each links to the runbook. Good: none.")
     return panel.span(_WIDTH - _SIXTH).height(4)
 
 
@@ -192,32 +198,94 @@ def _finished(drawn, panel: Panel, width: int, height: int):  # type: ignore[no-
 _DRAW = {Kind.LINES: _lines, Kind.HEATMAP: _heatmap, Kind.NUMBER: _number}
 
 
+# -- the chart's alerts
+
+# What a selector is not: strings, ranges, labels that are grouped or matched by, functions, operators, numbers. Then a metric
+# and its matchers.
+_SELECTOR = re.compile(
+    r'"(?:[^"\\]|\\.)*"|\[[^]]*\]|\b(?:\w+\s+(?:by|without)|by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)'
+    r"|[\w:]+\s*\(|\b(?:and|or|unless|bool|offset|Inf|NaN)\b|\b\d[\w.]*"
+    r"|(?P<metric>[a-zA-Z_:][\w:]*)(?:\{(?P<matchers>[^}]*)\})?"
+)
+
+
+def limited(expression: str, matcher: str) -> str:
+    """A PromQL expression with one more matcher in each selector. Each selector must begin with a metric's name."""
+
+    def add(found: re.Match[str]) -> str:
+        if found["metric"] is None:
+            return found[0]
+        matchers = [matcher, *filter(None, [found["matchers"]])]
+        return f"{found['metric']}{{{', '.join(matchers)}}}"
+
+    return _SELECTOR.sub(add, expression)
+
+
+def chart_rules() -> str:
+    """The alerts for one run alone. The chart fills in its run, its namespace and Grafana's address.
+
+    The label `namespace` is for AlertmanagerConfig, which by default gets the alerts of its own namespace alone.
+    """
+    groups = yaml.safe_load(ALERT_RULES.read_text(encoding="utf-8"))["groups"]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        rule["expr"] = limited(rule["expr"], 'run="@RUN@"')
+        if "alert" in rule:
+            rule["labels"]["namespace"] = "@NAMESPACE@"
+            link = rule["annotations"]["runbook_url"]
+            rule["annotations"]["runbook_url"] = link.replace("{{ $externalLabels.grafana }}", "@GRAFANA@")
+    head = "# Written by deploy/grafana/generate.py from deploy/prometheus/alerts.yml, which says why each rule is as it is.\n"
+    return head + yaml.dump({"groups": groups}, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=1 << 20)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Expressions of several lines stay as they are."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+# -- the files
+
+
 def files() -> dict[Path, str]:
     """What is to be written where."""
     boards = [built.build() for built in (*map(build, DASHBOARDS), runbook())]
-    return {
-        FOLDER / f"{board.uid.removeprefix('gem-')}.json": json.dumps(
+    texts = {
+        f"{board.uid.removeprefix('gem-')}.json": json.dumps(
             board, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False
         )
         + "\n"
         for board in boards
     }
+    # Helm reads no file outside of the chart.
+    folders = (FOLDER, CHART / "dashboards")
+    return {
+        **{folder / name: content for folder in folders for name, content in texts.items()},
+        CHART / "alerts.yml": chart_rules(),
+    }
+
+
+def _there() -> list[Path]:
+    return [*FOLDER.glob("*.json"), *(path for path in CHART.rglob("*") if path.is_file())]
 
 
 def main(arguments: list[str]) -> int:
     wanted = files()
     if arguments == ["--check"]:
-        there = {path: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
-        if there != wanted:
-            print("the dashboards are not what gem_client.ctl.dashboards says: run `make dashboards`", file=sys.stderr)
+        if {path: path.read_text(encoding="utf-8") for path in _there()} != wanted:
+            print("the dashboards or the chart's alerts are not what their sources say: run `make dashboards`", file=sys.stderr)
             return 1
         return 0
-    FOLDER.mkdir(exist_ok=True)
-    for path in set(FOLDER.glob("*.json")) - wanted.keys():
+    for path in set(_there()) - wanted.keys():
         path.unlink()
     for path, content in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
-        print(f"wrote {path.name}")
+        print(f"wrote {path.parent.name}/{path.name}")
     return 0
 
 

@@ -32,7 +32,14 @@ from gem_api.process.options import (
 from gem_server.config import ServerConfig, StartError, private_socket
 from gem_server.event_loop import DecidingLoop
 from gem_server.security.tls import TlsFiles
-from gem_server.server import serve
+
+try:
+    from gem_server.server import serve
+except RuntimeError as error:  # numba's: no folder to keep compiled code in, as on a read-only root
+    if "no locator available" not in str(error):
+        raise
+    print("Error: no writable folder for compiled code: set NUMBA_CACHE_DIR to one", file=sys.stderr)
+    sys.exit(2)
 
 _HYPERPARAMETERS = [field.name for field in fields(Hyperparameters)]
 _FIELDS = {field.name: field for field in fields(ServerConfig)}

@@ -85,9 +85,7 @@ def test_a_workers_own_metrics_address_wins_over_the_one_it_may_share_with_a_ser
 
 def documented() -> dict[str, set[int]]:
     """The exit statuses of each command, as the table in docs/guides/operating.md has them."""
-    header, _, *rows = re.findall(
-        r"^\|.*\|$", OPERATING.read_text().partition("## Exit statuses")[2].partition("\n## ")[0], re.M
-    )
+    header, _, *rows = re.findall(r"^\|.*\|$", OPERATING.read_text().partition("## Exit statuses")[2].partition("\n#")[0], re.M)
     names = re.findall(r"`(gem-\w+)`", header)
     table: dict[str, set[int]] = {name: set() for name in names}
     for row in rows:

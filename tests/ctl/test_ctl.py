@@ -27,6 +27,7 @@ from gem_client.torch import Optimizer
 from live import DEADLINE, Live, config, serving
 from region_client import abstract
 from session_helpers import GRADIENT, in_background, model, theta, version
+from tokens import ADMIN, LINES, write_tokens
 from torch import nn
 
 NOBODY = "127.0.0.1:1"
@@ -324,6 +325,21 @@ def test_the_one_local_run_is_found_and_named(live: Live, session: Session, tmp_
     assert found.stderr == f"gem-ctl: {tmp_path / 'run'}, server {live.address}\n"
     announcement.close()
     assert find_runs(tmp_path) == {}
+
+
+def test_the_token_of_a_local_run_is_found_with_it(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with serving(config(tokens=write_tokens(tmp_path / "tokens", *LINES))) as server:
+        announcement = Announcement(tmp_path / "run", server.address)
+        try:
+            assert "token" in ctl("--runs", str(tmp_path), "status").stderr.splitlines()[-1]
+            write_tokens(tmp_path / "run" / "admin-token", ADMIN)
+            assert as_json(ctl("--runs", str(tmp_path), "status", "--json"))["version"] == 0
+            mine = write_tokens(tmp_path / "mine", "x" * 16)
+            wrong = ctl("--runs", str(tmp_path), "--token-file", str(mine), "status")
+            assert wrong.exit_code == 1, "the token that the user names is used, if it is wrong too"
+        finally:
+            announcement.close()
 
 
 def test_of_several_local_runs_none_is_asked_and_all_are_listed(tmp_path: Path) -> None:

@@ -119,6 +119,13 @@ def test_the_alerts_that_fired_are_listed_but_for_those_of_other_servers(fake: F
     assert shown.of("li") == ["GemMine, from minute 1.0 to 2.0", "GemNobodys, from minute 1.0 to 2.0"]
 
 
+def test_the_alerts_of_another_run_without_a_server_are_not_listed(fake: FakePrometheus) -> None:
+    for name, labels in {"GemOurs": {"run": "ml/a"}, "GemOther": {"run": "ml/b"}, "GemNobodys": {}}.items():
+        fake.holds("ALERTS", {"alertname": name, "alertstate": "firing", **labels}, [1] * 13, begin=BEGIN + 60)
+    shown = report(fake, replace(RUN, target={"run": "ml/a"}))
+    assert shown.of("li") == ["GemOurs, from minute 1.0 to 2.0", "GemNobodys, from minute 1.0 to 2.0"]
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -95,3 +95,10 @@ def test_targets_that_are_none_of_gems_do_not_make_a_report_coarser(fake: FakePr
     """The Prometheus of a whole company scrapes some things every five minutes."""
     fake.targets.append({"labels": {"job": "backup", "instance": "elsewhere:80"}, "scrapeInterval": "5m"})
     assert "A point every 5 s, rates over 20 s." in "".join(report(fake).of("p"))
+
+
+def test_the_workers_of_another_run_do_not_make_a_report_coarser(fake: FakePrometheus) -> None:
+    for run, span in {"ml/a": "10s", "ml/b": "30s"}.items():
+        labels = {"job": "gem-worker", "instance": f"{run}-worker", "run": run}
+        fake.targets.append({"labels": labels, "scrapeInterval": span})
+    assert "A point every 10 s" in "".join(report(fake, replace(RUN, target={"run": "ml/a"})).of("p"))

@@ -54,6 +54,14 @@ def test_what_a_run_is_called_and_where_it_ran_are_no_settings(fake: FakePrometh
     assert (run.run_id, run.instance, run.settings) == ("one", "host:1", SETTINGS)
 
 
+def test_what_prometheuss_configuration_adds_to_a_target_is_no_setting(fake: FakePrometheus) -> None:
+    target = {"run": "ml/digits", "namespace": "ml", "pod": "digits-gem-server-0", "cluster": "a"}
+    fake.has_run("one", "ml/digits-gem-server-0", BEGIN, 600, **target)
+    fake.vectors["up{"] = [({"__name__": "up", "job": "gem-server", "instance": "ml/digits-gem-server-0", **target}, "1")]
+    run = found(fake)
+    assert (run.settings, run.target) == (SETTINGS, target)
+
+
 def test_a_resumed_run_is_one_run_with_the_settings_that_it_has_now(fake: FakePrometheus) -> None:
     fake.has_run("one", learning_rate="0.1", seconds=300)
     fake.has_run("one", learning_rate="0.01", begin=BEGIN + 400, seconds=300)
@@ -99,7 +107,7 @@ def test_the_same_run_id_on_two_servers_is_two_runs(fake: FakePrometheus) -> Non
 def test_however_far_one_looks_back_prometheus_gives_that_many_points(fake: FakePrometheus, last: float) -> None:
     fake.has_run("one", begin=NOW - 30, seconds=30)
     assert found(fake, last=last).run_id == "one"
-    for _, arguments in fake.asked:
+    for arguments in (arguments for what, arguments in fake.asked if what == "query_range"):
         points = (float(arguments["end"]) - float(arguments["start"])) / float(arguments["step"])
         assert points <= 10_999
         assert float(arguments["step"]) >= 1

@@ -89,7 +89,7 @@ def test_every_label_that_is_grouped_or_matched_by_exists(where: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_no_expression_loses_the_instance(name: str) -> None:
+def test_no_expression_loses_the_instance_and_the_run(name: str) -> None:
     """So that one Prometheus can watch several servers."""
     for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", ALERTS[name]["expr"]):
         assert {label.strip() for label in labels.split(",")} >= TARGET
@@ -104,6 +104,7 @@ def test_every_alert_says_how_bad_it_is_what_is_so_and_what_to_do_first(name: st
     assert rule["labels"]["severity"] in {"critical", "warning"}
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
     assert re.search(r"\bFirst ", rule["annotations"]["description"])
+    assert not re.search("docker compose|kubectl", str(rule["annotations"])), "the runbook has the commands of each engine"
 
 
 def test_prometheus_loads_the_rules() -> None:

@@ -25,6 +25,7 @@ COMMANDS = {"server": server, "worker": worker, "evaluator": evaluator}
 SECRETS = {"GEM_TOKENS", "GEM_TLS_CLIENT_CA", "GEM_TOKEN_FILE", "GEM_TLS_CA", "GEM_TLS_CERT", "GEM_TLS_KEY"}
 OURS = SECRETS | {"GEM_LISTEN", "GEM_METRICS_LISTEN", "GEM_CHECKPOINT_DIR", "GEM_RESUME", "GEM_SERVER", "GEM_NAME", "GEM_DATA"}
 OURS |= {"GEM_FIRST_WORKER", "GEM_LANE_LISTEN"}  # names are the host's; GEM_LANE_PORT sets the lane's address
+OURS |= {"GEM_STOPPED_STATUS"}  # Docker does not replace a container that somebody stopped
 
 
 def variables(command: click.Command) -> set[str]:

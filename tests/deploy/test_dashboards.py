@@ -20,6 +20,7 @@ from telemetry.test_metrics import after_everything
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "deploy" / "grafana"
+CHART_FILES = ROOT / "deploy" / "helm" / "gem" / "files"
 BOARDS: dict[str, Any] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((GRAFANA / "dashboards").glob("*.json"))
 }
@@ -52,10 +53,16 @@ def generator() -> ModuleType:
 
 def test_the_committed_dashboards_are_what_generate_would_write() -> None:
     wanted = generator().files()
-    there = {path: path.read_text(encoding="utf-8") for path in (GRAFANA / "dashboards").iterdir()}
-    assert {path.name for path in there} == {path.name for path in wanted}
+    folders = (GRAFANA / "dashboards", CHART_FILES, CHART_FILES / "dashboards")
+    there = {path: path.read_text(encoding="utf-8") for folder in folders for path in folder.iterdir() if path.is_file()}
+    assert there.keys() == wanted.keys()
     stale = [path.name for path, text in wanted.items() if there[path] != text]
     assert not stale, f"run `make dashboards`: {stale}"
+
+
+def test_the_charts_dashboards_are_those_of_compose() -> None:
+    there = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (CHART_FILES / "dashboards").iterdir()}
+    assert there == BOARDS
 
 
 def test_check_tells_files_that_are_stale_missing_or_left_over(
@@ -63,12 +70,14 @@ def test_check_tells_files_that_are_stale_missing_or_left_over(
 ) -> None:
     module = generator()
     monkeypatch.setattr(module, "FOLDER", tmp_path / "dashboards")
+    monkeypatch.setattr(module, "CHART", tmp_path / "chart")
     assert module.main(["--check"]) == 1
     assert "make dashboards" in capsys.readouterr().err
     assert module.main([]) == module.main(["--check"]) == 0
-    (tmp_path / "dashboards" / "old.json").write_text("{}")
-    assert module.main(["--check"]) == 1
-    assert module.main([]) == module.main(["--check"]) == 0
+    for old in ("dashboards/old.json", "chart/dashboards/old.json", "chart/old.yml"):
+        (tmp_path / old).write_text("{}")
+        assert module.main(["--check"]) == 1, old
+        assert module.main([]) == module.main(["--check"]) == 0, old
     assert sorted(path.stem for path in (tmp_path / "dashboards").iterdir()) == sorted(BOARDS)
 
 
@@ -153,6 +162,9 @@ def queries() -> Iterator[tuple[str, str, str]]:
         yield f"event: {event.name}", event.expr, ""
 
 
+OF_WORKERS = {sample.name for family in worker_registry().collect() for sample in family.samples}
+# What follows a metric of worker processes, within a rate or not.
+SAME_RUN = rf"(\[\$__rate_interval\]\))? {re.escape(dashboards.SAME_RUN)}"
 QUERIES = {where: (expression, legend) for where, expression, legend in queries()}
 
 
@@ -174,7 +186,7 @@ def test_every_metric_in_a_query_is_one_that_is_exported() -> None:
 def test_every_label_in_a_query_is_one_that_its_metrics_have() -> None:
     for where in QUERIES:
         expression, legend = QUERIES[where]
-        for metric in metrics_of(expression):
+        for metric in metrics_of(expression.replace(" " + dashboards.SAME_RUN, "")):
             assert grouped_by(expression) <= exported()[metric].keys() | TARGET, f"{where}: {metric}"
         shown = set(re.findall(r"{{\s*(\w+)\s*}}", legend))
         assert shown <= grouped_by(expression), f"{where}: a legend can only show what the query keeps"
@@ -189,23 +201,23 @@ def test_every_selector_asks_for_labels_and_values_that_exist() -> None:
                 assert label in labels.keys() | TARGET, f"{metric} has no label {label}"
                 if label == "job":
                     assert value in jobs
-                elif operator == "=":
+                elif operator == "=" and label not in TARGET:
                     assert value in labels[label], f"{metric} never has {label}={value!r}"
 
 
-def test_what_is_asked_of_a_server_is_asked_of_the_chosen_ones_alone() -> None:
-    """Workers have other addresses than their server: what they export is not narrowed down."""
+def test_what_is_asked_is_asked_of_the_chosen_servers_and_of_their_runs_workers_alone() -> None:
+    """Workers have other addresses than their server, but the same `run`."""
     for where in QUERIES:
         expression = QUERIES[where][0]
         for metric in metrics_of(expression):
-            for matchers in re.findall(rf"(?<![\w:]){metric}(?![\w:])(\{{[^}}]*\}})?", expression):
-                of_workers = (
-                    metric.startswith(("gem_worker_step", "gem_worker_loss", "gem_worker_learning_rate"))
-                    or 'job="gem-worker"' in matchers
-                )
-                assert of_workers or 'instance=~"$server' in matchers, (
-                    f"{where}: {metric}"
-                )  # "$server|": that of no instance too
+            for found in re.finditer(rf"(?<![\w:]){metric}(?![\w:])(\{{[^}}]*\}})?", expression):
+                matchers, rest = found[1] or "", expression[found.end() :]
+                if metric in OF_WORKERS or 'job="gem-worker"' in matchers:
+                    assert re.match(SAME_RUN, rest), f"{where}: {metric}"
+                elif metric == "ALERTS" and 'instance=""' in matchers:  # no server
+                    assert 'run=""' in matchers or rest.startswith(" and on (run) last_over_time(up{"), f"{where}: {metric}"
+                else:
+                    assert 'instance=~"$server"' in matchers, f"{where}: {metric}"
 
 
 def test_every_metric_is_shown_on_some_dashboard() -> None:
@@ -275,7 +287,7 @@ def test_the_runbook_is_there_whole() -> None:
     shown = {panel["title"]: panel["options"]["content"] for panel in BOARDS["runbook"]["panels"]}
     assert list(shown) == ["How to read this", *titles]
     assert not [title for title, text in shown.items() if "](" in text]
-    assert "docker compose ps -a server" in shown["GemServerDown"]
+    assert all(way in shown["How to read this"] for way in ("docker compose logs server", "kubectl logs", "gem-server"))
 
 
 # -- how Grafana and Prometheus find them
@@ -343,7 +355,9 @@ def test_prometheus_asks_the_ports_that_the_images_serve_metrics_on() -> None:
     served = dict(zip(("gem-server", "gem-worker"), re.findall(r"GEM_METRICS_LISTEN=\S+:(\d+)", images), strict=True))
     jobs = {job["job_name"]: job for job in scraped()["scrape_configs"]}
     assert jobs.keys() == served.keys()
-    assert jobs["gem-server"]["static_configs"] == [{"targets": [f"server:{served['gem-server']}"]}]
+    assert jobs["gem-server"]["static_configs"] == [{"targets": [f"server:{served['gem-server']}"], "labels": {"run": "gem"}}]
+    assert jobs["gem-worker"]["relabel_configs"] == [{"target_label": "run", "replacement": "gem"}]
+    assert load("docker-compose.yml")["name"] == "gem"
     (workers,) = jobs["gem-worker"]["dns_sd_configs"]
     assert (workers["names"], str(workers["port"])) == (["worker"], served["gem-worker"])
     assert {"server", "worker"} <= load("docker-compose.yml")["services"].keys()

@@ -68,9 +68,13 @@ class Launcher:
         """The run's folder."""
         return Path(self.until_it_says(r"run (\S+):"))
 
+    def admin(self) -> Admin:
+        """A connection to the run's server."""
+        return Admin(self.address, timeout=5.0)
+
     def until_version(self, version: int) -> int:
         """Waits for so many commits; returns how many there are."""
-        with Admin(self.address, timeout=5.0) as admin:
+        with self.admin() as admin:
 
             def reached() -> int:
                 assert self.process.poll() is None, self.output

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -70,3 +72,11 @@ def test_a_server_whose_rule_fails_leaves_no_file_open_and_no_socket(tmp_path: P
     assert "a bug in the rule" in str(error)
     assert open_files(tmp_path) == []
     assert not memory_socket.exists()
+
+
+def test_a_start_without_a_writable_folder_for_compiled_code_says_so_in_one_line() -> None:
+    # The tests' sources are in a writable folder, and a test may run as root: so numba gets no way to find a folder.
+    script = "import numba.core.caching as c; c.CacheImpl._locator_classes = []; from gem_server.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert done.stderr == "Error: no writable folder for compiled code: set NUMBA_CACHE_DIR to one\n"

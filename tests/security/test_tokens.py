@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from gem_api.errors import Unauthenticated
 from gem_api.methods import ADMIN as ADMIN_SERVICE
 from gem_api.methods import TRAINING, methods
 from gem_api.process import secret_file
-from gem_api.process.addresses import is_loopback
+from gem_api.process.addresses import is_loopback, is_this_machine
 from gem_api.process.secret_file import read_token
 from gem_client.ctl.cli import main as ctl
 from gem_client.transport.security import Security
@@ -216,6 +217,28 @@ def test_loopback_is_this_machines_own(address: str) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "server:1", "192.168.1.2:1", "127.0.0.1.evil.example:1", ""])
 def test_everything_else_is_not(address: str) -> None:
     assert not is_loopback(address)
+
+
+def own_address() -> str:
+    """An address of this machine's interfaces, as the system chooses it for a packet to elsewhere; skips without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no network")
+        return str(probe.getsockname()[0])
+
+
+def test_what_goes_to_an_interface_of_this_machine_stays_on_it() -> None:
+    assert is_this_machine("127.0.0.1:1")
+    assert is_this_machine(f"{own_address()}:1")
+    assert not Security(token="t" * 16).exposes_token(f"{own_address()}:1")
+
+
+@pytest.mark.parametrize("address", ["192.0.2.77:1", "server:1", "[2001:db8::77]:1", "255.255.255.255:1", ""])
+def test_what_goes_elsewhere_does_not(address: str) -> None:
+    assert not is_this_machine(address)
+    assert Security(token="t" * 16).exposes_token(address)
 
 
 def test_what_a_server_leaves_open_is_said_with_what_closes_it() -> None:

@@ -13,7 +13,7 @@ from gem_worker.process.metrics import WorkerMetrics
 from prometheus_client import CollectorRegistry
 from telemetry.test_metrics import after_everything
 
-TARGET = {"instance", "job"}  # labels that Prometheus itself gives to everything that it scrapes
+TARGET = {"instance", "job", "run"}  # labels that Prometheus's configuration gives to everything that it scrapes
 # What Prometheus makes itself, and what every process exports (tests/telemetry/test_metrics_http.py): names and labels.
 FROM_ELSEWHERE: dict[str, dict[str, set[str]]] = {
     "up": {},

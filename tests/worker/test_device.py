@@ -17,6 +17,7 @@ from gem_worker.device import CPU, devices, moved
 from gem_worker.evaluation import evaluator
 from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.launcher import cli as launcher
+from gem_worker.launcher.cluster import Process
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.process import cli as worker
 from gem_worker.process import trainer
@@ -124,7 +125,7 @@ def worker_devices(live: Any, *arguments: str) -> tuple[list[str], list[Any]]:
 
     options = worker.main.make_context("gem-worker", ["--server", live.address, *arguments]).params
     made = worker._workers(
-        worker._names("worker", options), options, WorkerMetrics(CollectorRegistry()), Stopping(), Log()  # type: ignore[arg-type]
+        worker._names("worker", options), options, {}, WorkerMetrics(CollectorRegistry()), Stopping(), Log(),  # type: ignore[arg-type]
     )  # fmt: skip
     assert logged[0][0] == "training"
     seen = [str(thread.train.args[1]) for thread in made]  # type: ignore[attr-defined]
@@ -155,7 +156,8 @@ def test_gem_train_gives_each_process_the_number_of_its_first_worker(gpus: Any, 
     options = launcher._completed(options)
     folder = RunFolder(tmp_path)
     cluster = launcher._cluster(folder, options, launcher._hyperparameters(options), NOBODY, NOBODY, resume=False)
-    given = [worker.main.make_context("gem-worker", list(member.command[3:])).params for member in cluster.workers]
+    members = [member for member in cluster.workers if isinstance(member, Process)]
+    given = [worker.main.make_context("gem-worker", list(member.command[3:])).params for member in members]
     assert [each["device"] for each in given] == ["auto"] * processes
     assert [number for each in given for number in worker._numbers(each)] == [0, 1, 2]
     assert launcher._on_devices(options) == " on cuda:0, cuda:1"

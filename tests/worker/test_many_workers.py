@@ -9,7 +9,7 @@ import pytest
 import structlog
 import torch
 from gem_api.errors import LeaseEnded, NonFiniteGradient, Quarantined
-from gem_worker.command import Stopped
+from gem_worker.command import STOPPED, Stopped
 from gem_worker.launcher.cluster import spread
 from gem_worker.process import pool as pool_module
 from gem_worker.process.cli import _names
@@ -142,7 +142,7 @@ def test_the_metrics_of_several_threads_are_summed() -> None:
         (ValueError("a bug of the task's"), 1),
         (SystemExit(0), 1),
         (GeneratorExit(), 1),
-        (Stopped(), 0),
+        (Stopped(), STOPPED),
     ],
 )
 def test_a_worker_that_ends_has_a_status_that_says_why(error: BaseException, status: int) -> None:
@@ -153,7 +153,16 @@ def test_a_worker_that_ends_has_a_status_that_says_why(error: BaseException, sta
 
 
 @pytest.mark.parametrize(
-    ("statuses", "status"), [([0, 0], 0), ([0, 3], 3), ([3, 4, 0], 4), ([1, 4, 3], 1), ([None, 0], 0), ([], 0)]
+    ("statuses", "status"),
+    [
+        ([0, 0], 0),
+        ([0, STOPPED], STOPPED),
+        ([3, STOPPED], 3),
+        ([3, 4, 0], 4),
+        ([1, 4, 3], 1),
+        ([None, 0], STOPPED),
+        ([], 0),
+    ],
 )
 def test_a_process_ends_with_the_worst_of_its_workers(statuses: list[int | None], status: int) -> None:
     workers = [worker(str(number), raising(Stopped()))[0] for number in range(len(statuses))]
@@ -231,6 +240,6 @@ def test_a_worker_inside_a_long_step_leaves_when_the_process_is_stopped(monkeypa
     monkeypatch.setattr(pool, "_wait_for_an_end", wait)
     assert pool.run() is True
     wait_until(lambda: ann.status is not None and bob.status is not None, "both to end")
-    assert (ann.status, bob.status) == (0, 0)
+    assert (ann.status, bob.status) == (STOPPED, STOPPED)
     assert left[0].ends[0] == "broken off"
     assert "broken off" in bobs.ends

@@ -120,7 +120,10 @@ def endless() -> Iterator[Live]:
 
 def test_three_workers_of_a_process_train_to_the_end_under_names_of_their_own(tmp_path: Path) -> None:
     settings = Hyperparameters(rule="downpour", epochs=0, steps=7, shards="replicate", batch_size=16)
-    with serving(config(settings)) as live, process(tmp_path, live, "--workers=3", "--first-worker=4") as running:
+    with (
+        serving(config(settings)) as live,
+        process(tmp_path, live, "--workers=3", "--first-worker=4", "--stopped-status=143") as running,
+    ):
         assert running.wait() == 0, running.log
         assert version(live) == 21
         assert ended(live) == {"left": 3}
@@ -151,6 +154,16 @@ def test_ctrl_c_ends_workers_that_sleep_through_a_simulated_step(tmp_path: Path,
         assert running.wait() == 0, running.log
         assert ended(endless) == {"left": 2}, running.log
         assert version(endless) == 0
+
+
+def test_a_worker_that_is_stopped_before_it_joins_ends_with_the_stopped_status(tmp_path: Path) -> None:
+    with serving(config(Hyperparameters())) as gone:
+        pass
+    with process(tmp_path, gone, "--stopped-status=143") as running:
+        wait_until(lambda: "no server at" in running.log, "a try to reach the server", PATIENCE)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait() == 143, running.log
+    assert running.events("stopped before joining the run")
 
 
 # The main thread blocks the signal, so the thread `other` receives it, and nothing interrupts the main thread.
@@ -189,12 +202,12 @@ def test_a_signal_that_another_thread_receives_stops_the_workers() -> None:
             running.kill()
 
 
-def test_the_one_worker_of_a_process_keeps_its_name(tmp_path: Path, endless: Live) -> None:
-    with process(tmp_path, endless) as running:
+def test_the_one_worker_of_a_process_keeps_its_name_and_ends_with_the_stopped_status(tmp_path: Path, endless: Live) -> None:
+    with process(tmp_path, endless, "--stopped-status=143") as running:
         wait_until(lambda: version(endless) > 3, "a worker to train", PATIENCE)
         assert workers(endless) == ["ann"]
         running.process.send_signal(signal.SIGTERM)
-        assert running.wait() == 0, running.log
+        assert running.wait() == 143, running.log
         assert ended(endless) == {"left": 1}
 
 

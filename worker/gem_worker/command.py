@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from gem_worker.tasks import BUILT_IN
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4
+STOPPED = -1  # stands for --stopped-status until the process exits
 
 task_option = option("--task", default="digits", help=f"Task to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
 data_option = option("--data", type=click.Path(path_type=Path), help="Folder with the task's data, if the task needs one.")
@@ -89,7 +91,10 @@ def stop_on_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignores SIGTERM and Ctrl-C, so that a second one does not interrupt the shutdown."""
+    """Ignores SIGTERM and Ctrl-C, so that a second one does not interrupt the shutdown. Does nothing outside the main thread,
+    which alone receives them."""
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 

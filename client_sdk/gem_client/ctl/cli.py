@@ -38,7 +38,7 @@ from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect
 from gem_client.ctl import text
-from gem_client.ctl.local_runs import find_runs, newest_run
+from gem_client.ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_client.ctl.picture import SORTS
 from gem_client.ctl.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, plan
 from gem_client.ctl.top import Interrupts, show
@@ -93,14 +93,17 @@ class Target:
             raise click.UsageError(f"{len(local_runs)} runs are in progress in {self.runs}: choose one\n{choices}")
         for folder, address in local_runs.items():
             click.echo(f"gem-ctl: {folder}, server {address}", err=True)
+            if self.options.get("token_file") is None and (folder / ADMIN_TOKEN).exists():
+                self.options["token_file"] = folder / ADMIN_TOKEN
             return address
         return f"127.0.0.1:{DEFAULT_PORT}"
 
     def credentials(self) -> dict[str, Any]:
         """Arguments for `Admin` and `connect`. Warns if the token would be sent unencrypted."""
+        server = self.server  # if it is a local run's, so is the token
         given = credentials(self.options)
-        if Security(**given).exposes_token(self.server):
-            click.echo(f"gem-ctl: the token is sent to {self.server} UNENCRYPTED: use --tls-ca", err=True)
+        if Security(**given).exposes_token(server):
+            click.echo(f"gem-ctl: the token is sent to {server} UNENCRYPTED: use --tls-ca", err=True)
         return given
 
     def admin(self) -> Admin:

@@ -2,6 +2,10 @@
 
 In a query, `$server` stands for a regular expression that matches the servers' `instance` labels, and `$__rate_interval` for a
 time that holds several scrapes. Grafana fills them in for the dashboards, and `gem_client.ctl.report` for the report.
+
+The workers of a server have instances of their own. They are those with the same label `run` as the server, which
+Prometheus's configuration gives to both. So several runs in one Prometheus do not mix. If neither has the label, all workers
+match.
 """
 
 from __future__ import annotations
@@ -11,6 +15,9 @@ from gem_client.ctl.panels import Dashboard, Event, Kind, Limits, Panel, Query
 _S = '{instance=~"$server"}'
 _BY = 'instance=~"$server"'
 _RANGE = "[$__rate_interval]"
+_SERVER_UP = f'up{{job="gem-server", {_BY}}}'
+SAME_RUN = f"and on (run) {_SERVER_UP}"
+_WORKERS = '{job="gem-worker"}'
 
 
 def _rate(metric: str, labels: str = _BY) -> str:
@@ -35,21 +42,35 @@ def _mean(metric: str) -> str:
     return f"sum({_rate(metric + '_sum')}) / sum({_rate(metric + '_count')})"
 
 
+def _of_workers(metric: str) -> str:
+    """What the run's worker processes export themselves, in parentheses."""
+    return f"({metric} {SAME_RUN})"
+
+
 def _each_worker(top: str, bottom: str) -> str:
     return f"sum by (worker) ({_rate(top)}) / sum by (worker) ({_rate(bottom)})"
 
 
+def _firing(labels: str) -> str:
+    return f'ALERTS{{alertstate="firing", alertname=~"Gem.*", {labels}}}'
+
+
+# If the server is absent, its alert has no instance, and no `run` if the rules watch every run.
+_ABSENT, _ABSENT_UNNAMED = 'instance=""', 'instance="", run=""'
+
 ALERTS = _number(
     "Alerts firing",
     "Alerts of this server that are firing now. Good: 0. The list beside this number names them and links to the runbook.",
-    'count(ALERTS{alertstate="firing", alertname=~"Gem.*", instance=~"$server|"}) or vector(0)',
+    f"count({_firing(_BY)} or {_firing(_ABSENT)} and on (run) last_over_time({_SERVER_UP}[1d]) "
+    f"or {_firing(_ABSENT_UNNAMED)}) or vector(0)",
     limits=Limits(orange=1, red=1),
 )
 
+# 1 min is the step in which Grafana looks for events, and holds two scrapes that are 30 s apart.
 EVENTS = (
     Event("Server restarted", f"changes(process_start_time_seconds{_S}[1m]) > 0", "red"),
     Event("Server drains", f"gem_draining{_S} == 1", "orange"),
-    Event("Evaluation", f"changes(gem_evaluation_loss{_S}[15s]) > 0", "blue", shown=False),  # there are many
+    Event("Evaluation", f"changes(gem_evaluation_loss{_S}[1m]) > 0", "blue", shown=False),  # there are many
 )
 
 TRAINING = Dashboard(
@@ -110,7 +131,7 @@ TRAINING = Dashboard(
             "If there are more processes than leases, some workers are starting or cannot join.",
             (
                 Query(f"sum(gem_active_workers{_S})", "leases"),
-                Query('sum(up{job="gem-worker"})', "reachable processes"),
+                Query(f"sum{_of_workers('up' + _WORKERS)}", "reachable processes"),
             ),
         ),
         Panel(
@@ -126,8 +147,8 @@ TRAINING = Dashboard(
             "loading is slow.",
             (
                 Query(
-                    f"sum by (phase) (rate(gem_worker_step_seconds_sum{_RANGE})) / "
-                    f"sum by (phase) (rate(gem_worker_step_seconds_count{_RANGE}))",
+                    f"sum by (phase) {_of_workers(f'rate(gem_worker_step_seconds_sum{_RANGE})')} / "
+                    f"sum by (phase) {_of_workers(f'rate(gem_worker_step_seconds_count{_RANGE})')}",
                     "{{phase}}",
                 ),
             ),
@@ -138,9 +159,9 @@ TRAINING = Dashboard(
             "Lowest, median and highest loss of the worker processes' last batches. Good: close together. A process that stays "
             "far above the others has different data, or bad data.",
             (
-                Query("min(gem_worker_loss)", "lowest"),
-                Query("quantile(0.5, gem_worker_loss)", "median"),
-                Query("max(gem_worker_loss)", "highest"),
+                Query(f"min{_of_workers('gem_worker_loss')}", "lowest"),
+                Query(f"quantile(0.5, gem_worker_loss {SAME_RUN})", "median"),
+                Query(f"max{_of_workers('gem_worker_loss')}", "highest"),
             ),
         ),
         Panel(
@@ -148,8 +169,8 @@ TRAINING = Dashboard(
             "Lowest and highest learning rate of the worker processes' last steps: that of the server's schedule, or each "
             "worker's own if workers bring their optimizers. Good: close together, as all are equally far in their schedules.",
             (
-                Query("min(gem_worker_learning_rate)", "lowest"),
-                Query("max(gem_worker_learning_rate)", "highest"),
+                Query(f"min{_of_workers('gem_worker_learning_rate')}", "lowest"),
+                Query(f"max{_of_workers('gem_worker_learning_rate')}", "highest"),
             ),
         ),
     ),
@@ -284,7 +305,7 @@ SERVER = Dashboard(
         _number(
             "Server answers",
             "Whether Prometheus reaches the server. Good: 1. At 0 nothing trains, and the other panels are out of date.",
-            f'min(up{{job="gem-server", {_BY}}})',
+            f"min({_SERVER_UP})",
             limits=Limits(orange=1, red=1, falling=True),
         ),
         _number(
@@ -398,8 +419,8 @@ SERVER = Dashboard(
             "Good: flat once all workers have joined.",
             (
                 Query(f"sum(process_resident_memory_bytes{_S})", "server"),
-                Query('max(process_resident_memory_bytes{job="gem-worker"})', "largest worker"),
-                Query('sum(process_resident_memory_bytes{job="gem-worker"})', "all workers"),
+                Query(f"max{_of_workers('process_resident_memory_bytes' + _WORKERS)}", "largest worker"),
+                Query(f"sum{_of_workers('process_resident_memory_bytes' + _WORKERS)}", "all workers"),
             ),
             "bytes",
             log=True,

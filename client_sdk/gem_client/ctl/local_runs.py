@@ -6,8 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from gem_api.process.addresses import is_loopback
+from gem_api.process.addresses import is_this_machine
 
+ADMIN_TOKEN = "admin-token"  # in the folder of a run whose server asks for tokens
 _FILE = "server.address"
 
 
@@ -45,8 +46,8 @@ def find_runs(runs: Path) -> dict[Path, str]:
         for path in sorted(runs.glob(f"*/{_FILE}")):
             with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
                 address = file.read().strip()
-                # gem-train serves this machine alone: a file with another address must not receive a token.
-                if not _lock(file, shared=True) and is_loopback(address):
+                # gem-train's server runs on this machine: a file with another address must not receive a token.
+                if not _lock(file, shared=True) and is_this_machine(address):
                     addresses[path.parent] = address
     return addresses
 

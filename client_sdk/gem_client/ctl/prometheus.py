@@ -67,13 +67,17 @@ class Prometheus:
         """Evaluates a PromQL query at a time and returns all series, with one value each. Raises PrometheusError."""
         return self._get(_one_value_each, "query", query=query, time=f"{at:.3f}")
 
-    def scrape_interval(self, instance: str) -> float:
-        """Seconds between two scrapes of the server or of the workers, whichever is longer; 15 if unknown.
+    def scrape_interval(self, instance: str, run: str = "") -> float:
+        """Seconds between two scrapes of the server or of its run's workers, whichever is longer; 15 if unknown.
+
+        Args:
+            instance: The server's `instance` label.
+            run: The label `run` of its workers; empty if they have none.
 
         Raises:
             PrometheusError: Prometheus does not respond.
         """
-        return self._get(partial(_interval, instance), "targets", state="active")
+        return self._get(partial(_interval, instance, run), "targets", state="active")
 
     def _get(self, read: Callable[[Any], T], what: str, **arguments: str) -> T:
         """Requests an API endpoint, and returns what `read` makes of the response's data."""
@@ -102,13 +106,13 @@ def _first_value(data: Any) -> float | None:
     return float(data["result"][0]["value"][1]) if data["result"] else None
 
 
-def _interval(instance: str, data: Any) -> float:
-    ours = [target for target in data["activeTargets"] if _is_ours(target["labels"], instance)]
+def _interval(instance: str, run: str, data: Any) -> float:
+    ours = [target for target in data["activeTargets"] if _is_ours(target["labels"], instance, run)]
     return max((_seconds(target["scrapeInterval"]) for target in ours), default=15.0)
 
 
-def _is_ours(labels: dict[str, str], instance: str) -> bool:
-    return labels.get("instance") == instance or labels.get("job") == "gem-worker"
+def _is_ours(labels: dict[str, str], instance: str, run: str) -> bool:
+    return labels.get("instance") == instance or (labels.get("job") == "gem-worker" and labels.get("run", "") == run)
 
 
 def _series(labels: dict[str, str], samples: list[tuple[float, str]]) -> Series:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from gem_api import __version__
@@ -18,7 +18,7 @@ from gem_client.ctl.text import duration
 
 _POINTS = 400  # of a curve
 _MAX_POINTS = 10_000  # that Prometheus gives for one query, with a margin
-_TARGET = ("job", "instance")  # labels that Prometheus itself gives
+_TARGET = ("job", "instance")  # labels that Prometheus gives every target
 _TAIL = 30.0  # seconds shown after the last commit
 
 
@@ -32,6 +32,8 @@ class Run:
         settings: The run's hyper-parameters, as text.
         begin: When Prometheus first saw it, Unix seconds.
         end: Shortly after its last commit, Unix seconds.
+        target: The labels that Prometheus's configuration gives the server: `run`, and in Kubernetes its namespace, pod and
+            more. They are not the run's own.
     """
 
     run_id: str
@@ -39,6 +41,7 @@ class Run:
     settings: dict[str, str]
     begin: float
     end: float
+    target: dict[str, str] = field(default_factory=dict)
 
 
 def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float) -> Run:
@@ -51,11 +54,22 @@ def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float
     newest = max(wanted, key=lambda one: (one.times[-1], one.times[0]))
     labels = dict(newest.labels)
     run, instance = labels.pop("run_id"), labels.pop("instance", "")
-    settings = {name: value for name, value in labels.items() if name not in (*_TARGET, "__name__")}
     same = [one for one in wanted if one.labels["run_id"] == run and one.labels.get("instance", "") == instance]
     first, final = _first_and_last(prometheus, run, instance, min(one.times[0] for one in same) - step, newest.times[-1])
     ended = _last_commit(prometheus, instance, first, final)
-    return Run(run, instance, settings, first, min(final, ended + _TAIL))
+    target = _target(prometheus, instance, first, final)
+    return Run(run, instance, _own(labels, target), first, min(final, ended + _TAIL), target)
+
+
+def _target(prometheus: Prometheus, instance: str, begin: float, end: float) -> dict[str, str]:
+    """The labels of the server's target, without its name in Prometheus."""
+    seen = prometheus.values(f"last_over_time({_of('up', instance)}[{max(1, math.ceil(end - begin))}s])", end)
+    return {name: value for one in seen for name, value in one.labels.items() if name not in (*_TARGET, "__name__")}
+
+
+def _own(labels: dict[str, str], target: dict[str, str]) -> dict[str, str]:
+    """The labels that the server itself gives a metric."""
+    return {name: value for name, value in labels.items() if name not in (*_TARGET, "__name__", *target)}
 
 
 def _seen(prometheus: Prometheus, metric: str, begin: float, end: float, step: float) -> list[Series]:
@@ -101,7 +115,7 @@ def _quoted(text: str) -> str:
 
 def page(prometheus: Prometheus, run: Run, now: float) -> str:
     """The report as HTML that needs no other file. Raises PrometheusError."""
-    scrape = prometheus.scrape_interval(run.instance)
+    scrape = prometheus.scrape_interval(run.instance, run.target.get("run", ""))
     step = max(scrape, (run.end - run.begin) / _POINTS)
     window = max(4 * scrape, step)
     content = Content(
@@ -127,7 +141,7 @@ def _over(metric: str, run: Run) -> str:
 def _versions(prometheus: Prometheus, run: Run) -> dict[str, str]:
     """The versions of the server's software; empty if the server does not report them."""
     series = prometheus.values(f"last_over_time({_over('gem_build_info', run)})", run.end)
-    labels = {name: value for one in series for name, value in one.labels.items() if name not in (*_TARGET, "__name__")}
+    labels = {name: value for one in series for name, value in _own(one.labels, run.target).items()}
     if "version" in labels:
         labels["gem-ps"] = labels.pop("version")
     return labels
@@ -185,14 +199,18 @@ def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> list
 
 
 def _alerts(prometheus: Prometheus, run: Run, step: float) -> list[str]:
-    """The alerts that fired during the run, for this server or for no server in particular."""
+    """The alerts that fired during the run, for this server, or for no server of this run or of any."""
     fired = prometheus.range('ALERTS{alertstate="firing", alertname=~"Gem.*"}', run.begin, run.end, step)
-    mine = [one for one in fired if one.labels.get("instance", run.instance) == run.instance]
+    mine = [one for one in fired if one.labels.get("instance", run.instance) == run.instance and _may_be_of(run, one.labels)]
     return [
         f"{one.labels['alertname']}, from minute {(one.times[0] - run.begin) / 60:.1f} "
         f"to {(one.times[-1] - run.begin) / 60:.1f}"
         for one in mine
     ]
+
+
+def _may_be_of(run: Run, labels: dict[str, str]) -> bool:
+    return labels.get("run", "") in ("", run.target.get("run", ""))
 
 
 def _section(prometheus: Prometheus, board: Dashboard, run: Run, step: float, window: float) -> Section:

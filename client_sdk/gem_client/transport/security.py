@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 from gem_api.errors import InvalidRequest
-from gem_api.process.addresses import is_loopback
+from gem_api.process.addresses import is_this_machine
 from gem_api.process.secret_file import require_private, require_token
 
 log = logging.getLogger("gem_client")
@@ -53,7 +53,7 @@ class Security:
 
     def exposes_token(self, address: str) -> bool:
         """Whether the token would be sent to `address` unencrypted over a network."""
-        return self.token is not None and self.tls_ca is None and not is_loopback(address)
+        return self.token is not None and self.tls_ca is None and not is_this_machine(address)
 
     def context(self) -> ssl.SSLContext | None:
         """OpenSSL's configuration for a connection beside gRPC, which trusts what gRPC trusts; None if it is not encrypted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 
 DEFAULT_PORT = 50051
 _EXAMPLE = f"localhost:{DEFAULT_PORT}"
@@ -19,6 +20,20 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether what is sent to "host:port" stays on this machine: it is a loopback address, or that of one of its interfaces."""
+    if is_loopback(address):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        version = ipaddress.ip_address(host).version
+        with socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing; the system chooses the source address
+            return bool(probe.getsockname()[0] == host)
+    except (ValueError, OSError):
+        return False
 
 
 def server_address(text: str) -> str:

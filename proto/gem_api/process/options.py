@@ -34,7 +34,7 @@ HEADINGS = {
     "Run": ("epochs", "steps", "until_stopped", *_declared_under("Run"), "runs", "evaluate_every", "once",
             "parameters", "compute_seconds"),
     "Cluster": ("workers", "workers_per_process", "processes", "device", "name", "first_worker", "min_workers",
-                "lease_seconds"),
+                "lease_seconds", "stopped_status", "on", "ray_address", "resources", "working_dir"),
     "Network": ("server", "listen", "lane_listen", "timeout", "give_up_after", "metrics_listen", "memory_socket",
                 "shared_memory", "overlap", "gradient_dtype", "theta_dtype"),
     "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),

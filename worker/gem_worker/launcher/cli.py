@@ -1,4 +1,4 @@
-"""The command gem-train: runs a server and its workers on this machine, and reports the results."""
+"""The command gem-train: runs a server and its workers, on this machine or on Ray, and reports the results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 from gem_api import __version__
 from gem_api.hyperparameters import FIXED, Hyperparameters, default_shard_size
-from gem_api.process.extras import needs
+from gem_api.process.extras import install, needs
 from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
 from gem_api.process.options import (
     DERIVED_SHARD_SIZE,
@@ -49,9 +49,21 @@ from gem_worker.command import (
     task_option,
 )
 from gem_worker.device import devices
-from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, ClusterError, Member, WrongSettings, free_port, python, spread
+from gem_worker.launcher.cluster import (
+    WORKER_NICENESS,
+    Cluster,
+    ClusterError,
+    Member,
+    Process,
+    WrongSettings,
+    ends_together,
+    free_port,
+    python,
+    spread,
+)
 from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
+from gem_worker.launcher.tokens import make_tokens
 from gem_worker.launcher.tracebacks import users_part
 from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
 
@@ -61,7 +73,7 @@ _CHECKPOINT_SECONDS = 10
 # Options that may change when a run is resumed: those that neither the server nor the results depend on.
 _MAY_CHANGE = {
     "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
-    "processes", "device", *(set(_HYPERPARAMETERS) - set(FIXED)),
+    "processes", "device", "on", "ray_address", "resources", "working_dir", *(set(_HYPERPARAMETERS) - set(FIXED)),
 }  # fmt: skip
 
 
@@ -85,6 +97,28 @@ class _RunToResume(click.Path):
     type=click.IntRange(1, 1000),
     show_default="one for each worker",
     help="Number of processes for the workers. Fewer processes take less memory: 100 workers fit into 2.",
+)
+@option(
+    "--on",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    help="Where the workers run: as processes on this machine, or as actors in a Ray cluster. The server always runs here.",
+)
+@option(
+    "--ray-address",
+    default="auto",
+    help="Ray cluster to use. HOST:PORT; auto: the one that this machine belongs to; local: a new one on this machine alone.",
+)
+@option(
+    "--resources",
+    default="CPU=1",
+    metavar="NAME=AMOUNT,...",
+    help="Ray's resources for each process of workers, such as CPU=1,GPU=0.5. With GPU, --device is auto unless given.",
+)
+@option(
+    "--working-dir",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder that Ray copies to each node, and in which the workers start: the one with your task's module.",
 )
 @step_seconds_option
 @task_option
@@ -123,7 +157,7 @@ class _RunToResume(click.Path):
 @click.pass_context
 @interruptible()
 def main(context: click.Context, /, **options: Any) -> None:
-    """Trains a task with an asynchronous cluster on this machine: one server process, several workers.
+    """Trains a task with an asynchronous cluster: one server process on this machine, several workers here or on Ray.
 
     Prints live progress and writes summary.json, report.html, report.png and model.safetensors to runs/<id>/. Processes that
     die are restarted. If all workers fail alike before their first commit, the run ends and shows the error. Ctrl-C stops the
@@ -139,23 +173,44 @@ def main(context: click.Context, /, **options: Any) -> None:
       gem-train --task mnist --data DIR --shards replicate --steps 400
       gem-train --workers 100 --processes 2 ...   many workers in few processes
       gem-train --rule downpour --workers 30 ...  what happens without GEM
+      gem-train --on ray --workers 32             workers on Ray
       gem-train --task my_module:MyTask           your own model and data
 
     Exit status: 0 if the run is complete; 1 if it can't continue, because a process keeps dying; 2 if it can't start (no
     folder is left behind); 3 if training diverged; 130 after Ctrl-C or SIGTERM.
     """
+    status, _ = launch(options, given(context), lambda why: click.echo(f"gem-train: {why}", err=True))
+    sys.exit(status)
+
+
+def launch(
+    options: dict[str, Any], user_gave: set[str], complain: Callable[[str], object], runtime_env: dict[str, Any] | None = None
+) -> tuple[int, RunFolder | None]:
+    """Runs a cluster to its end.
+
+    Args:
+        options: The options of gem-train.
+        user_gave: The names of those that the user gave.
+        complain: Told why the run can't start or continue.
+        runtime_env: Ray's environment for the workers.
+
+    Returns:
+        The exit status, and the run's folder; None if the run could not start.
+    """
     try:
-        options = _effective(options, given(context))
-        devices(options["device"])  # or the line that says which ones there are
+        options = _effective(options, user_gave)
+        devices(_own_device(options))  # or the line that says which ones there are
         with _task_errors():
             task = load_task(options["task"], options["data"] and Path(options["data"]))
         if has_optimizer(task) and not options["resume"]:
-            options = _with_optimizer_of_task(options, given(context))
+            options = _with_optimizer_of_task(options, user_gave)
+        host = _host(options, runtime_env)
         folder = _folder(options)
     except (TaskError, ClusterError, InvalidRequest) as error:
-        click.echo(f"gem-train: {error}", err=True)
-        sys.exit(2)
-    sys.exit(_run(folder, options, task, resume=options["resume"] is not None))
+        complain(str(error))
+        return EXIT_WRONG_USE, None
+    status = _run(folder, options, task, host, complain)
+    return status, folder if folder.path.exists() else None
 
 
 def _effective(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
@@ -163,9 +218,13 @@ def _effective(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
     if options["until_stopped"]:
         options |= vars(without_end(_hyperparameters(options), user_gave))
         user_gave |= {"epochs", "steps"}
+    options = _resumed(options, user_gave) if options["resume"] else _completed(options)
+    if options["on"] == "local" and (only := user_gave & {"resources", "working_dir"}):
+        raise ClusterError(f"--{min(only)} needs --on ray".replace("_", "-"))
     if options["resume"]:
-        return _resumed(options, user_gave)
-    options = _completed(options)
+        return options
+    if options["on"] == "ray" and _wants_gpu(options["resources"]) and "device" not in user_gave:
+        options["device"] = "auto"
     return options | vars(_hyperparameters(options).with_defaults(user_gave))
 
 
@@ -177,24 +236,50 @@ def _with_optimizer_of_task(options: dict[str, Any], user_gave: set[str]) -> dic
     return options | vars(_hyperparameters(options).with_defaults(user_gave))
 
 
-def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool) -> int:
+def _host(options: dict[str, Any], runtime_env: dict[str, Any] | None) -> str:
+    """The address of this machine for the workers, after a connection to their Ray cluster. Raises ClusterError."""
+    if options["on"] == "local":
+        return "127.0.0.1"
+    try:
+        from gem_worker.launcher import on_ray
+    except ModuleNotFoundError as missing:
+        raise ClusterError(f"--on ray needs {missing.name}, which is not installed: {install('ray')}") from None
+    if options["working_dir"]:
+        runtime_env = {"working_dir": options["working_dir"], **(runtime_env or {})}
+    runs = [Path(folder) for folder in (options["runs"], options["resume"]) if folder]
+    runtime_env = on_ray.without_runs(runtime_env, runs)
+    return on_ray.connect(options["ray_address"], on_ray.parsed(options["resources"]), runtime_env)
+
+
+def _wants_gpu(resources: str) -> bool:
+    return any(pair.partition("=")[0].strip() == "GPU" for pair in resources.split(","))
+
+
+def _own_device(options: dict[str, Any]) -> str:
+    """Where this process evaluates the model. On Ray on the CPU: this machine need not have the workers' devices."""
+    return "cpu" if options["on"] == "ray" else str(options["device"])
+
+
+def _run(folder: RunFolder, options: dict[str, Any], task: Task, host: str, complain: Callable[[str], object]) -> int:
     """Runs the cluster to its end; returns the exit status."""
     torch.set_num_threads(1)
+    resume = options["resume"] is not None
     hyperparameters = _hyperparameters(options)
-    address, metrics = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    address, metrics = f"{_bracketed(host)}:{free_port(host)}", f"127.0.0.1:{free_port()}"
     cluster = _cluster(folder, options, hyperparameters, address, metrics, resume)
+    token = folder.admin_token.read_text().strip() if options["on"] == "ray" else None
     size = f"{options['workers']} workers{_in_processes(cluster, options['workers'])}{_on_devices(options)}"
     click.echo(f"run {folder.path}: {size}, rule {hyperparameters.rule}, task {options['task']}")
     click.echo(f"live page http://{metrics}/")
     click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
     try:
         with _task_errors():
-            monitor = RunMonitor(address, cluster, folder, task, hyperparameters, options)
+            monitor = RunMonitor(address, cluster, folder, task, hyperparameters, options, _own_device(options), token)
     except TaskError as error:
-        return _refuse(folder, error, resume)
+        return _refuse(folder, error, resume, complain)
     announcement = Announcement(folder.path, address)
     try:
-        return _monitor(monitor, cluster, folder, resume)
+        return _monitor(monitor, cluster, folder, resume, complain)
     finally:
         ignore_signals()
         cluster.stop()
@@ -202,7 +287,7 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, *, resume: bool
         announcement.close()
 
 
-def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: bool) -> int:
+def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: bool, complain: Callable[[str], object]) -> int:
     """Starts the cluster and monitors it; if the run ends early, stops the cluster and saves what there is."""
     try:
         cluster.start()
@@ -216,10 +301,10 @@ def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: b
         return EXIT_INTERRUPTED
     except WrongSettings as error:
         cluster.stop()
-        return _refuse(folder, error, resume)
+        return _refuse(folder, error, resume, complain)
     except ClusterError as error:
         ignore_signals()
-        click.echo(f"gem-train: {error}", err=True)
+        complain(str(error))
         cluster.stop()
         monitor.end_early("failed")
         return 1
@@ -236,9 +321,9 @@ def _task_errors() -> Iterator[None]:
         raise TaskError(f"the task failed before the run began:\n{users_part(traceback.format_exc())}") from error
 
 
-def _refuse(folder: RunFolder, error: Exception, resume: bool) -> int:
-    """Prints why the run can't start and removes the folder of a new run; returns the exit status."""
-    click.echo(f"gem-train: {error}", err=True)
+def _refuse(folder: RunFolder, error: Exception, resume: bool, complain: Callable[[str], object]) -> int:
+    """Tells why the run can't start and removes the folder of a new run; returns the exit status."""
+    complain(str(error))
     if not resume:
         shutil.rmtree(folder.path, ignore_errors=True)
     return EXIT_WRONG_USE
@@ -313,15 +398,23 @@ def _cluster(
     server = _server(folder, options, hyperparameters, address, metrics)
     groups = spread(options["workers"], options["processes"] or options["workers"])
     common = _worker_flags(options, address)
-    workers = [_worker(folder, group, common) for group in groups]
-    return Cluster(server, workers, lambda line: click.echo(f"  {line}"), resume)
+    member = _ray_member(folder, options) if options["on"] == "ray" else _process
+    workers = [_worker(folder, group, common, member) for group in groups]
+    return Cluster(server, workers, lambda line: click.echo(f"  {line}"), resume, ends_together(hyperparameters))
+
+
+def _bracketed(host: str) -> str:
+    """The host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _server(folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, address: str, metrics: str) -> Member:
+    if options["on"] == "ray":
+        make_tokens(folder)
     command = python(
         "gem_server",
         f"--listen={address}",
-        "--lane-listen=127.0.0.1:0",  # the port after a free one need not be free
+        f"--lane-listen={address.rpartition(':')[0]}:0",  # the port after a free one need not be free
         f"--metrics-listen={metrics}",
         f"--history={folder.commits}",
         f"--checkpoint-dir={folder.checkpoints}",
@@ -330,8 +423,9 @@ def _server(folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperpa
         f"--lease-seconds={options['lease_seconds']}",
         *flags(hyperparameters),
         *(["--until-stopped"] if hyperparameters.endless else []),
+        *([f"--tokens={folder.tokens}"] if options["on"] == "ray" else []),
     )
-    return Member("server", command, folder.logs / "server.log")
+    return Process("server", folder.logs / "server.log", command)
 
 
 def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
@@ -344,7 +438,20 @@ def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
     return common
 
 
-def _worker(folder: RunFolder, numbers: range, common: list[str]) -> Member:
+def _process(name: str, log: Path, flags: list[str]) -> Member:
+    """Workers in a process of this machine."""
+    return Process(name, log, python("gem_worker", *flags), WORKER_NICENESS)
+
+
+def _ray_member(folder: RunFolder, options: dict[str, Any]) -> Callable[[str, Path, list[str]], Member]:
+    """Makes a process of workers in Ray from its name, its log and its flags."""
+    from gem_worker.launcher import on_ray
+
+    resources, token = on_ray.parsed(options["resources"]), folder.worker_token.read_text().strip()
+    return lambda name, log, flags: on_ray.Actor(name, log, flags, token, resources)
+
+
+def _worker(folder: RunFolder, numbers: range, common: list[str], member: Callable[[str, Path, list[str]], Member]) -> Member:
     """The process for these workers. A worker keeps its name when a resumed run spreads them over other processes."""
     if len(numbers) == 1:
         name, names = f"worker-{numbers[0]}", [f"--name=worker-{numbers[0]}"]
@@ -352,7 +459,7 @@ def _worker(folder: RunFolder, numbers: range, common: list[str]) -> Member:
         name = f"workers-{numbers[0]}-{numbers[-1]}"
         names = ["--name=worker", f"--workers={len(numbers)}"]
     names.append(f"--first-worker={numbers[0]}")
-    return Member(name, python("gem_worker", *names, *common), folder.logs / f"{name}.log", WORKER_NICENESS)
+    return member(name, folder.logs / f"{name}.log", [*names, *common])
 
 
 def _in_processes(cluster: Cluster, workers: int) -> str:
@@ -362,7 +469,9 @@ def _in_processes(cluster: Cluster, workers: int) -> str:
 
 
 def _on_devices(options: dict[str, Any]) -> str:
-    """The workers' devices as text; empty for the CPU, the default."""
+    """The workers' devices, or their resources in Ray, as text; empty for this machine's CPU, the default."""
+    if options.get("on") == "ray":
+        return f" on Ray ({options['resources']} each)"
     names = list(dict.fromkeys(map(str, devices(options["device"], range(options["workers"])))))
     return f" on {', '.join(names)}" if names != ["cpu"] else ""
 

@@ -1,4 +1,4 @@
-"""A cluster on this machine: a server process and worker processes, restarted if they die."""
+"""A cluster: a server process and its workers, restarted if they die. Workers are local processes, or run elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.lifetime import LAUNCHER
 
 from gem_worker.command import EXIT_DIVERGED, EXIT_WRONG_USE
@@ -31,33 +33,85 @@ class WrongSettings(ClusterError):
 
 
 @dataclass
-class Member:
-    """One process of the cluster.
+class Member(ABC):
+    """One process of the cluster, on this machine or another.
 
     Attributes:
         name: The process's name in messages.
-        command: Its command line.
         log: The file that its output is appended to.
-        niceness: Added to the launcher's own niceness; higher means lower priority.
-        process: The running, or last, process.
         restarts: Restarts since the last commit.
-        log_start: Where in `log` the output of `process` begins, in bytes.
+        log_start: Where in `log` the output of the running, or last, process begins, in bytes.
     """
 
     name: str
-    command: list[str]
     log: Path
+    restarts: int = field(default=0, kw_only=True)
+    log_start: int = field(default=0, kw_only=True)
+
+    @abstractmethod
+    def start(self, *extra: str) -> None:
+        """Starts the process; `extra` are additional flags."""
+
+    @property
+    @abstractmethod
+    def status(self) -> int | None:
+        """Exit status, negative if a signal ended it; None while it runs or waits to be started."""
+
+    @abstractmethod
+    def signal(self, number: signal.Signals) -> None:
+        """Makes the process end: at once for SIGKILL, else it leaves the run first."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Waits for the process to end; kills it after `seconds`."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for a place to run."""
+        return False
+
+    def restarted(self) -> str | None:
+        """How another program has restarted the process since the last call, as a phrase; None if it has not."""
+        return None
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+    def logged(self) -> str:
+        """The log output of the current process."""
+        return self.log.read_bytes()[self.log_start :].decode(errors="replace") if self.log.exists() else ""
+
+    def last_words(self) -> str:
+        """Why the process ended, from its log: the user's part of a traceback, else the last lines."""
+        log = self.logged()
+        return users_part(log) or "\n".join(log.splitlines()[-5:])
+
+    def _begin_log(self) -> None:
+        """The output from here on is that of a new process."""
+        self.log_start = self.log.stat().st_size if self.log.exists() else 0
+
+
+@dataclass
+class Process(Member):
+    """A member that is a child process of this one.
+
+    Attributes:
+        command: Its command line.
+        niceness: Added to the launcher's own niceness; higher means lower priority.
+        process: The running, or last, process.
+    """
+
+    command: list[str]
     niceness: int = 0
     process: subprocess.Popen[bytes] | None = None
-    restarts: int = 0
-    log_start: int = 0
 
     def start(self, *extra: str) -> None:
         # A separate process group: Ctrl-C in the terminal reaches only the launcher, which stops the others in order. Not a
         # separate session: Linux compares niceness only within a session. GEM_ variables are meant for the launcher;
         # the other processes get flags.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
-        self.log_start = self.log.stat().st_size if self.log.exists() else 0
+        self._begin_log()
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -72,7 +126,6 @@ class Member:
 
     @property
     def status(self) -> int | None:
-        """Exit status, negative if a signal ended it; None while it runs."""
         return self.process.poll() if self.process is not None else None
 
     def signal(self, number: signal.Signals) -> None:
@@ -80,7 +133,6 @@ class Member:
             self.process.send_signal(number)
 
     def wait(self, seconds: float) -> None:
-        """Waits for the process to end; kills it after `seconds`."""
         if self.process is None:
             return
         try:
@@ -89,40 +141,34 @@ class Member:
             self.process.kill()
             self.process.wait()
 
-    def logged(self) -> str:
-        """The log output of the current process."""
-        return self.log.read_bytes()[self.log_start :].decode(errors="replace") if self.log.exists() else ""
-
-    def last_words(self) -> str:
-        """Why the process ended, from its log: the user's part of a traceback, else the last lines."""
-        log = self.logged()
-        return users_part(log) or "\n".join(log.splitlines()[-5:])
-
 
 @dataclass
 class Cluster:
     """A server and its workers.
 
     Args:
-        server: The server's process.
+        server: The server's process; None if somebody else runs it.
         workers: The workers' processes.
         say: Prints a line for the user.
         resume: Whether to start the server with --resume.
+        ends_together: Whether the run is over for all workers as soon as one is done.
         diverged: Names of worker processes whose training diverged.
         committed: Whether a commit was made since the start.
         failures: By worker process: the traceback that it last ended with.
     """
 
-    server: Member
+    server: Member | None
     workers: list[Member]
     say: Callable[[str], None]
     resume: bool = False
+    ends_together: bool = False
     diverged: list[str] = field(default_factory=list)
     committed: bool = False
     failures: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> None:
-        self.server.start(*(["--resume"] if self.resume else []))
+        if self.server is not None:
+            self.server.start(*(["--resume"] if self.resume else []))
         for worker in self.workers:
             worker.start()
 
@@ -136,19 +182,24 @@ class Cluster:
         if healthy:
             self.committed = True
             for member in (self.server, *self.workers):
-                member.restarts = 0
-        self._tend_server()
+                if member is not None:
+                    member.restarts = 0
+        if self.server is not None:
+            self._tend_server(self.server)
         for worker in self.workers:
             self._tend_worker(worker)
 
-    def _tend_server(self) -> None:
-        if self.server.running:
+    def _tend_server(self, server: Member) -> None:
+        if server.running:
             return
-        if self.server.status == EXIT_WRONG_USE and not self.committed and not self.server.restarts:
-            raise WrongSettings(_refusal(self.server.last_words()))
-        self._restart(self.server, "--resume")
+        if server.status == EXIT_WRONG_USE and not self.committed and not server.restarts:
+            raise WrongSettings(_refusal(server.last_words()))
+        self._restart(server, "--resume")
 
     def _tend_worker(self, worker: Member) -> None:
+        if how := worker.restarted():
+            self._count_restart(worker, how)
+            self.say(f"{worker.name} {how}")
         if worker.status == EXIT_DIVERGED and worker.name not in self.diverged:
             self.diverged.append(worker.name)
             self.say(f"{worker.name} diverged: its gradient is no longer finite")
@@ -158,8 +209,10 @@ class Cluster:
 
     @property
     def finished(self) -> bool:
-        """Whether every worker process has ended by itself, done or diverged."""
-        return all(worker.status in (0, EXIT_DIVERGED) for worker in self.workers)
+        """Whether every worker process has ended by itself, done or diverged. If the run is over, those that still wait for a
+        place to run don't count."""
+        over = self.ends_together and any(worker.status == 0 for worker in self.workers)
+        return all(worker.status in (0, EXIT_DIVERGED) or (over and worker.waiting) for worker in self.workers)
 
     def stop(self) -> None:
         """Stops the workers, then the server, which writes a checkpoint. Leaves no process behind."""
@@ -168,8 +221,9 @@ class Cluster:
             worker.signal(signal.SIGTERM)
         for worker in self.workers:
             worker.wait(deadline - time.monotonic())
-        self.server.signal(signal.SIGTERM)
-        self.server.wait(_STOP_SECONDS)
+        if self.server is not None:
+            self.server.signal(signal.SIGTERM)
+            self.server.wait(_STOP_SECONDS)
 
     def _stop_if_all_fail_alike(self, failed: Member) -> None:
         """Raises ClusterError if every worker failed alike before a commit: a bug in the task, which a restart would hide."""
@@ -183,11 +237,22 @@ class Cluster:
 
     def _restart(self, member: Member, *extra: str) -> None:
         ending = _ending(member.status)
-        if member.status == EXIT_WRONG_USE or member.restarts >= MAX_RESTARTS:
-            raise ClusterError(f"{member.name} {ending}:\n{member.last_words()}\nfull log: {member.log}")
-        member.restarts += 1
+        self._count_restart(member, ending)
         self.say(f"{member.name} {ending}; restarting it")
         member.start(*extra)
+
+    def _count_restart(self, member: Member, ending: str) -> None:
+        """Raises ClusterError if another restart can't help."""
+        # Once there were commits, a worker's options are right: only its machine may lack something.
+        hopeless = member.status == EXIT_WRONG_USE and (member is self.server or not self.committed)
+        if hopeless or member.restarts >= MAX_RESTARTS:
+            raise ClusterError(f"{member.name} {ending}:\n{member.last_words()}\nfull log: {member.log}")
+        member.restarts += 1
+
+
+def ends_together(hyperparameters: Hyperparameters) -> bool:
+    """Whether a run with these hyper-parameters is over for all workers as soon as one of them is done."""
+    return hyperparameters.shards == "partition" and not hyperparameters.steps
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -201,10 +266,10 @@ def spread(workers: int, processes: int) -> list[range]:
     return [range(workers * process // count, workers * (process + 1) // count) for process in range(count)]
 
 
-def free_port() -> int:
-    """A port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of an address of this machine that is free now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 

@@ -38,6 +38,8 @@ class RunMonitor:
         task: The model and the held-out data.
         hyperparameters: The run's hyper-parameters.
         options: The launcher's other options.
+        device: Where to evaluate the model, as for --device.
+        token: The access token of an admin, if the server asks for one.
     """
 
     def __init__(
@@ -48,13 +50,15 @@ class RunMonitor:
         task: Task,
         hyperparameters: Hyperparameters,
         options: dict[str, Any],
+        device: str = "cpu",
+        token: str | None = None,
     ) -> None:
         self._cluster = cluster
         self._folder = folder
         self._hyperparameters = hyperparameters
         self._options = options
-        self._admin = Admin(address, timeout=5.0)
-        self._scorer = Scorer(address, task, folder, options["evaluate_every"], *devices(options["device"]))
+        self._admin = Admin(address, timeout=5.0, token=token)
+        self._scorer = Scorer(address, task, folder, options["evaluate_every"], devices(device)[0], token)
         self._began = time.monotonic()
         self._printed_at = self._began
         self._has_header = False

@@ -17,6 +17,7 @@ from gem_api import __version__
 from gem_api.layout import Layout, Vector
 from gem_client.ctl.curves import COLUMNS
 from gem_client.ctl.history import read_history
+from gem_client.ctl.local_runs import ADMIN_TOKEN
 from safetensors.numpy import save_file
 
 from gem_worker.evaluation.evaluate import Score
@@ -28,7 +29,8 @@ class RunFolder:
     """The paths in runs/<id>/.
 
     During the run: run.json, commits.csv, checkpoints/, logs/, server.address. At the end also summary.json, report.png,
-    report.html and model.safetensors.
+    report.html and model.safetensors. If workers run on other machines: tokens, worker-token and admin-token, which only this
+    run's server accepts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,6 +43,9 @@ class RunFolder:
         self.plot = path / "report.png"
         self.summary = path / "summary.json"
         self.model = path / "model.safetensors"
+        self.tokens = path / "tokens"  # only if workers run on other machines
+        self.worker_token = path / "worker-token"
+        self.admin_token = path / ADMIN_TOKEN
 
     @classmethod
     def create(cls, parent: Path, label: str, options: dict[str, Any]) -> RunFolder:

@@ -23,10 +23,19 @@ class Scorer:
         folder: Stores the scores, including those of an interrupted run.
         pause: Minimum seconds between two evaluations.
         device: Where to compute.
+        token: The access token, if the server asks for one.
     """
 
-    def __init__(self, address: str, task: Task, folder: RunFolder, pause: float, device: torch.device = CPU) -> None:
-        self._evaluator = RemoteEvaluator(address, task, Retry(give_up_after=5.0), device)
+    def __init__(
+        self,
+        address: str,
+        task: Task,
+        folder: RunFolder,
+        pause: float,
+        device: torch.device = CPU,
+        token: str | None = None,
+    ) -> None:
+        self._evaluator = RemoteEvaluator(address, task, Retry(give_up_after=5.0), device, token=token)
         self._folder = folder
         self._pause = pause
         self._due = threading.Event()

@@ -24,6 +24,7 @@ with needs("gem-worker", "torch"):
 from gem_worker.command import (
     EXIT_FAILED,
     EXIT_WRONG_USE,
+    STOPPED,
     Stopped,
     exchange_options,
     log_as,
@@ -62,6 +63,12 @@ from gem_worker.tasks import TaskError, load_task
 @step_seconds_option
 @exchange_options
 @option(
+    "--stopped-status",
+    type=click.IntRange(0, 255),
+    default=0,
+    help="Exit status after SIGTERM or Ctrl-C. 143 tells Kubernetes that the run is not done, so that it replaces the worker.",
+)
+@option(
     "--metrics-listen",
     envvar=[
         "GEM_WORKER_METRICS_LISTEN",
@@ -79,10 +86,10 @@ def main(**options: Any) -> None:
 
     The workers of one process share the task's data and its loss function, which must not keep state between batches.
 
-    Exit status: 0 if the run is done, or after SIGTERM or Ctrl-C; 1 if the server rejects the worker or stays unreachable, or
-    if the task fails; 2 for wrong use, or a task that does not fit the run; 3 if training diverged; 4 if the server
-    quarantined this worker because it rejected too many of its gradients. A process with several workers ends when the last
-    one has ended, with the worst status: 1 before 2 before 4 before 3.
+    Exit status: 0 if the run is done; --stopped-status after SIGTERM or Ctrl-C; 1 if the server rejects the worker or stays
+    unreachable, or if the task fails; 2 for wrong use, or a task that does not fit the run; 3 if training diverged; 4 if the
+    server quarantined this worker because it rejected too many of its gradients. A process with several workers ends when the
+    last one has ended, with the worst status: 1 before 2 before 4 before 3 before --stopped-status before 0.
     """
     log = logs.configure(options["log_format"])
     name = options["name"] or f"{socket.gethostname()}-{os.getpid()}"
@@ -90,48 +97,66 @@ def main(**options: Any) -> None:
     stop_on_signals()
     end_with_launcher()
     try:
-        status = _work(name, options, log)
+        status, busy = work(name, options, credentials(options), Stopping(), log)
     except Stopped:
         log.info("stopped before joining the run")
-        status = 0
+        status, busy = options["stopped_status"], False
+    if busy:
+        os._exit(status)  # the run has been left; the interpreter's shutdown crashes while threads are inside PyTorch
     sys.exit(status)
 
 
-def _work(name: str, options: dict[str, Any], log: logs.Logger) -> int:
-    """Runs the process's workers; returns the exit status."""
+def work(
+    name: str, options: dict[str, Any], security: dict[str, Any], stopping: Stopping, log: logs.Logger
+) -> tuple[int, bool]:
+    """Runs the workers of this process to their end.
+
+    Args:
+        name: The worker's name, or the beginning of the workers' names.
+        options: The options of gem-worker.
+        security: `token`, `tls_ca`, `tls_cert` and `tls_key` as for `connect`.
+        stopping: Makes the workers leave the run once it has begun.
+        log: Receives what happens.
+
+    Returns:
+        The exit status, and whether a thread still computes.
+
+    Raises:
+        Stopped: SIGTERM or Ctrl-C came, or stopping began, before a worker joined.
+    """
     torch.set_num_threads(options["threads"])
     registry = CollectorRegistry()
-    metrics, stopping = WorkerMetrics(registry), Stopping()
+    metrics = WorkerMetrics(registry)
     try:
         serve_metrics(options["metrics_listen"], registry)
     except ValueError as error:
         log.error("can't start", why=str(error))
-        return EXIT_WRONG_USE
+        return EXIT_WRONG_USE, False
     try:
-        workers = _workers(_names(name, options), options, metrics, stopping, log)
+        workers = _workers(_names(name, options), options, security, metrics, stopping, log)
     except TaskError as error:
         log.error("the task can't be loaded", why=str(error))
-        return EXIT_WRONG_USE
+        return EXIT_WRONG_USE, False
     except InvalidRequest as error:  # an unreadable file, or the address is not that of a GEM server
         log.error("can't start", why=str(error))
-        return EXIT_WRONG_USE
+        return EXIT_WRONG_USE, False
     except GemError as error:
         log.error("can't get the run's hyper-parameters from the server", error=type(error).__name__, why=str(error))
-        return EXIT_FAILED
-    return _run(workers, stopping, metrics, log)
+        return EXIT_FAILED, False
+    return _run(workers, stopping, metrics, options["stopped_status"], log)
 
 
-def _run(workers: list[WorkerThread], stopping: Stopping, metrics: WorkerMetrics, log: logs.Logger) -> int:
-    """Runs the workers to their end and logs the time of each phase; returns the exit status."""
+def _run(
+    workers: list[WorkerThread], stopping: Stopping, metrics: WorkerMetrics, stopped_status: int, log: logs.Logger
+) -> tuple[int, bool]:
+    """Runs the workers to their end and logs the time of each phase; returns the exit status, and whether one is busy."""
     pool = WorkerPool(workers, stopping)
     stopped = pool.run()
     status = worst(workers)
-    if len(workers) > 1 or status == 0:  # a single worker that failed has logged why
+    if len(workers) > 1 or status in (0, STOPPED):  # a single worker that failed has logged why
         seconds = {f"{phase}_seconds": round(taken, 2) for phase, taken in metrics.seconds().items()}
         log.info("stopped" if stopped else "ended", workers=len(workers), **seconds)
-    if pool.busy:
-        os._exit(status)  # the run has been left; the interpreter's shutdown crashes while threads are inside PyTorch
-    return status
+    return stopped_status if status == STOPPED else status, pool.busy
 
 
 def _names(name: str, options: dict[str, Any]) -> list[str]:
@@ -145,12 +170,16 @@ def _numbers(options: dict[str, Any]) -> range:
 
 
 def _workers(
-    names: list[str], options: dict[str, Any], metrics: WorkerMetrics, stopping: Stopping, log: logs.Logger
+    names: list[str],
+    options: dict[str, Any],
+    security: dict[str, Any],
+    metrics: WorkerMetrics,
+    stopping: Stopping,
+    log: logs.Logger,
 ) -> list[WorkerThread]:
     """The workers, not started. Raises TaskError, InvalidRequest for a device that does not exist, and GemError if the server
     does not send the run's hyper-parameters."""
     on = devices(options["device"], _numbers(options))
-    security = credentials(options)
     task = load_task(options["task"], options["data"])
     retry = Retry(give_up_after=options["give_up_after"], sleep=stopping.sleep)
     hyperparameters = run_hyperparameters(options["server"], retry, **security)

@@ -22,7 +22,7 @@ class WorkerPool:
 
     Args:
         workers: The workers, not started yet.
-        stopping: Wakes the workers' sleeps when they are to stop.
+        stopping: Wakes the workers' sleeps when they are to stop. If another thread begins it, `run` stops the workers.
     """
 
     def __init__(self, workers: list[WorkerThread], stopping: Stopping) -> None:
@@ -40,12 +40,15 @@ class WorkerPool:
         return not all(ended.is_set() for ended in self._ended)
 
     def run(self) -> bool:
-        """Runs until all workers have ended; call it in the main thread. Returns whether SIGTERM or Ctrl-C stopped them."""
+        """Runs until all workers have ended. Returns whether they were stopped: by SIGTERM or Ctrl-C, if this is the main
+        thread, or because `stopping` has begun."""
         try:
             for thread in self._threads:
                 thread.start()
             while self.busy:
                 self._wait_for_an_end()
+                if self._stopping.begun:
+                    raise Stopped
         except Stopped:
             ignore_signals()
             self._stop()

@@ -8,7 +8,7 @@ from gem_worker.command import Stopped
 
 
 class Stopping:
-    """A flag that the main thread sets once. From then on every `sleep` raises `Stopped`, also one in progress."""
+    """A flag that is set once. From then on every `sleep` raises `Stopped`, also one in progress."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

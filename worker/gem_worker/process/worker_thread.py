@@ -9,11 +9,11 @@ import structlog
 from gem_api.process import logs
 from gem_client import GemError, InvalidRequest, LayoutMismatch, NonFiniteGradient, Quarantined, Session
 
-from gem_worker.command import EXIT_DIVERGED, EXIT_FAILED, EXIT_QUARANTINED, EXIT_WRONG_USE, Stopped
+from gem_worker.command import EXIT_DIVERGED, EXIT_FAILED, EXIT_QUARANTINED, EXIT_WRONG_USE, STOPPED, Stopped
 from gem_worker.process.stopping import Stopping
 from gem_worker.tasks import TaskError
 
-_SEVERITY = (0, EXIT_DIVERGED, EXIT_QUARANTINED, EXIT_WRONG_USE, EXIT_FAILED)
+_SEVERITY = (0, STOPPED, EXIT_DIVERGED, EXIT_QUARANTINED, EXIT_WRONG_USE, EXIT_FAILED)
 
 
 @dataclass
@@ -26,7 +26,7 @@ class WorkerThread:
         train: Trains with that session until the run is done; returns the number of commits.
         stopping: Once it has begun, errors no longer count as failures.
         log: Receives one line on how the worker ended.
-        status: The exit status; None before the end, or if `work` was aborted.
+        status: The exit status, or STOPPED; None before the end, or if `work` was aborted.
         ended: Whether `work` has returned.
     """
 
@@ -46,7 +46,7 @@ class WorkerThread:
             self.status = self._train_to_end()
         except Stopped:
             self.break_off()
-            self.status = 0
+            self.status = STOPPED
             self.log.info("stopped; left the run")
         finally:
             self.ended = True
@@ -97,7 +97,7 @@ def worst(workers: list[WorkerThread]) -> int:
 
 
 def _final_status(worker: WorkerThread) -> int:
-    """The worker's status. Without one: failed if `work` has ended, else 0 (not started, or not stopped in time)."""
+    """The worker's status. Without one: failed if `work` has ended, else stopped (before it began, or not in time)."""
     if worker.status is None:
-        return EXIT_FAILED if worker.ended else 0
+        return EXIT_FAILED if worker.ended else STOPPED
     return worker.status

@@ -1,0 +1,238 @@
+{{/*
+Helpers take the root context, or a dict: "root" is the root context, "component" the pods' part of the release (server, worker,
+evaluator, test).
+*/}}
+
+{{/*
+The name of all objects of the release, at most 40 characters: a Job's pods add 23 to it. A release may have dots in its name and
+begin with a digit, a Service may not.
+*/}}
+{{- define "gem.fullname" -}}
+{{- $root := .root | default . -}}
+{{- $name := $root.Values.nameOverride | default $root.Chart.Name -}}
+{{- $whole := ternary $root.Release.Name (printf "%s-%s" $root.Release.Name $name) (contains $name $root.Release.Name) -}}
+{{- $whole = $root.Values.fullnameOverride | default $whole | replace "." "-" | trunc 40 -}}
+{{- if not (regexMatch "^[a-z]" $whole) -}}
+{{- fail (printf "Kubernetes refuses a Service named %s: name the release so that it begins with a letter, or set fullnameOverride" $whole) -}}
+{{- end -}}
+{{- regexReplaceAll "-+$" $whole "" -}}
+{{- end -}}
+
+{{/* The labels that selectors use. They never change in an upgrade. */}}
+{{- define "gem.selectorLabels" -}}
+{{- $root := .root | default . -}}
+app.kubernetes.io/name: {{ $root.Values.nameOverride | default $root.Chart.Name | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* All labels of an object. */}}
+{{- define "gem.labels" -}}
+{{- $root := .root | default . -}}
+{{ include "gem.selectorLabels" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | quote }}
+{{- end -}}
+
+{{/* The name of an image. Takes a dict: root, and image, one of the values' `image` sections. */}}
+{{- define "gem.image" -}}
+{{- $common := .root.Values.image -}}
+{{- with .image.registry | default $common.registry }}{{ . | trimSuffix "/" }}/{{ end -}}
+{{ .image.repository }}:{{ .image.tag | default $common.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+
+{{/*
+Options as environment variables: learningRate is GEM_LEARNING_RATE. Numbers are written as JSON, since Go prints large ones as
+1e+06, which a whole number can't be.
+*/}}
+{{- define "gem.options" -}}
+{{- range $key, $value := . }}
+{{- if not (kindIs "invalid" $value) }}
+- name: GEM_{{ $key | snakecase | upper }}
+  value: {{ if kindIs "string" $value }}{{ $value | quote }}{{ else }}{{ $value | toJson | quote }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/*
+A container's environment with the user's additions. Kubernetes would take the last of two variables with one name, and warn. Takes
+a dict: "env", the chart's own as YAML; "extra", the user's; "place", where those stand in the values.
+*/}}
+{{- define "gem.env" -}}
+{{- $names := list -}}
+{{- range fromYamlArray .env }}{{ $names = append $names .name }}{{ end -}}
+{{- range .extra -}}
+{{- if has .name $names -}}
+{{- fail (printf "%s: %s is set already, by the chart or by another entry: use the value of the chart, or remove one" $.place .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{ .env | trim }}
+{{- with .extra }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* What all pods' specs begin with. */}}
+{{- define "gem.podSpec" -}}
+serviceAccountName: {{ .Values.serviceAccount.name | default (include "gem.fullname" .) | quote }}
+automountServiceAccountToken: false
+shareProcessNamespace: true # otherwise a program is PID 1, and the kernel drops a SIGTERM that comes before it has a handler
+enableServiceLinks: false # Kubernetes would add variables such as GEM_SERVICE_HOST, and GEM_… are our options
+securityContext:
+  {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Where a pod may run. Takes one of server, worker and evaluator. */}}
+{{- define "gem.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* What all containers have. `kubectl describe` shows a failed container's last lines. */}}
+{{- define "gem.container" -}}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+terminationMessagePolicy: FallbackToLogsOnError
+securityContext:
+  {{- toYaml .Values.securityContext | nindent 2 }}
+{{- end -}}
+
+{{- define "gem.tokenSecret" -}}
+{{ .Values.auth.existingSecret | default (printf "%s-tokens" (include "gem.fullname" .)) }}
+{{- end -}}
+
+{{/* The Secret with the server's certificate; empty without TLS. */}}
+{{- define "gem.tlsSecret" -}}
+{{- if and .Values.tls.existingSecret .Values.tls.certManager.enabled -}}
+{{- fail "tls.existingSecret and tls.certManager.enabled contradict each other: set one of them" -}}
+{{- end -}}
+{{- if .Values.tls.existingSecret -}}
+{{ .Values.tls.existingSecret }}
+{{- else if .Values.tls.certManager.enabled -}}
+{{ include "gem.fullname" . }}-tls
+{{- end -}}
+{{- end -}}
+
+{{/* The environment of a client of the server. Takes a dict: root and role, a key of the Secret with the tokens. */}}
+{{- define "gem.clientEnv" -}}
+- name: GEM_SERVER
+  value: {{ include "gem.fullname" .root }}:50051
+{{- if .root.Values.auth.enabled }}
+- name: GEM_TOKEN_FILE
+  value: /etc/gem/auth/{{ .role }}
+{{- end }}
+{{- if include "gem.tlsSecret" .root }}
+- name: GEM_TLS_CA
+  value: /etc/gem/tls/ca.crt
+{{- end }}
+{{- end -}}
+
+{{- define "gem.clientMounts" -}}
+- name: tmp
+  mountPath: /tmp
+{{- if .root.Values.auth.enabled }}
+- name: auth
+  mountPath: /etc/gem/auth
+  readOnly: true
+{{- end }}
+{{- if include "gem.tlsSecret" .root }}
+- name: tls
+  mountPath: /etc/gem/tls
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* The volumes of a client: its own token and the authority's certificate, nothing else of the two Secrets. */}}
+{{- define "gem.clientVolumes" -}}
+- name: tmp
+  emptyDir: {}
+{{- if .root.Values.auth.enabled }}
+- name: auth
+  secret:
+    secretName: {{ include "gem.tokenSecret" .root | quote }}
+    defaultMode: 0440 # the group is fsGroup; the commands refuse a token that others can read
+    items:
+      - key: {{ .role }}
+        path: {{ .role }}
+{{- end }}
+{{- with include "gem.tlsSecret" .root }}
+- name: tls
+  secret:
+    secretName: {{ . | quote }}
+    defaultMode: 0440
+    items:
+      - key: ca.crt
+        path: ca.crt
+{{- end }}
+{{- end -}}
+
+{{/* What workers and the evaluator share: the task and its data. */}}
+{{- define "gem.taskEnv" -}}
+- name: GEM_TASK
+  value: {{ .Values.worker.task | quote }}
+{{- if .Values.worker.data.existingClaim }}
+- name: GEM_DATA
+  value: /data
+{{- end }}
+{{- end -}}
+
+{{- define "gem.taskMounts" -}}
+{{- if .Values.worker.data.existingClaim }}
+- name: data
+  mountPath: /data
+  readOnly: true
+{{- end }}
+{{- with .Values.worker.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "gem.taskVolumes" -}}
+{{- with .Values.worker.data.existingClaim }}
+- name: data
+  persistentVolumeClaim:
+    claimName: {{ . | quote }}
+    readOnly: true
+{{- end }}
+{{- with .Values.worker.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels and annotations of a pod. Takes a dict: root and component. */}}
+{{- define "gem.podMetadata" -}}
+labels:
+  {{- include "gem.selectorLabels" . | nindent 2 }}
+  {{- with .root.Values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .root.Values.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

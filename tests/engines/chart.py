@@ -1,0 +1,59 @@
+"""Renders the Helm chart with Helm's own library, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm" / "gem"
+CI = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
+RELEASE, NAMESPACE = "demo", "ml"
+
+Object = dict[str, Any]
+
+
+def values_of(name: str) -> Object:
+    """The values of ci/NAME-values.yaml; of the defaults for ""."""
+    text = (CHART / "ci" / f"{name}-values.yaml").read_text(encoding="utf-8") if name else "{}"
+    values: Object = helm_python.values_from_yaml(text)
+    return values
+
+
+def rendered(values: Object | None = None, release: str = RELEASE) -> dict[str, str]:
+    """What Helm makes of the chart: the text of each template, by its path under templates/. Raises HelmError."""
+    with helm_python.Chart.load(CHART) as chart:
+        texts = chart.render(values=values or {}, name=release, namespace=NAMESPACE)
+    return {path.partition("templates/")[2]: text for path, text in texts.items()}
+
+
+def objects(values: Object | None = None, release: str = RELEASE) -> list[Object]:
+    """All objects of the release."""
+    texts = (text for path, text in rendered(values, release).items() if path.endswith(".yaml"))
+    return [each for text in texts for each in yaml.safe_load_all(text) if each]
+
+
+def found(of: list[Object], kind: str, component: str = "") -> Object:
+    """The only object of a kind, and with a component if there are several. Fails if there is not exactly one."""
+    label = "app.kubernetes.io/component"
+    matching = [each for each in of if each["kind"] == kind and component in ("", each["metadata"]["labels"].get(label))]
+    assert len(matching) == 1, f"{len(matching)} objects of kind {kind} {component}"
+    return matching[0]
+
+
+def pod_specs(of: list[Object]) -> dict[str, Object]:
+    """The specs of all pods, by kind and name of what they belong to."""
+    specs = {f"{each['kind']} {each['metadata']['name']}": each for each in of}
+    return {
+        name: each["spec"]["template"]["spec"] if "template" in each["spec"] else each["spec"]
+        for name, each in specs.items()
+        if each["kind"] in ("StatefulSet", "Deployment", "Job", "Pod")
+    }
+
+
+def environment(container: Object) -> dict[str, str]:
+    """The variables of a container that have a value of their own."""
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}

@@ -1,0 +1,360 @@
+"""The Helm chart, rendered by Helm itself: valid for Kubernetes, closed, and safe to upgrade and scale."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import pytest
+import yaml
+from engines.chart import CHART, CI, ROOT, Object, environment, found, objects, pod_specs, rendered, values_of
+from gem_api import __version__
+
+VERSIONS = ("1.37", "1.36", "1.35", "1.29")  # the newest, two older ones, and the oldest of Chart.yaml
+OPERATORS = {
+    "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
+    "cert-manager.io/v1": "cloudcoil.models.cert_manager.v1",
+}
+
+
+def test_the_folder_of_values_files_is_what_the_chart_promises() -> None:
+    assert set(CI) >= {"minimal", "full", "gpu-spot", "tls"}
+
+
+# -- valid
+
+
+@pytest.mark.parametrize("name", ["", *CI])
+def test_helm_finds_nothing_to_complain_about(name: str) -> None:
+    report = helm_python.lint(CHART, values=values_of(name), strict=True)
+    serious = [message for message in report["messages"] if message["severity"] > 1]
+    assert (serious, report["errors"]) == ([], [])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", ["", *CI])
+def test_every_object_fits_kubernetes_schema(name: str, version: str) -> None:
+    for each in objects(values_of(name)):
+        if each["apiVersion"] not in OPERATORS:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_check_of_the_schema_finds_a_misspelt_key() -> None:
+    job = found(objects(), "Job")
+    job["spec"]["template"]["spec"]["containers"][0]["imagePulPolicy"] = "Always"
+    with pytest.raises(kubernetes_validate.ValidationError, match="imagePulPolicy"):
+        kubernetes_validate.validate(job, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("name", CI)
+def test_every_object_of_an_operator_fits_its_kind(name: str) -> None:
+    for each in objects(values_of(name)):
+        if module := OPERATORS.get(each["apiVersion"]):
+            model = getattr(pytest.importorskip(module), each["kind"])
+            model.model_validate(each, extra="forbid")
+            each["spec"]["misspelt"] = 1
+            with pytest.raises(ValueError, match="misspelt"):
+                model.model_validate(each, extra="forbid")
+
+
+def test_the_certificate_names_what_clients_and_probes_connect_to() -> None:
+    of = objects(values_of("tls"))
+    certificate = found(of, "Certificate")["spec"]
+    stateful, job = found(of, "StatefulSet")["spec"]["template"]["spec"], found(of, "Job")["spec"]["template"]["spec"]
+    for spec in (stateful, job):
+        assert environment(spec["containers"][0])["GEM_SERVER"].removesuffix(":50051") in certificate["dnsNames"]
+        (secret,) = (volume["secret"]["secretName"] for volume in spec["volumes"] if volume["name"] == "tls")
+        assert secret == certificate["secretName"]
+
+
+def test_the_version_is_the_projects() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+# -- what an operator would look for
+
+
+@pytest.mark.parametrize("name", ["", *CI])
+def test_no_program_is_pid_1_which_would_ignore_sigterm_until_it_has_a_handler(name: str) -> None:
+    for owner, spec in pod_specs(objects(values_of(name))).items():
+        assert spec["shareProcessNamespace"] is True, owner
+
+
+@pytest.mark.parametrize("name", ["", *CI])
+def test_pods_have_no_rights(name: str) -> None:
+    of = objects(values_of(name))
+    specs = pod_specs(of)
+    assert len(specs) == 4 - (name == "minimal")
+    for owner, spec in specs.items():
+        assert spec["automountServiceAccountToken"] is False, owner
+        assert spec["enableServiceLinks"] is False, owner
+        context = spec["securityContext"]
+        assert (context["runAsNonRoot"], context["runAsUser"], context["fsGroup"]) == (True, 10001, 10001), owner
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}, owner
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), owner
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, owner
+            assert "memory" in container["resources"]["limits"], owner
+        mounted = {mount["name"] for each in spec["containers"] for mount in each["volumeMounts"]}
+        assert not [volume for volume in spec["volumes"] if "hostPath" in volume], owner
+        claims = {"checkpoints"} if owner.startswith("StatefulSet") else set()
+        assert mounted - claims <= {volume["name"] for volume in spec["volumes"]} | claims, owner
+    account = found(of, "ServiceAccount")
+    assert account["automountServiceAccountToken"] is False
+    assert not [each for each in of if each["kind"] in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")]
+
+
+def secret_items(spec: Object, volume: str) -> list[str]:
+    (secret,) = (each["secret"] for each in spec["volumes"] if each["name"] == volume)
+    assert secret["defaultMode"] == 0o440
+    return [item["key"] for item in secret.get("items", [])]
+
+
+@pytest.mark.parametrize("values", [{}, values_of("full"), values_of("tls")], ids=["default", "full", "tls"])
+def test_a_pod_gets_only_the_secrets_that_it_needs(values: Object) -> None:
+    for owner, spec in pod_specs(objects(values)).items():
+        kind = owner.partition(" ")[0]
+        wanted = {"StatefulSet": ["tokens", "admin"], "Job": ["worker"], "Deployment": ["evaluator"], "Pod": ["evaluator"]}
+        assert secret_items(spec, "auth") == wanted[kind], owner
+        if "tls" in values:
+            assert secret_items(spec, "tls") == ([] if kind == "StatefulSet" else ["ca.crt"]), owner
+
+
+def test_an_existing_secret_is_used_and_none_is_made() -> None:
+    of = objects({"auth": {"existingSecret": "mine"}})
+    assert not [each for each in of if each["kind"] == "Secret"]
+    for spec in pod_specs(of).values():
+        (name,) = (volume["secret"]["secretName"] for volume in spec["volumes"] if volume["name"] == "auth")
+        assert name == "mine"
+
+
+def test_without_tokens_nothing_of_them_is_left() -> None:
+    texts = rendered({"auth": {"enabled": False}})
+    assert not [path for path, text in texts.items() if "GEM_TOKEN" in text or ("tokens" in text and path.endswith(".yaml"))]
+    assert "OPEN:" in texts["NOTES.txt"]
+
+
+def job(**worker: Any) -> Object:
+    run = worker.pop("run", {})
+    return found(objects({"worker": worker, "run": run}), "Job")
+
+
+def test_scaling_changes_the_job_in_place_and_nothing_but_the_number() -> None:
+    before, after = job(parallelism=4), job(parallelism=9)
+    assert after["spec"].pop("parallelism") == 9
+    assert before["spec"].pop("parallelism") == 4
+    assert before == after
+    indexed = job(parallelism=9, indexed=True)
+    assert (indexed["spec"]["completions"], indexed["spec"]["parallelism"]) == (9, 9)
+    assert job(parallelism=4, indexed=True)["metadata"]["name"] == indexed["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "mnist"},
+        {"indexed": True},
+        {"options": {"threads": 2}},
+        {"image": {"tag": "2"}},
+        {"resources": {"limits": {"memory": "3Gi"}}},
+        {"run": {"epochs": 500}},  # a Job that is done does not start again
+    ],
+    ids=str,
+)
+def test_what_a_job_cannot_change_makes_another_job(change: Object) -> None:
+    names = {job()["metadata"]["name"], job(**change)["metadata"]["name"]}
+    assert len(names) == 2
+
+
+def test_what_a_job_can_change_keeps_it() -> None:
+    assert job(backoffLimit=7)["metadata"]["name"] == job()["metadata"]["name"]
+    assert job(run={"learningRate": 0.2})["metadata"]["name"] == job()["metadata"]["name"], "the server alone restarts"
+
+
+def test_the_job_replaces_workers_as_the_table_of_statuses_says() -> None:
+    spec = job()["spec"]
+    assert "completions" not in spec
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    evicted, stopped = spec["podFailurePolicy"]["rules"]
+    assert (evicted["action"], evicted["onPodConditions"]) == ("Ignore", [{"type": "DisruptionTarget", "status": "True"}])
+    assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [143])
+    container = spec["template"]["spec"]["containers"][0]
+    assert stopped["onExitCodes"]["containerName"] == container["name"]
+    assert environment(container)["GEM_STOPPED_STATUS"] == "143"
+
+
+def test_long_names_leave_room_for_what_kubernetes_adds() -> None:
+    name = "a-release-with-a-name-that-is-as-long-as-helm-allows1"
+    assert len(name) == 53
+    names = {each["kind"]: each["metadata"]["name"] for each in objects({"worker": {"indexed": True}}, name)}
+    assert len(names["Job"]) <= 63 - len("-99999")  # the pods' host name
+    assert len(names["StatefulSet"]) <= 63 - len("-0") - len("-0123456789")  # the label with the revision
+    assert all(len(each) <= 63 for each in names.values())
+
+
+@pytest.mark.parametrize("release", ["true", "on", "my.run", "r.2", "a-release-with-a-name-that-has-its-dot-here.x-and-more"])
+def test_every_name_of_a_release_that_begins_with_a_letter_is_one_for_all_objects(release: str) -> None:
+    of = objects({"nameOverride": release.partition(".")[0]}, release)
+    for each in of:
+        kubernetes_validate.validate(each, VERSIONS[0], strict=True)
+        assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", each["metadata"]["name"]), each["metadata"]["name"]
+        assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+    assert (
+        environment(pod_specs(of)[f"Deployment {found(of, 'Deployment')['metadata']['name']}"]["containers"][0])["GEM_SERVER"]
+        == f"{found(of, 'Service', 'server')['metadata']['name']}:50051"
+    )
+
+
+def test_a_release_whose_name_begins_with_a_digit_is_told_what_to_do() -> None:
+    with pytest.raises(helm_python.HelmError, match="named 2026-run-gem: name the release so that it begins with a letter"):
+        rendered({}, "2026-run")
+    assert found(objects({"fullnameOverride": "run-2026"}, "2026-run"), "Service", "server")["metadata"]["name"] == "run-2026"
+
+
+def test_names_that_look_like_numbers_stay_names() -> None:
+    values: Object = {
+        "image": {"pullSecrets": ["7"]},
+        "server": {
+            "image": {"repository": "12", "tag": "30"},
+            "persistence": {"storageClass": "1e3"},
+            "priorityClassName": "10",
+        },
+        "worker": {"queue": "1", "data": {"existingClaim": "2"}, "priorityClassName": "3", "runtimeClassName": "4"},
+        "auth": {"existingSecret": "5"},
+        "tls": {"existingSecret": "6"},
+        "serviceAccount": {"name": "8"},
+    }
+    of = objects(values)
+    for each in of:
+        kubernetes_validate.validate(each, VERSIONS[0], strict=True)
+    stateful, job = found(of, "StatefulSet"), found(of, "Job")
+    server, worker = stateful["spec"]["template"]["spec"], job["spec"]["template"]["spec"]
+    assert server["containers"][0]["image"] == server["initContainers"][0]["image"] == "12:30"
+    assert stateful["spec"]["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "1e3"
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "1"
+    assert (worker["serviceAccountName"], worker["imagePullSecrets"]) == ("8", [{"name": "7"}])
+    assert (server["priorityClassName"], worker["priorityClassName"], worker["runtimeClassName"]) == ("10", "3", "4")
+    volumes = {each["name"]: each for each in worker["volumes"]}
+    assert volumes["data"]["persistentVolumeClaim"]["claimName"] == "2"
+    assert (volumes["auth"]["secret"]["secretName"], volumes["tls"]["secret"]["secretName"]) == ("5", "6")
+
+
+def test_the_largest_backoff_limit_is_a_whole_number() -> None:
+    limit = job(backoffLimit=2**31 - 1)["spec"]["backoffLimit"]
+    assert (limit, type(limit)) == (2**31 - 1, int)
+
+
+def test_nothing_that_cannot_be_upgraded_holds_the_charts_version() -> None:
+    """Kubernetes refuses a change of these parts, and an upgrade changes the chart's version."""
+    stateful = found(objects(), "StatefulSet")["spec"]
+    fixed = [stateful["selector"], stateful["volumeClaimTemplates"], found(objects(), "Deployment")["spec"]["selector"]]
+    assert "0.1.0" not in json.dumps(fixed)
+
+
+def test_the_claim_of_the_server() -> None:
+    def stateful(**persistence: Any) -> Object:
+        spec: Object = found(objects({"server": {"persistence": persistence}}), "StatefulSet")["spec"]
+        return spec
+
+    def volume(spec: Object) -> Object:
+        found: Object = next((each for each in spec["template"]["spec"]["volumes"] if each["name"] == "checkpoints"), {})
+        return found
+
+    assert stateful()["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "10Gi"
+    assert volume(stateful()) == {}
+    existing = stateful(existingClaim="old-run")
+    assert "volumeClaimTemplates" not in existing
+    assert volume(existing)["persistentVolumeClaim"] == {"claimName": "old-run"}
+    none = stateful(enabled=False)
+    assert "volumeClaimTemplates" not in none
+    assert volume(none)["emptyDir"] == {}
+
+
+def allowed(policy: Object, port: int) -> list[Object]:
+    """The peers that a policy lets reach a port; fails at a rule without peers, which lets everybody in."""
+    rules = [rule for rule in policy["spec"].get("ingress", []) if {"port": port} in rule["ports"]]
+    assert all(rule["from"] for rule in rules)
+    return [peer for rule in rules for peer in rule["from"]]
+
+
+def test_only_the_releases_clients_and_prometheus_reach_the_server() -> None:
+    policy = found(objects(), "NetworkPolicy", "server")
+    for port in (50051, 50052):
+        (peer,) = allowed(policy, port)
+        assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "demo"
+        assert peer["podSelector"]["matchExpressions"][0]["values"] == ["worker", "evaluator", "test"]
+    assert [peer.keys() for peer in allowed(policy, 9464)] == [{"namespaceSelector"}]
+    closed = objects({"networkPolicy": {"metricsFrom": []}})
+    assert allowed(found(closed, "NetworkPolicy", "server"), 9464) == []
+    assert allowed(found(closed, "NetworkPolicy", "worker"), 9465) == []
+    more = found(objects(values_of("full")), "NetworkPolicy", "server")
+    assert len(allowed(more, 50051)) == 2
+
+
+def test_services_select_the_servers_pod_and_name_ports_that_it_has() -> None:
+    of = objects()
+    stateful = found(of, "StatefulSet")
+    template = stateful["spec"]["template"]
+    ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+    assert ports == {"grpc": 50051, "lane": 50052, "http": 9464}
+    service, headless = found(of, "Service", "server"), found(of, "Service", "headless")
+    for each in (service, headless):
+        assert each["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+        assert all(port["targetPort"] == port["name"] and ports[port["name"]] == port["port"] for port in each["spec"]["ports"])
+    assert {port["name"] for port in service["spec"]["ports"]} == ports.keys()
+    assert headless["spec"]["clusterIP"] == "None"
+    assert stateful["spec"]["serviceName"] == headless["metadata"]["name"]
+
+
+def test_probes_speak_the_protocol_of_the_port() -> None:
+    for values, kind in (({}, "grpc"), (values_of("tls"), "exec")):
+        container = found(objects(values), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert kind in container[probe], f"{probe} of {values}"
+    assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] == 1800
+
+
+def test_the_notes_name_objects_that_exist() -> None:
+    notes = rendered()["NOTES.txt"]
+    stateful = found(objects(), "StatefulSet")["metadata"]["name"]
+    assert set(re.findall(r"statefulset/(\S+)", notes)) == {stateful}
+    assert (ROOT / "deploy/helm/gem").is_dir()
+    assert "deploy/helm/gem" in notes
+
+
+PAGES = (CHART / "README.md", ROOT / "docs/guides/kubernetes.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_objects_that_exist(page: Path) -> None:
+    names = {each["metadata"]["name"] for each in objects()}
+    stateful = found(objects(), "StatefulSet")
+    (claim,) = (each["metadata"]["name"] for each in stateful["spec"]["volumeClaimTemplates"])
+    pod = f"{stateful['metadata']['name']}-0"
+    quoted = set(re.findall(r"[\w-]*demo-gem[\w-]*", page.read_text(encoding="utf-8")))
+    workers = {name for name in quoted if re.fullmatch(r"demo-gem-worker-(HASH|[0-9a-f]{8}-\d)", name)}
+    assert quoted - workers <= names | {pod, f"{claim}-{pod}"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_values_that_exist(page: Path) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    paths = re.findall(r"(?:--set |`)([a-z]\w*(?:\.\w+)+)(?=[=:`])", text)
+    files = {"tls.crt", "tls.key"}  # of a Secret
+    paths = [path for path in paths if path.partition(".")[0] in schema["properties"] and path not in files]
+    assert len(paths) > 3
+    for path in paths:
+        part = schema
+        for name in path.split("."):
+            part = part.get("properties", {}).get(name) or part["additionalProperties"]  # a Kubernetes map
+            assert part, f"{page.name}: there is no value {path}"

@@ -1,0 +1,187 @@
+"""The chart's monitors, alerts and dashboards, rendered by Helm: valid, and each release's about its own run alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deploy.test_dashboards import generator
+from engines.monitoring import ROOT, Release, render
+from gem_client.ctl.dashboards import DASHBOARDS
+from telemetry.exported import TARGET, exported, metrics_of
+
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+GRAFANA_URL = "http://grafana.example"  # as in alerts_test.yml
+# Two releases of one name in two namespaces.
+FIRST, SECOND = (render(namespace, "digits", prometheusRule={"grafanaUrl": GRAFANA_URL}) for namespace in ("ml", "research"))
+operator = pytest.importorskip("cloudcoil.models.prometheus_operator.v1")
+MODELS = {kind: getattr(operator, kind) for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule")}
+# What the operator's configuration adds to each target.
+OPERATORS_LABELS = {"namespace", "service", "pod", "container", "endpoint", "node"}
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+def rules(release: Release) -> list[dict[str, Any]]:
+    return [rule for group in release.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+
+
+# -- valid objects
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_operators_schema_accepts_what_is_rendered(kind: str) -> None:
+    MODELS[kind].model_validate(FIRST.one(kind), extra="forbid")
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_operators_schema_would_refuse_a_misspelt_key(kind: str) -> None:
+    wrong = {**FIRST.one(kind), "spec": {**FIRST.one(kind)["spec"], "selektor": {}}}
+    with pytest.raises(ValueError, match="selektor"):
+        MODELS[kind].model_validate(wrong, extra="forbid")
+
+
+def test_nothing_of_an_operator_is_rendered_unless_it_is_asked_for() -> None:
+    off = {kind: {"enabled": False} for kind in ("serviceMonitor", "prometheusRule", "dashboards")}
+    assert not {one["kind"] for one in render("ml", "digits", **off).objects} & {*MODELS, "ConfigMap"}
+
+
+def test_the_labels_of_the_values_are_on_the_objects_that_operators_select() -> None:
+    labels = {"labels": {"release": "kube-prometheus-stack"}}
+    release = render("ml", "digits", serviceMonitor={**labels, "interval": "30s"}, prometheusRule=labels, dashboards=labels)
+    for kind in (*MODELS, "ConfigMap"):
+        assert all(one["metadata"]["labels"]["release"] == "kube-prometheus-stack" for one in release.all(kind)), kind
+    assert release.one("ServiceMonitor")["spec"]["endpoints"][0]["interval"] == "30s"
+    assert release.one("PodMonitor")["spec"]["podMetricsEndpoints"][0]["interval"] == "30s"
+
+
+def test_no_metric_has_a_label_that_a_target_has() -> None:
+    """Prometheus would rename it, and the alerts and dashboards would ask for a label that is gone."""
+    for metric, labels in exported().items():
+        assert not labels.keys() & (OPERATORS_LABELS | TARGET), metric
+
+
+# -- the alerts
+
+
+def test_every_selector_of_a_release_is_limited_to_its_run() -> None:
+    for rule in rules(FIRST):
+        expression = rule["expr"]
+        for metric in metrics_of(expression):
+            uses = len(re.findall(rf"(?<![\w:]){metric}(?![\w:])", re.sub(r'"[^"]*"', '""', expression)))
+            assert uses == len(re.findall(rf'(?<![\w:]){metric}\{{run="ml/digits"', expression)), f"{metric} in {expression}"
+
+
+def test_the_alerts_are_those_of_compose_but_for_the_run() -> None:
+    groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    ours = [rule for group in groups for rule in group["rules"]]
+    for rule, own in zip(rules(FIRST), ours, strict=True):
+        without = re.sub(r'\{run="ml/digits"(?:, )?', "{", rule["expr"]).replace("{}", "")
+        assert without == own["expr"]
+        assert rule.get("labels", {}) == {**own["labels"], "namespace": "ml"} if "alert" in own else True
+        assert {**rule, "expr": 0, "labels": 0, "annotations": {}} == {**own, "expr": 0, "labels": 0, "annotations": {}} or (
+            "record" in own
+        )
+
+
+@pytest.mark.parametrize(
+    ("expression", "wanted"),
+    [
+        ("up == 0", 'up{R} == 0'),
+        ('x{a="{y}"} offset 10m', 'x{R, a="{y}"} offset 10m'),
+        ("sum by (a) (rate(x[5m])) > 1e9", "sum by (a) (rate(x{R}[5m])) > 1e9"),
+        ("x / on (b) group_left (c) max(y:z{})", "x{R} / on (b) group_left (c) max(y:z{R})"),
+        ("sum without (a) (x) unless abs(x) < Inf", "sum without (a) (x{R}) unless abs(x{R}) < Inf"),
+        ('label_replace(x, "by", "what is up", "", "")', 'label_replace(x{R}, "by", "what is up", "", "")'),
+    ],
+)  # fmt: skip
+def test_a_matcher_is_added_to_each_selector(expression: str, wanted: str) -> None:
+    assert generator().limited(expression, "R") == wanted
+
+
+def test_alerts_link_to_the_runbook_if_grafana_has_an_address() -> None:
+    links = [rule["annotations"]["runbook_url"] for rule in rules(FIRST) if "alert" in rule]
+    assert all(link.startswith(f"{GRAFANA_URL}/d/gem-runbook?viewPanel=") for link in links)
+    without = [rule["annotations"].keys() for rule in rules(render("ml", "digits")) if "alert" in rule]
+    assert without == [{"summary", "description"}] * len(links)
+    assert "$externalLabels" not in str(FIRST.one("PrometheusRule"))
+
+
+# -- promtool
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with the rules of both releases, as the operator gives them to Prometheus."""
+    for name, release in {"first": FIRST, "second": SECOND}.items():
+        (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(release.one("PrometheusRule")["spec"]), encoding="utf-8")
+    return tmp_path
+
+
+def promtool(folder: Path, *arguments: str) -> None:
+    done = subprocess.run(["promtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_promtool_has_nothing_to_say_about_the_rules_of_two_releases(files: Path) -> None:
+    promtool(files, "check", "rules", "first.yml", "second.yml")
+
+
+def of_release(series: dict[str, Any], release: Release) -> dict[str, Any]:
+    """A series of alerts_test.yml with a release's labels."""
+    labels = f'run="{release.run}", namespace="{release.namespace}", '
+    named = re.sub(r"\b(\w+):9464", rf"{release.run}-gem-\1", series["series"])
+    return {**series, "series": named.replace("{", "{" + labels, 1)}
+
+
+@needs_promtool
+@pytest.mark.parametrize("part", range(4))  # each takes a while
+def test_each_release_fires_its_own_alerts_alone(files: Path, part: int) -> None:
+    """The tests of alerts_test.yml with the first release's labels, while the second release is healthy."""
+    text = (PROMETHEUS / "alerts_test.yml").read_text(encoding="utf-8")
+    suite = yaml.load(text, yaml.BaseLoader)  # as text: 0x60 means 61 zeros to promtool
+    healthy = [of_release(one, SECOND) for one in suite["tests"][0]["input_series"]]
+    suite["tests"] = suite["tests"][part::4]
+    for test in suite["tests"]:
+        test["input_series"] = [of_release(one, FIRST) for one in test["input_series"]] + healthy
+        for case in test.get("alert_rule_test", []):
+            case["exp_alerts"] = [expected(one, case["alertname"]) for one in case["exp_alerts"]]
+    suite["rule_files"] = ["first.yml", "second.yml"]
+    (files / "test.yml").write_text(yaml.safe_dump(suite, allow_unicode=True), encoding="utf-8")
+    promtool(files, "test", "rules", "test.yml")
+
+
+def expected(alert: dict[str, Any], name: str) -> dict[str, Any]:
+    """What the first release's alert says, in place of compose's."""
+    labels, words = (
+        {key: re.sub(r"\b(\w+):9464", r"ml/digits-gem-\1", text) for key, text in part.items()} for part in alert.values()
+    )
+    if name == "GemServerAbsent":
+        words["summary"] += " of the run ml/digits"
+    return {"exp_labels": {**labels, "run": "ml/digits", "namespace": "ml"}, "exp_annotations": words}
+
+
+# -- the dashboards
+
+
+def test_the_dashboards_are_config_maps_that_grafanas_sidecar_finds() -> None:
+    files = {name for one in FIRST.all("ConfigMap") for name in one["data"]}
+    assert files == {*(f"{board.uid}.json" for board in DASHBOARDS), "gem-runbook.json"}
+    for one in FIRST.all("ConfigMap"):
+        ((name, text),) = one["data"].items()
+        source = ROOT / "deploy" / "grafana" / "dashboards" / name.removeprefix("gem-")
+        assert text == source.read_text(encoding="utf-8").strip()
+        assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert len(text.encode()) < 1 << 18, "kubectl apply keeps a copy of at most 256 KiB"
+
+
+def test_a_release_fits_into_the_secret_that_helm_keeps_it_in() -> None:
+    """1 MiB. Helm stores the chart and what it renders, compressed."""
+    everything = sum(path.stat().st_size for path in (ROOT / "deploy" / "helm" / "gem").rglob("*") if path.is_file())
+    assert everything + sum(len(str(one)) for one in FIRST.objects) < 1 << 20

@@ -1,0 +1,230 @@
+"""The pods of the rendered chart, really started: a run with a stopped worker and a killed server, TLS, and wrong set-ups."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import Authority
+from engines.chart import ROOT, Object, found, objects, pod_specs
+from engines.pods import Cluster, Container, Job, docker, secrets_of, wait_until
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+TAG = "chart-test"
+GROUP = 10001
+# Slow enough for a stopped worker and a killed server in mid-run.
+VALUES: Object = {
+    "image": {"tag": TAG},
+    "run": {"epochs": 60, "seed": 1},
+    "worker": {"parallelism": 2, "options": {"stepSeconds": 0.03}},
+    "evaluator": {"options": {"evaluateEvery": 1}},
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def images() -> None:
+    for target in ("server", "worker"):
+        file = ("--file", str(ROOT / "deploy" / "Dockerfile"))
+        docker("build", *file, "--target", target, "--tag", f"gem-{target}:{TAG}", str(ROOT), timeout=900)
+
+
+class Release:
+    """A rendered chart, and its pods on a cluster of their own."""
+
+    def __init__(self, values: Object, more_secrets: dict[str, dict[str, bytes]] | None = None) -> None:
+        self.objects = objects(values)
+        self.cluster = Cluster(secrets_of(self.objects) | (more_secrets or {}))
+        stateful = found(self.objects, "StatefulSet")
+        claims = {
+            each["metadata"]["name"]: self.cluster.disk(GROUP) for each in stateful["spec"].get("volumeClaimTemplates", [])
+        }
+        self.service = found(self.objects, "Service", "server")["metadata"]["name"]
+        self.server_pod = self.cluster.pod("server-0", stateful["spec"]["template"]["spec"], claims=claims, alias=self.service)
+        self.job = Job(self.cluster, found(self.objects, "Job"))
+
+    def start_server(self) -> Container:
+        """Starts the server's container; returns when its readiness probe succeeds, or the container has ended."""
+        server = self.server_pod.start()
+        wait_until(lambda: not server.running or server.probe("startupProbe"), "the server starts", look=server.logs)
+        assert server.running, server.logs()
+        assert server.probe("readinessProbe")
+        assert server.probe("livenessProbe")
+        return server
+
+    def start(self, kind: str) -> Container:
+        """Starts the only pod of a kind, Deployment or Pod."""
+        (spec,) = (spec for owner, spec in pod_specs(self.objects).items() if owner.startswith(f"{kind} "))
+        return self.cluster.pod(kind.lower(), spec).start()
+
+
+def status(server: Container) -> dict[str, Any]:
+    """`gem-ctl status --json` in the server's container; empty while it does not answer."""
+    text = server.run("gem-ctl", "status", "--json", check=False)
+    answer: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
+    return answer
+
+
+@pytest.fixture
+def release(request: pytest.FixtureRequest) -> Iterator[Release]:
+    made = Release(getattr(request, "param", VALUES))
+    try:
+        yield made
+    finally:
+        made.cluster.close()
+
+
+def ended(container: Container, seconds: float = 60) -> int:
+    """Waits for the container's end, and returns its exit status."""
+    wait_until(lambda: not container.running, f"{container.name} ends", seconds, container.logs)
+    assert container.status is not None
+    return container.status
+
+
+def test_a_run_goes_on_to_its_end_after_a_stopped_worker_and_a_killed_server(release: Release) -> None:
+    server = release.start_server()
+    job, evaluator = release.job, release.start("Deployment")
+    job.reconcile()
+    stopped, other = job.running
+
+    def version() -> int:
+        return int(status(server).get("version", 0))
+
+    def logs() -> str:
+        return "\n".join(each.logs()[-2000:] for each in (server, *job.running, *job.ended))
+
+    wait_until(lambda: len(status(server)["workers"]) == 2 and version() > 50, "two workers train", look=logs)
+    names = {worker["name"] for worker in status(server)["workers"]}
+    assert names == {f"{release.job._job['metadata']['name']}-{number}" for number in (1, 2)}, "pods name their workers"
+    assert {worker["transport"] for worker in status(server)["workers"]} == {"tcp"}, "commits take the lane"
+
+    stopped.signal("TERM")
+    assert ended(stopped) == 143
+    assert status(server)["leases_ended"]["left"] == 1, "it left the run, rather than being missed"
+    assert job.reconcile() == "running"
+    assert (job.failures, len(job.running)) == (0, 2), "replaced, and not counted as a failure"
+    wait_until(lambda: len(status(server)["workers"]) == 2, "the replacement joins", look=logs)
+
+    before = status(server)
+    server.signal("KILL")
+    assert ended(server) == 137
+    server = release.start_server()
+    after = status(server)
+    assert after["run_id"] == before["run_id"], "the log is the run's"
+    assert after["version"] >= before["version"], "no acknowledged commit is lost"
+    assert all(each.running for each in job.running), "workers wait for the server"
+
+    wait_until(lambda: job.reconcile() != "running", "the Job ends", 300, logs)
+    assert (job.state, job.failures) == ("complete", 0), logs()
+    assert sorted(each.status or 0 for each in job.ended) == [0, 0, 143]
+    final = status(server)
+    assert final["state"] == "RUN_STATE_COMPLETE"
+    last = wait_until(lambda: (s := status(server))["evaluation"].get("version") == final["version"] and s, "evaluated")
+    assert last["evaluation"]["accuracy"] > 0.9
+
+    test = release.start("Pod")
+    assert ended(test) == 0, test.logs()
+    assert "complete" in test.logs()
+    model = server.run("sh", "-c", "gem-ctl pull - | wc -c")
+    assert int(model) > 100_000, "the NOTES' way to the model"
+    for container in (evaluator, server):
+        container.signal("TERM")
+        assert ended(container) == 0, container.logs()
+    assert other.status == 0
+
+
+def test_encrypted_from_the_probe_to_the_last_commit(tmp_path: Path) -> None:
+    """With a Secret as cert-manager makes it, for the names of the chart's Certificate."""
+    tls: Object = {"certManager": {"enabled": True, "issuerRef": {"name": "private-ca"}}}
+    values = VALUES | {"tls": tls, "run": {"epochs": 2}, "worker": {"parallelism": 1}}
+    certificate = found(objects(values), "Certificate")["spec"]
+    authority = Authority(tmp_path)
+    pair = authority.issue("gem", hosts=(*certificate["dnsNames"], *certificate["ipAddresses"]))
+    secret = {"tls.crt": pair.cert.read_bytes(), "tls.key": pair.key.read_bytes(), "ca.crt": authority.cert.read_bytes()}
+    release = Release(values, {certificate["secretName"]: secret})
+    try:
+        server = release.start_server()
+        (still_open,) = re.findall("OPEN: (.*)", server.logs())
+        assert "0.0.0.0:9464" in still_open, "nothing but the live page is open; the network policy closes that"
+        release.job.reconcile()
+        (worker,) = release.job.running
+        wait_until(lambda: release.job.reconcile() != "running", "the Job ends", 120, worker.logs)
+        assert release.job.state == "complete", worker.logs()
+        assert "commits go over gRPC" not in worker.logs()
+        test = release.start("Pod")
+        assert ended(test) == 0, test.logs()
+    finally:
+        release.cluster.close()
+
+
+@pytest.mark.parametrize(
+    "release", [VALUES | {"worker": {"indexed": True, "parallelism": 1}, "run": {"epochs": 1}}], indirect=True
+)
+def test_the_worker_of_an_indexed_job_is_named_by_its_number(release: Release) -> None:
+    server = release.start_server()
+    spec = found(release.objects, "Job")["spec"]["template"]["spec"]
+    worker = release.cluster.pod("some-pod-xyz", spec, index=3).start()
+    assert ended(worker) == 0, worker.logs()
+    assert "worker-3" in worker.logs()
+    assert "some-pod-xyz" not in worker.logs()
+    assert status(server)["state"] == "RUN_STATE_COMPLETE"
+
+
+def test_a_worker_that_is_stopped_before_it_has_a_handler_ends_at_once(release: Release) -> None:
+    """There is no server: a worker that ignored the signal would wait for it for an hour."""
+    worker = release.cluster.pod("early", found(release.objects, "Job")["spec"]["template"]["spec"]).start()
+    worker.signal("TERM")
+    assert ended(worker, 30) == 143, worker.logs()
+    assert worker.logs() == "", "it was stopped while it imported"
+
+
+def test_wrong_set_ups_end_with_a_line_that_says_what_is_wrong(release: Release) -> None:
+    server = release.start_server()
+
+    spec = copy.deepcopy(release.server_pod.spec)
+    del spec["initContainers"]
+    spec["containers"][0]["volumeMounts"] = [
+        each for each in spec["containers"][0]["volumeMounts"] if each["name"] != "compiled"
+    ]
+    no_cache = release.cluster.pod("no-cache", spec, claims={"checkpoints": release.cluster.disk(GROUP)}).start()
+    assert ended(no_cache) == 2
+    assert no_cache.logs() == "Error: no writable folder for compiled code: set NUMBA_CACHE_DIR to one\n"
+
+    spec = copy.deepcopy(release.server_pod.spec)
+    spec["containers"][0]["env"].append({"name": "GEM_LEARNING_RATE", "value": "fast"})
+    wrong_option = release.cluster.pod("wrong-option", spec, claims={"checkpoints": release.cluster.disk(GROUP)}).start()
+    assert ended(wrong_option) == 2
+    assert "'--learning-rate'" in wrong_option.logs()
+
+    jobs_pod = found(release.objects, "Job")["spec"]["template"]["spec"]
+    tokens = release.cluster._secrets["demo-gem-tokens"]
+    known = tokens["worker"]
+    tokens["worker"] = b"another-token-0123456789"
+    wrong_token = release.cluster.pod("wrong-token", jobs_pod).start()
+    assert ended(wrong_token) == 1
+    assert "the server does not know this token" in wrong_token.logs()
+    tokens["worker"] = known
+
+    spec = copy.deepcopy(jobs_pod)
+    next(each["secret"] for each in spec["volumes"] if each["name"] == "auth")["defaultMode"] = 0o444
+    open_token = release.cluster.pod("open-token", spec).start()
+    assert ended(open_token) == 2
+    assert "other users can read or change /etc/gem/auth/worker" in open_token.logs()
+
+    spec = copy.deepcopy(jobs_pod)
+    next(each for each in spec["containers"][0]["env"] if each["name"] == "GEM_TASK")["value"] = "gone:Task"
+    job = Job(release.cluster, found(release.objects, "Job"))
+    job._job["spec"]["template"]["spec"] = spec
+    job._job["spec"]["backoffLimit"] = 2
+    job.reconcile()
+    assert [ended(each) for each in job.running] == [2, 2]
+    assert (job.reconcile(), job.failures, len(job.running)) == ("running", 2, 2), "another machine may do better"
+    assert [ended(each) for each in job.running] == [2, 2]
+    assert job.reconcile() == "failed", "a task that no pod can load fails the Job"
+    assert "gone" in job.ended[0].logs()
+
+    assert server.running

@@ -1,0 +1,328 @@
+"""A real Prometheus, configured as the operator does from the chart's objects, watches two runs in one namespace.
+
+Real servers and workers stand for the pods. Their dashboards don't mix, and each of three faults fires an alert of one run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from chaos.cluster import quiet_port
+from chaos.disk import Ballast, small_disk
+from click.testing import CliRunner
+from engines.monitoring import Release, endpoints, pods, render, scrape_config
+from gem_client import Admin, NonFiniteGradient, Quarantined, connect
+from gem_client.ctl.cli import main
+from gem_client.ctl.dashboards import ALERTS, DASHBOARDS, EVENTS
+from gem_client.ctl.panels import Event
+from gem_client.ctl.prometheus import Prometheus
+from gem_client.ctl.report import fill_in, find_run
+from gem_worker.tasks.digits import Digits
+from live import DEADLINE, wait_until
+
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+
+GRAFANA_URL = "https://grafana.example"
+INTERVAL = "1s"  # between two scrapes, and two evaluations of the rules
+WINDOW = 4.0  # seconds of rates
+PATIENCE = 120.0  # seconds for what takes an alert's `for`, on a busy machine
+
+
+@dataclass
+class Run:
+    """A release whose pods are processes of this machine.
+
+    Attributes:
+        release: The release.
+        address: The server's address for gRPC.
+        metrics: The address of its metrics.
+        workers: The address of each worker's metrics, by the name of its pod.
+        server: The server's process.
+    """
+
+    release: Release
+    address: str
+    metrics: str
+    workers: dict[str, str]
+    server: subprocess.Popen[bytes]
+
+    @property
+    def instance(self) -> str:
+        return f"{self.release.namespace}/{self.release.server_pod}"
+
+    def target(self, component: str, pod: str) -> dict[str, str]:
+        """The labels that a target must have."""
+        own = {"endpoint": "http", "service": f"{self.release.name}-gem"} if component == "server" else {"endpoint": "metrics"}
+        return {
+            "job": f"gem-{component}", "run": self.release.run, "instance": f"ml/{pod}",
+            "namespace": "ml", "pod": pod, "container": component, **own,
+        }  # fmt: skip
+
+
+@dataclass
+class Watched:
+    """Two runs and the Prometheus that watches them.
+
+    Attributes:
+        first: It has a small disk, if possible, and two workers.
+        second: It has one worker.
+        url: Prometheus's.
+        began: Unix seconds.
+        disk: The first run's disk; None if it could not be mounted.
+    """
+
+    first: Run
+    second: Run
+    url: str
+    began: float
+    disk: Path | None
+
+    @property
+    def client(self) -> Prometheus:
+        return Prometheus(self.url)
+
+    def api(self, what: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{what}", timeout=DEADLINE) as answer:
+            return json.load(answer)["data"]
+
+    def has(self, query: str) -> bool:
+        """Whether a query has had numbers."""
+        series = self.client.range(query, self.began, time.time(), 1)
+        return any(np.isfinite(one.values).any() for one in series)
+
+    def value(self, query: str) -> float | None:
+        return self.client.value(query, time.time())
+
+    def firing(self) -> list[dict[str, Any]]:
+        return [alert for alert in self.api("alerts")["alerts"] if alert["state"] == "firing"]
+
+    def fired(self, name: str) -> dict[str, Any]:
+        """Waits until an alert of this name fires, and returns it. Fails if there are several."""
+        found = wait_until(
+            lambda: [alert for alert in self.firing() if alert["labels"]["alertname"] == name], f"{name} to fire", PATIENCE
+        )
+        assert len(found) == 1, found
+        return dict(found[0])
+
+
+@contextmanager
+def process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is killed at the end, with its output in a file."""
+    with (folder / f"{name}.log").open("wb") as log, subprocess.Popen(arguments, stdout=log, stderr=log) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+@contextmanager
+def running(folder: Path, name: str, workers: int, disk: Path) -> Iterator[Run]:
+    """A run: a server with its log on this disk, and workers on the digits, each with a pod's name."""
+    address, metrics = f"127.0.0.1:{quiet_port()}", f"127.0.0.1:{quiet_port()}"
+    server = [
+        "-m", "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", "--memory-socket=off", "--until-stopped",
+        f"--checkpoint-dir={disk}", "--durability=log", "--checkpoint-interval=0", "--quarantine-after=3",
+        "--log-limit=64M", "--checkpoint-keep=1",  # so that the disk is not full before it is meant to be
+    ]  # fmt: skip
+    crew = {f"{name}-gem-worker-{number}": f"127.0.0.1:{quiet_port()}" for number in range(workers)}
+    release = render("ml", name, prometheusRule={"grafanaUrl": GRAFANA_URL})
+    with ExitStack() as stack:
+        served = stack.enter_context(process(folder, f"{name}-server", sys.executable, *server))
+        for pod, at in crew.items():
+            options = [f"--server={address}", f"--name={pod}", f"--metrics-listen={at}", "--step-seconds=0.2", "--threads=1"]
+            stack.enter_context(process(folder, pod, sys.executable, "-m", "gem_worker", *options))
+        yield Run(release, address, metrics, crew, served)
+
+
+@contextmanager
+def prometheus(folder: Path, runs: list[Run]) -> Iterator[str]:
+    """Prometheus with what the operator makes of the releases' monitors and rules. Each monitor sees both releases' pods."""
+    services = [target for run in runs for target in endpoints(run.release, run.metrics)]
+    containers = [target for run in runs for target in pods(run.release, run.workers)]
+    discovered = {"ServiceMonitor": services, "PodMonitor": containers}
+    for run in runs:
+        rules = yaml.safe_dump(run.release.one("PrometheusRule")["spec"])
+        (folder / f"{run.release.name}-rules.yaml").write_text(rules, encoding="utf-8")
+    settings = {
+        "global": {
+            "scrape_interval": INTERVAL,
+            "evaluation_interval": INTERVAL,
+            "external_labels": {"prometheus": "monitoring/k8s", "prometheus_replica": "prometheus-k8s-0"},
+        },
+        "rule_files": [f"{folder}/*-rules.yaml"],
+        "scrape_configs": [
+            scrape_config(run.release, kind, found, INTERVAL) for run in runs for kind, found in discovered.items()
+        ],
+    }
+    file, url = folder / "prometheus.yml", f"127.0.0.1:{quiet_port()}"
+    file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={url}"]
+    with process(folder, "prometheus", "prometheus", *flags) as started:
+
+        def ready() -> bool:
+            assert started.poll() is None, (folder / "prometheus.log").read_text()
+            with suppress(OSError), urllib.request.urlopen(f"http://{url}/-/ready", timeout=DEADLINE):
+                return True
+            return False
+
+        wait_until(ready, "Prometheus to be ready")
+        yield f"http://{url}"
+
+
+def poison(address: str) -> None:
+    """A worker that sends NaN until the server puts it into quarantine."""
+    parameters = {name: tensor.detach().numpy() for name, tensor in Digits(None).model().named_parameters()}
+    with connect(address, name="poisoned") as session:
+        session.join(parameters)
+        gradient = np.full(sum(each.size for each in parameters.values()), np.nan, np.float32)
+        for _ in range(2):
+            with pytest.raises(NonFiniteGradient):
+                session.commit(gradient, loss=1.0, samples=8)
+        with pytest.raises(Quarantined):
+            session.commit(gradient, loss=1.0, samples=8)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """Two runs that train, with an evaluation, a checkpoint, and a worker in quarantine in the first."""
+    folder, began = tmp_path_factory.mktemp("watched"), time.time()
+    with ExitStack() as stack:
+        disk = folder / "disk"
+        mounted = stack.enter_context(small_disk(disk))
+        first = stack.enter_context(running(folder, "first", 2, disk / "checkpoints"))
+        second = stack.enter_context(running(folder, "second", 1, folder / "checkpoints"))
+        url = stack.enter_context(prometheus(folder, [first, second]))
+        watch = Watched(first, second, url, began, disk if mounted else None)
+        for run in (first, second):
+            committed = f'gem_central_version{{instance="{run.instance}"}} > 20'
+            wait_until(partial(watch.value, committed), f"{run.instance} to train", PATIENCE)
+            with Admin(run.address) as admin:
+                admin.report_evaluation(1, 0.5, 0.75 if run is first else 0.25)
+                admin.checkpoint()
+        poison(first.address)
+        yield watch
+
+
+# -- targets
+
+
+def test_prometheus_scrapes_each_server_and_each_worker_once_with_the_labels_that_the_rules_expect(watched: Watched) -> None:
+    wanted = [run.target("server", run.release.server_pod) for run in (watched.first, watched.second)]
+    wanted += [run.target("worker", pod) for run in (watched.first, watched.second) for pod in run.workers]
+    targets = watched.api("targets?state=active")["activeTargets"]
+    assert sorted((target["labels"] for target in targets), key=str) == sorted(wanted, key=str)
+    wait_until(lambda: watched.value("sum(up)") == len(wanted), "every target to answer")
+
+
+# -- one run of two
+
+
+def test_every_panel_has_data_for_one_run_of_two(watched: Watched) -> None:
+    for run in (watched.first, watched.second):
+        for board in DASHBOARDS:
+            for panel in board.panels:
+                for query in panel.queries:
+                    if run is watched.second and re.search("rejected|leases_ended", query.expr):
+                        continue  # nothing of that happened there
+                    filled = fill_in(query.expr, run.instance, WINDOW)
+                    wait_until(partial(watched.has, filled), f"data for {panel.title}: {filled}")
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
+def test_prometheus_understands_the_query_of_every_mark(watched: Watched, event: Event) -> None:
+    watched.client.range(fill_in(event.expr, watched.first.instance, WINDOW), watched.began, time.time(), 1)
+
+
+def test_the_workers_of_the_other_run_are_on_no_panel(watched: Watched) -> None:
+    queries = [query.expr for board in DASHBOARDS for panel in board.panels for query in panel.queries]
+    (reachable,) = [expr for expr in queries if expr.startswith('sum(up{job="gem-worker"}')]
+    for run in (watched.first, watched.second):
+        shown = fill_in(reachable, run.instance, WINDOW)
+        assert watched.client.value(f"max_over_time(({shown})[1m:1s])", time.time()) == len(run.workers)
+    ours = 'max(process_resident_memory_bytes{run="ml/second", job="gem-worker"})'
+    (largest,) = [expr for expr in queries if expr.startswith('max(process_resident_memory_bytes{job="gem-worker"}')]
+    at = time.time()
+    assert watched.client.value(fill_in(largest, watched.second.instance, WINDOW), at) == watched.client.value(ours, at)
+
+
+def test_a_report_is_about_one_run_and_leaves_out_what_kubernetes_named(watched: Watched, tmp_path: Path) -> None:
+    labels = watched.client.values(f'gem_run_info{{instance="{watched.first.instance}"}}', time.time())[0].labels
+    run = find_run(watched.client, labels["run_id"], 3600, time.time())
+    assert run.settings.keys() >= {"rule", "learning_rate"}
+    assert not run.settings.keys() & {"run", "namespace", "pod", "container", "service", "endpoint", "job", "instance"}
+    out = tmp_path / "run.html"
+    command = ["report", str(out), "--prometheus", watched.url, "--run", labels["run_id"], "--last", "1"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    page = out.read_text(encoding="utf-8")
+    assert "server ml/first-gem-server-0" in page
+    assert "75.00%" in page
+    assert all(pod in page for pod in watched.first.workers)
+    assert "second-gem" not in page
+
+
+# -- faults
+
+
+def test_a_worker_in_quarantine_fires(watched: Watched) -> None:
+    alert = watched.fired("GemWorkerQuarantined")
+    assert alert["labels"] == {
+        "alertname": "GemWorkerQuarantined", "severity": "warning",
+        **watched.first.target("server", "first-gem-server-0"),
+    }  # fmt: skip
+    assert alert["annotations"]["summary"] == "Workers in quarantine on ml/first-gem-server-0: 1"
+    assert "gem-ctl quarantine list" in alert["annotations"]["description"]
+    assert alert["annotations"]["runbook_url"] == "https://grafana.example/d/gem-runbook?viewPanel=13"
+
+
+def test_a_server_that_is_killed_fires(watched: Watched) -> None:
+    watched.second.server.kill()
+    alert = watched.fired("GemServerDown")
+    assert alert["labels"] == {
+        "alertname": "GemServerDown", "severity": "critical",
+        **watched.second.target("server", "second-gem-server-0"),
+    }  # fmt: skip
+    assert alert["annotations"]["summary"] == "gem-server ml/second-gem-server-0 does not respond"
+    assert "First see why it ended" in alert["annotations"]["description"]
+
+
+def test_a_log_that_can_not_be_written_fires(watched: Watched) -> None:
+    if watched.disk is None:
+        pytest.skip("a small disk can't be mounted: it takes root")
+    ballast = Ballast(watched.disk)
+    ballast.fill()
+    alert = watched.fired("GemLogStalled")
+    assert alert["labels"] == {
+        "alertname": "GemLogStalled", "severity": "critical",
+        **watched.first.target("server", "first-gem-server-0"),
+    }  # fmt: skip
+    assert alert["annotations"]["summary"] == "The log of ml/first-gem-server-0 can't be written"
+    ballast.drop()
+    wait_until(lambda: not [one for one in watched.firing() if one["labels"]["alertname"] == "GemLogStalled"], "it to end")
+
+
+def test_nothing_else_fired_and_a_dashboard_counts_the_alerts_of_its_run(watched: Watched) -> None:
+    count = ALERTS.queries[0].expr
+    names = {(alert["labels"]["alertname"], alert["labels"]["run"]) for alert in watched.firing()}
+    assert names == {
+        ("GemWorkerQuarantined", "ml/first"),
+        ("GemLossNotFinite", "ml/first"),  # the gradients for which it is there
+        ("GemServerDown", "ml/second"),
+    }
+    assert watched.value(fill_in(count, watched.first.instance, WINDOW)) == 2
+    assert watched.value(fill_in(count, watched.second.instance, WINDOW)) == 1

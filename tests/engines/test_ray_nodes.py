@@ -1,0 +1,88 @@
+"""gem-train on a Ray cluster of two nodes, with actors and a node that die: the run goes on and loses no sample."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines.ray_cluster import OnRay, RayCluster
+from launcher.train_helpers import PATIENCE, assert_every_sample_accounted_for, commits, read_json
+from live import wait_until
+
+pytestmark = pytest.mark.timeout(900)
+EPOCHS = 150
+# Needs a resource that only the head has, since its CPUs are taken when the other node is gone.
+JOIN = """
+import sys
+from pathlib import Path
+import gem_worker.ray
+address, run, ray_address = sys.argv[1:]
+token = (Path(run) / "worker-token").read_text().strip()
+gem_worker.ray.join(address, "digits", workers=2, token=token, resources_per_worker={"CPU": 0, "joiner": 1},
+                    ray_address=ray_address, logs=Path(run) / "logs")
+print("the run is over")
+"""
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
+    cluster = RayCluster(token=True)
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    try:
+        cluster.start_head(cpus=6, joiner=2)
+        cluster.add_node("127.0.0.2", cpus=4)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def test_eight_actors_one_killed_two_joined_one_node_stopped(cluster: RayCluster, tmp_path: Path) -> None:
+    run = OnRay(
+        tmp_path, "--on", "ray", "--ray-address", cluster.address, "--workers", "8", "--epochs", str(EPOCHS),
+        "--lease-seconds", "5",
+    )  # fmt: skip
+    try:
+        run.until_version(100)
+        wait_until(lambda: len(live_workers(run)) == 8, "eight workers", PATIENCE)
+        assert cluster.actors("127.0.0.2"), "no worker runs on the second node"
+        os.kill(cluster.actors(cluster.head)[0], signal.SIGKILL)
+        run.until_it_says(r"(worker-\d) died; Ray restarted it on ")
+
+        command = [sys.executable, "-c", JOIN, run.address, str(run.folder), cluster.address]
+        joining = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        joined = wait_until(lambda: joiners(run), "two more workers", PATIENCE)
+
+        lost = len(cluster.actors("127.0.0.2"))
+        cluster.stop_node("127.0.0.2")
+        run.until_version(run.until_version(1) + 300)  # it goes on
+        assert run.wait() == 0, run.output
+        output, _ = joining.communicate(timeout=PATIENCE)
+        assert (joining.returncode, output.splitlines()[-1]) == (0, "the run is over"), output
+    finally:
+        run.close()
+    summary = read_json(run.folder / "summary.json")
+    assert summary["outcome"] == "complete"
+    assert summary["test_accuracy"] >= 0.97
+    assert_every_sample_accounted_for(run.folder, EPOCHS)
+    by = {row["worker"] for row in commits(run.folder)}
+    assert by == {f"worker-{number}" for number in range(8)} | joined
+    ended = summary["leases_ended"]
+    assert sum(ended.values()) - ended["left"] >= 1 + lost, f"leases of dead workers: {ended}"
+
+
+def live_workers(run: OnRay) -> set[str]:
+    """The names of the workers in the run."""
+    with run.admin() as admin:
+        return {worker.name for worker in admin.status().workers}
+
+
+def joiners(run: OnRay) -> set[str]:
+    """The names of the workers that joined, once both have."""
+    names = {name for name in live_workers(run) if name.startswith("joined-")}
+    return names if len(names) == 2 else set()

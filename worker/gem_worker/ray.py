@@ -1,0 +1,215 @@
+"""Training on a Ray cluster, from Python.
+
+    import gem_worker.ray
+
+    result = gem_worker.ray.train("my_task:Sine", workers=32, epochs=400, runtime_env={"working_dir": "."})
+    print(result.summary["test_loss"], result.folder)
+
+`train` does what `gem-train --on ray` does. `join` adds workers to a run that exists.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from gem_api.process.extras import install
+from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
+from gem_api.process.options import given
+from gem_client import Admin, GemError, Hyperparameters
+
+from gem_worker.command import ignore_signals
+from gem_worker.launcher.cluster import Cluster, ClusterError, ends_together
+
+try:
+    from gem_worker.launcher import cli, on_ray
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(f"gem_worker.ray needs {missing.name}, which is not installed: {install('ray')}") from None
+from gem_worker.process.cli import main as gem_worker
+
+__all__ = ["Result", "RunError", "join", "train"]
+
+_POLL_SECONDS = 0.25
+
+
+class RunError(Exception):
+    """A run could not start, could not continue, or diverged; the message says why.
+
+    Attributes:
+        folder: The run's folder, if there is one. It has the logs.
+    """
+
+    def __init__(self, why: str, folder: Path | None = None) -> None:
+        super().__init__(why)
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Result:
+    """A complete run.
+
+    Attributes:
+        summary: What summary.json holds, among it "test_accuracy" (0 to 1, or None), "test_loss", "commits" and "seconds".
+        folder: The run's folder, with summary.json, report.html and model.safetensors.
+    """
+
+    summary: dict[str, Any]
+    folder: Path
+
+
+def train(
+    task: str | None = None,
+    *,
+    workers: int | None = None,
+    resources_per_worker: Mapping[str, float] | None = None,
+    address: str | None = None,
+    runtime_env: dict[str, Any] | None = None,
+    **options: Any,
+) -> Result:
+    """Trains a task with workers on a Ray cluster, as `gem-train --on ray` does. The server is a process on this machine.
+
+    Prints progress. Ctrl-C and SIGTERM stop the run: it can be resumed with `resume=folder`.
+
+    Args:
+        task: "digits" (if None), "mnist", or your own as "module:Class". This process imports it too, to evaluate the model.
+        workers: Number of workers, each an actor; 4 if None.
+        resources_per_worker: Ray's resources for each actor, by name; {"CPU": 1} if None.
+        address: Of the Ray cluster: "auto" (if None), "local" or "host:port". Not used if `ray.init` was called before.
+        runtime_env: Ray's environment for the workers, such as {"working_dir": "."} with the task's module.
+        options: gem-train's other options, such as epochs=400, rule="gem", data="/data", overlap=True.
+
+    Raises:
+        RunError: The run could not start, could not continue, or diverged.
+        KeyboardInterrupt: The run was stopped. It can be resumed.
+        TypeError: gem-train has no such option.
+    """
+    resources = ",".join(f"{name}={amount!r}" for name, amount in (resources_per_worker or {}).items()) or None
+    named = {"on": "ray", "task": task, "workers": workers, "ray_address": address, "resources": resources}
+    context, _ = _context("gem-train", cli.main, named | options)
+    errors: list[str] = []
+    with _raising_keyboard_interrupt(), on_ray.connection(), interruptible():
+        status, folder = cli.launch(context.params, given(context), errors.append, runtime_env)
+    if status == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    if status or folder is None:
+        raise RunError(
+            "\n".join(errors) or "training diverged: a gradient is no longer finite", folder.path if folder else None
+        )
+    return Result(json.loads(folder.summary.read_text()), folder.path)
+
+
+def join(
+    address: str,
+    task: str = "digits",
+    *,
+    workers: int = 4,
+    token: str | None = None,
+    resources_per_worker: Mapping[str, float] | None = None,
+    ray_address: str = "auto",
+    runtime_env: dict[str, Any] | None = None,
+    logs: Path | None = None,
+    **options: Any,
+) -> None:
+    """Adds workers on a Ray cluster to a run that exists; returns when the run is over.
+
+    If this process is interrupted, its workers leave the run, which goes on without them.
+
+    Args:
+        address: Of the run's server, "host:port".
+        task: The run's task.
+        workers: Number of workers to add, each an actor.
+        token: The server's access token for workers. For a run of `train` or `gem-train --on ray`, the content of the file
+            worker-token in its folder.
+        resources_per_worker: As for `train`.
+        ray_address: Of the Ray cluster, as `address` for `train`.
+        runtime_env: As for `train`.
+        logs: Folder for the workers' logs; a new temporary folder if None.
+        options: gem-worker's other options, such as data="/data", tls_ca="ca.pem", overlap=True. Each node needs the files.
+
+    Raises:
+        RunError: The run can't be reached, the workers could not start or continue, or training diverged.
+        TypeError: gem-worker has no such option.
+    """
+    if "token_file" in options:
+        raise TypeError("join takes the token itself: token=Path(...).read_text().strip()")
+    _, flags = _context("gem-worker", gem_worker, {"server": address, "task": task, **options})
+    tls = {name: options.get(name) for name in ("tls_ca", "tls_cert", "tls_key")}
+    resources = dict(resources_per_worker or {"CPU": 1.0})
+    folder = logs or Path(tempfile.mkdtemp(prefix="gem-join-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    group = f"joined-{secrets.token_hex(3)}"  # several joins to a run need different names
+    names = [f"{group}-{number}" for number in range(workers)]
+    members = [on_ray.Actor(name, folder / f"{name}.log", [*flags, f"--name={name}"], token, resources) for name in names]
+    cluster = Cluster(None, [*members], click.echo)
+    interrupted = False
+    try:
+        with (
+            _raising_keyboard_interrupt(),
+            Admin(address, timeout=5.0, token=token, **tls) as admin,
+            on_ray.connection(),
+            interruptible(),
+        ):
+            cluster.ends_together = ends_together(Hyperparameters.from_message(admin.status().hyperparameters))
+            on_ray.connect(ray_address, resources, runtime_env)
+            try:
+                cluster.start()
+                _tend(cluster, admin)
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                ignore_signals()
+                cluster.stop()
+    except (GemError, ClusterError) as error:
+        raise RunError(str(error), folder) from None
+    if interrupted:
+        raise KeyboardInterrupt
+    if cluster.diverged:
+        raise RunError(f"training diverged: {', '.join(cluster.diverged)}", folder)
+
+
+@contextmanager
+def _raising_keyboard_interrupt() -> Iterator[None]:
+    """Raises KeyboardInterrupt if the run was interrupted before it began, when a command would exit."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code != EXIT_INTERRUPTED:
+            raise
+        raise KeyboardInterrupt from None
+
+
+def _tend(cluster: Cluster, admin: Admin) -> None:
+    """Restarts workers until all have ended. Raises ClusterError."""
+    seen = version = 0
+    while not cluster.finished:
+        time.sleep(_POLL_SECONDS)
+        with suppress(GemError):  # the server is restarting, or gone: the workers retry, then end
+            version = admin.status().version
+        cluster.tend(healthy=0 < seen < version)
+        seen = version
+
+
+def _context(program: str, command: click.Command, options: dict[str, Any]) -> tuple[click.Context, list[str]]:
+    """The command's context with these options, and its flags. Raises TypeError for an unknown option, RunError for a wrong
+    value."""
+    parameters = {str(parameter.name): parameter for parameter in command.params}
+    flags = []
+    for name, value in options.items():
+        if name not in parameters:
+            raise TypeError(f"{program} has no option {name!r}")
+        if isinstance(value, bool):
+            flags += (parameters[name].opts if value else parameters[name].secondary_opts)[:1]
+        elif value is not None:
+            flags.append(f"{parameters[name].opts[0]}={value}")
+    try:
+        return command.make_context(program, list(flags)), flags
+    except click.ClickException as error:
+        raise RunError(error.format_message()) from None
