@@ -1,12 +1,12 @@
-"""The tensor layout: the position of each parameter in the packed float32 buffer of the central variable."""
+"""The tensor layout: the position of each parameter in the packed float32 buffer of the central variable, or in a part of it."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gem_api.errors import InvalidRequest, LayoutMismatch
+from gem_api.ranges import Range
 from gem_api.v1 import tensors_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -76,9 +77,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a model, in their order in the packed buffer, without gaps."""
+    """The tensors of a model, in their order in the packed buffer, without gaps.
+
+    Attributes:
+        tensors: All tensors of the model.
+        bounds: The elements [begin, end) of the model's packed buffer that a buffer of this layout holds; None for all of them.
+    """
 
     tensors: tuple[Tensor, ...]
+    bounds: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in self.tensors]
@@ -98,8 +105,12 @@ class Layout:
             raise InvalidRequest(
                 f"tensor names must be unique; these occur twice: {', '.join(twice[:5])}: prefix each with its module's name"
             )
-        if not 0 < self.size <= MAX_PARAMETERS:
-            raise InvalidRequest(f"the layout holds {self.size} parameters; 1 to {MAX_PARAMETERS} are allowed")
+        if not 0 < self.parameters <= MAX_PARAMETERS:
+            raise InvalidRequest(f"the layout holds {self.parameters} parameters; 1 to {MAX_PARAMETERS} are allowed")
+        if not 0 <= self.begin < self.end <= self.parameters:
+            raise InvalidRequest(
+                f"the layout's range is [{self.begin}, {self.end}), which is no part of the model's [0, {self.parameters})"
+            )
 
     @classmethod
     def of(
@@ -119,34 +130,77 @@ class Layout:
 
     @classmethod
     def from_message(cls, message: pb.TensorLayout) -> Layout:
-        """Converts a message. Raises InvalidRequest if it is invalid, or covers only a part of the central variable."""
-        layout = cls(tuple(map(_from_spec, message.tensors)))
-        if (message.range_begin, message.range_end) != (0, layout.size):
-            raise InvalidRequest(
-                f"the layout's range is [{message.range_begin}, {message.range_end}); this server holds whole models only: "
-                f"[0, {layout.size})"
-            )
-        return layout
+        """Converts a message. Raises InvalidRequest if it is invalid."""
+        whole, bounds = cls(tuple(map(_from_spec, message.tensors))), (message.range_begin, message.range_end)
+        return whole if bounds == (0, whole.parameters) else cls(whole.tensors, bounds)
 
     def to_message(self) -> pb.TensorLayout:
         """The wire form."""
         specs = [_to_spec(tensor) for tensor in self.tensors]
-        return pb.TensorLayout(tensors=specs, range_begin=0, range_end=self.size)
+        return pb.TensorLayout(tensors=specs, range_begin=self.begin, range_end=self.end)
+
+    def require_whole(self) -> None:
+        """Raises InvalidRequest if this is a part of a model: a worker registers with all of it, and each server cuts its part."""
+        if self.bounds is not None:
+            raise InvalidRequest(
+                f"the layout's range is [{self.begin}, {self.end}): register with the whole model, [0, {self.parameters})"
+            )
+
+    def part(self, of: Range) -> Layout:
+        """The layout of one server's part of the model. Raises InvalidRequest if the model is too small for so many parts."""
+        return Layout(self.tensors, None if of.whole else of.bounds(self.parameters))
 
     @cached_property
-    def size(self) -> int:
-        """Number of parameters P."""
+    def whole(self) -> Layout:
+        """The layout of the whole model."""
+        return self if self.bounds is None else Layout(self.tensors)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of the model's parameters."""
         return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def begin(self) -> int:
+        """The first element of the model's packed buffer that a buffer of this layout holds."""
+        return self.bounds[0] if self.bounds is not None else 0
+
+    @property
+    def end(self) -> int:
+        """One past the last element."""
+        return self.bounds[1] if self.bounds is not None else self.parameters
+
+    @property
+    def size(self) -> int:
+        """Number of parameters P that a buffer of this layout holds."""
+        return self.end - self.begin
+
+    @cached_property
+    def pieces(self) -> tuple[Tensor, ...]:
+        """What lies in a buffer of this layout, in order: the model's tensors, or those of its range.
+
+        A tensor that the range cuts is a piece of one axis, named "NAME[first:last]" by its elements in C order."""
+        return self.tensors if self.bounds is None else tuple(self._cut_pieces())
+
+    def _cut_pieces(self) -> Iterator[Tensor]:
+        begin = 0
+        for tensor in self.tensors:
+            first, last = max(self.begin - begin, 0), min(self.end - begin, tensor.size)
+            if (first, last) == (0, tensor.size) and tensor.size:
+                yield tensor
+            elif first < last:
+                yield replace(tensor, name=f"{tensor.name}[{first}:{last}]", shape=(last - first,))
+            begin += tensor.size
 
     @cached_property
     def offsets(self) -> npt.NDArray[np.int64]:
-        """int64, shape (tensors + 1,): tensor k lies in [offsets[k], offsets[k + 1])."""
-        return np.cumsum([0, *(tensor.size for tensor in self.tensors)], dtype=np.int64)
+        """int64, shape (pieces + 1,): piece k lies in [offsets[k], offsets[k + 1]) of a buffer of this layout."""
+        return np.cumsum([0, *(piece.size for piece in self.pieces)], dtype=np.int64)
 
     @cached_property
     def factors(self) -> npt.NDArray[np.float32]:
-        """float32, shape (tensors, 2): by what each tensor's learning rate and weight decay are multiplied."""
-        pairs = [(tensor.rate_factor, tensor.decays) for tensor in self.tensors]
+        """float32, shape (pieces, 2): by what each piece's learning rate and weight decay are multiplied."""
+        pairs = [(piece.rate_factor, piece.decays) for piece in self.pieces]
         return np.array(pairs, np.float32)
 
     @cached_property
@@ -166,15 +220,16 @@ class Layout:
 
         A tensor with a learning rate of its own, or without weight decay, adds "NUL factor NUL 1 or 0" to its line."""
         lines = [f"{tensor.name}\0{','.join(map(str, tensor.shape))}{_group(tensor)}\n" for tensor in self.tensors]
-        return hashlib.sha256("".join([*lines, f"0:{self.size}\n"]).encode()).digest()
+        return hashlib.sha256("".join([*lines, f"{self.begin}:{self.end}\n"]).encode()).digest()
 
     def split(self, packed: Vector) -> dict[str, Vector]:
-        """Views of a packed buffer (float32, shape (P,)), one per tensor, in its shape."""
-        bounds = zip(self.tensors, self.offsets[:-1], self.offsets[1:], strict=True)
-        return {tensor.name: packed[begin:end].reshape(tensor.shape) for tensor, begin, end in bounds}
+        """Views of a packed buffer (float32, shape (P,)), one per piece, in its shape."""
+        bounds = zip(self.pieces, self.offsets[:-1], self.offsets[1:], strict=True)
+        return {piece.name: packed[begin:end].reshape(piece.shape) for piece, begin, end in bounds}
 
     def pack(self, tensors: Mapping[str, npt.ArrayLike], out: Vector) -> Vector:
-        """Copies tensors into `out` (float32, shape (P,)). Raises LayoutMismatch for missing, unknown or misshapen tensors."""
+        """Copies the tensors of a whole model into `out` (float32, shape (P,)). Raises LayoutMismatch for missing, unknown or
+        misshapen tensors."""
         if tensors.keys() != {tensor.name for tensor in self.tensors}:
             missing = [tensor.name for tensor in self.tensors if tensor.name not in tensors]
             unknown = sorted(tensors.keys() - {tensor.name for tensor in self.tensors})
@@ -203,6 +258,11 @@ class Layout:
                     f"tensor {theirs.name!r} of shape {theirs.shape} does not match this run's {ours.name!r} of shape "
                     f"{ours.shape}: start the worker with the run's model"
                 )
+        if self.tensors == other.tensors:
+            raise LayoutMismatch(
+                f"the range [{other.begin}, {other.end}) of the model is not [{self.begin}, {self.end}): start all servers with "
+                "ranges of the same number, --range 0/N to N-1/N"
+            )
         raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}")
 
 

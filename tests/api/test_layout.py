@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from core_helpers import bits
 from gem_api.errors import InvalidRequest, LayoutMismatch
-from gem_api.layout import MAX_PARAMETERS, MAX_TENSORS, Layout, Tensor
+from gem_api.layout import MAX_PARAMETERS, MAX_TENSORS, Group, Layout, Tensor
+from gem_api.ranges import Range
 from gem_api.v1 import tensors_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,12 +140,36 @@ def test_too_many_tensors_are_refused() -> None:
         Layout(tuple(Tensor(f"t{number}", ()) for number in range(MAX_TENSORS + 1)))
 
 
-@pytest.mark.parametrize("bounds", [(0, 8), (0, 10), (1, 9), (9, 18), (0, 0)])
-def test_a_part_of_a_model_is_refused_by_its_range(bounds: tuple[int, int]) -> None:
+@pytest.mark.parametrize("bounds", [(0, 10), (9, 18), (0, 0), (5, 4), (9, 9)])
+def test_a_range_that_is_no_part_of_the_model_is_refused(bounds: tuple[int, int]) -> None:
     message = TWO.to_message()
     message.range_begin, message.range_end = bounds
-    with pytest.raises(InvalidRequest, match="whole models only"):
+    with pytest.raises(InvalidRequest, match="no part of the model"):
         Layout.from_message(message)
+
+
+def test_a_part_of_a_model_has_the_pieces_of_its_range() -> None:
+    layout = Layout.of({"a": (100, 100), "empty": (0,), "b": (5000,), "c": (3,)}, {"b": Group(0.5, False)})
+    parts = [layout.part(Range(index, 3)) for index in range(3)]
+    assert [part.bounds for part in parts] == [(0, 4096), (4096, 8192), (8192, 15003)]
+    assert [piece.name for part in parts for piece in part.pieces] == ["a[0:4096]", "a[4096:8192]", "a[8192:10000]", "b", "c"]
+    assert parts[2].offsets.tolist() == [0, 1808, 6808, 6811]
+    assert parts[2].factors.tolist() == [[1, 1], [0.5, 0], [1, 1]]
+    packed = np.arange(layout.size, dtype=np.float32)
+    joined = [view.reshape(-1) for part in parts for view in part.split(packed[part.begin : part.end]).values()]
+    assert np.array_equal(np.concatenate(joined), packed)
+
+
+def test_parts_differ_from_each_other_and_survive_the_wire() -> None:
+    layout = Layout.of({"w": (20_000,)})
+    parts = [layout, *(layout.part(Range(index, 2)) for index in range(2))]
+    assert len({part.fingerprint for part in parts}) == 3
+    assert [Layout.from_message(part.to_message()) for part in parts] == parts
+    assert {part.whole for part in parts} == {layout}
+    with pytest.raises(LayoutMismatch, match="same number"):
+        parts[1].require_same(parts[2])
+    with pytest.raises(InvalidRequest, match="whole model"):
+        parts[1].require_whole()
 
 
 @pytest.mark.parametrize(

@@ -128,19 +128,31 @@ class OptimizerChoice(_message.Message):
     def __init__(self, optimizer: _Optional[str] = ..., options: _Optional[str] = ..., learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("worker_name", "layout", "overlap", "optimizer")
+    __slots__ = ("worker_name", "layout", "overlap", "optimizer", "lead")
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    LEAD_FIELD_NUMBER: _ClassVar[int]
     worker_name: str
     layout: _tensors_pb2.TensorLayout
     overlap: bool
     optimizer: OptimizerChoice
-    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., overlap: bool = ..., optimizer: _Optional[_Union[OptimizerChoice, _Mapping]] = ...) -> None: ...
+    lead: LeadsAnswer
+    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., overlap: bool = ..., optimizer: _Optional[_Union[OptimizerChoice, _Mapping]] = ..., lead: _Optional[_Union[LeadsAnswer, _Mapping]] = ...) -> None: ...
+
+class LeadsAnswer(_message.Message):
+    __slots__ = ("lease_id", "run_id", "hyperparameters")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    run_id: str
+    hyperparameters: Hyperparameters
+    def __init__(self, lease_id: _Optional[str] = ..., run_id: _Optional[str] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
-    __slots__ = ("lease_id", "lease_seconds", "hyperparameters", "layout", "layout_fingerprint", "must_initialize", "run_id", "steps_done", "update_kind")
+    __slots__ = ("lease_id", "lease_seconds", "hyperparameters", "layout", "layout_fingerprint", "must_initialize", "run_id", "steps_done", "update_kind", "peers")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +162,7 @@ class RegisterWorkerResponse(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     UPDATE_KIND_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     lease_seconds: float
     hyperparameters: Hyperparameters
@@ -159,7 +172,8 @@ class RegisterWorkerResponse(_message.Message):
     run_id: str
     steps_done: int
     update_kind: UpdateKind
-    def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., layout_fingerprint: _Optional[bytes] = ..., must_initialize: bool = ..., run_id: _Optional[str] = ..., steps_done: _Optional[int] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ...) -> None: ...
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., layout_fingerprint: _Optional[bytes] = ..., must_initialize: bool = ..., run_id: _Optional[str] = ..., steps_done: _Optional[int] = ..., update_kind: _Optional[_Union[UpdateKind, str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InitializeCentralRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -214,16 +228,18 @@ class PullResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[PullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("version", "layout_fingerprint", "layout", "must_initialize")
+    __slots__ = ("version", "layout_fingerprint", "layout", "must_initialize", "peers")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MUST_INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     layout_fingerprint: bytes
     layout: _tensors_pb2.TensorLayout
     must_initialize: bool
-    def __init__(self, version: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., must_initialize: bool = ...) -> None: ...
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., layout_fingerprint: _Optional[bytes] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., must_initialize: bool = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -384,7 +400,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version")
+    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version", "range_index", "range_count", "peers")
     class CommitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -419,6 +435,9 @@ class GetStatusResponse(_message.Message):
     CHECKPOINT_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RANGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    RANGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     version: int
@@ -439,7 +458,10 @@ class GetStatusResponse(_message.Message):
     checkpoint_age_seconds: float
     uptime_seconds: float
     server_version: str
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ...) -> None: ...
+    range_index: int
+    range_count: int
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ..., range_index: _Optional[int] = ..., range_count: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "rejected", "transport")

@@ -177,6 +177,7 @@ class TrainingServicer:
         caller = call.identify()
         require_name(caller, request.worker_name)
         layout = Layout.from_message(request.layout)
+        layout.require_whole()
         choice = OptimizerChoice.from_message(request.optimizer) if request.HasField("optimizer") else None
         registration = self._core.register(request.worker_name, layout, self._clock(), request.overlap, caller.owner, choice)
         if registration.ended:

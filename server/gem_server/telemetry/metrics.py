@@ -186,7 +186,7 @@ class Metrics(Collector):
             "gem_pi_tensor_median", "Median of the scaling factor π over each tensor, last commit.", labels=["tensor"]
         )
         layout = self._core.central.layout
-        for tensor, median in zip(layout.tensors[:MAX_TENSORS] if layout else (), pi.tensor_medians, strict=False):
+        for tensor, median in zip(layout.pieces[:MAX_TENSORS] if layout else (), pi.tensor_medians, strict=False):
             medians.add_metric([tensor.name], float(median))
         yield medians
         clamped = GaugeMetricFamily(
