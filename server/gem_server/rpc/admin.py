@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gem_api.errors import InvalidRequest
 from gem_api.process.logs import Logger
 from gem_api.v1 import admin_pb2 as pb
 
@@ -12,6 +13,8 @@ from gem_server.core.quarantine import Quarantine
 from gem_server.durability.checkpointer import Checkpointer
 from gem_server.rpc.calls import Call
 from gem_server.rpc.handlers import Context
+
+NOT_RANGED = "this server holds all of the model: CreateCheckpoint alone writes its checkpoint"
 
 
 class AdminServicer:
@@ -36,6 +39,14 @@ class AdminServicer:
     ) -> pb.CreateCheckpointResponse:
         version, path = await self._checkpointer.write()
         return pb.CreateCheckpointResponse(version=version, path=str(path))
+
+    async def begin_checkpoint(
+        self, call: Call, request: pb.BeginCheckpointRequest, context: Context
+    ) -> pb.BeginCheckpointResponse:
+        raise InvalidRequest(NOT_RANGED)
+
+    async def write_manifest(self, call: Call, request: pb.WriteManifestRequest, context: Context) -> pb.WriteManifestResponse:
+        raise InvalidRequest(NOT_RANGED)
 
     async def drain(self, call: Call, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         call.answering = True
