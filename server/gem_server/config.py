@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.addresses import is_tcp_address, names_a_port
+from gem_api.process.host_memory import default_limit
 from gem_api.process.options import DURABILITIES
 
-from gem_server.host_memory import default_limit
 from gem_server.security.tls import TlsFiles
 
 _QUARANTINE_AFTER = 3  # rejected commits in a row
