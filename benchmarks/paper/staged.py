@@ -141,7 +141,7 @@ def _cluster(
     members = [member(f"group-{number}", size, seconds) for number, size in enumerate(sizes)]
     every = options["commits"] // (options["replacements"] + 1) if options["replacements"] else 0
     return Staged(
-        Process("server", folder.logs / "server.log", server), [*members, *slow], click.echo, version=lambda: _version(admin),
+        [Process("server", folder.logs / "server.log", server)], [*members, *slow], click.echo, version=lambda: _version(admin),
         end=options["commits"], replace_every=every,
         newcomer=lambda number: member(f"newcomer-{number}", sizes[(number - 1) % len(sizes)], seconds),
     )  # fmt: skip

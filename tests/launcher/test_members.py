@@ -51,7 +51,7 @@ def workers(tmp_path: Path) -> list[Placed]:
 
 def cluster(workers: list[Placed], *, together: bool = True) -> tuple[Cluster, list[str]]:
     said: list[str] = []
-    return Cluster(None, [*workers], said.append, ends_together=together), said
+    return Cluster([], [*workers], said.append, ends_together=together), said
 
 
 def test_a_partitioned_run_is_over_although_a_worker_has_no_place(workers: list[Placed]) -> None:

@@ -18,7 +18,7 @@ OPTIONS = {"workers": 2, "evaluate_every": 60.0, "step_seconds": 0.0, "task": "d
 def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.commits.write_text("version,worker,discarded,staleness,samples,pi_median\n1,a,0,0,64,\n1,b,1,9,64,\n2,a,0,1,32,\n")
-    cluster = Cluster(Process("server", tmp_path / "server.log", []), [], print)
+    cluster = Cluster([Process("server", tmp_path / "server.log", [])], [], print)
     settings = Hyperparameters(rule="ringmaster")
     monitor = RunMonitor("127.0.0.1:1", cluster, folder, load_task("digits", None), settings, OPTIONS)
     try:
@@ -31,7 +31,7 @@ def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(tmp_pa
 def test_the_first_line_of_progress_has_the_rate_since_the_first_commit_was_seen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = Cluster(Process("server", tmp_path / "server.log", []), [], print)
+    cluster = Cluster([Process("server", tmp_path / "server.log", [])], [], print)
     monitor = RunMonitor("127.0.0.1:1", cluster, RunFolder(tmp_path), load_task("digits", None), Hyperparameters(), OPTIONS)
     began = monitor._began
     try:

@@ -18,6 +18,7 @@ from gem_worker.evaluation import evaluator
 from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.launcher import cli as launcher
 from gem_worker.launcher.cluster import Process
+from gem_worker.launcher.members import Place, make_cluster
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.process import cli as worker
 from gem_worker.process import trainer
@@ -155,7 +156,7 @@ def test_gem_train_gives_each_process_the_number_of_its_first_worker(gpus: Any, 
     options = launcher.main.make_context("gem-train", arguments).params
     options = launcher._completed(options)
     folder = RunFolder(tmp_path)
-    cluster = launcher._cluster(folder, options, launcher._hyperparameters(options), NOBODY, NOBODY, resume=False)
+    cluster = make_cluster(folder, options, launcher._hyperparameters(options), [Place(NOBODY, NOBODY)], resume=False)
     members = [member for member in cluster.workers if isinstance(member, Process)]
     given = [worker.main.make_context("gem-worker", list(member.command[3:])).params for member in members]
     assert [each["device"] for each in given] == ["auto"] * processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from pathlib import Path
@@ -78,6 +79,11 @@ def exchange_flags(options: dict[str, Any]) -> list[str]:
     """The values of `exchange_options` as command-line flags, for a process to be started."""
     switches = [f"--{'' if options[name] else 'no-'}{name.replace('_', '-')}" for name in ("shared_memory", "overlap")]
     return [*switches, f"--gradient-dtype={options['gradient_dtype']}", f"--theta-dtype={options['theta_dtype']}"]
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Stopped(BaseException):

@@ -148,7 +148,7 @@ def join(
     group = f"joined-{secrets.token_hex(3)}"  # several joins to a run need different names
     names = [f"{group}-{number}" for number in range(workers)]
     members = [on_ray.Actor(name, folder / f"{name}.log", [*flags, f"--name={name}"], token, resources) for name in names]
-    cluster = Cluster(None, [*members], click.echo)
+    cluster = Cluster([], [*members], click.echo)
     interrupted = False
     try:
         with (

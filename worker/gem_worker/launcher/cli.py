@@ -25,13 +25,13 @@ from gem_api.process.options import (
     SETTINGS,
     Number,
     WithHeadings,
-    flags,
     given,
     hyperparameter_options,
     option,
     until_stopped_option,
     without_end,
 )
+from gem_api.ranges import MAX_RANGES, all_bounds
 from gem_client import InvalidRequest
 from gem_client.ctl.local_runs import Announcement
 
@@ -42,34 +42,21 @@ from gem_worker.command import (
     EXIT_WRONG_USE,
     data_option,
     device_option,
-    exchange_flags,
     exchange_options,
     ignore_signals,
     step_seconds_option,
     task_option,
 )
 from gem_worker.device import devices
-from gem_worker.launcher.cluster import (
-    WORKER_NICENESS,
-    Cluster,
-    ClusterError,
-    Member,
-    Process,
-    WrongSettings,
-    ends_together,
-    free_port,
-    python,
-    spread,
-)
+from gem_worker.launcher.cluster import Cluster, ClusterError, WrongSettings
+from gem_worker.launcher.members import Place, make_cluster, places
 from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
-from gem_worker.launcher.tokens import make_tokens
 from gem_worker.launcher.tracebacks import users_part
 from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
 
 _HYPERPARAMETERS = [field.name for field in fields(Hyperparameters)]
 _EPOCHS = {"digits": 80}
-_CHECKPOINT_SECONDS = 10
 # Options that may change when a run is resumed: those that neither the server nor the results depend on.
 _MAY_CHANGE = {
     "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
@@ -99,10 +86,16 @@ class _RunToResume(click.Path):
     help="Number of processes for the workers. Fewer processes take less memory: 100 workers fit into 2.",
 )
 @option(
+    "--servers",
+    type=click.IntRange(1, MAX_RANGES),
+    default=1,
+    help="Number of server processes, each of which holds a part of the model. Several need --durability log, their default.",
+)
+@option(
     "--on",
     type=click.Choice(["local", "ray"]),
     default="local",
-    help="Where the workers run: as processes on this machine, or as actors in a Ray cluster. The server always runs here.",
+    help="Where the workers run: as processes on this machine, or as actors in a Ray cluster. Servers always run here.",
 )
 @option(
     "--ray-address",
@@ -150,14 +143,15 @@ class _RunToResume(click.Path):
     "--durability",
     type=click.Choice(DURABILITIES),
     default="snapshot",
-    help="What survives a crash of the server. memory: nothing; snapshot: everything up to the last checkpoint (one every 10 "
+    show_default="snapshot; log with several --servers",
+    help="What survives a crash of a server. memory: nothing; snapshot: everything up to the last checkpoint (one every 10 "
     "seconds); log: every acknowledged commit.",
 )
 @click.version_option(__version__)
 @click.pass_context
 @interruptible()
 def main(context: click.Context, /, **options: Any) -> None:
-    """Trains a task with an asynchronous cluster: one server process on this machine, several workers here or on Ray.
+    """Trains a task with an asynchronous cluster: a server on this machine, or several, and workers here or on Ray.
 
     Prints live progress and writes summary.json, report.html, report.png and model.safetensors to runs/<id>/. Processes that
     die are restarted. If all workers fail alike before their first commit, the run ends and shows the error. Ctrl-C stops the
@@ -172,6 +166,7 @@ def main(context: click.Context, /, **options: Any) -> None:
       gem-train                                   digits, 4 workers, 20 seconds
       gem-train --task mnist --data DIR --shards replicate --steps 400
       gem-train --workers 100 --processes 2 ...   many workers in few processes
+      gem-train --servers 2 ...                   two servers, each with half of the model
       gem-train --rule downpour --workers 30 ...  what happens without GEM
       gem-train --on ray --workers 32             workers on Ray
       gem-train --task my_module:MyTask           your own model and data
@@ -202,6 +197,7 @@ def launch(
         devices(_own_device(options))  # or the line that says which ones there are
         with _task_errors():
             task = load_task(options["task"], options["data"] and Path(options["data"]))
+            _require_large_enough(task, options["servers"])
         if has_optimizer(task) and not options["resume"]:
             options = _with_optimizer_of_task(options, user_gave)
         host = _host(options, runtime_env)
@@ -221,11 +217,31 @@ def _effective(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
     options = _resumed(options, user_gave) if options["resume"] else _completed(options)
     if options["on"] == "local" and (only := user_gave & {"resources", "working_dir"}):
         raise ClusterError(f"--{min(only)} needs --on ray".replace("_", "-"))
+    options = _with_durability(options, user_gave)
     if options["resume"]:
         return options
     if options["on"] == "ray" and _wants_gpu(options["resources"]) and "device" not in user_gave:
         options["device"] = "auto"
     return options | vars(_hyperparameters(options).with_defaults(user_gave))
+
+
+def _with_durability(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
+    """The options with --durability log if there are several servers. Raises ClusterError if the user wants another one."""
+    if options["servers"] == 1 or options["durability"] == "log":
+        return options
+    if "durability" in user_gave:
+        raise ClusterError(
+            f"--servers {options['servers']} needs --durability log, not {options['durability']}: with it, a server that dies "
+            "comes back without losing a commit, and none is older than the others"
+        )
+    return {**options, "durability": "log"}
+
+
+def _require_large_enough(task: Task, servers: int) -> None:
+    """Raises InvalidRequest if the task's model can't be divided among so many servers."""
+    if servers > 1:
+        parameters = sum(each.numel() for each in task.model().parameters() if each.requires_grad)
+        all_bounds(parameters, servers)
 
 
 def _with_optimizer_of_task(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
@@ -265,26 +281,34 @@ def _run(folder: RunFolder, options: dict[str, Any], task: Task, host: str, comp
     torch.set_num_threads(1)
     resume = options["resume"] is not None
     hyperparameters = _hyperparameters(options)
-    address, metrics = f"{_bracketed(host)}:{free_port(host)}", f"127.0.0.1:{free_port()}"
-    cluster = _cluster(folder, options, hyperparameters, address, metrics, resume)
+    listening = places(host, options["servers"])
+    lead = listening[0].address
+    members = make_cluster(folder, options, hyperparameters, listening, resume)
     token = folder.admin_token.read_text().strip() if options["on"] == "ray" else None
-    size = f"{options['workers']} workers{_in_processes(cluster, options['workers'])}{_on_devices(options)}"
-    click.echo(f"run {folder.path}: {size}, rule {hyperparameters.rule}, task {options['task']}")
-    click.echo(f"live page http://{metrics}/")
-    click.echo(f"server {address}, metrics http://{metrics}/metrics, logs in {folder.logs}")
+    click.echo(f"run {folder.path}: {_size(members, options)}, rule {hyperparameters.rule}, task {options['task']}")
+    _show_places(listening, folder)
     try:
         with _task_errors():
-            monitor = RunMonitor(address, cluster, folder, task, hyperparameters, options, _own_device(options), token)
+            monitor = RunMonitor(lead, members, folder, task, hyperparameters, options, _own_device(options), token)
     except TaskError as error:
         return _refuse(folder, error, resume, complain)
-    announcement = Announcement(folder.path, address)
+    announcement = Announcement(folder.path, lead)
     try:
-        return _monitor(monitor, cluster, folder, resume, complain)
+        return _monitor(monitor, members, folder, resume, complain)
     finally:
         ignore_signals()
-        cluster.stop()
+        members.stop()
         monitor.close()
         announcement.close()
+
+
+def _show_places(listening: list[Place], folder: RunFolder) -> None:
+    """Prints where the servers listen, the lead first."""
+    lead, *others = listening
+    click.echo(f"live page http://{lead.metrics}/")
+    click.echo(f"server {lead.address}, metrics http://{lead.metrics}/metrics, logs in {folder.logs}")
+    for index, place in enumerate(others, 1):
+        click.echo(f"server {place.address}, metrics http://{place.metrics}/metrics, range {index} of {len(listening)}")
 
 
 def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: bool, complain: Callable[[str], object]) -> int:
@@ -294,7 +318,7 @@ def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: b
         return monitor.run()
     except KeyboardInterrupt:
         ignore_signals()
-        click.echo("\nstopping: workers leave, the server writes a checkpoint ...")
+        click.echo(f"\nstopping: workers leave, {_servers_write(len(cluster.servers))} ...")
         cluster.stop()
         monitor.end_early("stopped")
         click.echo(f"stopped. Resume with:  {_program()} --resume {shlex.quote(str(folder.path))}")
@@ -364,11 +388,25 @@ def _resumed(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ClusterError(f"{path} is not the folder of a run that can be resumed: {error}") from error
     changes = {name: options[name] for name in user_gave - {"resume", "runs", "until_stopped"}}
+    ranges = _same_ranges(RunFolder(path), stored.get("servers", 1), changes)
     _require_changeable({name for name, value in changes.items() if name not in stored or str(value) != str(stored[name])})
-    resumed = {**options, **stored, **changes, "resume": path}
+    resumed = {**options, **stored, **changes, "servers": ranges, "resume": path}
     if {"epochs", "steps"} & changes.keys():
         return _with_an_end({**resumed, "until_stopped": options["until_stopped"]})
     return resumed
+
+
+def _same_ranges(folder: RunFolder, stored: int, changes: dict[str, Any]) -> int:
+    """The number of servers that a run to resume has: that of its checkpoints, else the stored one. Raises ClusterError if the
+    user wants another one."""
+    present = folder.count_ranges() or stored
+    wanted = changes.pop("servers", present)
+    if wanted != present:
+        raise ClusterError(
+            f"the run's checkpoints are for --servers {present}, not {wanted}: run `gem-ctl reshard {folder.checkpoints} "
+            f"FOLDER --ranges {wanted}`, put FOLDER in the place of {folder.checkpoints}, and resume again"
+        )
+    return present
 
 
 def _require_changeable(changed: set[str]) -> None:
@@ -392,74 +430,14 @@ def _folder(options: dict[str, Any]) -> RunFolder:
         raise ClusterError(f"can't create a folder in {options['runs']}: {error}") from error
 
 
-def _cluster(
-    folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, address: str, metrics: str, resume: bool
-) -> Cluster:
-    server = _server(folder, options, hyperparameters, address, metrics)
-    groups = spread(options["workers"], options["processes"] or options["workers"])
-    common = _worker_flags(options, address)
-    member = _ray_member(folder, options) if options["on"] == "ray" else _process
-    workers = [_worker(folder, group, common, member) for group in groups]
-    return Cluster(server, workers, lambda line: click.echo(f"  {line}"), resume, ends_together(hyperparameters))
+def _servers_write(servers: int) -> str:
+    return "the server writes a checkpoint" if servers == 1 else f"the {servers} servers write checkpoints"
 
 
-def _bracketed(host: str) -> str:
-    """The host as it stands before a port."""
-    return f"[{host}]" if ":" in host else host
-
-
-def _server(folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, address: str, metrics: str) -> Member:
-    if options["on"] == "ray":
-        make_tokens(folder)
-    command = python(
-        "gem_server",
-        f"--listen={address}",
-        f"--lane-listen={address.rpartition(':')[0]}:0",  # the port after a free one need not be free
-        f"--metrics-listen={metrics}",
-        f"--history={folder.commits}",
-        f"--checkpoint-dir={folder.checkpoints}",
-        f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
-        f"--durability={options['durability']}",
-        f"--lease-seconds={options['lease_seconds']}",
-        *flags(hyperparameters),
-        *(["--until-stopped"] if hyperparameters.endless else []),
-        *([f"--tokens={folder.tokens}"] if options["on"] == "ray" else []),
-    )
-    return Process("server", folder.logs / "server.log", command)
-
-
-def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
-    """The flags that all worker processes have in common."""
-    common = [f"--server={address}", f"--task={options['task']}", f"--device={options['device']}", *exchange_flags(options)]
-    if options["data"]:
-        common.append(f"--data={options['data']}")
-    if options["step_seconds"]:
-        common.append(f"--step-seconds={options['step_seconds']}")
-    return common
-
-
-def _process(name: str, log: Path, flags: list[str]) -> Member:
-    """Workers in a process of this machine."""
-    return Process(name, log, python("gem_worker", *flags), WORKER_NICENESS)
-
-
-def _ray_member(folder: RunFolder, options: dict[str, Any]) -> Callable[[str, Path, list[str]], Member]:
-    """Makes a process of workers in Ray from its name, its log and its flags."""
-    from gem_worker.launcher import on_ray
-
-    resources, token = on_ray.parsed(options["resources"]), folder.worker_token.read_text().strip()
-    return lambda name, log, flags: on_ray.Actor(name, log, flags, token, resources)
-
-
-def _worker(folder: RunFolder, numbers: range, common: list[str], member: Callable[[str, Path, list[str]], Member]) -> Member:
-    """The process for these workers. A worker keeps its name when a resumed run spreads them over other processes."""
-    if len(numbers) == 1:
-        name, names = f"worker-{numbers[0]}", [f"--name=worker-{numbers[0]}"]
-    else:
-        name = f"workers-{numbers[0]}-{numbers[-1]}"
-        names = ["--name=worker", f"--workers={len(numbers)}"]
-    names.append(f"--first-worker={numbers[0]}")
-    return member(name, folder.logs / f"{name}.log", [*names, *common])
+def _size(cluster: Cluster, options: dict[str, Any]) -> str:
+    """The number of workers, where they run, and the number of servers if there are several, as text."""
+    servers = f", {options['servers']} servers" if options["servers"] > 1 else ""
+    return f"{options['workers']} workers{_in_processes(cluster, options['workers'])}{_on_devices(options)}{servers}"
 
 
 def _in_processes(cluster: Cluster, workers: int) -> str:

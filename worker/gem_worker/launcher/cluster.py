@@ -1,4 +1,4 @@
-"""A cluster: a server process and its workers, restarted if they die. Workers are local processes, or run elsewhere."""
+"""A cluster: server processes and their workers, restarted if they die. Workers are local processes, or run elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class ClusterError(Exception):
 
 
 class WrongSettings(ClusterError):
-    """The server rejected its settings at the start; the message is the server's."""
+    """A server rejected its settings at the start; the message is the server's."""
 
 
 @dataclass
@@ -144,20 +145,20 @@ class Process(Member):
 
 @dataclass
 class Cluster:
-    """A server and its workers.
+    """Servers and their workers.
 
     Args:
-        server: The server's process; None if somebody else runs it.
+        servers: The servers' processes, the lead's first; empty if somebody else runs them.
         workers: The workers' processes.
         say: Prints a line for the user.
-        resume: Whether to start the server with --resume.
+        resume: Whether to start the servers with --resume.
         ends_together: Whether the run is over for all workers as soon as one is done.
         diverged: Names of worker processes whose training diverged.
         committed: Whether a commit was made since the start.
         failures: By worker process: the traceback that it last ended with.
     """
 
-    server: Member | None
+    servers: list[Member]
     workers: list[Member]
     say: Callable[[str], None]
     resume: bool = False
@@ -167,8 +168,8 @@ class Cluster:
     failures: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> None:
-        if self.server is not None:
-            self.server.start(*(["--resume"] if self.resume else []))
+        for server in self.servers:
+            server.start(*(["--resume"] if self.resume else []))
         for worker in self.workers:
             worker.start()
 
@@ -176,16 +177,15 @@ class Cluster:
         """Restarts processes that have died; `healthy` says whether commits were made since the last call.
 
         Raises:
-            WrongSettings: The server rejects its settings.
+            WrongSettings: A server rejects its settings.
             ClusterError: A process keeps dying or has wrong options, or all workers fail alike before their first commit.
         """
         if healthy:
             self.committed = True
-            for member in (self.server, *self.workers):
-                if member is not None:
-                    member.restarts = 0
-        if self.server is not None:
-            self._tend_server(self.server)
+            for member in (*self.servers, *self.workers):
+                member.restarts = 0
+        for server in self.servers:
+            self._tend_server(server)
         for worker in self.workers:
             self._tend_worker(worker)
 
@@ -215,15 +215,17 @@ class Cluster:
         return all(worker.status in (0, EXIT_DIVERGED) or (over and worker.waiting) for worker in self.workers)
 
     def stop(self) -> None:
-        """Stops the workers, then the server, which writes a checkpoint. Leaves no process behind."""
+        """Stops the workers, then the servers, which write checkpoints. Leaves no process behind."""
         deadline = time.monotonic() + _STOP_SECONDS
         for worker in self.workers:
             worker.signal(signal.SIGTERM)
         for worker in self.workers:
             worker.wait(deadline - time.monotonic())
-        if self.server is not None:
-            self.server.signal(signal.SIGTERM)
-            self.server.wait(_STOP_SECONDS)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for server in self.servers:
+            server.signal(signal.SIGTERM)
+        for server in self.servers:
+            server.wait(deadline - time.monotonic())
 
     def _stop_if_all_fail_alike(self, failed: Member) -> None:
         """Raises ClusterError if every worker failed alike before a commit: a bug in the task, which a restart would hide."""
@@ -244,7 +246,8 @@ class Cluster:
     def _count_restart(self, member: Member, ending: str) -> None:
         """Raises ClusterError if another restart can't help."""
         # Once there were commits, a worker's options are right: only its machine may lack something.
-        hopeless = member.status == EXIT_WRONG_USE and (member is self.server or not self.committed)
+        is_server = any(member is server for server in self.servers)
+        hopeless = member.status == EXIT_WRONG_USE and (is_server or not self.committed)
         if hopeless or member.restarts >= MAX_RESTARTS:
             raise ClusterError(f"{member.name} {ending}:\n{member.last_words()}\nfull log: {member.log}")
         member.restarts += 1
@@ -268,10 +271,18 @@ def spread(workers: int, processes: int) -> list[range]:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port of an address of this machine that is free now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports([host])[0]
+
+
+def free_ports(hosts: Iterable[str]) -> list[int]:
+    """For each of these addresses of this machine, a port that is free now; all differ."""
+    with ExitStack() as probes:
+        ports: list[int] = []
+        for host in hosts:
+            probe = probes.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            probe.bind((host, 0))
+            ports.append(probe.getsockname()[1])
+        return ports
 
 
 def _ending(status: int | None) -> str:

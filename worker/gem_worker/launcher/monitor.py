@@ -32,7 +32,7 @@ class RunMonitor:
     """Polls the server of one run, prints progress, restarts dead processes and saves the results.
 
     Args:
-        address: The server's address.
+        address: The server's address; the lead's if there are several.
         cluster: The run's processes.
         folder: Receives the results.
         task: The model and the held-out data.
@@ -181,6 +181,7 @@ class RunMonitor:
             "rule": self._hyperparameters.rule,
             "workers": self._options["workers"],
             "processes": len(self._cluster.workers),
+            "servers": len(self._cluster.servers),
             "step_seconds": self._options["step_seconds"],
             "task": self._options["task"],
             "hyperparameters": asdict(self._hyperparameters),

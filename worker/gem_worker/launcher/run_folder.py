@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gem_api import __version__
 from gem_api.layout import Layout, Vector
+from gem_api.ranges import Range
 from gem_client.ctl.curves import COLUMNS
 from gem_client.ctl.history import read_history
 from gem_client.ctl.local_runs import ADMIN_TOKEN
@@ -22,13 +23,15 @@ from safetensors.numpy import save_file
 
 from gem_worker.evaluation.evaluate import Score
 
+_RANGE = "range-"  # in the names of the checkpoints' folders of several servers
 PACKAGES = ("torch", "numpy", "numba", "grpcio", "protobuf", "safetensors")
 
 
 class RunFolder:
     """The paths in runs/<id>/.
 
-    During the run: run.json, commits.csv, checkpoints/, logs/, server.address. At the end also summary.json, report.png,
+    During the run: run.json, commits.csv, checkpoints/, logs/, server.address. With several servers, checkpoints/range-0 …,
+    logs/server-0.log …; commits.csv and server.address are the lead's. At the end also summary.json, report.png,
     report.html and model.safetensors. If workers run on other machines: tokens, worker-token and admin-token, which only this
     run's server accepts.
     """
@@ -46,6 +49,16 @@ class RunFolder:
         self.tokens = path / "tokens"  # only if workers run on other machines
         self.worker_token = path / "worker-token"
         self.admin_token = path / ADMIN_TOKEN
+
+    def checkpoints_of(self, held: Range) -> Path:
+        """The folder with a server's checkpoints: `checkpoints`, or checkpoints/range-I if there are several servers."""
+        return self.checkpoints if held.whole else self.checkpoints / f"{_RANGE}{held.index}"
+
+    def count_ranges(self) -> int:
+        """The number of servers that the checkpoints are for; 0 if there are no checkpoints yet."""
+        if ranges := len(list(self.checkpoints.glob(f"{_RANGE}*"))):
+            return ranges
+        return int(self.checkpoints.exists())
 
     @classmethod
     def create(cls, parent: Path, label: str, options: dict[str, Any]) -> RunFolder:

@@ -26,6 +26,7 @@ from gem_worker.command import (
     EXIT_WRONG_USE,
     STOPPED,
     Stopped,
+    cores,
     exchange_options,
     log_as,
     member_options,
@@ -206,10 +207,5 @@ def _workers(
 
 def _limits(device: torch.device, options: dict[str, Any], stopping: Stopping) -> StepLimits:
     """The limits that the workers on a device share. A GPU computes one gradient at a time, and holds its activations alone."""
-    slots = _cores() // options["threads"] or 1 if device.type == "cpu" else 1
+    slots = cores() // options["threads"] or 1 if device.type == "cpu" else 1
     return StepLimits(options["step_seconds"], sleep=stopping.sleep, gate=ComputeGate(slots))
-
-
-def _cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
