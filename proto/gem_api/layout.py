@@ -1,4 +1,4 @@
-"""The tensor layout: the position of each parameter in the packed float32 buffer of the central variable, or in a part of it."""
+"""The tensor layout: the position of each parameter in the packed float32 buffer of the central variable, or of a part."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ class Layout:
         return pb.TensorLayout(tensors=specs, range_begin=self.begin, range_end=self.end)
 
     def require_whole(self) -> None:
-        """Raises InvalidRequest if this is a part of a model: a worker registers with all of it, and each server cuts its part."""
+        """Raises InvalidRequest if this is a part of a model. A worker registers with all of it, and each server cuts its
+        part."""
         if self.bounds is not None:
             raise InvalidRequest(
                 f"the layout's range is [{self.begin}, {self.end}): register with the whole model, [0, {self.parameters})"
@@ -260,8 +261,8 @@ class Layout:
                 )
         if self.tensors == other.tensors:
             raise LayoutMismatch(
-                f"the range [{other.begin}, {other.end}) of the model is not [{self.begin}, {self.end}): start all servers with "
-                "ranges of the same number, --range 0/N to N-1/N"
+                f"the range [{other.begin}, {other.end}) of the model is not [{self.begin}, {self.end}): start all servers "
+                "with ranges of the same number, --range 0/N to N-1/N"
             )
         raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}")
 

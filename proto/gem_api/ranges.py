@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gem_api.errors import InvalidRequest
 
@@ -10,7 +10,8 @@ UNIT = 4096  # elements: whole int8 blocks, memory pages and tiles of the compil
 MAX_RANGES = 1000
 
 
-class Range(NamedTuple):
+@dataclass(frozen=True)
+class Range:
     """Which part of θ a server holds.
 
     Attributes:

@@ -28,6 +28,7 @@ from gem_api.process.options import (
     until_stopped_option,
     without_end,
 )
+from gem_api.ranges import WHOLE, Range
 
 from gem_server.config import ServerConfig, StartError, private_socket
 from gem_server.event_loop import DecidingLoop
@@ -94,6 +95,17 @@ def _lane_listen(context: click.Context, param: click.Parameter, choice: str) ->
     return None if choice == "auto" else "" if choice == "off" else choice
 
 
+def _range(context: click.Context, param: click.Parameter, choice: str) -> Range:
+    try:
+        return Range.parse(choice)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, param) from None
+
+
+def _peers(context: click.Context, param: click.Parameter, choice: str) -> tuple[str, ...]:
+    return tuple(address.strip() for address in choice.split(",") if address.strip())
+
+
 def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
     if cert is not None and key is not None:
         return TlsFiles(cert, key, client_ca)
@@ -103,6 +115,21 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
+@option(
+    "--range",
+    default=str(WHOLE),
+    callback=_range,
+    metavar="I/N",
+    help="Which part of the model this server holds, if N servers hold it together: 0/N, which leads, to N-1/N. Otherwise give "
+    "all of them the same options, among them --durability log.",
+)
+@option(
+    "--peers",
+    default="",
+    callback=_peers,
+    metavar="HOST:PORT,...",
+    help="On the server of range 0: the addresses of ranges 1, 2, ..., in this order, as workers reach them.",
+)
 @_config_option("--listen", help="Address to serve gRPC on; 0.0.0.0:50051 accepts other machines.")
 @option(
     "--lane-listen",

@@ -12,6 +12,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.addresses import is_tcp_address, names_a_port
 from gem_api.process.host_memory import default_limit
 from gem_api.process.options import DURABILITIES
+from gem_api.ranges import WHOLE, Range
 
 from gem_server.security.tls import TlsFiles
 
@@ -39,6 +40,14 @@ class ServerConfig:
 
     # Whether the user wants a run without a limit of epochs or steps. Otherwise such a run is rejected.
     until_stopped: bool = False
+
+    # -- several servers
+
+    # Which part of the model this server holds.
+    range: Range = WHOLE
+
+    # Addresses of the servers of range 1, 2, …, as workers reach them, on the server of range 0.
+    peers: tuple[str, ...] = ()
 
     # -- network
 
@@ -146,6 +155,21 @@ class ServerConfig:
                 yield f"--{name.replace('_', '-')} must be at least {minimum:g}, not {value}"
         if not self.lease_seconds > 0:
             yield f"--lease-seconds must be greater than 0, not {self.lease_seconds}"
+        yield from self._problems_of_ranges()
+
+    def _problems_of_ranges(self) -> Iterator[str]:
+        part, expected = self.range, self.range.count - 1 if self.range.leads else 0
+        if not part.whole and self.durability != "log":
+            yield f"--range {part} needs --durability log: a range that lost commits would not fit the others any more"
+        if len(self.peers) != expected:
+            yield (
+                f"--range {part} needs --peers with the {expected} addresses of ranges 1 to {expected}, not {len(self.peers)}"
+                if expected
+                else f"--peers belongs to the server of range 0 of several; this one is --range {part}"
+            )
+        for address in self.peers:
+            if not names_a_port(address):
+                yield f"--peers names {address!r}: give each server's HOST:PORT, such as 10.0.0.2:50051,10.0.0.3:50051"
 
 
 _MINIMA = {

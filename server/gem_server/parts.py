@@ -106,7 +106,17 @@ class Parts:
         regions = Regions(core, running_loop())
         self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)
         self.training = TrainingServicer(
-            core, self.apply_loop, self.progress, calls, path, self.lane.offer, durability, self.traffic, clock, logger
+            core,
+            self.apply_loop,
+            self.progress,
+            calls,
+            path,
+            self.lane.offer,
+            durability,
+            self.traffic,
+            clock,
+            logger,
+            config.peers,
         )
         admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
         self.endpoint.add_services(self.training, admin, calls)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from gem_api.errors import InvalidRequest
 from gem_api.ranges import UNIT, WHOLE, Range, all_bounds
@@ -15,7 +17,7 @@ def test_ranges_cover_the_model_without_gap_or_overlap(count: int, more: int) ->
     bounds = all_bounds(parameters, count)
     assert bounds[0][0] == 0
     assert bounds[-1][1] == parameters
-    assert all(end == begin for (_, end), (begin, _) in zip(bounds[:-1], bounds[1:], strict=True))
+    assert all(end == begin for (_, end), (begin, _) in pairwise(bounds))
     assert all(begin % UNIT == 0 and begin < end for begin, end in bounds)
     sizes = [end - begin for begin, end in bounds]
     assert max(sizes) - min(sizes) < 2 * UNIT + count

@@ -161,7 +161,7 @@ class World:
         try:
             getattr(self, f"_serve_{request.kind}")(request, **request.fields)
         except GemError as error:
-            self.server.core.take_rolled_back()
+            self.server.core.take_dropped()
             self.network.append(Response(request, error=error))
 
     def _serve_register(self, request: Request, overlap: bool) -> None:

@@ -10,6 +10,7 @@ from gem_api.update_kind import UpdateKind
 from gem_server.core.facts import Admission, Header
 from gem_server.core.leases import Lease
 from gem_server.rules import UpdateRule, rule_of
+from gem_server.rules.base import require_by_element
 
 MAX_NAME = 128  # characters
 MAX_SAMPLES = 1 << 32  # in one commit
@@ -45,9 +46,11 @@ def rule_for_worker(settings: Hyperparameters) -> UpdateRule:
 
 
 def require_trainable(rule: UpdateRule, layout: Layout) -> None:
-    """Raises InvalidRequest if the rule can't train the layout."""
+    """Raises InvalidRequest if the rule can't train the layout, or a part of a model."""
     try:
         rule.require_fitting(layout)
+        if layout.bounds is not None:
+            require_by_element(rule)
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
 
@@ -59,19 +62,21 @@ def repeated(lease: Lease, sequence: int) -> Admission | None:
     return Admission.QUEUED if sequence == lease.queued else None
 
 
-def knows_lost_commits(lease: Lease, header: Header) -> bool:
+def knows_lost_commits(lease: Lease, header: Header, gaps: bool) -> bool:
     """Whether the header shows that the server's restart lost commits that the worker knows to be applied."""
     if not lease.restored:
         return False
     known = {lease.base_version, lease.spare_version} if lease.overlaps else {lease.base_version}
-    return header.base_version not in known or header.sequence > lease.sequence + 1
+    return header.base_version not in known or (header.sequence > lease.sequence + 1 and not gaps)
 
 
-def require_due(lease: Lease, sequence: int) -> None:
-    """Raises SequenceGap unless this is the lease's next commit, and none waits in the FIFO."""
+def require_due(lease: Lease, sequence: int, gaps: bool) -> None:
+    """Raises SequenceGap unless this is the lease's next commit, and none waits in the FIFO.
+
+    With `gaps`, any later commit counts as the next: another range may have applied one that this range rejected."""
     if lease.queued is not None:
         raise SequenceGap(f"commit {sequence} of this lease arrived while commit {lease.queued} still waits in the queue")
-    if sequence != lease.sequence + 1:
+    if sequence <= lease.sequence or (sequence != lease.sequence + 1 and not gaps):
         raise SequenceGap(f"commit {sequence} of this lease arrived; expected was {lease.sequence + 1}")
 
 

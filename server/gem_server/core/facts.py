@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.update_kind import UpdateKind
 
@@ -108,6 +109,21 @@ class Ended:
     worker: str
     reason: EndReason
     shards_returned: int
+
+
+@dataclass(frozen=True)
+class LeadsAnswer:
+    """What a worker shows of its registration with the server that leads to the server of another range.
+
+    Attributes:
+        lease_id: The lease there: this range opens one under the same id.
+        run_id: The run there.
+        settings: The run's hyper-parameters there.
+    """
+
+    lease_id: str
+    run_id: str
+    settings: Hyperparameters
 
 
 @dataclass(frozen=True)

@@ -178,10 +178,13 @@ class LeaseTable:
         lease = self.live.get(lease_id)
         if lease is not None:
             return lease
-        reason = self._reasons.get(lease_id)
-        if reason is None:
-            raise LeaseEnded("no such lease: register again")
-        raise LeaseEnded(f"the lease has ended ({reason}): register again", reason)
+        self.require_not_ended(lease_id)
+        raise LeaseEnded("no such lease: register again")
+
+    def require_not_ended(self, lease_id: str) -> None:
+        """Raises LeaseEnded, with the reason, if a lease of that id is known to have ended."""
+        if (reason := self._reasons.get(lease_id)) is not None:
+            raise LeaseEnded(f"the lease has ended ({reason}): register again", reason)
 
     def renew(self, lease_id: str, now: float) -> Lease:
         lease = self.get(lease_id)

@@ -15,14 +15,14 @@ from gem_api.errors import (
     GemError,
     InvalidRequest,
     LeaseEnded,
-    RuleFailed,
 )
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout, Vector
+from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
 from gem_api.schedule import factor
 
-from gem_server.core import checks, optimizer_choice
+from gem_server.core import arithmetic, checks, following, optimizer_choice
 from gem_server.core.central_variable import CentralVariable, Copy
 from gem_server.core.commits import Arrived, Commit, Step, as_floats
 from gem_server.core.facts import (
@@ -31,19 +31,21 @@ from gem_server.core.facts import (
     Ended,
     EndReason,
     Header,
+    LeadsAnswer,
     Outcome,
     PullDecision,
     Registration,
 )
-from gem_server.core.leases import REPLY, SPARE, Lease, LeaseTable
+from gem_server.core.leases import SPARE, Lease, LeaseTable
 from gem_server.core.memory_budget import Memory
 from gem_server.core.norm_bound import NormHistory
 from gem_server.core.optimizer_choice import Choice
 from gem_server.core.quarantine import Quarantine
 from gem_server.core.records import Kind, Record, Recorder, forget
 from gem_server.core.shards import MAX_SHARDS, NoShard, Shard, ShardLedger, require_windows_fit
-from gem_server.core.undo import rule_failed, undone_if_rule_raises
-from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, is_users, rule_of
+from gem_server.core.undo import undone_if_rule_raises
+from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
+from gem_server.rules.base import require_by_element
 
 MAX_COUNTED_NAMES = 10_000  # workers whose steps are counted; without a limit, new names would fill the memory
 
@@ -62,8 +64,10 @@ class Core:
         quarantine: Keeps out workers whose gradients are rejected; by default no worker is kept out.
         logged: Whether the server writes a log. If so, gradients must not change until they are written.
         stated: The hyper-parameters that the user gave: the first worker's optimizer must agree with them.
+        part: Which part of θ this server holds.
 
     Attributes:
+        run_id: The run's id. A server that does not lead takes it from the lead, until θ has a value.
         steps_done: Applied commits by worker name, for the 10,000 names that committed last, the latest at the end. A worker
             that returns after it was dropped from here starts at 0, and so may make `--steps` commits once more.
         record: Takes a record of each event that changes the run, in order; see `record_to`.
@@ -82,14 +86,18 @@ class Core:
         quarantine: Quarantine | None = None,
         logged: bool = False,
         stated: Collection[str] = (),
+        part: Range = WHOLE,
     ) -> None:
         self.run_id = run_id
+        self.part = part
         self.settings = self._started_with = settings
         self._stated = stated
         self._min_workers = min_workers
         self._begun = False
         settings.require_valid()
         self.rule = rule_of(settings)
+        if not part.whole:
+            require_by_element(self.rule)
         require_windows_fit(settings)
         self.central = CentralVariable()
         self.shared = Shared(numbers=dict(self.rule.numbers))
@@ -104,7 +112,7 @@ class Core:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.steps_done: dict[str, int] = {}
         self.samples_committed = 0
-        self._rolled_back: list[Ended] = []
+        self._dropped: list[Ended] = []
 
     def record_to(self, recorder: Recorder) -> None:
         """Sends the records of all further events to `recorder`. Earlier events are in the checkpoint that the log follows."""
@@ -129,20 +137,30 @@ class Core:
     # -- joining and leaving
 
     def register(
-        self, worker: str, layout: Layout, now: float, overlap: bool = False, owner: str = "", choice: Choice = None
+        self,
+        worker: str,
+        layout: Layout,
+        now: float,
+        overlap: bool = False,
+        owner: str = "",
+        choice: Choice = None,
+        lead: LeadsAnswer | None = None,
     ) -> Registration:
-        """Opens a lease.
+        """Opens a lease. On a server that does not lead, this may be repeated.
 
         Args:
             worker: The worker's name.
-            layout: Its model's tensors.
+            layout: Its whole model's tensors.
             now: Seconds of the caller's clock.
             overlap: Whether it computes its next gradient while a commit is under way; it needs a second snapshot then.
             owner: Names its credentials; empty if the server asks for none.
             choice: The optimizer that it brings; None: it brings none.
+            lead: What the server of range 0 answered; None on that server itself.
 
         Raises:
-            InvalidRequest: The worker's name is empty, too long or not printable, or the rule can't train this layout.
+            InvalidRequest: The worker's name is empty, too long or not printable; the rule can't train this layout; or the lead
+                has another run or other hyper-parameters.
+            LeaseEnded: The lease that the lead gave has ended here already.
             PermissionDenied: A worker with other credentials holds the name.
             LayoutMismatch: The worker's model is not the run's.
             Overloaded: There is no memory for another worker.
@@ -152,25 +170,48 @@ class Core:
         self.quarantine.require_free(worker)
         predecessor = self.leases.named(worker)
         checks.require_same_owner(predecessor, worker, owner)
+        following.require_shown(self.part, lead)
+        layout = layout.part(self.part)
+        if lead is not None:
+            following.require_usable_id(self.leases, lead, worker)
+            if predecessor is not None and predecessor.lease_id == lead.lease_id:
+                return self._registered(predecessor, None)
+            self._follow(lead)
+            predecessor = self.leases.named(worker)
         new = not self.central.initialized and self._alone(predecessor)
         settings = optimizer_choice.settings_with(choice, self._started_with if new else self.settings, self._stated, new)
         if not new:
             self.central.require_fitting(layout)
         rule = self.rule if settings == self.settings else checks.rule_for_worker(settings)
         checks.require_trainable(rule, layout)
+        if lead is not None:
+            following.require_same_settings(lead, settings)
         with self.memory.under(rule):
             self.memory.require_room_for_worker(layout, overlap, freed=predecessor)
             theta, buffers, upload = self.memory.take(layout, overlap)
         ended = self._end(predecessor, EndReason.REPLACED) if predecessor else None
         self._settle(settings, rule)
         self.central.adopt(layout, theta)
-        lease_id = self.leases.new_id()
-        self.leases.open(lease_id, worker, buffers, upload, now, owner).starting = True
+        lease_id = self.leases.new_id() if lead is None else lead.lease_id
+        lease = self.leases.open(lease_id, worker, buffers, upload, now, owner)
+        lease.starting = True
         self.record(Record(Kind.OPENED, {"lease": lease_id, "worker": worker, "overlap": overlap, "owner": owner}))
         self._begun = self._begun or not self.workers_awaited
         self._elect_initializer()
-        must_initialize = self.central.initializer == lease_id
-        return Registration(lease_id, layout, must_initialize, self.steps_done.get(worker, 0), ended)
+        return self._registered(lease, ended)
+
+    def _registered(self, lease: Lease, ended: Ended | None) -> Registration:
+        assert self.central.layout is not None
+        must_initialize = self.central.initializer == lease.lease_id
+        return Registration(lease.lease_id, self.central.layout, must_initialize, self.steps_done.get(lease.worker, 0), ended)
+
+    def _follow(self, lead: LeadsAnswer) -> None:
+        """Takes part in the lead's run. Without a model, this server drops the leases of another run: the lead has lost it."""
+        if self.central.initialized:
+            following.require_known_run(lead, self.run_id)
+        elif lead.run_id != self.run_id:
+            self._dropped += self.end_unfit(lambda lease: True)
+            self.run_id = lead.run_id
 
     def _alone(self, predecessor: Lease | None) -> bool:
         """Whether no worker except the predecessor is in the run."""
@@ -212,9 +253,9 @@ class Core:
         """Ends the leases whose workers cannot continue after a restart."""
         return [self._end(lease, EndReason.ROLLED_BACK) for lease in filter(unfit, list(self.leases.live.values()))]
 
-    def take_rolled_back(self) -> list[Ended]:
-        """The leases that `admit` has ended since the last call."""
-        taken, self._rolled_back = self._rolled_back, []
+    def take_dropped(self) -> list[Ended]:
+        """The leases that `admit` and `register` have ended since the last call, except for those that were replaced."""
+        taken, self._dropped = self._dropped, []
         return taken
 
     def _end(self, lease: Lease, reason: EndReason) -> Ended:
@@ -305,7 +346,7 @@ class Core:
             LeaseEnded: The lease is unknown or has ended; or the server has restarted without commits that the worker knows
                 to be applied, and the lease ends now.
             LayoutMismatch: The fingerprint is not the run's.
-            SequenceGap: The sequence is neither the next, nor the queued, nor the last one.
+            SequenceGap: The sequence is neither the next, nor the queued, nor the last one; a part of θ takes any later one.
             InvalidRequest: The base version does not exist yet, or the rule does not take this kind of update.
             NotInitialized: θ has no value yet.
         """
@@ -315,10 +356,11 @@ class Core:
         if (repeat := checks.repeated(lease, header.sequence)) is not None:
             self.outcomes[Outcome.REPEATED] += 1
             return repeat, lease
-        if checks.knows_lost_commits(lease, header):
-            self._rolled_back.append(self._end(lease, EndReason.ROLLED_BACK))
+        gaps = not self.part.whole
+        if checks.knows_lost_commits(lease, header, gaps):
+            self._dropped.append(self._end(lease, EndReason.ROLLED_BACK))
             raise LeaseEnded("the server restarted without this worker's last commit: register again", EndReason.ROLLED_BACK)
-        checks.require_due(lease, header.sequence)
+        checks.require_due(lease, header.sequence, gaps)
         checks.require_applicable(header, self.rule.kind, self.settings, self.central.version)
         return Admission.FRESH, lease
 
@@ -365,39 +407,15 @@ class Core:
         lease, version = self.leases.get(commit.header.lease_id), self.central.version
         staleness = version - commit.header.base_version
         rule_input = RuleInput(staleness, version, lease.sequence, factor(self.settings, version), self.shared)
-        accepted, failure = self._accepts(rule_input)
+        accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
         lease.recorded = self.record(commit.record(version + accepted))
-        run = partial(self._run, commit, rule_input, accepted) if failure is None else partial(_fail, failure)
+        run = partial(self._run, commit, rule_input, accepted) if failure is None else partial(arithmetic.fail, failure)
         return Step(commit, rule_input, accepted, run)
-
-    def _accepts(self, rule_input: RuleInput) -> tuple[bool, RuleFailed | None]:
-        """Whether the rule accepts a commit, and the failure if a user's rule raised an exception instead."""
-        try:
-            return bool(self.rule.accepts(rule_input)), None
-        except Exception as error:
-            if not is_users(self.rule):
-                raise
-            return False, rule_failed(self.rule, self.settings.rule, error)
 
     def _run(self, commit: Commit, rule_input: RuleInput, accepted: bool) -> PiFacts | None:
         commit.lease.about_to_change()
         with self._undone_if_rule_raises(commit.lease):
-            return self._move(commit, rule_input, accepted)
-
-    def _move(self, commit: Commit, rule_input: RuleInput, accepted: bool) -> PiFacts | None:
-        """Applies an accepted commit to θ, or else gives the worker the current θ; writes its reply."""
-        lease, layout, theta, pi = commit.lease, self.central.layout, self.central.theta, None
-        assert layout is not None
-        lease.swap_snapshots(commit.header.base_version)
-        buffers = lease.buffers_and_reply()
-        if accepted:
-            pi = self.rule.apply(layout, theta, commit.gradient, buffers, rule_input)
-            self.rule.scale(rule_input, pi)  # `finish` calls it again, when it is too late to raise
-        else:
-            self.rule.pull(theta, buffers)
-        if lease.shared_reply is not None and REPLY in lease.buffers:  # the rule keeps a reply buffer of its own
-            np.copyto(lease.shared_reply, lease.buffers[REPLY])
-        return pi
+            return arithmetic.move(self.rule, self.central, commit, rule_input, accepted)
 
     def _undone_if_rule_raises(self, lease: Lease) -> AbstractContextManager[None]:
         return undone_if_rule_raises(self.rule, self.settings.rule, self.central.theta, self.shared, lease)
@@ -414,27 +432,11 @@ class Core:
         lease.base_version = version - 1 if self.rule.replies_before and step.accepted else version
         lease.sequence, lease.queued, lease.restored = header.sequence, None, False
         lease.expires_at = now + self.leases.duration
-        lease.last_applied = self._facts(step, pi)
+        lease.last_applied = arithmetic.facts(self.rule, step, pi, version)
         self.outcomes[Outcome.APPLIED if step.accepted else Outcome.DISCARDED] += 1
         self._count_step(lease.worker)
         self.samples_committed += header.samples * step.accepted
         return lease.last_applied
-
-    def _facts(self, step: Step, pi: PiFacts | None) -> Applied:
-        lease, header = step.commit.lease, step.commit.header
-        return Applied(
-            ticket=step.commit.ticket,
-            worker=lease.worker,
-            sequence=header.sequence,
-            version=self.central.version,
-            base_version=lease.base_version,
-            staleness=step.rule_input.staleness,
-            loss=header.loss,
-            samples=header.samples,
-            pi=pi,
-            scale=self.rule.scale(step.rule_input, pi) if step.accepted else 0.0,
-            discarded=not step.accepted,
-        )
 
     def _count_step(self, worker: str) -> None:
         """Drops names by the order of commits alone, so that a replay drops the same ones."""
@@ -488,7 +490,3 @@ class Core:
         if not self.central.has_copy:
             self.memory.require_room_for_copy()
         return self.central.copy
-
-
-def _fail(error: RuleFailed) -> None:
-    raise error

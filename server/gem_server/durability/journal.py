@@ -67,6 +67,7 @@ class Journal:
         durable: Number of the last record on the disk.
         serial: Serial number of the segment that the next record goes to.
         size: Approximate bytes since the last cut.
+        run_id: The run's id, for the next segment.
         trouble: Why no commit can be acknowledged at present; empty if all is well.
     """
 
@@ -81,7 +82,7 @@ class Journal:
     ) -> None:
         self._storage = storage
         self._directory = directory
-        self._run_id = run_id
+        self.run_id = run_id
         self._new_seed = new_seed
         self._waiting: deque[Waiting] = deque()
         self._segment: SegmentWriter | None = None
@@ -118,7 +119,7 @@ class Journal:
         if self.begins_segment(batch):
             self.close()
             serial, first = batch[0].serial, batch[0].number
-            self._segment = SegmentWriter(self._storage, self._directory, serial, first, self._new_seed(), self._run_id)
+            self._segment = SegmentWriter(self._storage, self._directory, serial, first, self._new_seed(), self.run_id)
         assert self._segment is not None
         self._segment.write([(waiting.number, waiting.record) for waiting in batch], self.durable)
 

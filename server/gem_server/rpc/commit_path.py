@@ -134,8 +134,8 @@ class CommitPath:
             self._logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
             self.lease_ends(ended, call)
             self.core.quarantine.require_free(ended.worker)
-        for rolled_back in self.core.take_rolled_back():
-            self.lease_ends(rolled_back, call)
+        for dropped in self.core.take_dropped():
+            self.lease_ends(dropped, call)
 
     def _count(self, header: Header, error: GemError) -> None:
         if isinstance(error, Draining):

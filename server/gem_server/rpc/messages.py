@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 
 from gem_api import __version__
+from gem_api.errors import InvalidRequest
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.update_kind import KINDS, kind_of
 from gem_api.v1 import training_pb2 as pb
 
-from gem_server.core.facts import Applied, Header, Registration
+from gem_server.core.facts import Applied, Header, LeadsAnswer, Registration
 from gem_server.core.leases import Lease
 from gem_server.core.shards import Shard
 from gem_server.core.shuffle import Indices
@@ -54,7 +58,19 @@ def _pi_summary(pi: PiFacts) -> pb.PiSummary:
     )
 
 
-def registration(registration: Registration, core: Core) -> pb.RegisterWorkerResponse:
+def leads_answer(message: pb.LeadsAnswer) -> LeadsAnswer:
+    """Raises InvalidRequest if the message is invalid."""
+    if not re.fullmatch("[0-9a-f]{16,64}", message.lease_id):
+        raise InvalidRequest(f"the lead's lease id has 16 to 64 characters of 0-9 and a-f, not {message.lease_id[:70]!r}")
+    if not re.fullmatch("[!-~]{1,64}", message.run_id):
+        raise InvalidRequest(f"the lead's run id has 1 to 64 printable characters, not {message.run_id[:70]!r}")
+    try:
+        return LeadsAnswer(message.lease_id, message.run_id, Hyperparameters.from_message(message.hyperparameters))
+    except ValueError as error:
+        raise InvalidRequest(f"the lead's hyper-parameters are invalid: {error}") from None
+
+
+def registration(registration: Registration, core: Core, peers: Sequence[str] = ()) -> pb.RegisterWorkerResponse:
     layout: Layout = registration.layout
     return pb.RegisterWorkerResponse(
         lease_id=registration.lease_id,
@@ -66,6 +82,7 @@ def registration(registration: Registration, core: Core) -> pb.RegisterWorkerRes
         run_id=core.run_id,
         steps_done=registration.steps_done,
         update_kind=KINDS[core.rule.kind],
+        peers=peers,
     )
 
 
@@ -88,7 +105,13 @@ def run_state(core: Core, draining: bool) -> pb.RunState:
 
 
 def status(
-    core: Core, progress: Progress, queue_length: int, draining: bool, now: float, max_workers: int | None = None
+    core: Core,
+    progress: Progress,
+    queue_length: int,
+    draining: bool,
+    now: float,
+    max_workers: int | None = None,
+    peers: Sequence[str] = (),
 ) -> pb.GetStatusResponse:
     """The run's status, with at most `max_workers` of its live workers: the oldest ones."""
     evaluation, held = progress.evaluation, core.ledger.held_by_lease()
@@ -114,6 +137,9 @@ def status(
         checkpoint_age_seconds=now - progress.checkpoint_at if progress.checkpoint_version is not None else 0.0,
         uptime_seconds=now - progress.started,
         server_version=__version__,
+        range_index=core.part.index,
+        range_count=core.part.count,
+        peers=peers,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
@@ -48,6 +48,7 @@ class TrainingServicer:
         traffic: Where the bytes of tensors are counted.
         clock: Returns monotonic seconds.
         logger: The server's logger.
+        peers: Addresses of the servers of the other ranges, if this one leads.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class TrainingServicer:
         traffic: Traffic,
         clock: Callable[[], float],
         logger: Logger,
+        peers: Sequence[str] = (),
     ) -> None:
         self._core = core
+        self._peers = peers
         self._apply_loop = apply_loop
         self._progress = progress
         self._calls = calls
@@ -143,7 +146,7 @@ class TrainingServicer:
         await self._durability.settled()
         layout = self._core.central.layout
         assert layout is not None
-        opening = self._pull_opening(version=copy.version, layout=layout.to_message())
+        opening = self._pull_opening(version=copy.version, layout=layout.to_message(), peers=self._peers)
         await transfer.send(opening, copy.theta, form, patience=READER_SECONDS)
 
     def _pull_opening(self, **fields: Any) -> bytes:
@@ -179,13 +182,20 @@ class TrainingServicer:
         layout = Layout.from_message(request.layout)
         layout.require_whole()
         choice = OptimizerChoice.from_message(request.optimizer) if request.HasField("optimizer") else None
-        registration = self._core.register(request.worker_name, layout, self._clock(), request.overlap, caller.owner, choice)
+        lead = messages.leads_answer(request.lead) if request.HasField("lead") else None
+        try:
+            registration = self._core.register(
+                request.worker_name, layout, self._clock(), request.overlap, caller.owner, choice, lead
+            )
+        finally:
+            for dropped in self._core.take_dropped():
+                self.lease_ended(dropped)
         if registration.ended:
             self.lease_ended(registration.ended)
         awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}
         self._logger.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
         await self._durability.settled()
-        return messages.registration(registration, self._core)
+        return messages.registration(registration, self._core, self._peers)
 
     async def renew_lease(self, call: Call, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseResponse:
         self._core.renew(request.lease_id, self._clock())
@@ -227,6 +237,7 @@ class TrainingServicer:
 
     async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse:
         self._path.require_open()
+        self._require_leading()
         shard = self._core.lease_shard(request.lease_id, request.sample_count, self._clock(), set(request.holding))
         await self._durability.settled()
         if not isinstance(shard, NoShard):
@@ -236,6 +247,7 @@ class TrainingServicer:
         return pb.LeaseShardResponse(wait_seconds=SHARD_WAIT_SECONDS)
 
     async def complete_shard(self, call: Call, request: pb.CompleteShardRequest, context: Context) -> pb.CompleteShardResponse:
+        self._require_leading()
         accepted = self._core.complete_shard(request.lease_id, request.shard_id, self._clock())
         await self._durability.settled()
         return pb.CompleteShardResponse(accepted=accepted)
@@ -243,6 +255,7 @@ class TrainingServicer:
     async def report_evaluation(
         self, call: Call, request: pb.ReportEvaluationRequest, context: Context
     ) -> pb.ReportEvaluationResponse:
+        self._require_leading()
         if request.HasField("accuracy") and not 0 <= request.accuracy <= 1:
             raise InvalidRequest(f"the accuracy must lie between 0 and 1, not {request.accuracy}")
         self._progress.evaluated(messages.evaluation(request))
@@ -254,7 +267,13 @@ class TrainingServicer:
     def status(self, max_workers: int | None = None) -> pb.GetStatusResponse:
         """The run's status, with at most `max_workers` of its live workers. Call it on the event loop's thread."""
         queued, draining = self._apply_loop.queue_length, self._progress.draining
-        return messages.status(self._core, self._progress, queued, draining, self._clock(), max_workers)
+        return messages.status(self._core, self._progress, queued, draining, self._clock(), max_workers, self._peers)
+
+    def _require_leading(self) -> None:
+        if not self._core.part.leads:
+            raise InvalidRequest(
+                f"this server holds range {self._core.part} of the model: ask the server of range 0, which leads"
+            )
 
     def notify(self) -> None:
         """Wakes calls that wait for the run's state to change."""

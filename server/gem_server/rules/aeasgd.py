@@ -28,6 +28,7 @@ class Aeasgd(ArrayRule):
     learning_rate: float = 0.05
     alpha: float = 0.1
     name: ClassVar[str] = "aeasgd"
+    by_element = True
     temporaries = 2
 
     def __post_init__(self) -> None:

@@ -148,6 +148,9 @@ class UpdateRule(ABC):
         kind: The update that it takes: a gradient, or the change that local steps made to the worker's parameters.
         reads_once: Whether `apply` is safe if the worker writes to the gradient at the same time. If not, it gets a copy.
         temporaries: Maximum number of arrays of shape (P,) that `apply` allocates.
+        by_element: Whether each element of θ and of the buffers depends only on the same element of the update, θ and the
+            buffers, and on numbers that `RuleInput` gives. Only such a rule can run on several servers that each hold a range
+            of θ.
     """
 
     name: ClassVar[str] = ""
@@ -158,6 +161,7 @@ class UpdateRule(ABC):
     replies_before: bool = False
     reads_once: bool = False
     temporaries: int = 0
+    by_element: bool = False
 
     @property
     @abstractmethod
@@ -251,6 +255,15 @@ def require(condition: bool, message: str) -> None:
     """Raises ValueError(message) unless `condition`. For the rules' hyper-parameters."""
     if not condition:
         raise ValueError(message)
+
+
+def require_by_element(rule: UpdateRule) -> None:
+    """Raises ValueError if a rule can't run on several servers that each hold a range of θ."""
+    require(
+        rule.by_element,
+        f"rule {rule.name or type(rule).__name__} can't run on several servers with these options, as it does not treat each "
+        "parameter by itself: use one server, without --range",
+    )
 
 
 def require_rate(learning_rate: float) -> None:

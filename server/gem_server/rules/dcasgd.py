@@ -31,6 +31,7 @@ class DcAsgd(ArrayRule):
     compensation: float = 0.04
     mean_square: float = 0.0
     name: ClassVar[str] = "dcasgd"
+    by_element = True
 
     def __post_init__(self) -> None:
         require_rate(self.learning_rate)

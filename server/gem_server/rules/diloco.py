@@ -45,6 +45,10 @@ class DiLoCo(ArrayRule):
     def kind(self) -> UpdateKind:
         return "delta"
 
+    @property
+    def by_element(self) -> bool:  # type: ignore[override]
+        return self.delay == 1  # else the commits that a step gathers would differ between ranges
+
     def move(self, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         momentum, gathered = rule_input.shared.buffers["momentum"], rule_input.shared.buffers["gathered"]
         gathered -= update

@@ -33,6 +33,7 @@ class FedAsync(ArrayRule):
     a: float = 0.5
     b: float = 4.0
     name: ClassVar[str] = "fedasync"
+    by_element = True
     temporaries = 1
 
     def __post_init__(self) -> None:

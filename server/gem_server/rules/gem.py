@@ -91,6 +91,10 @@ class Gem(GradientRule):
         return isinstance(self._proxy, Momentum)
 
     @property
+    def by_element(self) -> bool:  # type: ignore[override]
+        return self._proxy.by_element
+
+    @property
     def reply_buffer(self) -> str:  # type: ignore[override]
         return "answer" if self._by_reference else "snapshot"
 

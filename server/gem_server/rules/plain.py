@@ -26,6 +26,7 @@ class Downpour(GradientRule):
     local_steps: int = 1
     name: ClassVar[str] = "downpour"
     reads_once = True
+    by_element = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

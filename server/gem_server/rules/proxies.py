@@ -35,13 +35,14 @@ class Proxy(ABC):
         rate: A fixed learning rate, for proxies that take one; 0: η_t.
 
     Attributes:
-        buffers, shared, numbers, temporaries: As for a rule.
+        buffers, shared, numbers, temporaries, by_element: As for a rule.
     """
 
     buffers: tuple[str, ...] = ("moment",)
     shared: tuple[str, ...] = ()
     numbers: Mapping[str, float] = _NONE
     temporaries: int = 0
+    by_element: bool = True
 
     def __init__(self, momentum: float, rate: float) -> None:
         self.momentum = momentum
@@ -140,6 +141,7 @@ class TunedMomentum(Proxy):
     shared = ("mean", "mean_square")
     numbers = NUMBERS
     temporaries = 3
+    by_element = False  # YellowFin measures the norm of the whole gradient
 
     def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
         return Displacement(buffers["moment"], tuned_momentum(gradient, rule_input.shared, self.momentum))
