@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import RULES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
+from gem_api.ranges import WHOLE, Range
 from gem_server.core.commits import Commit
 from gem_server.core.facts import Admission, Applied, Header
 from gem_server.core.state_machine import Core
@@ -35,6 +36,7 @@ def make_core(
     first_id: int = 1,
     min_workers: int = 1,
     logged: bool = False,
+    part: Range = WHOLE,
 ) -> Core:
     """A core whose lease ids are lease-1, lease-2 …"""
     numbers = count(first_id)
@@ -45,6 +47,7 @@ def make_core(
         memory_limit=memory_limit,
         min_workers=min_workers,
         logged=logged,
+        part=part,
         new_id=lambda: f"lease-{next(numbers)}",
     )
 

@@ -21,6 +21,7 @@ class Ringmaster(Downpour):
 
     threshold: int = 16
     name: ClassVar[str] = "ringmaster"
+    by_element = False  # ranges would discard different commits
 
     def __post_init__(self) -> None:
         super().__post_init__()
