@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import click
 import pytest
 import yaml
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, flag
+from gem_api.ranges import Range
 from gem_server.cli import main as server
 from gem_server.config import ServerConfig
 from gem_worker.evaluation.evaluator import main as evaluator
@@ -25,6 +30,7 @@ COMMANDS = {"server": server, "worker": worker, "evaluator": evaluator}
 SECRETS = {"GEM_TOKENS", "GEM_TLS_CLIENT_CA", "GEM_TOKEN_FILE", "GEM_TLS_CA", "GEM_TLS_CERT", "GEM_TLS_KEY"}
 OURS = SECRETS | {"GEM_LISTEN", "GEM_METRICS_LISTEN", "GEM_CHECKPOINT_DIR", "GEM_RESUME", "GEM_SERVER", "GEM_NAME", "GEM_DATA"}
 OURS |= {"GEM_FIRST_WORKER", "GEM_LANE_LISTEN"}  # names are the host's; GEM_LANE_PORT sets the lane's address
+OURS |= {"GEM_RANGE", "GEM_PEERS"}  # deploy/compose.ranges.yml sets them
 OURS |= {"GEM_STOPPED_STATUS"}  # Docker does not replace a container that somebody stopped
 
 
@@ -183,3 +189,79 @@ def test_secrets_are_kept_out_of_git_and_of_the_images() -> None:
     allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     assert allowed[0] == "*"
     assert "!secrets" not in allowed
+
+
+# -- two servers
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads compose's `!reset`, which removes what another file says."""
+
+
+_Loader.add_constructor("!reset", lambda loader, node: None)
+RANGES: dict[str, Any] = yaml.load((ROOT / "deploy/compose.ranges.yml").read_text(encoding="utf-8"), _Loader)
+SERVERS = ("server", "server-1")
+
+
+def merged(service: str) -> dict[str, str]:
+    """The environment of a server with both files."""
+    own: dict[str, str] = RANGES["services"][service]["environment"]
+    return passed_on("server") | own
+
+
+def test_each_server_has_a_range_of_its_own_and_all_commits_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for index, service in enumerate(SERVERS):
+        with monkeypatch.context() as patch:
+            for name in ("GEM_RANGE", "GEM_PEERS", "GEM_DURABILITY"):
+                patch.setenv(name, merged(service).get(name) or "")
+            options = server.make_context("gem-server", []).params
+        assert options["range"] == Range(index, len(SERVERS))
+        assert options["peers"] == (tuple(f"{other}:50051" for other in SERVERS[1:]) if index == 0 else ())
+        assert options["durability"] == "log"
+
+
+def test_the_second_server_is_the_first_with_a_disk_and_a_socket_of_its_own() -> None:
+    second = RANGES["services"]["server-1"]
+    assert second["extends"] == {"file": "docker-compose.yml", "service": "server"}
+    assert second.keys() == {"extends", "build", "pull_policy", "ports", "environment", "volumes"}
+    assert (second["build"], second["ports"], second["pull_policy"]) == (None, None, "never"), "built and published once"
+    (disk,) = second["volumes"]
+    assert disk.partition(":")[0] in RANGES["volumes"].keys() - COMPOSE["volumes"].keys()
+    assert disk.partition(":")[2] in [volume.partition(":")[2] for volume in COMPOSE["services"]["server"]["volumes"]]
+    sockets = [merged(service)["GEM_MEMORY_SOCKET"] for service in SERVERS]
+    assert sockets == ["${GEM_MEMORY_SOCKET:-/run/gem/memory.sock}", "/run/gem/memory-1.sock"]
+
+
+def test_clients_connect_to_the_lead_and_wait_for_both() -> None:
+    assert "GEM_SERVER=server:50051" in DOCKERFILE
+    for service in ("worker", "evaluator"):
+        assert RANGES["services"][service] == {"depends_on": {"server-1": {"condition": "service_healthy"}}}
+    assert COMPOSE["x-worker"]["depends_on"] == {"server": {"condition": "service_healthy"}}
+
+
+def test_prometheus_scrapes_both_servers_and_all_else_is_the_same() -> None:
+    (volume,) = RANGES["services"]["prometheus"]["volumes"]
+    source, target, _ = volume.split(":")
+    assert target in [part for part in COMPOSE["services"]["prometheus"]["command"][0].split("=") if part.endswith(".yml")]
+    both = (ROOT / source).read_text(encoding="utf-8")
+    one = (ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8")
+    assert both == one.replace('["server:9464"]', str([f"{service}:9464" for service in SERVERS]).replace("'", '"'))
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="Docker's compose plug-in is not installed")
+def test_compose_accepts_the_files_together() -> None:
+    command = ["docker", "compose", "--env-file", os.devnull, "-f", "docker-compose.yml", "-f", "deploy/compose.ranges.yml"]
+    done = subprocess.run([*command, "config", "--format", "json"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if done.returncode and "is not a docker command" in done.stderr:
+        pytest.skip("Docker's compose plug-in is not installed")
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    first, second = (services[service] for service in SERVERS)
+    assert "build" not in second
+    assert not second.get("ports")
+    own = {"GEM_RANGE", "GEM_PEERS", "GEM_MEMORY_SOCKET"}
+    assert {name for name in first["environment"] if first["environment"][name] != second["environment"].get(name)} == own
+    for setting in ("image", "healthcheck", "restart", "read_only", "cap_drop", "security_opt", "stop_grace_period"):
+        assert first[setting] == second[setting], setting
+    disks = [[mount["source"] for mount in each["volumes"] if mount["target"] == "/checkpoints"] for each in (first, second)]
+    assert disks == [["checkpoints"], ["checkpoints-1"]]

@@ -1,0 +1,92 @@
+"""Two servers, each with half of the model, in containers: each is killed once, and the run completes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from containers.project import Project, wait_until
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+WORKERS, EPOCHS = 3, 200
+SERVERS = ("server", "server-1")
+
+
+@pytest.fixture(scope="module")
+def project() -> Iterator[Project]:
+    files = "docker-compose.yml:deploy/compose.ranges.yml"
+    project = Project(COMPOSE_FILE=files, GEM_EPOCHS=str(EPOCHS), GEM_STEP_SECONDS="0.01", GEM_CHECKPOINT_INTERVAL="5")
+    try:
+        project.up(WORKERS)
+        wait_until(lambda: project.version() > 50, project)
+        yield project
+    finally:
+        project.down()
+
+
+def status(project: Project, service: str) -> dict[str, Any]:
+    """`gem-ctl status --json` in a server's container; empty while it does not answer."""
+    text = project.run("exec", "--no-TTY", service, "gem-ctl", "status", "--json", check=False)
+    answer: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
+    return answer
+
+
+def versions(project: Project) -> list[int]:
+    return [int(status(project, service).get("version", 0)) for service in SERVERS]
+
+
+def crashes_and_comes_back(project: Project, service: str) -> None:
+    """Kills a server with SIGKILL; it resumes the run without losing a commit, and the workers train on."""
+    before = status(project, service)
+    project.crash(service)
+    after = wait_until(lambda: status(project, service), project)
+    assert after["run_id"] == before["run_id"]
+    assert after["version"] >= before["version"]
+    assert project.containers(service)[0]["RestartCount"] == 1
+    wait_until(lambda: min(versions(project)) > after["version"] + 20, project)
+    assert all(state == "running" for state, _ in project.states("worker"))
+
+
+# The tests of this module follow one run from its start to its end.
+
+
+def test_the_two_servers_hold_one_run_and_prometheus_scrapes_both(project: Project) -> None:
+    lead, other = (status(project, service) for service in SERVERS)
+    assert lead["run_id"] == other["run_id"]
+    assert [each.get("range_index", 0) for each in (lead, other)] == [0, 1]
+    assert [each["range_count"] for each in (lead, other)] == [2, 2]
+    assert lead["peers"] == ["server-1:50051"]
+    assert len(lead["workers"]) == len(other["workers"]) == WORKERS
+
+    def up() -> set[str]:
+        targets = project.prometheus("targets", state="active")["activeTargets"]
+        return {each["labels"]["instance"] for each in targets if each["health"] == "up"}
+
+    wait_until(lambda: up() >= {f"{service}:9464" for service in SERVERS}, project)
+
+
+def test_a_killed_server_that_does_not_lead_comes_back(project: Project) -> None:
+    crashes_and_comes_back(project, "server-1")
+
+
+def test_a_killed_lead_comes_back(project: Project) -> None:
+    crashes_and_comes_back(project, "server")
+
+
+def test_the_run_completes_and_both_servers_have_applied_every_commit(project: Project) -> None:
+    wait_until(lambda: project.states("worker") == [("exited", 0)] * WORKERS, project, 400)
+    lead, other = versions(project)
+    assert lead == other
+    done = wait_until(lambda: (s := project.status())["evaluation"]["version"] == lead and s, project)
+    assert done["state"] == "RUN_STATE_COMPLETE"
+    assert done["shards"]["samples_completed"] == EPOCHS * 1438
+    assert done["evaluation"]["accuracy"] >= 0.97
+
+
+def test_no_tensor_went_through_a_socket(project: Project) -> None:
+    """Each server shares its memory through a socket of its own."""
+    done = [line for line in project.run("logs", "--no-color", "worker").splitlines() if "commits=" in line]
+    assert len(done) == WORKERS
+    assert all("shared_memory=True" in line for line in done), done
