@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from gem_api.process.logs import Logger
-from prometheus_client.registry import CollectorRegistry
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.config import ServerConfig
@@ -31,6 +30,7 @@ from gem_server.telemetry.history import open_history
 from gem_server.telemetry.live_page import LiveStatus
 from gem_server.telemetry.metrics import Metrics
 from gem_server.telemetry.progress import Progress, Traffic
+from gem_server.telemetry.registry import ServerRegistry
 
 Clock = Callable[[], float]
 
@@ -66,7 +66,7 @@ class Parts:
         stop: Callable[[str], None],
         opened: ExitStack,
     ) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = ServerRegistry(config.range)
         # The addresses first. If they are in use, the files may belong to another server and must stay untouched.
         self.endpoint = Endpoint(config, self.registry, logger)
         self.directory_lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None

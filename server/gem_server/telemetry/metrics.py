@@ -99,7 +99,10 @@ class Metrics(Collector):
         yield InfoMetricFamily("gem_run", "The run's identifier and hyper-parameters.", run)
         yield InfoMetricFamily("gem_build", "Versions of gem-server, Python and the main libraries.", self._versions)
         if core.central.layout is not None:
-            yield _gauge("gem_parameters", "Number of the model's parameters.", core.central.layout.size)
+            help_ = "Number of the model's parameters that this server holds."
+            yield _gauge("gem_parameters", help_, core.central.layout.size)
+        help_ = "Servers that hold the model together, one range each; 1: this one holds everything."
+        yield _gauge("gem_ranges", help_, core.part.count)
         help_ = "1 while the server shuts down: it applies the queued commits, then ends; else 0."
         yield _gauge("gem_draining", help_, self._progress.draining)
 
