@@ -23,6 +23,7 @@ from gem_server.lane.regions import Regions
 from gem_server.rpc.admin import AdminServicer
 from gem_server.rpc.calls import Calls
 from gem_server.rpc.commit_path import CommitPath
+from gem_server.rpc.range_checkpoint import RangeCheckpoint
 from gem_server.rpc.training import TrainingServicer
 from gem_server.rules.threads import Threads
 from gem_server.telemetry.curves import Curves
@@ -102,7 +103,7 @@ class Parts:
         )  # fmt: skip
 
         durability = self.group_commit or Unlogged()
-        path = CommitPath(core, self.apply_loop, self.progress, calls, durability, clock, logger)
+        self.commit_path = path = CommitPath(core, self.apply_loop, self.progress, calls, durability, clock, logger)
         regions = Regions(core, running_loop())
         self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)
         self.training = TrainingServicer(
@@ -118,7 +119,8 @@ class Parts:
             logger,
             config.peers,
         )
-        admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
+        ranges = RangeCheckpoint(core, path, self.checkpointer)
+        admin = AdminServicer(self.checkpointer, ranges, self.apply_loop, core.quarantine, stop, logger)
         self.endpoint.add_services(self.training, admin, calls)
         self.endpoint.add_live_status(LiveStatus(core, self.progress, self.curves, self.training.status))
 

@@ -141,6 +141,7 @@ class Server:
         yield _repeat(min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
         if parts.endpoint.http_address:
             yield _repeat(MIN_INTERVAL, parts.curves.sample)
+        yield _repeat(1.0, parts.commit_path.look_after_hold)
         yield parts.lane.run()
         yield _repeat(1.0, parts.lane.regions.take_back)
         if parts.history:
@@ -177,6 +178,7 @@ class Server:
         """
         await self._until_stop_or_failure()
         await self.parts.endpoint.report_ending()
+        self.parts.commit_path.end_hold(self.parts.commit_path.hold.active)
         self.parts.training.drain()
         try:
             await self._finish_queue()

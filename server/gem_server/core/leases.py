@@ -43,6 +43,7 @@ class Lease:
         recorded: Number of the log record of its last commit. Until that is durable, `upload` must not change.
         owner: Name of the only credentials that may use it; empty if the server asks for none.
         counted: Bytes that `LeaseTable.nbytes` includes for it.
+        rejected: The largest sequence of its commits that this server has rejected since it started.
         restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
             knows to be applied.
     """
@@ -62,6 +63,7 @@ class Lease:
     recorded: int = 0
     owner: str = ""
     counted: int = 0
+    rejected: int = 0
     restored: bool = False
     starting: bool = False
 

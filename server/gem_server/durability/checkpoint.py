@@ -4,7 +4,10 @@ checkpoint-<version>-<serial>/
     model.safetensors    θ, by tensor name: what other tools load
     workers.safetensors  each lease's buffers, "<lease id>/<buffer>"; those that the rule keeps for all workers, "/<buffer>"
     state.json           the rest, size and SHA-256 of the two files, and its own SHA-256; "log": the first segment of the log
-                         that tells what happened afterwards, where one is kept
+                         that tells what happened afterwards, where one is kept; "range": [index, count], if the server holds
+                         a part of the model; the two files then have the pieces of that part
+
+manifest.json, beside the checkpoints of each part, names those that belong together.
 """
 
 from __future__ import annotations
@@ -14,18 +17,19 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gem_api import __version__
 from gem_api.errors import GemError
 from gem_api.framing import empty
-from gem_api.layout import Group, Layout
+from gem_api.layout import Group, Layout, Vector
 from gem_api.process.logs import Logger
+from gem_api.ranges import Range
 from safetensors import SafetensorError, safe_open
 
 from gem_server.core.facts import Applied, EndReason, Outcome
@@ -100,13 +104,23 @@ def _state(core: Core, log_position: LogPosition | None) -> dict[str, Any]:
         "leases": [_lease_state(lease) for lease in core.leases.live.values()],
         "ledger": core.ledger.state(),
     }
+    if not core.part.whole:
+        state["range"] = [core.part.index, core.part.count]
     if log_position is not None:
         state["log"] = log_position
     return state
 
 
-def write(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, logger: Logger | None = None) -> Path:
-    """Writes a checkpoint atomically, then removes all but the newest `keep`; `logger` reports it if that fails.
+def write(
+    directory: Path,
+    captured: Capture,
+    keep: int,
+    storage: Storage | None = None,
+    logger: Logger | None = None,
+    spared: Collection[str] = (),
+) -> Path:
+    """Writes a checkpoint atomically, then removes all but the newest `keep` and those of the names `spared`; `logger` reports
+    it if that fails.
 
     Raises:
         OSError: It could not be written; nothing of it is left, and the older ones are intact.
@@ -117,15 +131,15 @@ def write(directory: Path, captured: Capture, keep: int, storage: Storage | None
     path, scratch = _next_name(directory, captured.state["version"], storage), directory / f".writing-{os.getpid()}"
     try:
         storage.make_directory(scratch)
-        _write_files(scratch, captured, storage)
-        storage.sync_directory(scratch)
+        model = Tensors({name: tensor.shape for name, tensor in captured.model.items()}, captured.model.__getitem__)
+        write_files(scratch, captured.state, model, Tensors(captured.shapes, captured.tensor), storage)
         storage.rename(scratch, path)
         storage.sync_directory(directory)
     except BaseException:
         with suppress(OSError):
             storage.remove(scratch)
         raise
-    _remove_old(directory, path, keep, storage, logger)
+    _remove_old(directory, path, keep, storage, logger, spared)
     return path
 
 
@@ -143,26 +157,42 @@ def _remove_left_over(directory: Path, storage: Storage) -> None:
             storage.remove(scratch)
 
 
-def _write_files(folder: Path, captured: Capture, storage: Storage) -> None:
-    """Writes a checkpoint's files, each synced. `state.json` comes last: it holds the hashes of the others."""
-    state = captured.state
-    shapes = {name: tensor.shape for name, tensor in captured.model.items()}
+class Tensors(NamedTuple):
+    """The tensors of one file.
+
+    Attributes:
+        shapes: Their shapes by name.
+        tensor: Returns the tensor of a name, float32. Called once for each, in order.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    tensor: Callable[[str], Vector]
+
+
+def write_files(folder: Path, state: dict[str, Any], model: Tensors, workers: Tensors, storage: Storage) -> None:
+    """Writes a checkpoint's files, each synced, to a new folder. `state.json` comes last: it holds the hashes of the others.
+    Raises OSError."""
     metadata = {"format": "pt", "gem_version": str(state["version"]), "gem_run_id": state["run_id"]}
-    model = storage.create(folder / "model.safetensors")
-    files = {"model.safetensors": write_tensors(model, shapes, captured.model.__getitem__, metadata)}
-    workers = storage.create(folder / "workers.safetensors")
-    files["workers.safetensors"] = write_tensors(workers, captured.shapes, captured.tensor, {})
+    file = storage.create(folder / "model.safetensors")
+    files = {"model.safetensors": write_tensors(file, model.shapes, model.tensor, metadata)}
+    file = storage.create(folder / "workers.safetensors")
+    files["workers.safetensors"] = write_tensors(file, workers.shapes, workers.tensor, {})
     state = {**state, "files": files}
     with closing(storage.create(folder / "state.json")) as file:
         file.write(0, [json.dumps({**state, "sha256": _digest(state)}, indent=1).encode()])
         file.sync()
+    storage.sync_directory(folder)
 
 
-def _remove_old(directory: Path, newest: Path, keep: int, storage: Storage, logger: Logger | None) -> None:
-    """Removes all but the newest `keep` checkpoints. The newest stands even if that fails; the next one tries again."""
+def _remove_old(
+    directory: Path, newest: Path, keep: int, storage: Storage, logger: Logger | None, spared: Collection[str]
+) -> None:
+    """Removes all but the newest `keep` checkpoints and the spared ones. The newest stands even if that fails; the next one
+    tries again."""
     failed: list[OSError] = []
     try:
         old = [other for other in list_checkpoints(directory, storage) if other != newest][keep - 1 :]
+        old = [other for other in old if other.name not in spared]
     except OSError as error:
         old, failed = [], [error]
     for path in old:
@@ -225,9 +255,18 @@ def newest(directory: Path, refuse: Callable[[Path, str], None]) -> tuple[Path, 
 
 
 def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
-    """Restores a checkpoint into a new core made with its hyperparameters. Raises BadCheckpoint if its content is invalid."""
+    """Restores a checkpoint into a new core made with its hyperparameters.
+
+    Raises:
+        BadCheckpoint: Its content is invalid, or it holds another range of the model than the core.
+    """
+    if part_of(state) != core.part:
+        raise BadCheckpoint(
+            f"{path} holds range {part_of(state)} of the model, and this server was started with --range {core.part}: start it "
+            f"with --range {part_of(state)}, or cut the run anew with gem-ctl reshard"
+        )
     try:
-        layout = Layout.of(state["layout"], {name: Group(*group) for name, group in state.get("groups", {}).items()})
+        layout = layout_of(state).part(core.part)
         _require_written(path / "model.safetensors", layout.size)
         core.central.adopt(layout, empty(layout.size))
         _read_model(path / "model.safetensors", core)
@@ -247,6 +286,16 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
                 _restore_lease(lease, tensors, core, now)
     except _BAD as error:
         raise BadCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def part_of(state: dict[str, Any]) -> Range:
+    """The part of the model that a checkpoint holds."""
+    return Range(*state.get("range", (0, 1)))
+
+
+def layout_of(state: dict[str, Any]) -> Layout:
+    """The whole model's layout. Raises GemError or ValueError if it is invalid."""
+    return Layout.of(state["layout"], {name: Group(*group) for name, group in state.get("groups", {}).items()})
 
 
 def read_state(path: Path) -> dict[str, Any]:

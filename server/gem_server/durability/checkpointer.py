@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, closing
+from contextlib import AbstractAsyncContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from gem_api.errors import CheckpointFailed
 from gem_api.process.logs import Logger
@@ -16,6 +17,7 @@ from gem_server.apply_loop import ApplyLoop
 from gem_server.core.state_machine import Core
 from gem_server.durability.capture import Capture, copies_at_most
 from gem_server.durability.journal import Journal
+from gem_server.durability.manifest import Manifest, named_checkpoint, write_manifest
 from gem_server.durability.recovery import capture, save
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.storage import Storage
@@ -23,8 +25,23 @@ from gem_server.telemetry.progress import Progress
 
 _TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
+_NO_FOLDER = "the server was started without --checkpoint-dir"
 _NO_MEMORY = "not enough memory for a copy of the model"
 T = TypeVar("T")
+
+
+class Written(NamedTuple):
+    """A checkpoint on the disk.
+
+    Attributes:
+        version: The version of θ in it.
+        path: Its folder.
+        sha256: SHA-256 of its state.json.
+    """
+
+    version: int
+    path: Path
+    sha256: bytes
 
 
 class InThread(Protocol):
@@ -82,21 +99,54 @@ class Checkpointer:
         self._storage = storage
         self._in_thread = in_thread
         self._one_at_a_time = asyncio.Lock()
+        self._of_all_ranges = ""  # the name of the newest checkpoint that a manifest may name soon
 
-    async def write(self) -> tuple[int, Path]:
-        """Writes a checkpoint while commits go on; returns its version and folder. Raises CheckpointFailed."""
-        self._require_possible()
-        writing = asyncio.ensure_future(self._write())
+    async def write(self, moment: AbstractAsyncContextManager[None] | None = None) -> Written:
+        """Writes a checkpoint while commits go on.
+
+        Args:
+            moment: For a part of a checkpoint over all ranges: entered when the state may be copied, left once it is.
+
+        Raises:
+            CheckpointFailed: It can't be written, or `moment` raises that.
+        """
+        self.require_possible()
+        writing = asyncio.ensure_future(self._write(moment))
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
         return await asyncio.shield(writing)  # a capture must be closed even if the caller is cancelled
 
-    async def _write(self) -> tuple[int, Path]:
+    async def _write(self, moment: AbstractAsyncContextManager[None] | None = None) -> Written:
         async with self._one_at_a_time:
             scratch = await self._prepared()
             with ExitStack() as captures:
-                captured = await self._apply_loop.between_commits(partial(self._plan, captures, scratch))
-                path = await self._in_thread(partial(self._save, captured))
-            return self._written(captured, path)
+                async with moment or nullcontext():
+                    captured = await self._apply_loop.between_commits(partial(self._plan, captures, scratch))
+                written = await self._in_thread(partial(self._save, captured))
+            if moment is not None:
+                self._of_all_ranges = written.path.name
+            return self._note(written)
+
+    async def idle(self) -> None:
+        """Returns once no checkpoint is being written."""
+        async with self._one_at_a_time:
+            pass
+
+    async def write_manifest(self, manifest: Manifest, index: int) -> Path:
+        """Writes the manifest of a checkpoint over all ranges beside the checkpoints, and returns its path. The checkpoint of
+        range `index`, which it names, is kept until there is a newer manifest.
+
+        Raises:
+            CheckpointFailed: That checkpoint is not in the folder, or the manifest can't be written.
+        """
+        directory, entry = self._directory, manifest.ranges[index]
+        if directory is None:
+            raise CheckpointFailed(_NO_FOLDER)
+        async with self._one_at_a_time:  # which may remove older ones
+            _require_there(directory / entry.name, entry.sha256)
+            try:
+                return await self._in_thread(lambda: write_manifest(directory, manifest, self._storage))
+            except OSError as error:
+                raise CheckpointFailed(f"could not write the manifest to {directory}: {error}") from error
 
     async def write_last(self) -> None:
         """Writes the last checkpoint, if θ has a value and there is a folder for it. Raises CheckpointFailed."""
@@ -104,15 +154,15 @@ class Checkpointer:
             async with self._one_at_a_time:
                 with ExitStack() as captures:
                     captured = await self._in_thread(self._plan(captures))
-                    path = await self._in_thread(partial(self._save, captured))
-                self._written(captured, path)
+                    written = await self._in_thread(partial(self._save, captured))
+                self._note(written)
 
     def write_now(self) -> None:
         """Writes a checkpoint before the event loop serves anything. Raises CheckpointFailed."""
         with ExitStack() as captures:
             captured = self._plan(captures)()
-            path = self._save(captured)
-        self._written(captured, path)
+            written = self._save(captured)
+        self._note(written)
 
     async def every(self, seconds: float) -> None:
         """Writes a checkpoint as soon as θ has a value (with a log, `initialize_central` has written it), then one at each
@@ -158,26 +208,44 @@ class Checkpointer:
 
         return work
 
-    def _save(self, captured: Capture) -> Path:
+    def _save(self, captured: Capture) -> Written:
         directory = self._directory
         assert directory is not None
         self._before()
+        kept = {named_checkpoint(directory, self._core.part.index), self._of_all_ranges}
         try:
-            return save(directory, captured, self._keep, self._storage, self._logger)
+            path = save(directory, captured, self._keep, self._storage, self._logger, kept)
+            return Written(captured.state["version"], path, _sha256(path))
         except OSError as error:
             raise CheckpointFailed(f"could not write to {directory}: {error}") from error
         except MemoryError:
             raise CheckpointFailed(_NO_MEMORY) from None
 
-    def _written(self, captured: Capture, path: Path) -> tuple[int, Path]:
-        version = captured.state["version"]
-        self._progress.checkpointed(version, self._clock())
+    def _note(self, written: Written) -> Written:
+        self._progress.checkpointed(written.version, self._clock())
         self._notified()
-        self._logger.info("checkpoint written", version=version, path=str(path))
-        return version, path
+        self._logger.info("checkpoint written", version=written.version, path=str(written.path))
+        return written
 
-    def _require_possible(self) -> None:
+    def require_possible(self) -> None:
+        """Raises CheckpointFailed if there is no folder, or nothing to write."""
         if self._directory is None:
-            raise CheckpointFailed("the server was started without --checkpoint-dir")
+            raise CheckpointFailed(_NO_FOLDER)
         if not self._core.central.initialized:
             raise CheckpointFailed("the model has no parameters yet: there is nothing to write")
+
+
+def _require_there(checkpoint: Path, sha256: str) -> None:
+    """Raises CheckpointFailed unless a checkpoint with this SHA-256 of its state.json is there."""
+    try:
+        if _sha256(checkpoint).hex() == sha256:
+            return
+        why = "its state.json has another SHA-256"
+    except OSError as error:
+        why = str(error)
+    raise CheckpointFailed(f"the manifest names {checkpoint}, which is not that checkpoint: {why}")
+
+
+def _sha256(checkpoint: Path) -> bytes:
+    """SHA-256 of a checkpoint's state.json. Raises OSError."""
+    return hashlib.sha256((checkpoint / "state.json").read_bytes()).digest()

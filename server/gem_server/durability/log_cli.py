@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.options import SETTINGS
+from gem_api.ranges import Range
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -80,7 +81,11 @@ def _contents(segment: Segment, due: int | None) -> tuple[str, int]:
     "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The safetensors file to write the model to."
 )
 def replay(folder: Path, version: int | None, rule: str | None, out: Path) -> None:
-    """Rebuilds the model's parameters at a version, from the checkpoint before it and the log since."""
+    """Rebuilds the model's parameters at a version, from the checkpoint before it and the log since.
+
+    If FOLDER belongs to one of several servers, the file holds that server's range: a tensor that the range cuts is named
+    NAME[first:last], by its elements.
+    """
     if out.exists():
         raise click.ClickException(f"{out} exists: name a new file")
     try:
@@ -94,9 +99,10 @@ def replay(folder: Path, version: int | None, rule: str | None, out: Path) -> No
         save_file(layout.split(core.central.theta), out, metadata)
     except (OSError, SafetensorError) as error:
         raise click.ClickException(f"can't write {out}: {error}") from None
-    click.echo(f"version {core.central.version} of run {core.run_id}: {out}")
+    part = "" if core.part.whole else f", range {core.part}"
+    click.echo(f"version {core.central.version} of run {core.run_id}{part}: {out}")
 
 
-def _new_core(rule: str | None, run_id: str, settings: Hyperparameters) -> Core:
+def _new_core(rule: str | None, run_id: str, settings: Hyperparameters, part: Range) -> Core:
     require_named(settings.rule, rule)
-    return Core(run_id, settings, lease_seconds=1.0, memory_limit=0, new_id=str)
+    return Core(run_id, settings, lease_seconds=1.0, memory_limit=0, new_id=str, part=part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.logs import Logger
+from gem_api.ranges import Range
 
 from gem_server.core.records import Kind, Record
 from gem_server.core.state_machine import Core
@@ -84,8 +85,10 @@ def recover(
     return Recovered(core, path, saved, number, torn)
 
 
-def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters], Core], version: int | None) -> Core:
+def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], Core], version: int | None) -> Core:
     """Rebuilds a run as it was at a version, by default the newest. Changes nothing in the folder.
+
+    `new_core` makes an empty core, given the run's id, its hyperparameters and the part of the model that the checkpoint holds.
 
     Raises:
         ValueError: The checkpoints and the log do not reach that version.
@@ -94,7 +97,7 @@ def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters], Core], v
     for path in checkpoint.list_checkpoints(directory):
         state = checkpoint.read_state(path)
         if version is None or state["version"] <= version:
-            core = _restored(path, state, new_core, 0.0)
+            core = _restored(path, state, _of_part(new_core, checkpoint.part_of(state)), 0.0)
             replay(directory, state, core, 0.0, version)
             if version not in (None, core.central.version):
                 raise ValueError(
@@ -104,6 +107,10 @@ def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters], Core], v
     raise ValueError(
         f"every checkpoint in {directory} is newer than version {version}; --checkpoint-keep sets how many are kept"
     )
+
+
+def _of_part(new_core: Callable[[str, Hyperparameters, Range], Core], part: Range) -> Callable[[str, Hyperparameters], Core]:
+    return lambda run_id, settings: new_core(run_id, settings, part)
 
 
 def _restored(path: Path, state: dict[str, Any], new_core: Callable[[str, Hyperparameters], Core], now: float) -> Core:
@@ -127,10 +134,17 @@ def capture(core: Core, journal: Journal | None, scratch: Scratch | None = None)
     return checkpoint.capture(core, position, scratch)
 
 
-def save(directory: Path, captured: Capture, keep: int, storage: Storage | None = None, logger: Logger | None = None) -> Path:
-    """Writes a checkpoint, then removes older ones and the part of the log that no checkpoint needs. Raises OSError if the
-    checkpoint can't be written; `logger` reports older ones that can't be removed."""
-    path = checkpoint.write(directory, captured, keep, storage, logger)
+def save(
+    directory: Path,
+    captured: Capture,
+    keep: int,
+    storage: Storage | None = None,
+    logger: Logger | None = None,
+    spared: Collection[str] = (),
+) -> Path:
+    """Writes a checkpoint, then removes older ones, except those of the names `spared`, and the part of the log that no
+    checkpoint needs. Raises OSError if the checkpoint can't be written; `logger` reports older ones that can't be removed."""
+    path = checkpoint.write(directory, captured, keep, storage, logger, spared)
     forget_segments(directory, storage)
     return path
 

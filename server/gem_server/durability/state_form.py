@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gem_api.hyperparameters import DECLARATIONS, Hyperparameters
+from gem_api.ranges import MAX_RANGES
 
 from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, Optional, require
 
@@ -33,6 +34,7 @@ _STATE = {
     "groups": Optional({str: (REAL, bool)}), "version": COUNT, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
     "ledger": _LEDGER, "norms": Optional([REAL]), "shared": Optional({str: REAL}), "log": Optional((COUNT, COUNT)),
+    "range": Optional((COUNT, COUNT)),
 }  # fmt: skip
 
 
@@ -40,6 +42,9 @@ def require_state(state: Any) -> None:
     """Raises ValueError, naming the part, if a state is invalid in itself, or has shards that its samples do not contain."""
     require(state, _STATE, "state")
     require_hyperparameters(state["hyperparameters"], "state.hyperparameters")
+    index, count = state.get("range", (0, 2))
+    if not index < count <= MAX_RANGES or count < 2:
+        raise ValueError(f"state.range is {index} of {count}: there are 2 to {MAX_RANGES} ranges, from 0")
     ledger, most = state["ledger"], state["hyperparameters"]["shard_size"]
     returned = [shard for deck in ledger["decks"] for shard in deck[3]]
     for begin, end in [*(shard[1:] for shard in returned), *(shard[4:] for shard in ledger["held"])]:

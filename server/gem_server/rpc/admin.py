@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gem_api.errors import InvalidRequest
 from gem_api.process.logs import Logger
 from gem_api.v1 import admin_pb2 as pb
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core.quarantine import Quarantine
 from gem_server.durability.checkpointer import Checkpointer
+from gem_server.durability.manifest import Entry
 from gem_server.rpc.calls import Call
 from gem_server.rpc.handlers import Context
-
-NOT_RANGED = "this server holds all of the model: CreateCheckpoint alone writes its checkpoint"
+from gem_server.rpc.range_checkpoint import RangeCheckpoint
 
 
 class AdminServicer:
-    """Serves `gem_api.v1.AdminService`. `stop` begins the server's graceful shutdown."""
+    """Serves `gem_api.v1.AdminService`. `stop` begins the server's graceful shutdown. `range_checkpoint` is this server's
+    part in checkpoints over all ranges."""
 
     def __init__(
         self,
         checkpointer: Checkpointer,
+        range_checkpoint: RangeCheckpoint,
         apply_loop: ApplyLoop,
         quarantine: Quarantine,
         stop: Callable[[str], None],
         logger: Logger,
     ) -> None:
         self._checkpointer = checkpointer
+        self._range_checkpoint = range_checkpoint
         self._apply_loop = apply_loop
         self._quarantine = quarantine
         self._stop = stop
@@ -37,21 +39,26 @@ class AdminServicer:
     async def create_checkpoint(
         self, call: Call, request: pb.CreateCheckpointRequest, context: Context
     ) -> pb.CreateCheckpointResponse:
-        version, path = await self._checkpointer.write()
-        return pb.CreateCheckpointResponse(version=version, path=str(path))
+        if request.HasField("cut"):
+            written = await self._range_checkpoint.write(request.cut.sequences)
+        else:
+            written = await self._checkpointer.write()
+        return pb.CreateCheckpointResponse(version=written.version, path=str(written.path), sha256=written.sha256)
 
     async def begin_checkpoint(
         self, call: Call, request: pb.BeginCheckpointRequest, context: Context
     ) -> pb.BeginCheckpointResponse:
-        raise InvalidRequest(NOT_RANGED)
+        return pb.BeginCheckpointResponse(taken=pb.Cut(sequences=await self._range_checkpoint.begin()))
 
     async def write_manifest(self, call: Call, request: pb.WriteManifestRequest, context: Context) -> pb.WriteManifestResponse:
-        raise InvalidRequest(NOT_RANGED)
+        entries = [Entry(each.address, each.path, each.version, each.sha256.hex()) for each in request.ranges]
+        path = await self._range_checkpoint.write_manifest(entries, request.cut.sequences)
+        return pb.WriteManifestResponse(path=str(path))
 
     async def drain(self, call: Call, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         call.answering = True
         self._stop("asked to drain")
-        return pb.DrainResponse(queue_length=self._apply_loop.queue_length)
+        return pb.DrainResponse(queue_length=self._apply_loop.queue_length + self._range_checkpoint.held_back)
 
     async def list_quarantine(
         self, call: Call, request: pb.ListQuarantineRequest, context: Context

@@ -6,11 +6,12 @@ Every method runs under the event loop's lock: on its thread, or on one of the l
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gem_api.errors import Draining, GemError
+from gem_api.errors import Draining, GemError, LeaseEnded, RejectedCommit, SequenceGap
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
@@ -22,13 +23,34 @@ from gem_server.core.norm_bound import GradientNorm
 from gem_server.core.quarantine import lift_command
 from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
+from gem_server.event_loop import running_loop
 from gem_server.rpc import messages
 from gem_server.rpc.calls import Call, Calls
+from gem_server.rpc.hold import HOLD_SECONDS, Hold
 from gem_server.telemetry.progress import Progress
 
 DRAINING = "the server is shutting down: try again once it has restarted"
 Reply = pb.CommitResult | Future[Any]  # of a commit: its result, or what to wait for before asking again
 LeaseEnds = Callable[[Ended, Call], None]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A commit that waits for its ticket.
+
+    Attributes:
+        ticketed: Done when it has one, or fails with the reason why it gets none.
+    """
+
+    lease: Lease
+    header: Header
+    arrived: Arrived
+    norm: float | None
+    ticketed: Future[None]
+
+    @property
+    def sequence(self) -> int:
+        return self.header.sequence
 
 
 class CommitPath:
@@ -45,6 +67,7 @@ class CommitPath:
 
     Attributes:
         lease_ends: Called with a lease that a commit has ended, and with the call of that commit.
+        hold: The commits that wait for a checkpoint over all ranges.
     """
 
     def __init__(
@@ -64,7 +87,9 @@ class CommitPath:
         self._durability = durability
         self._clock = clock
         self._logger = logger
+        self._loop = running_loop()
         self.lease_ends: LeaseEnds = lambda ended, call: None
+        self.hold: Hold[Held] = Hold()
 
     def admit(self, call: Call, header: Header) -> tuple[Admission, Lease]:
         """Decides whether a commit's gradient should be received, and where: `lease.upload`, which is the call's until the
@@ -87,8 +112,8 @@ class CommitPath:
         return GradientNorm() if self.core.norms.bounded else None
 
     def submit(self, call: Call, lease: Lease, header: Header, arrived: Arrived, norm: GradientNorm | None) -> Reply:
-        """Gives a commit whose gradient is complete its ticket. Applies it at once if it can; otherwise queues it. Returns
-        the reply.
+        """Gives a commit whose gradient is complete its ticket. Applies it at once if it can; otherwise queues it, or holds it
+        back. Returns the reply.
 
         Raises:
             GemError: The call was ended meanwhile, or as `Core.ticket`.
@@ -96,17 +121,67 @@ class CommitPath:
         call.require_going_on()
         self.require_open()
         measured = norm.value if norm is not None else None
-        self._apply_loop.submit(self.core.ticket(lease, header, self._clock(), arrived, measured))
+        if self.hold.holds(lease.lease_id, header.sequence):
+            self.renew(lease.lease_id)
+            self.hold.keep(Held(lease, header, arrived, measured, self._new_future()))
+        else:
+            self._apply_loop.submit(self.core.ticket(lease, header, self._clock(), arrived, measured))
         call.answering = True
         self._progress.came_by(lease.worker, call.transport)
         return self.reply(lease, header.sequence)
 
     def reply(self, lease: Lease, sequence: int) -> Reply:
-        """The reply to a commit that has a ticket. Raises LeaseEnded if it was not applied."""
+        """The reply to a commit that is complete. Raises LeaseEnded if it was not applied."""
+        held = self.hold.waiting.get(lease.lease_id)
+        if held is not None and held.sequence == sequence:
+            return held.ticketed
         waiting = self._apply_loop.awaited(lease, sequence) or self.undurable(lease)
         if waiting is not None:
             return waiting
         return messages.commit_result(self._apply_loop.applied(lease, sequence), lease.base_version)
+
+    # -- holding commits back
+
+    def begin_hold(self) -> dict[str, int]:
+        """Gives no commit a ticket from now on, until `let_through` or `end_hold`. Returns, by lease id, the largest sequence
+        that has a ticket. Raises as `Hold.begin`."""
+        return self.hold.begin(self.core.leases, self._clock())
+
+    def let_through(self, cut: Mapping[str, int]) -> None:
+        """Gives tickets up to the cut. If that fails, as in `Hold.let_through`, a hold that waits for a cut ends."""
+        self._go_on(self.hold.let_through(cut))
+
+    def end_hold(self, number: int) -> None:
+        """Gives the commits that wait in this round of the hold their tickets, in the order of arrival."""
+        self._go_on(self.hold.end(number))
+
+    def look_after_hold(self) -> None:
+        """Ends a hold whose time is up, and waits no longer for leases that have ended. Call it about once a second."""
+        for held in self.hold.drop_ended(self.core.leases):
+            held.ticketed.set_exception(LeaseEnded("the lease ended while the commit waited for a checkpoint: register again"))
+        if self.hold.overdue(self._clock()):
+            self._logger.warning(
+                "no checkpoint over all ranges has followed: commits go on",
+                seconds=HOLD_SECONDS,
+                waiting=len(self.hold.waiting),
+            )
+            self.end_hold(self.hold.active)
+
+    def _go_on(self, commits: Iterable[Held]) -> None:
+        for held in commits:
+            try:
+                self._apply_loop.submit(self.core.ticket(held.lease, held.header, self._clock(), held.arrived, held.norm))
+            except GemError as error:
+                held.ticketed.set_exception(error)
+            else:
+                held.ticketed.set_result(None)
+
+    def _new_future(self) -> Future[None]:
+        future: Future[None] = self._loop.create_future()
+        future.add_done_callback(lambda done: done.exception())  # the caller may be gone: avoids asyncio's warning
+        return future
+
+    # -- what else a commit needs
 
     def rewrite_reply(self, lease: Lease) -> Future[None]:
         """Writes the reply to a repeated commit again. A pull that was sent before the commit may still be queued: it would
@@ -143,6 +218,8 @@ class CommitPath:
         self.core.outcomes[Outcome.REJECTED] += 1
         lease = self.core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
+        if lease and isinstance(error, RejectedCommit) and not isinstance(error, SequenceGap):
+            lease.rejected = max(lease.rejected, header.sequence)
         self._progress.refused(worker, type(error).__name__)
         self._logger.warning(
             "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)

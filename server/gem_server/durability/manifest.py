@@ -1,0 +1,107 @@
+"""manifest.json: which checkpoints of all ranges belong together. It lies in the checkpoint folder of every range."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gem_api.ranges import MAX_RANGES
+
+from gem_server.durability.schema import COUNT, require
+from gem_server.durability.storage import Storage
+
+FORMAT = "gem-manifest/1"
+NAME = "manifest.json"
+_ENTRY = {"address": str, "path": str, "version": COUNT, "sha256": str}
+_MANIFEST = {"format": str, "run_id": str, "cut": {str: COUNT}, "ranges": [_ENTRY]}
+
+
+class BadManifest(ValueError):
+    """Not a manifest; the message says why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One range's checkpoint.
+
+    Attributes:
+        address: The server's address, as workers reach it.
+        path: The checkpoint's folder, on the server's machine.
+        version: The version of the range's θ in it.
+        sha256: SHA-256 of its state.json, in hexadecimal.
+    """
+
+    address: str
+    path: str
+    version: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return Path(self.path).name
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The checkpoints of all ranges, in order.
+
+    Attributes:
+        run_id: The run's id.
+        cut: Lease id to the largest sequence number of its commits that the checkpoints have.
+        ranges: One entry for each range.
+    """
+
+    run_id: str
+    cut: Mapping[str, int]
+    ranges: tuple[Entry, ...]
+
+
+def write_manifest(directory: Path, manifest: Manifest, storage: Storage | None = None) -> Path:
+    """Writes a manifest in place of an older one, and returns its path once it is on the disk. Raises OSError."""
+    storage, scratch, path = storage or Storage(), directory / f".writing-manifest-{os.getpid()}", directory / NAME
+    content = {"format": FORMAT, **asdict(manifest)}
+    try:
+        storage.remove(scratch)  # of a server that was killed
+        with closing(storage.create(scratch)) as file:
+            file.write(0, [json.dumps(content, indent=1).encode()])
+            file.sync()
+        storage.rename(scratch, path)
+        storage.sync_directory(directory)
+    except BaseException:
+        with suppress(OSError):
+            storage.remove(scratch)
+        raise
+    return path
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Reads a manifest. Raises BadManifest if it is none, OSError if it can't be read."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        require(content, _MANIFEST, "the manifest")
+    except (ValueError, RecursionError) as error:
+        raise BadManifest(f"{path} is not a manifest: {error}") from None
+    if content["format"] != FORMAT:
+        raise BadManifest(f"{path}: its format is {content['format']!r}, this version reads {FORMAT!r}")
+    if not 1 <= len(content["ranges"]) <= MAX_RANGES:
+        raise BadManifest(f"{path} names {len(content['ranges'])} ranges: 1 to {MAX_RANGES} are possible")
+    return Manifest(content["run_id"], content["cut"], tuple(Entry(**_known(entry)) for entry in content["ranges"]))
+
+
+def _known(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: entry[name] for name in _ENTRY}
+
+
+def named_checkpoint(directory: Path, index: int) -> str:
+    """The name of the checkpoint of range `index` that the manifest in its folder names. Empty if there is no manifest, or it
+    can't be read."""
+    try:
+        return read_manifest(directory / NAME).ranges[index].name
+    except (OSError, BadManifest, IndexError):
+        return ""

@@ -1,0 +1,114 @@
+"""A range's part in a checkpoint over all ranges: it holds commits back, waits for the cut, writes, and keeps the manifest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gem_api.errors import CheckpointFailed, InvalidRequest
+
+from gem_server.core.state_machine import Core
+from gem_server.durability.checkpointer import Checkpointer, Written
+from gem_server.durability.manifest import Entry, Manifest
+from gem_server.rpc.commit_path import CommitPath
+from gem_server.rpc.hold import HOLD_SECONDS
+
+NOT_RANGED = "this server holds all of the model: CreateCheckpoint alone writes its checkpoint"
+_LOOK_SECONDS = 0.01
+
+
+class RangeCheckpoint:
+    """The three steps, as `AdminService` has them: `begin`, `write` and `write_manifest`.
+
+    Args:
+        core: The range.
+        path: Holds commits back.
+        checkpointer: Writes the checkpoint.
+    """
+
+    def __init__(self, core: Core, path: CommitPath, checkpointer: Checkpointer) -> None:
+        self._core = core
+        self._path = path
+        self._checkpointer = checkpointer
+
+    async def begin(self) -> dict[str, int]:
+        """Holds commits back from now on. A checkpoint that is being written is finished before.
+
+        Returns:
+            Lease id to the largest sequence number of its commits that has a ticket.
+
+        Raises:
+            InvalidRequest: This server holds everything.
+            CheckpointFailed: No checkpoint can be written now, or one over all ranges is in progress.
+            Draining: The server is shutting down.
+        """
+        self._require_ranged()
+        self._path.require_open()
+        self._checkpointer.require_possible()
+        await self._checkpointer.idle()
+        self._path.require_open()
+        return self._path.begin_hold()
+
+    async def write(self, cut: Mapping[str, int]) -> Written:
+        """Writes a checkpoint that has every commit of the cut and no later one. Commits go on once it is copied or has
+        failed.
+
+        Args:
+            cut: Lease id to sequence number, for all leases of all ranges.
+
+        Raises:
+            InvalidRequest: This server holds everything.
+            CheckpointFailed: No commits are held back for this cut, it was not reached in time, or writing failed.
+        """
+        self._require_ranged()
+        hold = self._path.hold.active
+        try:
+            self._path.let_through(cut)
+        except CheckpointFailed:
+            if not self._path.hold.has_cut:  # otherwise it belongs to another checkpoint
+                self._path.end_hold(hold)
+            raise
+        try:
+            return await self._checkpointer.write(self._once_reached(hold))
+        finally:
+            self._path.end_hold(hold)
+
+    @asynccontextmanager
+    async def _once_reached(self, hold: int) -> AsyncIterator[None]:
+        """The time to copy the range: the cut is reached, and later commits wait."""
+        missing = self._path.hold.missing(self._core.leases)
+        while missing and self._path.hold.active == hold:
+            await asyncio.sleep(_LOOK_SECONDS)
+            missing = self._path.hold.missing(self._core.leases) or (missing if self._path.hold.active != hold else [])
+        if self._path.hold.active != hold:
+            late = ", ".join(sorted(lease.worker for lease in missing)[:5])
+            raise CheckpointFailed(
+                f"commits were held back for {HOLD_SECONDS:.0f} s, and no checkpoint could be copied by then "
+                f"({f'commits of {late} did not arrive' if late else 'the server was busy'}): try again"
+            )
+        yield
+        self._path.end_hold(hold)
+
+    async def write_manifest(self, ranges: Sequence[Entry], cut: Mapping[str, int]) -> Path:
+        """Writes down which checkpoints of all ranges belong together.
+
+        Raises:
+            InvalidRequest: This server holds everything, or the entries are not those of all ranges.
+            CheckpointFailed: Its own checkpoint is not there, or the file can't be written.
+        """
+        self._require_ranged()
+        part = self._core.part
+        if len(ranges) != part.count:
+            raise InvalidRequest(f"the manifest names {len(ranges)} ranges, but the model has {part.count}")
+        return await self._checkpointer.write_manifest(Manifest(self._core.run_id, dict(cut), tuple(ranges)), part.index)
+
+    @property
+    def held_back(self) -> int:
+        """The number of commits that wait, and will be applied."""
+        return len(self._path.hold.waiting)
+
+    def _require_ranged(self) -> None:
+        if self._core.part.whole:
+            raise InvalidRequest(NOT_RANGED)
