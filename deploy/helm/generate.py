@@ -26,7 +26,7 @@ CREDENTIALS = {"token_file", "tls_ca", "tls_cert", "tls_key"}
 # What the chart sets itself, from other values or because of where its containers run.
 OWN = {
     "gem-server": {"listen", "lane_listen", "metrics_listen", "memory_socket", "resume", "checkpoint_dir", "tokens", "tls_cert",
-                   "tls_key", "tls_client_ca"},
+                   "tls_key", "tls_client_ca", "range", "peers"},
     "gem-worker": {"task", "data", "name", "first_worker", "stopped_status", "server", "metrics_listen",
                    "shared_memory"} | CREDENTIALS,
     "gem-evaluator": {"task", "data", "once", "server"} | CREDENTIALS,

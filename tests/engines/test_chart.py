@@ -22,7 +22,7 @@ OPERATORS = {
 
 
 def test_the_folder_of_values_files_is_what_the_chart_promises() -> None:
-    assert set(CI) >= {"minimal", "full", "gpu-spot", "tls"}
+    assert set(CI) >= {"minimal", "full", "gpu-spot", "tls", "ranges"}
 
 
 # -- valid

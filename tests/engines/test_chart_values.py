@@ -113,6 +113,14 @@ WRONG: list[tuple[Object, str]] = [
     ({"tls": {"existingSecret": "a", "certManager": {"enabled": True}}}, "tls.existingSecret"),
     ({"tls": {"certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
     ({"worker": {"indexed": True, "parallelism": 0}}, "worker.parallelism"),
+    ({"server": {"ranges": 0}}, "/server/ranges"),
+    ({"server": {"ranges": 1.5}}, "/server/ranges"),
+    ({"server": {"ranges": 2, "options": {"durability": "snapshot"}}}, "server.options.durability: log"),
+    ({"server": {"ranges": 2, "options": {"durability": None}}}, "server.options.durability: log"),
+    ({"server": {"ranges": 2, "persistence": {"enabled": False}}}, "server.persistence.enabled"),
+    ({"server": {"ranges": 2, "persistence": {"existingClaim": "a"}}}, "server.persistence.existingClaim"),
+    ({"server": {"ranges": 2, "extraEnv": [{"name": "GEM_PEERS"}]}}, "server.extraEnv: GEM_PEERS is set already"),
+    ({"server": {"options": {"peers": "a:1"}}}, "peers"),
 ]
 
 
@@ -160,9 +168,11 @@ def accepted(command: str, variables: dict[str, str], monkeypatch: pytest.Monkey
 def test_every_command_accepts_the_environment_of_its_container(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in pod_specs(objects(values_of(name))).values():
         container = spec["containers"][0]
-        if container["command"][0] in COMMANDS:
+        command = "gem-server" if container["name"] == "server" else container["command"][0]
+        if command in COMMANDS:
+            variables = {name: value.replace("$(POD_INDEX)", "0") for name, value in environment(container).items()}
             with monkeypatch.context() as patch:
-                accepted(container["command"][0], environment(container), patch)
+                accepted(command, variables, patch)
 
 
 ODD = {"integer": 1_000_000, "number": 0.000_001, "boolean": True, "string": "x=1"}

@@ -18,6 +18,20 @@ begin with a digit, a Service may not.
 {{- regexReplaceAll "-+$" $whole "" -}}
 {{- end -}}
 
+{{/* "true" if several servers hold the model together, each a range of it; empty if one holds everything. */}}
+{{- define "gem.severalServers" -}}
+{{- if gt (int .Values.server.ranges) 1 }}true{{ end -}}
+{{- end -}}
+
+{{/*
+The name of a server's pod in DNS, for clients in every namespace. Takes a dict: root, and index, the range that the server holds.
+The pod of range 0 leads.
+*/}}
+{{- define "gem.serverHost" -}}
+{{- $name := include "gem.fullname" .root -}}
+{{ $name }}-server-{{ .index }}.{{ $name }}-headless.{{ .root.Release.Namespace }}.svc
+{{- end -}}
+
 {{/* The labels that selectors use. They never change in an upgrade. */}}
 {{- define "gem.selectorLabels" -}}
 {{- $root := .root | default . -}}

@@ -1,0 +1,150 @@
+"""The Helm chart with several servers: each has its range, its disk and its name; clients connect to the one that leads."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from engines.chart import Object, environment, found, objects, pod_specs, rendered, values_of
+from gem_api.ranges import MAX_RANGES, Range
+from gem_server.cli import main as server
+from gem_server.config import ServerConfig
+
+SERVERS = 3
+INDEX_LABEL = "apps.kubernetes.io/pod-index"
+
+
+@pytest.fixture(scope="module")
+def release() -> list[Object]:
+    return objects(values_of("ranges"))
+
+
+def container(of: list[Object]) -> Object:
+    (only,) = found(of, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    result: Object = only
+    return result
+
+
+def started(of: list[Object], index: int, folder: Path) -> dict[str, str]:
+    """The variables of gem-server in the pod with this index, after the container's own command."""
+    one = container(of)
+    (by_label,) = [each for each in one["env"] if each["name"] == "POD_INDEX"]
+    assert by_label["valueFrom"] == {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}
+    names = [each["name"] for each in one["env"]]
+    assert names.index("POD_INDEX") < names.index("GEM_RANGE"), "Kubernetes replaces only variables that come before"
+    variables = {name: value.replace("$(POD_INDEX)", str(index)) for name, value in environment(one).items()}
+    program = folder / "gem-server"
+    program.write_text("#!/bin/sh\nenv\n")
+    program.chmod(0o755)
+    path = {"PATH": f"{folder}:{os.environ['PATH']}", "POD_INDEX": str(index)}
+    said = subprocess.run(one["command"], env=variables | path, capture_output=True, text=True, check=True, timeout=60).stdout
+    return dict(line.split("=", 1) for line in said.splitlines())
+
+
+@pytest.mark.parametrize("index", range(SERVERS))
+def test_each_pods_server_starts_with_its_range_and_only_the_lead_knows_the_others(
+    release: list[Object], index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = started(release, index, tmp_path)
+    for name in ("GEM_RANGE", "GEM_PEERS", "GEM_DURABILITY"):
+        if name in variables:
+            monkeypatch.setenv(name, variables[name])
+    options = server.make_context("gem-server", []).params
+    assert options["range"] == Range(index, SERVERS)
+    assert len(options["peers"]) == (SERVERS - 1 if index == 0 else 0)
+    fields = {name: options[name] for name in ("range", "peers", "durability")}
+    ServerConfig(**fields, checkpoint_dir=tmp_path).validate()
+
+
+def hosts(of: list[Object]) -> list[str]:
+    """The names in DNS of the pods: the StatefulSet gives them through its headless Service."""
+    stateful = found(of, "StatefulSet")
+    assert found(of, "Service", "headless")["metadata"]["name"] == stateful["spec"]["serviceName"]
+    pods = [f"{stateful['metadata']['name']}-{index}" for index in range(stateful["spec"]["replicas"])]
+    return [f"{pod}.{stateful['spec']['serviceName']}.ml.svc" for pod in pods]
+
+
+def test_the_peers_are_the_other_pods_by_their_names_and_the_certificate_has_all_of_them(release: list[Object]) -> None:
+    assert environment(container(release))["GEM_PEERS"] == ",".join(f"{host}:50051" for host in hosts(release)[1:])
+    assert set(hosts(release)) <= set(found(release, "Certificate")["spec"]["dnsNames"])
+    one = found(objects(values_of("tls")), "Certificate")["spec"]["dnsNames"]
+    assert not [name for name in one if "headless" in name]
+
+
+def test_names_are_right_for_every_release() -> None:
+    of = objects({"server": {"ranges": 2}, "fullnameOverride": "run-2026"}, "2026-run")
+    assert environment(container(of))["GEM_PEERS"] == "run-2026-server-1.run-2026-headless.ml.svc:50051"
+
+
+def test_clients_connect_to_the_lead_alone(release: list[Object]) -> None:
+    service = found(release, "Service", "server")
+    assert service["spec"]["selector"][INDEX_LABEL] == "0"
+    for owner, spec in pod_specs(release).items():
+        if not owner.startswith("StatefulSet"):
+            variables = environment(spec["containers"][0])
+            assert variables["GEM_SERVER"] == f"{service['metadata']['name']}:50051", owner
+            assert not {"GEM_PEERS", "GEM_RANGE"} & variables.keys(), owner
+    headless = found(release, "Service", "headless")["spec"]
+    assert INDEX_LABEL not in headless["selector"]
+    assert headless["publishNotReadyAddresses"] is True, "workers find a server as soon as it listens"
+
+
+def test_each_server_has_a_disk_and_all_start_together(release: list[Object]) -> None:
+    spec = found(release, "StatefulSet")["spec"]
+    assert spec["replicas"] == SERVERS
+    assert [each["metadata"]["name"] for each in spec["volumeClaimTemplates"]] == ["checkpoints"]
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": SERVERS}}
+    assert environment(container(release))["GEM_DURABILITY"] == "log"
+
+
+def test_prometheus_scrapes_every_server(release: list[Object]) -> None:
+    monitor = found(release, "ServiceMonitor")["spec"]
+    service = found(release, "Service", "headless")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+    others = [each for each in release if each["kind"] == "Service" and each is not service]
+    assert not [each for each in others if monitor["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()]
+
+
+def test_gem_ctl_in_a_servers_pod_reaches_the_others(release: list[Object]) -> None:
+    policy = found(release, "NetworkPolicy", "server")
+    (rule,) = [each for each in policy["spec"]["ingress"] if {"port": 50051} in each["ports"]]
+    assert "server" in rule["from"][0]["podSelector"]["matchExpressions"][0]["values"]
+
+
+def test_the_notes_name_the_pod_that_leads() -> None:
+    notes = rendered(values_of("ranges"))["NOTES.txt"]
+    assert set(re.findall(r"(?:pod|statefulset)/(\S+)", notes)) == {"demo-gem-server-0"}
+    assert "3 servers, of which the first leads" in notes
+    assert "servers" not in rendered()["NOTES.txt"]
+
+
+def test_workers_are_the_same_as_with_one_server() -> None:
+    """So a run with another number of servers needs no other image, and nothing else in the release changes."""
+
+    def by_name(values: Object) -> dict[tuple[str, str], Object]:
+        # An existing Secret, because the chart's own has random tokens.
+        of = objects(values | {"auth": {"existingSecret": "tokens"}})
+        return {(each["kind"], each["metadata"]["name"]): each for each in of}
+
+    one, two = by_name({}), by_name({"server": {"ranges": 2}})
+    assert one.keys() == two.keys()
+    differing = {kind for (kind, name), each in one.items() if each != two[kind, name]}
+    assert differing == {"StatefulSet", "Service", "NetworkPolicy"}
+
+
+def test_one_server_is_as_before() -> None:
+    of = objects()
+    assert container(of)["command"] == ["gem-server"]
+    assert not {"GEM_RANGE", "GEM_PEERS", "POD_INDEX"} & {each["name"] for each in container(of)["env"]}
+    assert "updateStrategy" not in found(of, "StatefulSet")["spec"]
+    assert INDEX_LABEL not in found(of, "Service", "server")["spec"]["selector"]
+
+
+def test_the_largest_number_of_servers_is_the_commands() -> None:
+    of = objects({"server": {"ranges": MAX_RANGES}})
+    assert len(environment(container(of))["GEM_PEERS"].split(",")) == MAX_RANGES - 1
