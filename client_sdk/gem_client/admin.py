@@ -8,6 +8,7 @@ from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gem_client.range_checkpoint import all_ranges, checkpoint_all, drain_all
 from gem_client.transport.channel import Stub, checked_address, open_channel, typed
 from gem_client.transport.security import Security, Source
 
@@ -39,9 +40,9 @@ class Admin:
         tls_cert: Source | None = None,
         tls_key: Source | None = None,
     ) -> None:
-        address, security = checked_address(address), Security(token, tls_ca, tls_cert, tls_key)
-        self._channel = open_channel(address, security)
-        self._stub = Stub(self._channel, security.metadata, address)
+        address, self._security = checked_address(address), Security(token, tls_ca, tls_cert, tls_key)
+        self._channel = open_channel(address, self._security)
+        self._stub = Stub(self._channel, self._security.metadata, address)
         self._health = typed(health_pb2_grpc.HealthStub(self._channel).Check, address)
         self._timeout = timeout
 
@@ -56,14 +57,32 @@ class Admin:
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     def checkpoint(self, timeout: float = 600.0) -> admin_pb2.CreateCheckpointResponse:
-        """Makes the server write a checkpoint, and waits up to `timeout` seconds for it."""
+        """Makes the server write a checkpoint, and waits up to `timeout` seconds for it.
+
+        If several servers hold the model and this one leads, all of them write one, with the same commits of each worker. The
+        peers must be reachable from here, with the same credentials. The response is the lead's. An error names the range that
+        failed; no server holds commits back then, and you can try again.
+        """
+        status = self.status()
+        if status.peers:
+            with all_ranges(self._stub, status, self._security) as servers:
+                written, _ = checkpoint_all(servers, status.run_id, self._timeout, timeout)
+            return written[0]
         response: admin_pb2.CreateCheckpointResponse = self._stub.CreateCheckpoint(
             admin_pb2.CreateCheckpointRequest(), timeout=timeout
         )
         return response
 
     def drain(self) -> int:
-        """Makes the server apply the queued commits, write a checkpoint and exit; returns how many commits were queued."""
+        """Makes the server apply the queued commits, write a checkpoint and exit; returns how many commits were queued.
+
+        If several servers hold the model and this one leads, all of them do so, the lead last. If one can't be reached, the
+        others still exit, and the error names it.
+        """
+        status = self.status()
+        if status.peers:
+            with all_ranges(self._stub, status, self._security) as servers:
+                return drain_all(servers, self._timeout)
         response: admin_pb2.DrainResponse = self._stub.Drain(admin_pb2.DrainRequest(), timeout=self._timeout)
         return response.queue_length
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gem_api.errors import Draining, GemError, LeaseEnded, RejectedCommit, SequenceGap
+from gem_api.errors import CheckpointFailed, Draining, GemError, LeaseEnded, RejectedCommit, SequenceGap
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
@@ -148,8 +148,13 @@ class CommitPath:
         return self.hold.begin(self.core.leases, self._clock())
 
     def let_through(self, cut: Mapping[str, int]) -> None:
-        """Gives tickets up to the cut. If that fails, as in `Hold.let_through`, a hold that waits for a cut ends."""
-        self._go_on(self.hold.let_through(cut))
+        """Gives tickets up to the cut. Raises as `Hold.let_through`; a hold that still waited for its cut ends then."""
+        try:
+            self._go_on(self.hold.let_through(cut))
+        except CheckpointFailed:
+            if not self.hold.has_cut:  # otherwise it belongs to another checkpoint
+                self.end_hold(self.hold.active)
+            raise
 
     def end_hold(self, number: int) -> None:
         """Gives the commits that wait in this round of the hold their tickets, in the order of arrival."""

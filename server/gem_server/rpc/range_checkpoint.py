@@ -64,12 +64,7 @@ class RangeCheckpoint:
         """
         self._require_ranged()
         hold = self._path.hold.active
-        try:
-            self._path.let_through(cut)
-        except CheckpointFailed:
-            if not self._path.hold.has_cut:  # otherwise it belongs to another checkpoint
-                self._path.end_hold(hold)
-            raise
+        self._path.let_through(cut)
         try:
             return await self._checkpointer.write(self._once_reached(hold))
         finally:
