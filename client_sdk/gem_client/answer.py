@@ -9,10 +9,17 @@ from gem_api.layout import Vector
 
 
 class Base(NamedTuple):
-    """Identifies a θ that a session handed out: its version, and the number of the lease that the session held then."""
+    """Identifies a θ that a session handed out.
+
+    Attributes:
+        version: Its version; with several servers, that of range 0.
+        generation: The number of the lease that the session held then.
+        peer_versions: The versions of ranges 1, 2, …; empty if one server holds everything.
+    """
 
     version: int
     generation: int
+    peer_versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

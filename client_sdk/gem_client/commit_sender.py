@@ -1,4 +1,4 @@
-"""Sends one commit to the server and receives the new θ: through shared memory, a lane's socket, or gRPC."""
+"""Sends one commit to the servers and receives the new θ: through shared memory, a lane's socket, or gRPC."""
 
 from __future__ import annotations
 
@@ -11,34 +11,31 @@ from gem_api.hyperparameters import decay_of_workers
 from gem_api.layout import Layout, Vector
 from gem_api.update_kind import KINDS, UpdateKind
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import Encoder, Format
+from gem_api.wire import Format
 
 from gem_client.answer import Base
+from gem_client.link import Link
 from gem_client.membership import Membership
 from gem_client.retry import Retry
-from gem_client.transport.connection import Connection
 
 
 class CommitSender:
     """Sends the commits of one session.
 
     Args:
-        member: The session's membership: its lease and its buffers.
-        connection: The calls to the server, one attempt each.
+        member: The session's membership: its lease, its buffers and its links to the servers.
         retry: How long to retry.
         gradient_format: The format of gradients on the network.
     """
 
-    def __init__(self, member: Membership, connection: Connection, retry: Retry, gradient_format: Format) -> None:
+    def __init__(self, member: Membership, retry: Retry, gradient_format: Format) -> None:
         self._member = member
-        self._connection = connection
         self._retry = retry
         self._gradient_format = gradient_format
-        self._encoder: Encoder | None = None
 
     def prepare(self) -> None:
         """Compiles the conversion to the wire format ahead of the first commit, which takes about a second."""
-        if not self._member.shares_memory:
+        if not self._member.links.share_memory:
             self._gradient_format.prepare()
 
     def pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike], kind: UpdateKind, decay: bool) -> Vector:
@@ -63,21 +60,36 @@ class CommitSender:
         return own
 
     def send(self, packed: Vector, kind: UpdateKind, loss: float | None, samples: int, base: Base) -> pb.CommitResult | None:
-        """Has the server apply an update (float32, shape (P,), from `pack`); the member's `theta` then holds the new θ.
+        """Has all servers apply an update (float32, shape (P,), from `pack`); the member's `theta` then holds the new θ.
 
-        Returns None if the update was dropped because its lease had ended; the member then holds a new lease and a fresh θ.
+        Returns the result of the server that leads; None if the update was dropped because its lease had ended. The member then
+        holds a new lease and a fresh θ.
 
         Raises:
-            RejectedCommit: The server rejects the update for its content.
-            TransportError: The server could not be reached for as long as `retry` allows.
+            InvalidRequest: `base` is not that of a session with as many servers.
+            RejectedCommit: A server rejects its part of the update for its content.
+            TransportError: A server could not be reached for as long as `retry` allows.
         """
         member = self._member
         if base.generation != member.generation:
             return None
+        versions = (base.version, *base.peer_versions)
+        if len(versions) != 1 + len(member.links.peers):
+            raise InvalidRequest(f"{base} has no version for each server: take it from the session's property `base`")
         member.commit_begins()
-        header = self._header(kind, loss, samples, base.version)
+
+        def send_part(link: Link) -> pb.CommitResult:
+            header = self._header(link, kind, loss, samples, versions[link.part.index])
+            try:
+                result = link.retry(self._retry, lambda: self._try(link, header, link.view(packed)), member.report)
+            except RejectedCommit:
+                member.part_rejected(link, header.sequence)
+                raise
+            member.part_applied(link, result)
+            return result
+
         try:
-            result = self._retry.call(lambda: self._try(header, packed), member.report)
+            result, *_ = member.links.at_once(send_part)
         except RejectedCommit:
             member.commit_rejected()
             raise
@@ -87,8 +99,9 @@ class CommitSender:
         member.commit_applied(result)
         return result
 
-    def _header(self, kind: UpdateKind, loss: float | None, samples: int, base_version: int) -> pb.CommitHeader:
-        registration = self._member.registration
+    def _header(self, link: Link, kind: UpdateKind, loss: float | None, samples: int, base_version: int) -> pb.CommitHeader:
+        registration = link.registration
+        assert registration is not None
         return pb.CommitHeader(
             lease_id=registration.lease_id,
             sequence=self._member.sequence + 1,
@@ -110,29 +123,34 @@ class CommitSender:
             raise LayoutMismatch(f"the gradient has shape {array.shape}; the model needs ({layout.size},)")
         if array.dtype.kind != "f":
             raise LayoutMismatch(f"the gradient has dtype {array.dtype}: use a floating-point dtype")
-        if not self._member.shares_memory:
+        if not self._member.lies_in_region:
             return np.ascontiguousarray(array, dtype="<f4")
         if array is not own:
             np.copyto(own, array, casting="same_kind")
         return own
 
-    def _try(self, header: pb.CommitHeader, packed: Vector) -> pb.CommitResult:
-        """Makes one attempt: through shared memory, else through a lane's socket, else over gRPC."""
-        member, connection = self._member, self._connection
+    def _try(self, link: Link, header: pb.CommitHeader, packed: Vector) -> pb.CommitResult:
+        """Makes one attempt with one server: through shared memory, else through a lane's socket, else over gRPC.
+
+        `packed` is its part of the update (float32, shape (its size,)). Its part of the new θ comes into the member's `theta`.
+        """
+        member, connection = self._member, link.connection
         if connection.lane_broke:
-            member.open_lane()
-        if member.shares_memory:
-            if packed is not member.gradient:  # the memory was replaced after `pack`
-                np.copyto(member.gradient, packed)
-            return connection.commit_on_lane(lambda lane: lane.exchange_in_memory(header))
-        self._encoder = encoder = self._encoder or self._gradient_format.encoder(packed.size)
+            member.open_lane(link)
+        theta, region = link.view(member.theta), link.region
+        if region is not None:
+            if packed is not region.gradient:  # a part, or the memory was replaced after `pack`
+                np.copyto(region.gradient, packed)
+            result = connection.commit_on_lane(lambda lane: lane.exchange_in_memory(header))
+            if theta is not region.theta:
+                np.copyto(theta, region.theta)
+            return result
+        encoder = link.encoder(self._gradient_format, packed.size)
         if connection.lane is not None:
             nbytes, form = self._gradient_format.nbytes(packed.size), member.theta_format
-            result = connection.commit_on_lane(
-                lambda lane: lane.exchange(header, nbytes, encoder.pieces(packed), member.theta, form)
-            )
+            result = connection.commit_on_lane(lambda lane: lane.exchange(header, nbytes, encoder.pieces(packed), theta, form))
         else:
-            result = connection.commit(encoder.frames(packed, _opening(header)), member.theta_format.assembly(member.theta))
+            result = connection.commit(encoder.frames(packed, _opening(header)), member.theta_format.assembly(theta))
         encoder.applied()
         return result
 

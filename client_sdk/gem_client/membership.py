@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -16,29 +17,33 @@ from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import ThetaFormat
 
+from gem_client.link import Link
+from gem_client.links import Links
 from gem_client.retry import Retry, logging_failures
-from gem_client.transport.connection import Connection
 
 log = logging.getLogger("gem_client")
 T = TypeVar("T")
 FINAL_POLL_SECONDS = 0.5
+LEAVE_SECONDS = 2.0  # that saying goodbye may take
 
 
 class Membership:
     """One worker's membership in a run, under one lease after another. Only its own methods change it.
 
+    With several servers, a lease has the same id on each, and each commit the same sequence number.
+
     Args:
         name: The worker's name.
-        connection: The calls to the server, one attempt each.
+        links: The links to the servers. Those to the servers that do not lead are made when the lead has named them.
         retry: How long to retry.
         shared_memory: Whether to ask a server on the same machine for shared memory.
         theta_format: The format of θ on the network.
 
     Attributes:
-        layout: The run's tensors; None until they are known.
+        layout: The run's tensors, all of them; None until they are known.
         theta: θ as last received, float32, shape (P,).
-        gradient: A buffer for the next gradient, float32, shape (P,). A lane with shared memory replaces both buffers.
-        version: Version of `theta`.
+        gradient: A buffer for the next gradient, float32, shape (P,). If one server holds everything, a lane with shared memory
+            replaces both buffers.
         sequence: Number of the lease's last commit.
         steps_done: Commits applied under the worker's name in this run.
         generation: Number of leases held so far.
@@ -46,10 +51,10 @@ class Membership:
         closed: Whether the session has ended, so that nothing is retried.
     """
 
-    def __init__(self, name: str, connection: Connection, retry: Retry, shared_memory: bool, theta_format: ThetaFormat) -> None:
+    def __init__(self, name: str, links: Links, retry: Retry, shared_memory: bool, theta_format: ThetaFormat) -> None:
         self._name = name
         self._process = os.getpid()
-        self._connection = connection
+        self.links = links
         self._retry = retry
         self._wants_region = shared_memory
         self.theta_format = theta_format
@@ -60,7 +65,6 @@ class Membership:
         self.layout: Layout | None = None
         self.theta = empty(0)
         self.gradient = empty(0)
-        self.version = 0
         self.sequence = 0
         self.steps_done = 0
         self.generation = 0
@@ -74,7 +78,7 @@ class Membership:
 
     @property
     def registration(self) -> pb.RegisterWorkerResponse:
-        """The server's response to the last registration. Raises InvalidRequest before the first."""
+        """The response of the server that leads to the last registration. Raises InvalidRequest before the first."""
         if self._registration is None:
             raise InvalidRequest("this session has not joined a run yet: call join with the model's parameters first")
         return self._registration
@@ -88,10 +92,19 @@ class Membership:
         return known[1]
 
     @property
-    def shares_memory(self) -> bool:
-        """Whether `theta` and `gradient` lie in memory shared with the server."""
-        lane = self._connection.lane
-        return lane is not None and lane.region is not None
+    def version(self) -> int:
+        """Version of `theta`: that of range 0."""
+        return self.links.lead.version
+
+    @property
+    def peer_versions(self) -> tuple[int, ...]:
+        """The versions of the ranges 1, 2, … of `theta`."""
+        return tuple(peer.version for peer in self.links.peers)
+
+    @property
+    def lies_in_region(self) -> bool:
+        """Whether `theta` and `gradient` lie in memory shared with the server, which then holds everything."""
+        return self.links.lead.part.whole and self.links.lead.region is not None
 
     @property
     def known_layout(self) -> Layout:
@@ -127,13 +140,13 @@ class Membership:
         self.overlap, self.choice = overlap, choice
 
     def enter(self) -> None:
-        """Registers, initializes θ if the server asks for it, and pulls. Starts over if the lease ends in between."""
+        """Registers everywhere, initializes θ if a server asks for it, and pulls. Starts over if the lease ends in between."""
         self._in_doubt = True
         while True:
             try:
                 self._register()
-                while self._retry_pull():
-                    self._initialize()
+                for link in self.links:  # in the same order in every session, so that no two wait for each other
+                    self._start(link)
                 self._in_doubt = False
                 return
             except LeaseEnded as ended:
@@ -152,21 +165,17 @@ class Membership:
 
     def under_lease(self, attempt: Callable[[str], T]) -> T:
         """Calls `attempt` with the lease's id, with retries; takes a new lease if that one has ended."""
-        self.settle_doubt()
-        while True:
-            try:
-                return self._retry.call(lambda: attempt(self.registration.lease_id), self.report)
-            except LeaseEnded as ended:
-                self.enter_again(ended)
+        return self._unless_ended(lambda: self._retry.call(lambda: attempt(self.registration.lease_id), self.report))
 
     def leave(self) -> None:
-        """Tells the server, once, that the worker leaves. If that fails, the lease expires by itself."""
+        """Tells the servers, once, that the worker leaves. If that fails, the lease expires by itself."""
         if self._registration is None:
             return
-        try:
-            self._connection.leave(self._registration.lease_id, timeout=2.0)
-        except GemError as error:
+
+        def failed(error: GemError) -> None:
             log.info("could not leave the run; the lease will expire by itself: %s", error)
+
+        self.links.leave(self._registration.lease_id, LEAVE_SECONDS, failed)
 
     def forget(self) -> None:
         """Returns to the state before the first registration, so that the session may join again."""
@@ -182,44 +191,67 @@ class Membership:
         """Until the commit's result is known, the lease is in doubt, whatever interrupts the call."""
         self._in_doubt = True
 
+    def part_applied(self, link: Link, result: pb.CommitResult) -> None:
+        """A server applied its part of the commit, and `theta` holds its part of the new θ."""
+        link.sequence, link.version = result.sequence, result.base_version
+        self.steps_done += link.part.leads
+
+    def part_rejected(self, link: Link, sequence: int) -> None:
+        """A server rejected its part of the commit for its content."""
+        link.sequence = sequence
+
     def commit_rejected(self) -> None:
-        """The server did not apply the commit: the next one takes its sequence number."""
-        self._in_doubt = False
+        """A server rejected the commit. If there is only that one, the next commit takes its sequence number; else another
+        server may have applied its part."""
+        if self.links.peers:
+            self.sequence += 1
+        self._in_doubt = any(link.sequence < self.sequence for link in self.links)
 
     def commit_applied(self, result: pb.CommitResult) -> None:
-        """The server applied the commit, and `theta` holds the new θ."""
-        self.sequence, self.version = result.sequence, result.base_version
+        """All servers applied the commit, and `theta` holds the new θ."""
+        self.sequence = result.sequence
         self._in_doubt = False
-        self.steps_done += 1
 
     # -- θ
 
-    def pull(self, lease_id: str) -> bool:
-        """Makes one attempt to read θ; an empty `lease_id` means none. Returns whether this worker must initialize θ."""
-        header = self._connection.pull(lease_id, self._buffer_for, self.theta_format)
+    def pull(self, link: Link) -> bool:
+        """Makes one attempt to read a server's part of θ under the lease. Returns whether this worker must initialize it."""
+        header = link.connection.pull(self.registration.lease_id, lambda header: link.view(self.theta), self.theta_format)
         if not header.must_initialize:
-            self.version = header.version
+            link.version = header.version
         return header.must_initialize
+
+    def pull_under_lease(self) -> None:
+        """Reads θ into `theta`, with retries; takes a new lease if that one has ended."""
+        self._unless_ended(lambda: self.links.at_once(self._retry_pull))
 
     def pull_without_lease(self) -> Vector:
         """Reads θ into `theta`, with retries."""
-        self._retry.call(lambda: self.pull(""), self.report)
-        return self.theta
+
+        def own_buffer(layout: Layout) -> Vector:
+            if self.theta.size != layout.size:
+                self.theta = empty(layout.size)
+            return self.theta
+
+        theta, versions = self._read(own_buffer)
+        for link, version in zip(self.links, versions, strict=True):
+            link.version = version
+        return theta
 
     def read(self) -> Vector:
         """Reads θ into a new buffer, with retries. Raises LayoutMismatch if the server has begun a run of another model."""
-        return self._retry.call(self._read, self.report)
+        return self._read(lambda layout: empty(layout.size))[0]
 
     def wait_until_run_is_over(self) -> None:
         """Polls the server's status until no worker trains any more."""
-        while not _is_over(self._retry.call(self._connection.status, self.report)):
+        while not _is_over(self._retry.call(self.links.lead.connection.status, self.report)):
             self._retry.sleep(FINAL_POLL_SECONDS)
 
-    def open_lane(self) -> None:
-        """Opens a lane for the lease's commits. If it has shared memory, moves θ and the gradient there."""
-        self._connection.open_lane(self.registration.lease_id, self.known_layout.size, self._wants_region)
-        region = self._connection.lane.region if self._connection.lane is not None else None
-        if region is not None:
+    def open_lane(self, link: Link) -> None:
+        """Opens a lane for the lease's commits. If it has shared memory for everything, moves θ and the gradient there."""
+        link.connection.open_lane(self.registration.lease_id, link.view(self.theta).size, self._wants_region)
+        region = link.region
+        if region is not None and link.part.whole:
             np.copyto(region.theta, self.theta)
             np.copyto(region.gradient, self.gradient)
             self.theta, self.gradient = region.theta, region.gradient
@@ -236,53 +268,110 @@ class Membership:
         return report
 
     def _register(self) -> None:
-        previous = self._registration
-        self._connection.drop_stream()
+        previous, lead, layout = self._registration, self.links.lead, self.known_layout
+        self.links.drop_streams()
         registration = self._retry.call(
-            lambda: self._connection.register(self._name, self.known_layout, self.overlap, self.choice), self.report
+            lambda: lead.connection.register(self._name, layout, self.overlap, self.choice), self.report
         )
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self._name, registration.run_id)
         self._registration, self.sequence, self.steps_done = registration, 0, registration.steps_done
         self.generation += 1
-        self._connection.keep_alive(registration.lease_id, registration.lease_seconds / 3)
-        self._retry.call(self.open_lane, self.report)
-        if registration.must_initialize:
-            self._initialize()
+        lead.registered(registration)
+        self.links.arrange(registration.peers, layout.size)
+        lead.require_part(registration.layout)
+        answer = pb.LeadsAnswer(
+            lease_id=registration.lease_id, run_id=registration.run_id, hyperparameters=registration.hyperparameters
+        )
+        for peer in self.links.peers:
+            self._register_with(peer, answer)
 
-    def _initialize(self) -> None:
-        """Sends θ's first value: the values that the caller joined with, or the last θ received if the server lost its own."""
-        registration = self.registration
+    def _register_with(self, peer: Link, answer: pb.LeadsAnswer) -> None:
+        """Registers with a server that does not lead, under the lease that the lead gave."""
+        registration = self._retry.call(
+            lambda: peer.register(self._name, self.known_layout, self.overlap, self.choice, answer), self.report
+        )
+        peer.registered(registration)
+        peer.require_part(registration.layout)
+        if (registration.run_id, registration.lease_id) != (answer.run_id, answer.lease_id):
+            raise InvalidRequest(f"the server at {peer.address} belongs to run {registration.run_id}, not {answer.run_id}")
+
+    def _start(self, link: Link) -> None:
+        """Opens a server's lane, initializes its part of θ if it asks for that, and pulls it."""
+        link.retry(self._retry, lambda: self.open_lane(link), self.report)
+        if link.registration is not None and link.registration.must_initialize:
+            self._initialize(link)
+        while self._retry_pull(link):
+            self._initialize(link)
+
+    def _initialize(self, link: Link) -> None:
+        """Sends a part's first value: the values that the caller joined with, or the last θ received if it was lost.
+
+        Raises InvalidRequest if only this server has lost it: no worker may commit before all parts have a first value."""
+        lease_id = self.registration.lease_id
+        if not link.part.leads and self.version > 0:
+            with suppress(GemError):
+                link.leave(lease_id, LEAVE_SECONDS)  # else it would wait for this worker
+            raise InvalidRequest(
+                f"range {link.part} at {link.address} has lost its data: it asks for a first value, but the run is at version "
+                f"{self.version}. Start that server with the checkpoint folder that it had (--checkpoint-dir, --resume), or "
+                "make the folders of all ranges anew from a checkpoint with `gem-ctl reshard`"
+            )
         try:
-            self._retry.call(lambda: self._connection.initialize(registration.lease_id, self.theta), self.report)
+            link.retry(self._retry, lambda: link.connection.initialize(lease_id, link.view(self.theta)), self.report)
         except InvalidRequest as error:  # the first attempt did arrive, and only its response was lost
             log.info("%s: θ has a first value already: %s", self._name, error)
 
-    def _retry_pull(self) -> bool:
-        return self._retry.call(lambda: self.pull(self.registration.lease_id), self.report)
+    def _retry_pull(self, link: Link) -> bool:
+        return link.retry(self._retry, lambda: self.pull(link), self.report)
 
-    def _read(self) -> Vector:
-        # Without the lease: under it, the server would take this θ for the one that the next gradient is computed on.
-        theta = empty(0)
+    def _unless_ended(self, work: Callable[[], T]) -> T:
+        """Calls `work` under the lease; takes a new one and calls it again if that has ended."""
+        self.settle_doubt()
+        while True:
+            try:
+                return work()
+            except LeaseEnded as ended:
+                self.enter_again(ended)
 
-        def make_buffer(header: pb.PullHeader) -> Vector:
+    def _read(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, list[int]]:
+        """Reads θ, with retries: the lead's part, which says where the others are, then all others. Returns it and the
+        versions of its parts. `make_buffer` returns a buffer for a model."""
+        theta, version = self._retry.call(lambda: self._read_lead(make_buffer), self.report)
+
+        def read(link: Link) -> int:
+            if link.part.leads:
+                return version
+            return link.retry(self._retry, lambda: self._read_part(link, theta), self.report)
+
+        return theta, self.links.at_once(read)
+
+    # Without the lease: under it, the server would take this θ for the one that the next gradient is computed on.
+
+    def _read_lead(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, int]:
+        theta, lead = empty(0), self.links.lead
+
+        def view(header: pb.PullHeader) -> Vector:
             nonlocal theta
-            layout = Layout.from_message(header.layout)
+            layout = Layout.from_message(header.layout).whole
             if self.joined:
                 self.known_layout.require_same(layout)
-            self.layout = layout
-            theta = empty(layout.size)
-            return theta
+            else:
+                self.links.arrange(header.peers, layout.size)
+            lead.require_part(header.layout)
+            self.layout, theta = layout, make_buffer(layout)
+            return lead.view(theta)
 
-        self._connection.pull("", make_buffer, self.theta_format)
-        return theta
+        header = lead.connection.pull("", view, self.theta_format)
+        return theta, header.version
 
-    def _buffer_for(self, header: pb.PullHeader) -> Vector:
-        if header.HasField("layout"):
-            self.layout = Layout.from_message(header.layout)
-        if self.theta.size != self.known_layout.size:
-            self.theta = empty(self.known_layout.size)
-        return self.theta
+    def _read_part(self, link: Link, theta: Vector) -> int:
+        def view(header: pb.PullHeader) -> Vector:
+            self.known_layout.require_same(Layout.from_message(header.layout).whole)
+            link.require_part(header.layout)
+            return link.view(theta)
+
+        return link.connection.pull("", view, self.theta_format).version
 
     def _require_not_replaced_by(self, ended: LeaseEnded) -> None:
         if ended.reason == "replaced":

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from types import MappingProxyType, TracebackType
 
 import numpy as np
@@ -24,6 +25,7 @@ from gem_api.wire import Format, ThetaFormat
 
 from gem_client.answer import Answer, Base
 from gem_client.commit_sender import CommitSender
+from gem_client.links import Links
 from gem_client.membership import Membership
 from gem_client.retry import Retry
 from gem_client.shard_leases import ShardLeases
@@ -37,6 +39,9 @@ log = logging.getLogger("gem_client")
 
 class Session:
     """One worker in a run; `connect` makes it. Use it from one thread, as a context manager: on exit the worker leaves.
+
+    If several servers hold θ together, the session finds them all through the one that it connects to, and a call ends when
+    all of them have answered.
 
     While the server is unreachable, a call is retried until `retry` gives up. The server applies each commit once, however
     often it is sent. If the lease ends (the worker was silent for too long, or the server resumed from an older checkpoint),
@@ -66,9 +71,10 @@ class Session:
         self._lock = threading.RLock()
         self._side = SideThread("gem-session-side", self._lock)
         self._under_way: Future[Answer] | None = None
-        self._connection = Connection(address, timeout, security)
-        self._member = Membership(self.name, self._connection, retry, shared_memory, theta_format)
-        self._sender = CommitSender(self._member, self._connection, retry, gradient_format)
+        self._links = Links(address, partial(Connection, timeout=timeout, security=security))
+        self._connection = self._links.lead.connection
+        self._member = Membership(self.name, self._links, retry, shared_memory, theta_format)
+        self._sender = CommitSender(self._member, retry, gradient_format)
         self._shard_leases = ShardLeases(self._member, self._connection, retry, self._side, self._wait_for_commit)
 
     # -- what the caller may read
@@ -90,7 +96,7 @@ class Session:
 
     @property
     def layout(self) -> Layout:
-        """The names and shapes of the run's tensors. Raises InvalidRequest before the first `join` or `pull`."""
+        """The names and shapes of all of the run's tensors. Raises InvalidRequest before the first `join` or `pull`."""
         return self._member.known_layout
 
     @property
@@ -105,23 +111,24 @@ class Session:
 
     @property
     def gradient(self) -> Vector:
-        """A buffer for the next gradient: float32, shape (P,). With shared memory, a gradient written here is committed without
-        a copy. A new lease, or new shared memory, replaces the buffer."""
+        """A buffer for the next gradient: float32, shape (P,). With memory shared with a single server, a gradient written here
+        is committed without a copy. A new lease, or new shared memory, replaces the buffer."""
         return self._member.gradient
 
     @property
     def shares_memory(self) -> bool:
-        """Whether commits go through memory shared with the server instead of the network."""
-        return self._member.shares_memory
+        """Whether commits go through memory shared with the server, or with all of several, instead of the network."""
+        return self._links.share_memory
 
     @property
     def transport(self) -> str:
-        """How commits travel at present: "memory", "tcp", "tls" or "grpc"."""
-        return self._connection.transport
+        """How commits travel at present: "memory", "tcp", "tls" or "grpc". If it is not the same for all of several servers,
+        those that occur, such as "memory+tcp"."""
+        return self._links.transport
 
     @property
     def version(self) -> int:
-        """Version of `theta`."""
+        """Version of `theta`; with several servers, that of range 0."""
         return self._member.version
 
     @property
@@ -240,7 +247,7 @@ class Session:
         """Pulls under the lease even if `pull` only reads: for `Optimizer`."""
         self._member.require_usable()
         with self._lock:
-            self._member.under_lease(self._member.pull)
+            self._member.pull_under_lease()
             return self._hand_out()
 
     def commit(
@@ -356,7 +363,7 @@ class Session:
         self.finish_commit()
         self._shard_leases.wait_for_reports()
         with self._lock:
-            self._connection.drop_stream()
+            self._links.drop_streams()
             self._member.leave()
             self._member.forget()
             self._member.wait_until_run_is_over()
@@ -390,9 +397,9 @@ class Session:
         self._side.close()
         if self.skipped:
             log.info("%s: %d batches were skipped", self.name, self.skipped)
-        self._connection.stop()
+        self._links.stop()
         self._member.leave()
-        self._connection.close()
+        self._links.close()
 
     # -- for `Optimizer`
 
@@ -414,6 +421,7 @@ class Session:
             result = self._sender.send(packed, kind, loss, samples, base)
         except RejectedCommit:
             self._shard_leases.committed(claimed)  # it would be rejected every time: a caller that continues leaves it out
+            self._hand_out()  # of several servers, those that did not reject it have sent a new θ
             raise
         except BaseException:
             self._shard_leases.dropped(claimed)  # it may have arrived or not: better to train on the batches twice than never
@@ -427,7 +435,7 @@ class Session:
         return Answer(theta, self.version, result.staleness, pi_median, discarded=result.discarded)
 
     def _hand_out(self) -> Vector:
-        self._handed_out = Base(self._member.version, self._member.generation)
+        self._handed_out = Base(self._member.version, self._member.generation, self._member.peer_versions)
         return self._member.theta
 
     def _wait_for_commit(self) -> None:

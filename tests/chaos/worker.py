@@ -78,18 +78,18 @@ def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
     sender, member, connection = session._sender, session._member, session._connection
     attempt, pull, complete = sender._try, member.pull, connection.complete_shard
 
-    def try_commit(header: Any, packed: Any) -> Any:
+    def try_commit(link: Any, header: Any, packed: Any) -> Any:
         gradient = zlib.crc32(packed) if kind.gradient_dtype != "int8" else None
         commit = {"lease": header.lease_id, "sequence": header.sequence}
         diary.note(event="try", **commit, base=header.base_version, gradient=gradient)
-        result = attempt(header, packed)
+        result = attempt(link, header, packed)
         facts = {"version": result.version, "staleness": result.staleness, "base": result.base_version}
-        dtype = "float32" if member.shares_memory else kind.theta_dtype
+        dtype = "float32" if session.shares_memory else kind.theta_dtype
         diary.note(event="ack", via=session.transport, **commit, **facts, theta=zlib.crc32(member.theta.tobytes()), dtype=dtype)
         return result
 
-    def read(lease_id: str) -> bool:
-        must_initialize = pull(lease_id)
+    def read(link: Any) -> bool:
+        must_initialize = pull(link)
         if not must_initialize:
             diary.note(event="read", version=member.version, theta=zlib.crc32(member.theta.tobytes()), dtype=kind.theta_dtype)
         return must_initialize

@@ -249,7 +249,12 @@ class Optimizer(torch.optim.Optimizer):
             self._step_overlapping(reported, batches)
         else:
             gradient = self._gather()
-            self.answer = self._session.commit(gradient, loss=reported, batches=batches, base=self._base, decay=False)
+            try:
+                self.answer = self._session.commit(gradient, loss=reported, batches=batches, base=self._base, decay=False)
+            except RejectedCommit:
+                if self._session.base != self._base:  # of several servers, only some rejected it
+                    self._load()
+                raise
             self._load()
         if self._batches_per_step > 1:
             for parameter in self._trained.values():

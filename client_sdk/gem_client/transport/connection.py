@@ -50,12 +50,21 @@ class Connection:
         self._security = security
         self._stopped = False
 
-    def register(self, worker: str, layout: Layout, overlap: bool, choice: OptimizerChoice | None) -> pb.RegisterWorkerResponse:
+    def register(
+        self,
+        worker: str,
+        layout: Layout,
+        overlap: bool,
+        choice: OptimizerChoice | None,
+        lead: pb.LeadsAnswer | None = None,
+    ) -> pb.RegisterWorkerResponse:
+        """Registers a worker; with a server that does not lead, by showing what the `lead` answered."""
         request = pb.RegisterWorkerRequest(
             worker_name=worker,
             layout=layout.to_message(),
             overlap=overlap,
             optimizer=choice.to_message() if choice else None,
+            lead=lead,
         )
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
         return response
@@ -121,10 +130,10 @@ class Connection:
 
     def commit(self, frames: Iterable[bytes], theta: Assembly | None) -> pb.CommitResult:
         """Sends a commit on the open stream, or opens one, and receives θ. See `CommitStream.exchange`."""
-        self._stream = self._stream or CommitStream(self._stub)
+        self._stream = stream = self._stream or CommitStream(self._stub)
         try:
-            with self._background.watching(self._stream.cancel) as progress:
-                return self._stream.exchange(frames, theta, progress)
+            with self._background.watching(stream.cancel) as progress:
+                return stream.exchange(frames, theta, progress)
         except BaseException:
             self.drop_stream()
             raise
@@ -197,9 +206,9 @@ class Connection:
         lane, self.lane = self.lane, None
         if lane is not None:
             lane.close()
-        if self._stream is not None:
-            self._stream.cancel()
-            self._stream = None
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
 
     def stop(self) -> None:
         """Ends the renewals and the stream; only `leave` is still possible."""
@@ -210,3 +219,9 @@ class Connection:
     def close(self) -> None:
         self.stop()
         self._channel.close()
+
+    def abort(self) -> None:
+        """Closes the connection at once, from any thread: a call in progress, or begun later, raises an error."""
+        self._stopped = True
+        self._channel.close()  # first, because `stop` waits for a renewal in progress
+        self.stop()
