@@ -17,6 +17,7 @@ import subprocess
 import tarfile
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -115,9 +116,17 @@ class Cluster:
         docker("network", "rm", self.id, check=False)
 
     def pod(
-        self, name: str, spec: Object, *, claims: dict[str, str] | None = None, alias: str = "", index: int | None = None
+        self,
+        name: str,
+        spec: Object,
+        *,
+        claims: dict[str, str] | None = None,
+        aliases: Sequence[str] = (),
+        index: int | None = None,
+        labels: dict[str, str] | None = None,
     ) -> Pod:
-        """Makes a pod's volumes; `claims` are existing volumes by their names in the pod."""
+        """Makes a pod's volumes; `claims` are existing volumes by their names in the pod, `labels` what its environment may
+        refer to."""
         _only(spec, POD | IGNORED, f"the pod {name}")
         _only(spec["securityContext"], POD_CONTEXT, f"the pod {name}'s security context")
         assert spec["securityContext"]["runAsNonRoot"] <= bool(spec["securityContext"]["runAsUser"])
@@ -127,7 +136,7 @@ class Cluster:
             _only(volume, {"name", "emptyDir", "secret"}, f"the volume {volume['name']} of {name}")
             files = self._files(volume["secret"], group) if "secret" in volume else _empty_folder(group)
             volumes[volume["name"]] = self.volume(files)
-        return Pod(self, name, spec, volumes, alias, index)
+        return Pod(self, name, spec, volumes, aliases, index, labels or {})
 
     def volume(self, files: bytes) -> str:
         """A new volume with the files of an archive, with their owners and modes."""
@@ -179,10 +188,17 @@ class Pod:
     """A pod: its containers share volumes and a name."""
 
     def __init__(
-        self, cluster: Cluster, name: str, spec: Object, volumes: dict[str, str], alias: str, index: int | None
+        self,
+        cluster: Cluster,
+        name: str,
+        spec: Object,
+        volumes: dict[str, str],
+        aliases: Sequence[str],
+        index: int | None,
+        labels: dict[str, str],
     ) -> None:
         self.cluster, self.name, self.spec = cluster, name, spec
-        self._volumes, self._alias, self._index = volumes, alias, index
+        self._volumes, self._aliases, self._index, self._labels = volumes, aliases, index, labels
         self._starts = 0
 
     def start(self) -> Container:
@@ -208,7 +224,7 @@ class Pod:
             "--memory", spec["resources"]["limits"]["memory"].removesuffix("i").lower(),
             "--entrypoint", spec["command"][0],
         ]  # fmt: skip
-        options += ["--network-alias", self._alias] if self._alias else []
+        options += [f"--network-alias={alias}" for alias in self._aliases]
         options += ["--init"] if self.spec.get("shareProcessNamespace") else []  # process 1 is not the program
         options += ["--read-only"] if context["readOnlyRootFilesystem"] else []
         options += [] if context["allowPrivilegeEscalation"] else ["--security-opt", "no-new-privileges"]
@@ -225,11 +241,14 @@ class Pod:
         return Container(name, spec)
 
     def _environment(self, spec: Object) -> dict[str, str]:
-        found = {}
+        fields = {"metadata.name": self.name} | {f"metadata.labels['{key}']": value for key, value in self._labels.items()}
+        found: dict[str, str] = {}
         for each in spec.get("env", []):
             if "valueFrom" in each:
-                assert each["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}, f"not translated: {each}"
-            found[each["name"]] = each.get("value", self.name)
+                assert each["valueFrom"].keys() == {"fieldRef"}, f"not translated: {each}"
+                found[each["name"]] = fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+            else:  # it may refer to variables that come before
+                found[each["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], each["value"])
         # Kubernetes adds it as the last one, so that no other variable can refer to it.
         return found | ({} if self._index is None else {"JOB_COMPLETION_INDEX": str(self._index)})
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from certificates import Authority
 from engines.chart import ROOT, Object, found, objects, pod_specs
-from engines.pods import Cluster, Container, Job, docker, secrets_of, wait_until
+from engines.pods import Cluster, Container, Job, Pod, docker, secrets_of, wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 TAG = "chart-test"
@@ -39,17 +39,24 @@ class Release:
     def __init__(self, values: Object, more_secrets: dict[str, dict[str, bytes]] | None = None) -> None:
         self.objects = objects(values)
         self.cluster = Cluster(secrets_of(self.objects) | (more_secrets or {}))
-        stateful = found(self.objects, "StatefulSet")
-        claims = {
-            each["metadata"]["name"]: self.cluster.disk(GROUP) for each in stateful["spec"].get("volumeClaimTemplates", [])
-        }
         self.service = found(self.objects, "Service", "server")["metadata"]["name"]
-        self.server_pod = self.cluster.pod("server-0", stateful["spec"]["template"]["spec"], claims=claims, alias=self.service)
+        replicas = found(self.objects, "StatefulSet")["spec"]["replicas"]
+        self.server_pods = [self._server_pod(index) for index in range(replicas)]
+        self.server_pod = self.server_pods[0]
         self.job = Job(self.cluster, found(self.objects, "Job"))
 
-    def start_server(self) -> Container:
-        """Starts the server's container; returns when its readiness probe succeeds, or the container has ended."""
-        server = self.server_pod.start()
+    def _server_pod(self, index: int) -> Pod:
+        """A pod of the StatefulSet, as its controller makes it: a disk for each claim, a label and a name in DNS."""
+        stateful = found(self.objects, "StatefulSet")
+        spec, name = stateful["spec"], stateful["metadata"]["name"]
+        claims = {each["metadata"]["name"]: self.cluster.disk(GROUP) for each in spec.get("volumeClaimTemplates", [])}
+        aliases = [f"{name}-{index}.{spec['serviceName']}.ml.svc", *([self.service] if index == 0 else [])]
+        labels = {"apps.kubernetes.io/pod-index": str(index)}
+        return self.cluster.pod(f"server-{index}", spec["template"]["spec"], claims=claims, aliases=aliases, labels=labels)
+
+    def start_server(self, index: int = 0) -> Container:
+        """Starts a server's container; returns when its readiness probe succeeds, or the container has ended."""
+        server = self.server_pods[index].start()
         wait_until(lambda: not server.running or server.probe("startupProbe"), "the server starts", look=server.logs)
         assert server.running, server.logs()
         assert server.probe("readinessProbe")
@@ -137,15 +144,18 @@ def test_a_run_goes_on_to_its_end_after_a_stopped_worker_and_a_killed_server(rel
     assert other.status == 0
 
 
-def test_encrypted_from_the_probe_to_the_last_commit(tmp_path: Path) -> None:
-    """With a Secret as cert-manager makes it, for the names of the chart's Certificate."""
-    tls: Object = {"certManager": {"enabled": True, "issuerRef": {"name": "private-ca"}}}
-    values = VALUES | {"tls": tls, "run": {"epochs": 2}, "worker": {"parallelism": 1}}
+def encrypted(values: Object, folder: Path) -> Release:
+    """A release with TLS, and a Secret as cert-manager makes it, for the names of the chart's Certificate."""
+    values = values | {"tls": {"certManager": {"enabled": True, "issuerRef": {"name": "private-ca"}}}}
     certificate = found(objects(values), "Certificate")["spec"]
-    authority = Authority(tmp_path)
+    authority = Authority(folder)
     pair = authority.issue("gem", hosts=(*certificate["dnsNames"], *certificate["ipAddresses"]))
     secret = {"tls.crt": pair.cert.read_bytes(), "tls.key": pair.key.read_bytes(), "ca.crt": authority.cert.read_bytes()}
-    release = Release(values, {certificate["secretName"]: secret})
+    return Release(values, {certificate["secretName"]: secret})
+
+
+def test_encrypted_from_the_probe_to_the_last_commit(tmp_path: Path) -> None:
+    release = encrypted(VALUES | {"run": {"epochs": 2}, "worker": {"parallelism": 1}}, tmp_path)
     try:
         server = release.start_server()
         (still_open,) = re.findall("OPEN: (.*)", server.logs())
@@ -157,6 +167,39 @@ def test_encrypted_from_the_probe_to_the_last_commit(tmp_path: Path) -> None:
         assert "commits go over gRPC" not in worker.logs()
         test = release.start("Pod")
         assert ended(test) == 0, test.logs()
+    finally:
+        release.cluster.close()
+
+
+def test_two_servers_train_one_model_over_tls_and_each_survives_a_kill(tmp_path: Path) -> None:
+    release = encrypted(VALUES | {"server": {"ranges": 2}}, tmp_path)
+    try:
+        job, servers = release.job, [release.start_server(index) for index in (1, 0)][::-1]
+        job.reconcile()
+
+        def logs() -> str:
+            return "\n".join(each.logs()[-2000:] for each in (*servers, *job.running, *job.ended))
+
+        def versions() -> list[int]:
+            return [int(status(server).get("version", 0)) for server in servers]
+
+        wait_until(lambda: min(versions()) > 50, "two servers apply commits", look=logs)
+        assert [len(status(server)["workers"]) for server in servers] == [2, 2]
+        for index in (1, 0):
+            before = status(servers[index])
+            servers[index].signal("KILL")
+            assert ended(servers[index]) == 137
+            servers[index] = release.start_server(index)
+            after = status(servers[index])
+            assert (after["run_id"], after["version"] >= before["version"]) == (before["run_id"], True)
+            wait_until(lambda last=after: min(versions()) > last["version"] + 20, "the workers go on", look=logs)
+        wait_until(lambda: job.reconcile() != "running", "the Job ends", 300, logs)
+        assert (job.state, job.failures) == ("complete", 0), logs()
+        assert versions()[0] == versions()[1]
+        assert status(servers[0])["state"] == "RUN_STATE_COMPLETE"
+        assert all("commits go over gRPC" not in each.logs() for each in job.ended)
+        model = servers[0].run("sh", "-c", "gem-ctl pull - | wc -c")
+        assert int(model) > 4 * 160_000, "both halves, from the pod of the server that leads"
     finally:
         release.cluster.close()
 

@@ -1,14 +1,22 @@
-"""What the cluster does with members that another program places and restarts, without a process."""
+"""What the cluster does with its members when they die, without a process; and the command lines of several servers."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gem_api.hyperparameters import Hyperparameters
-from gem_worker.launcher.cluster import MAX_RESTARTS, Cluster, ClusterError, Member, ends_together
+from gem_api.ranges import WHOLE, Range
+from gem_server.cli import main as gem_server
+from gem_worker.command import cores
+from gem_worker.launcher import cli as launcher
+from gem_worker.launcher.cluster import MAX_RESTARTS, Cluster, ClusterError, Member, Process, WrongSettings, ends_together
+from gem_worker.launcher.members import Place, make_cluster, places
+from gem_worker.launcher.run_folder import RunFolder
 
 
 @dataclass
@@ -20,6 +28,7 @@ class Placed(Member):
     news: str | None = None
     starts: int = 0
     signals: list[signal.Signals] = field(default_factory=list)
+    heard: Callable[[str], object] = str
 
     def start(self, *extra: str) -> None:
         self.starts += 1
@@ -39,6 +48,7 @@ class Placed(Member):
 
     def signal(self, number: signal.Signals) -> None:
         self.signals.append(number)
+        self.heard(self.name)
 
     def wait(self, seconds: float) -> None:
         pass
@@ -130,3 +140,93 @@ def test_a_worker_whose_machine_lacks_something_is_started_again_once_there_were
     with pytest.raises(ClusterError, match="worker-1 ended with status 2"):
         all_.tend(healthy=False)
     assert said == ["worker-1 ended with status 2; restarting it"] * MAX_RESTARTS
+
+
+# -- several servers
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> list[Placed]:
+    return [Placed(f"server-{number}", tmp_path / f"server-{number}.log") for number in range(3)]
+
+
+def test_each_server_that_dies_is_started_again(servers: list[Placed], workers: list[Placed]) -> None:
+    said: list[str] = []
+    all_ = Cluster([*servers], [*workers], said.append)
+    all_.tend(healthy=True)
+    for number in (2, 0):
+        servers[number].ending = -9
+        all_.tend(healthy=False)
+    assert said == ["server-2 was killed by SIGKILL; restarting it", "server-0 was killed by SIGKILL; restarting it"]
+    assert [server.starts for server in servers] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_server_that_rejects_its_settings_ends_the_run(servers: list[Placed], number: int) -> None:
+    all_ = Cluster([*servers], [], print)
+    servers[number].ending = 2
+    servers[number].log.write_text("gem-server: no such thing\n")
+    with pytest.raises(WrongSettings, match=r"^no such thing$"):
+        all_.tend(healthy=False)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_server_that_can_not_start_again_ends_the_run_although_there_were_commits(servers: list[Placed], number: int) -> None:
+    all_ = Cluster([*servers], [], print)
+    all_.tend(healthy=True)
+    servers[number].ending = 2
+    with pytest.raises(ClusterError, match=f"server-{number} ended with status 2"):
+        all_.tend(healthy=False)
+
+
+def test_all_servers_are_stopped_after_the_workers(servers: list[Placed], workers: list[Placed]) -> None:
+    order: list[str] = []
+    for member in (*servers, *workers):
+        member.heard = order.append
+    Cluster([*servers], [*workers], print).stop()
+    assert order == [member.name for member in (*workers, *servers)]
+
+
+def command_lines(tmp_path: Path, *arguments: str, servers: int) -> list[dict[str, Any]]:
+    """The options that the servers of a gem-train get."""
+    options = launcher.main.make_context("gem-train", ["--servers", str(servers), *arguments]).params
+    options = launcher._effective(options, {"servers"})
+    listening = [Place(f"127.0.0.1:{1000 + number}", f"127.0.0.1:{2000 + number}") for number in range(servers)]
+    made = make_cluster(RunFolder(tmp_path), options, launcher._hyperparameters(options), listening, resume=False)
+    assert all("--server=127.0.0.1:1000" in member.command for member in made.workers if isinstance(member, Process))
+    commands = [member.command[3:] for member in made.servers if isinstance(member, Process)]
+    assert len(commands) == servers
+    return [dict(gem_server.make_context("gem-server", command).params) for command in commands]
+
+
+def test_several_servers_have_the_same_options_but_for_their_places(tmp_path: Path) -> None:
+    given = command_lines(tmp_path, "--learning-rate", "0.02", servers=3)
+    assert [each["range"] for each in given] == [Range(index, 3) for index in range(3)]
+    assert [each["peers"] for each in given] == [("127.0.0.1:1001", "127.0.0.1:1002"), (), ()]
+    assert [each["listen"] for each in given] == [f"127.0.0.1:{1000 + index}" for index in range(3)]
+    assert [each["metrics_listen"] for each in given] == [f"127.0.0.1:{2000 + index}" for index in range(3)]
+    assert [each["checkpoint_dir"] for each in given] == [tmp_path / f"checkpoints/range-{index}" for index in range(3)]
+    assert [each["history"] for each in given] == [tmp_path / "commits.csv", None, None]
+    own = {"range", "peers", "listen", "metrics_listen", "checkpoint_dir", "history", "memory_socket"}
+    same = [{name: value for name, value in each.items() if name not in own} for each in given]
+    assert same[0] == same[1] == same[2]
+    assert (same[0]["durability"], same[0]["learning_rate"]) == ("log", 0.02)
+
+
+def test_servers_share_the_cores_and_the_memory(tmp_path: Path) -> None:
+    (alone,) = command_lines(tmp_path, servers=1)
+    for count in (2, 3):
+        for each in command_lines(tmp_path, servers=count):
+            assert each["memory_limit"] == alone["memory_limit"] // count
+            assert each["apply_threads"] == max(1, min(8, cores() // count))
+
+
+def test_one_server_is_as_it_always_was(tmp_path: Path) -> None:
+    (alone,) = command_lines(tmp_path, servers=1)
+    assert (alone["range"], alone["peers"], alone["durability"], alone["apply_threads"]) == (WHOLE, (), "snapshot", 0)
+    assert alone["checkpoint_dir"] == tmp_path / "checkpoints"
+
+
+def test_free_ports_differ() -> None:
+    found = places("127.0.0.1", 20)
+    assert len({address for place in found for address in place}) == 40

@@ -87,6 +87,32 @@ def test_a_resumed_run_says_what_it_keeps_and_why(tmp_path: Path) -> None:
     assert_refused(train("--resume", str(tmp_path), "--epochs", "0"), "would train forever", "--until-stopped")
 
 
+def test_several_servers_need_the_log(tmp_path: Path) -> None:
+    for durability in ("memory", "snapshot"):
+        outcome = train("--servers", "2", "--durability", durability, "--runs", str(tmp_path / "runs"))
+        assert_refused(outcome, "--servers 2 needs --durability log", durability)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_that_is_too_small_for_the_servers_is_refused(tmp_path: Path) -> None:
+    outcome = train("--servers", "40", "--runs", str(tmp_path / "runs"))
+    assert_refused(outcome, "163790 parameters is too small for 40 servers", "at most 39")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("folders", "present", "wanted"), [(2, 2, 3), (2, 2, 1), (0, 1, 2)])
+def test_a_resumed_run_with_another_number_of_servers_is_told_how(
+    tmp_path: Path, folders: int, present: int, wanted: int
+) -> None:
+    (tmp_path / "run.json").write_text(f'{{"rule": "gem", "task": "digits", "epochs": 3, "steps": 0, "servers": {present}}}')
+    (tmp_path / "checkpoints").mkdir()
+    for index in range(folders):
+        (tmp_path / "checkpoints" / f"range-{index}").mkdir()
+    outcome = train("--resume", str(tmp_path), "--servers", str(wanted))
+    command = f"gem-ctl reshard {tmp_path}/checkpoints FOLDER --ranges {wanted}"
+    assert_refused(outcome, f"--servers {present}, not {wanted}", command)
+
+
 def test_a_run_until_stopped_has_no_limit(tmp_path: Path) -> None:
     status, said = train("--until-stopped", "--epochs", "5", "--runs", str(tmp_path))
     assert (status, "--until-stopped contradicts --epochs 5" in said) == (2, True)
@@ -103,6 +129,7 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
         ["--worker", "2"],
         ["--workers", "0"],
         ["--workers", "two"],
+        ["--servers", "0"],
         ["--rule", "adam"],
         ["--learning-rate", "0"],
         ["--momentum", "1"],

@@ -85,9 +85,18 @@ class Launcher:
 
             return int(wait_until(reached, f"version {version}", PATIENCE))
 
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the run's servers, the lead's first."""
+        return re.findall(r"server (127\.0\.0\.1:\d+),", self.output)
+
     def members(self) -> dict[int, str]:
         """The cluster's processes: process id to command line."""
-        return {pid: command for pid, command in command_lines() if self.address in command}
+        return self._processes() if self.address else {}
+
+    def _processes(self) -> dict[int, str]:
+        addresses = self.addresses
+        return {pid: command for pid, command in command_lines() if any(address in command for address in addresses)}
 
     def kill_member(self, text: str) -> None:
         """Kills -9 the one process of the cluster whose command line holds the text."""
@@ -97,13 +106,11 @@ class Launcher:
     def close(self) -> None:
         """Leaves nothing running, even after a failed test."""
         if self.process.poll() is None:
-            address = re.search(r"server (127\.0\.0\.1:\d+),", self.output)
             self.process.kill()
             self.process.wait()
-            for pid, command in command_lines():
-                if address and address.group(1) in command:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+            for pid in self._processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def command_lines() -> Iterator[tuple[int, str]]:
@@ -127,9 +134,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def last_state(run: Path) -> dict[str, Any]:
-    """state.json of the run's newest checkpoint."""
-    newest = max((run / "checkpoints").glob("checkpoint-*"))
+def last_state(run: Path, servers_folder: str = "") -> dict[str, Any]:
+    """state.json of the run's newest checkpoint; of one of several servers, in its folder `range-I`."""
+    newest = max((run / "checkpoints" / servers_folder).glob("checkpoint-*"))
     return read_json(newest / "state.json")
 
 
@@ -139,9 +146,9 @@ def commits(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def assert_every_sample_accounted_for(run: Path, epochs: int) -> None:
+def assert_every_sample_accounted_for(run: Path, epochs: int, servers_folder: str = "") -> None:
     """The ledger says that every sample of every epoch is done, and history and checkpoint tell the same story."""
-    state, rows = last_state(run), commits(run)
+    state, rows = last_state(run, servers_folder), commits(run)
     ledger = state["ledger"]
     assert ledger["samples"] == TRAINING_SAMPLES
     assert ledger["samples_completed"] == epochs * TRAINING_SAMPLES

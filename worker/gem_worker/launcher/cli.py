@@ -197,7 +197,7 @@ def launch(
         devices(_own_device(options))  # or the line that says which ones there are
         with _task_errors():
             task = load_task(options["task"], options["data"] and Path(options["data"]))
-            _require_large_enough(task, options["servers"])
+        _require_large_enough(task, options["servers"])
         if has_optimizer(task) and not options["resume"]:
             options = _with_optimizer_of_task(options, user_gave)
         host = _host(options, runtime_env)
@@ -238,9 +238,10 @@ def _with_durability(options: dict[str, Any], user_gave: set[str]) -> dict[str, 
 
 
 def _require_large_enough(task: Task, servers: int) -> None:
-    """Raises InvalidRequest if the task's model can't be divided among so many servers."""
+    """Raises InvalidRequest if the task's model is too small for so many servers, TaskError if the task makes no model."""
     if servers > 1:
-        parameters = sum(each.numel() for each in task.model().parameters() if each.requires_grad)
+        with _task_errors():
+            parameters = sum(each.numel() for each in task.model().parameters() if each.requires_grad)
         all_bounds(parameters, servers)
 
 
