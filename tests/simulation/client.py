@@ -10,7 +10,7 @@ import numpy as np
 from gem_api.errors import GemError, LeaseEnded, Overloaded, TransportError
 from gem_api.framing import parse_frame
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import BFLOAT16, FLOAT32, INT8, Format
+from gem_api.wire import BFLOAT16, FLOAT32, INT8, Encoder, Format
 from numpy.typing import NDArray
 
 SIZE = 5
@@ -19,12 +19,13 @@ SAMPLES, SHARD = 24, 8
 
 @dataclass
 class Request:
-    """A worker's request. `operation` stays the same when it is sent again."""
+    """A worker's request to the server of a range. `operation` stays the same when it is sent again."""
 
     worker: str
     operation: int
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
+    index: int = 0
 
 
 @dataclass
@@ -107,8 +108,8 @@ class Client:
     def _commit(self) -> dict[str, Any]:
         gradient: NDArray[np.float32] = np.array([self._random.gauss(0, 1) for _ in range(SIZE)], np.float32)
         base = self._random.choice([self.version, self._before]) if self.overlap else self.version
-        frames = b"".join(bytes(frame) for frame in _payloads(self._encoder.frames(gradient)))
-        return {"sequence": self.sequence + 1, "base": base, "dtype": self.form.dtype, "payload": frames}
+        payload = encoded(self._encoder, gradient)
+        return {"sequence": self.sequence + 1, "base": base, "dtype": self.form.dtype, "payload": payload}
 
     # -- what became of it
 
@@ -140,6 +141,11 @@ class Client:
         self._before, self.version = self.version or 0, value.base_version
         shard = next(iter(self.shards))
         self.shards[shard] -= 1
+
+
+def encoded(encoder: Encoder, gradient: NDArray[np.float32]) -> bytes:
+    """A gradient in its wire format."""
+    return b"".join(bytes(frame) for frame in _payloads(encoder.frames(gradient)))
 
 
 def _payloads(frames: Any) -> Any:

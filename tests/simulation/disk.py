@@ -143,6 +143,12 @@ class SimulatedDisk(Storage):
         self._files = dict(self._names)
         self.fails_in, self.sick = None, False
 
+    def wipe(self) -> None:
+        """The disk is replaced by an empty one."""
+        self._names.clear()
+        self._steps.clear()
+        self.fail()
+
     def close(self) -> None:
         """Ends the files that are open, as a process's end does. They have no buffer: nothing more is written."""
         for file in self._open:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import coroutine
 from typing import Any, TypeVar
 
-from gem_server.core.commits import Commit, Step
+from gem_server.core.commits import Arrived, Commit, Step
 from gem_server.core.facts import Header
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 from gem_server.durability import journal as journal_module
+from gem_server.durability.checkpointer import Checkpointer, Written
+from gem_server.rpc.hold import Hold
 from simulation.client import Request, Response
 
 T = TypeVar("T")
@@ -26,6 +29,31 @@ class Upload:
     header: Header
 
 
+@dataclass(frozen=True)
+class Held:
+    """A commit whose gradient is complete, and which waits for its ticket."""
+
+    lease: Lease
+    header: Header
+    arrived: Arrived
+
+    @property
+    def sequence(self) -> int:
+        return self.header.sequence
+
+
+@dataclass
+class Plan:
+    """What waits in the queue for its turn between two commits."""
+
+    plan: Callable[[], Callable[[], Any]]
+    result: Any = None
+    done: bool = False
+
+    def run(self) -> None:
+        self.result, self.done = self.plan()(), True
+
+
 @dataclass
 class Server:
     """The state that is lost with the process."""
@@ -34,10 +62,13 @@ class Server:
     logged: bool = True  # whether this start keeps a log
     journal: journal_module.Journal | None = None  # once there is a checkpoint for it to follow
     unbased: journal_module.Journal | None = None
+    checkpointer: Checkpointer | None = None
     checkpoint: Coroutine[Any, Any, object] | None = None  # one that is being written
+    jobs: list[tuple[Request, Coroutine[Any, Any, object]]] = field(default_factory=list)  # calls of other kinds that take long
+    hold: Hold[Held] = field(default_factory=Hold)
     uploads: dict[str, Upload] = field(default_factory=dict)
     ended: list[Any] = field(default_factory=list)  # where calls that were ended go on writing for a moment: a lane's threads
-    queue: deque[Commit] = field(default_factory=deque)
+    queue: deque[Commit | Plan] = field(default_factory=deque)
     step: Step | None = None
     writing: list[journal_module.Waiting] | None = None
     written: deque[int] = field(default_factory=deque)  # the last records of groups that are not synced
@@ -63,9 +94,39 @@ class BetweenCommits:
         self._server = server
 
     async def between_commits(self, plan: Callable[[], Callable[[], T]]) -> T:
-        while self._server.step is not None:
+        if self._server.step is None and not self._server.queue:
+            return plan()()
+        self._server.queue.append(turn := Plan(plan))
+        while not turn.done:
             await later()
-        return plan()()
+        return turn.result  # type: ignore[no-any-return]
+
+
+class Turn:
+    """Stands for an asyncio.Lock."""
+
+    def __init__(self) -> None:
+        self._taken = False
+
+    async def __aenter__(self) -> None:
+        while self._taken:
+            await later()
+        self._taken = True
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._taken = False
+
+
+class SimulatedCheckpointer(Checkpointer):
+    """A server's checkpointer without an event loop."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._one_at_a_time = Turn()  # type: ignore[assignment]
+
+    async def write(self, moment: AbstractAsyncContextManager[None] | None = None) -> Written:
+        self.require_possible()
+        return await self._write(moment)
 
 
 def waits_for_checkpoint(lease: Lease) -> bool:

@@ -24,6 +24,8 @@ from gem_server.durability.segment import DamagedLog, SegmentWriter
 from gem_server.durability.storage import Storage
 from gem_server.rules import PiFacts, RuleInput
 from simulation.disk import SimulatedDisk
+from simulation.machine import Machine
+from simulation.server import Plan
 from simulation.world import World
 
 MAX_SEEDS, STEPS = 200, 1000
@@ -32,7 +34,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def replies_before_the_flush(patch: pytest.MonkeyPatch) -> None:
     """What is appended counts as safe."""
-    patch.setattr(World, "durable", lambda world: world.server.journal.appended if world.server.journal else 0)
+    patch.setattr(Machine, "durable", lambda machine: machine.server.journal.appended if machine.server.journal else 0)
 
 
 def skips_the_sync_of_the_log(patch: pytest.MonkeyPatch) -> None:
@@ -104,14 +106,14 @@ def forgets_the_answers_of_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 def releases_tickets_early(patch: pytest.MonkeyPatch) -> None:
     """A ticket is taken while the gradient is still arriving."""
-    patch.setattr(World, "tickets_at_once", True)
+    patch.setattr(Machine, "tickets_at_once", True)
 
 
 def serves_the_newest_ticket_first(patch: pytest.MonkeyPatch) -> None:
-    def newest(world: World) -> Commit:
-        return world.server.queue.pop()
+    def newest(machine: Machine) -> Commit | Plan:
+        return machine.server.queue.pop()
 
-    patch.setattr(World, "next_commit", newest)
+    patch.setattr(Machine, "next_commit", newest)
 
 
 def reads_without_a_record(patch: pytest.MonkeyPatch) -> None:
@@ -150,7 +152,7 @@ def keeps_what_a_checkpoint_captured_that_failed_early(patch: pytest.MonkeyPatch
 def fails_a_checkpoint_whose_predecessors_stay(patch: pytest.MonkeyPatch) -> None:
     """It is written, and an older one can't be removed."""
 
-    def remove_old(directory: Path, newest: Path, keep: int, storage: Storage, log: object) -> None:
+    def remove_old(directory: Path, newest: Path, keep: int, storage: Storage, *_: object) -> None:
         for old in [other for other in checkpoint.list_checkpoints(directory, storage) if other != newest][keep - 1 :]:
             storage.remove(old)
 

@@ -1,0 +1,284 @@
+"""A simulated server's process: its log, its checkpoints, its treacherous disk, and its starts after a crash.
+
+One thread, no time but the one told here. A `PowerFailure` that a method raises is to be followed by `crash`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import structlog
+from gem_api.errors import CheckpointFailed
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout
+from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.ranges import WHOLE, Range
+from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint, recovery
+from gem_server.durability import journal as journal_module
+from gem_server.durability.checkpointer import Checkpointer
+from gem_server.telemetry.progress import Progress
+from simulation.disk import PowerFailure, SimulatedDisk
+from simulation.server import BetweenCommits, Server, SimulatedCheckpointer, in_thread
+from simulation.truth import Truth, fingerprint, require
+
+SILENT = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+LEASE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a server is started.
+
+    Attributes:
+        settings: The run's hyper-parameters.
+        choice: The optimizer that workers bring.
+        layout: The whole model's tensors.
+        part: Which part of the model the server holds.
+        unlogged: How often a start keeps no log, from 0 to 1.
+        memory_limit: As for `Core`.
+    """
+
+    settings: Hyperparameters
+    choice: OptimizerChoice | None
+    layout: Layout
+    part: Range = WHOLE
+    unlogged: float = 0.0
+    memory_limit: int = 0
+
+    def new_core(self, run_id: str, settings: Hyperparameters, new_id: Callable[[], str], logged: bool = False) -> Core:
+        return Core(
+            run_id, settings, lease_seconds=LEASE_SECONDS, memory_limit=self.memory_limit, new_id=new_id, logged=logged,
+            part=self.part,
+        )  # fmt: skip
+
+
+class Host:
+    """One server's process on its disk, from one crash to the next. It serves no calls.
+
+    Args:
+        setup: How it is started.
+        folder: An empty folder, its disk's.
+        random: Decides everything.
+        new_id: Makes lease ids.
+        truth: Checks its promises.
+
+    Attributes:
+        layout: What it holds of the model.
+        now: Its clock, in seconds.
+        crashes: How often its power has failed.
+        changes_settings: Whether a start may change the learning rate.
+    """
+
+    changes_settings = True
+
+    def __init__(self, setup: Setup, folder: Path, random: Random, new_id: Callable[[], str], truth: Truth) -> None:
+        self.setup = setup
+        self.layout = setup.layout.part(setup.part)
+        self.random = random
+        self.disk = SimulatedDisk(folder, random)
+        (folder / "log").mkdir()
+        self.truth = truth
+        self.now = 0.0
+        self.crashes = 0
+        self._new_id = new_id
+        self._damaged: set[Path] = set()
+        self._runs = 0
+        self.server = self._new_server()
+
+    def close(self) -> None:
+        """Ends what takes long, and the open files."""
+        self._end_jobs()
+        self.disk.close()
+
+    def _end_jobs(self) -> None:
+        jobs = [job for _, job in self.server.jobs]
+        for job in [*jobs, self.server.checkpoint] if self.server.checkpoint is not None else jobs:
+            job.close()
+
+    # -- the server's turns: what its log and chores do
+
+    def take(self) -> None:
+        server = self.server
+        if server.journal is not None and not server.writing:
+            server.writing = server.journal.take()
+
+    def write(self) -> None:
+        server = self.server
+        if server.journal is not None and server.writing:
+            batch, server.writing = server.writing, None
+            while server.journal.begins_segment(batch) and server.written:
+                self.sync()
+            try:
+                server.journal.write(batch)
+            except OSError:
+                return  # the disk is full: again later
+            server.journal.written(batch)
+            server.written.append(batch[-1].number)
+
+    def sync(self) -> None:
+        server = self.server
+        if server.journal is not None and server.written:
+            server.journal.sync()
+            server.journal.done(server.written.popleft())
+
+    def checkpoint(self) -> None:
+        """Begins a checkpoint, which is written while the run continues."""
+        server = self.server
+        if server.core.central.initialized and server.checkpoint is None:
+            server.checkpoint = self.checkpointer().write()
+
+    def checkpointer(self) -> Checkpointer:
+        """What writes the server's checkpoints. With a log, one must be written before the log is."""
+        server = self.server
+        if server.checkpointer is None:
+            if server.logged:
+                server.unbased = server.journal or self._new_journal(self._first_run_id, 0)
+            server.checkpointer = SimulatedCheckpointer(
+                self.disk.root, 2, server.core, BetweenCommits(server), Progress(started=self.now), lambda: self.now, SILENT,
+                notified=lambda: setattr(server, "journal", server.unbased), journal=server.unbased, storage=self.disk,
+                in_thread=in_thread,
+            )  # fmt: skip
+        return server.checkpointer
+
+    def save(self) -> None:
+        """The next step of a checkpoint: its memory is prepared, the state is captured, the files are written."""
+        server, before = self.server, checkpoint.list_checkpoints(self.disk.root)
+        if server.checkpoint is None:
+            return
+        try:
+            server.checkpoint.send(None)
+        except StopIteration:
+            server.checkpoint = None
+        except CheckpointFailed:  # the one before it stands
+            server.checkpoint = None
+            require(
+                checkpoint.list_checkpoints(self.disk.root) == before, "a checkpoint that is written is said to have failed"
+            )
+        if server.checkpoint is None:
+            kept = [lease.worker for lease in server.core.leases.live.values() if lease.before_change is not None]
+            require(not kept, f"a checkpoint is over, and still keeps buffers of {kept}")
+
+    def expire(self) -> None:
+        self.now += self.random.uniform(0, 20)
+        self.server.core.expire(self.now)
+        self._note()
+        self.truth.consistent(self.server.core)
+
+    # -- disasters
+
+    def crash_soon(self) -> None:
+        self.disk.fails_in = self.random.randint(0, 12)
+
+    def fill_disk(self) -> None:
+        self.disk.capacity = 0
+
+    def make_room(self) -> None:
+        self.disk.capacity = None
+
+    def fall_sick(self) -> None:
+        self.disk.sick = True
+
+    def recover(self) -> None:
+        self.disk.sick = False
+
+    def calm(self) -> None:
+        """The disk works from now on."""
+        self.disk.capacity = self.disk.fails_in = None
+        self.disk.sick = False
+
+    def crash(self) -> None:
+        """The power fails, and the server restarts, perhaps more than once."""
+        self.crashes += 1
+        self._end_jobs()
+        self.disk.fail()
+        self.disk.capacity = None
+        if not self.server.logged:
+            self.truth.forgets()
+        self._damage_a_checkpoint()
+        if self.random.random() < 0.2:
+            self.disk.fails_in = self.random.randint(0, 20)
+        try:
+            self.server = self._recover()
+        except PowerFailure:
+            self.crash()
+
+    def _recover(self) -> Server:
+        logged = self._starts_logged()
+        recovered = recovery.recover(
+            self.disk.root,
+            partial(self.setup.new_core, new_id=self._new_id, logged=logged),
+            self.now,
+            self._refused,
+            logged=logged,
+            random=lambda: self.random.getrandbits(30),
+        )
+        if recovered is None:
+            return self._new_server()
+        if recovery.log_position_of(recovered.checkpoint) is None:
+            self.truth.prints.clear()  # no record says what it holds
+        self.truth.recovered(recovered.core, recovered.number)
+        self.truth.unlogged = not logged
+        if self.changes_settings and self.random.random() < 0.5:
+            recovered.core.change(replace(recovered.core.settings, learning_rate=self.random.choice([0.01, 0.05, 0.2])))
+        if not logged:
+            return Server(recovered.core, logged=False)
+        server = Server(recovered.core, journal=self._new_journal(recovered.core.run_id, recovered.number))
+        with closing(recovery.capture(server.core, server.journal)) as captured:
+            captured.copy_theta()
+            recovery.save(self.disk.root, captured, 2, self.disk)
+        recovery.begin_life(server.core)
+        return server
+
+    def _damage_a_checkpoint(self) -> None:
+        """Damages the newest checkpoint, if an older one and the log since can replace it."""
+        found = checkpoint.list_checkpoints(self.disk.root)
+        stands_in = len(found) > 1 and (
+            recovery.log_position_of(found[0]) is None or recovery.log_position_of(found[1]) is not None
+        )
+        if stands_in and found[0] not in self._damaged and self.random.random() < 0.4:
+            self._damaged.add(found[0])
+            self.disk.damage(found[0] / "workers.safetensors")
+
+    def _refused(self, path: Path, why: str) -> None:
+        require(path in self._damaged, why)
+
+    def _new_server(self) -> Server:
+        require(not self.truth.acknowledged, "the run is gone, though commits of it were acknowledged")
+        self._runs += 1
+        logged = self._starts_logged()
+        self.truth.unlogged = not logged
+        return Server(self.setup.new_core(self._first_run_id, self.setup.settings, self._new_id, logged), logged)
+
+    def _starts_logged(self) -> bool:
+        """Whether a start of the server writes a log."""
+        return self.random.random() >= self.setup.unlogged
+
+    @property
+    def _first_run_id(self) -> str:
+        """The id of the run that the last start without a checkpoint began. A server that does not lead gives it up."""
+        return f"run{self.setup.part.index}{self._runs:04d}"
+
+    def _new_journal(self, run_id: str, number: int) -> journal_module.Journal:
+        directory = recovery.log_directory(self.disk.root)
+        serial = recovery.next_serial(self.disk.root)
+        seed: Callable[[], int] = lambda: self.random.getrandbits(32)  # noqa: E731
+        return journal_module.Journal(self.disk, directory, run_id, serial, number, seed)
+
+    # -- what its calls need to know
+
+    def durable(self) -> int:
+        """Number of the last record on the disk."""
+        return self.server.journal.durable if self.server.journal else 0
+
+    def _note(self) -> None:
+        """Records the run's state after its last record, unless a commit is being applied."""
+        journal = self.server.journal
+        if journal is not None and self.server.step is None:
+            self.truth.prints[journal.appended] = fingerprint(self.server.core)

@@ -1,0 +1,218 @@
+"""One simulated server: what its servicer does with requests, and what its apply loop does with commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from gem_api.errors import GemError, LeaseEnded, Overloaded
+from gem_api.wire import gradient_format
+from gem_server import apply_loop
+from gem_server.core.central_variable import require_finite
+from gem_server.core.commits import Arrived, Commit
+from gem_server.core.facts import Admission, Header, PullDecision
+from gem_server.core.leases import Lease
+from gem_server.core.shards import NoShard
+from simulation.client import SAMPLES, Request, Response
+from simulation.host import Host, Setup
+from simulation.server import Held, Plan, Upload, waits_for_checkpoint
+from simulation.truth import Truth, require
+
+
+class Machine(Host):
+    """One server, from one crash to the next.
+
+    Args:
+        network: Where its responses go.
+
+    Attributes:
+        tickets_at_once: A bug to be planted: a commit gets its ticket before its gradient is whole.
+    """
+
+    tickets_at_once = False
+
+    def __init__(
+        self,
+        setup: Setup,
+        folder: Path,
+        random: Random,
+        new_id: Callable[[], str],
+        truth: Truth,
+        network: list[Request | Response],
+    ) -> None:
+        super().__init__(setup, folder, random, new_id, truth)
+        self.network = network
+
+    # -- the server's calls: what its servicer does
+
+    def serve(self, request: Request) -> None:
+        try:
+            getattr(self, f"_serve_{request.kind}")(request, **request.fields)
+        except GemError as error:
+            self.server.core.take_dropped()
+            self.refuse(request, error)
+
+    def refuse(self, request: Request, error: GemError) -> None:
+        """Answers with an error."""
+        self.network.append(Response(request, error=error))
+
+    def refuse_all(self, header: Header, error: GemError) -> None:
+        """Answers with an error to all who wait for a commit."""
+        for request in self.server.asked.pop((header.lease_id, header.sequence), []):
+            self.refuse(request, error)
+
+    def _serve_register(self, request: Request, overlap: bool) -> None:
+        core = self.server.core
+        self._answer(request, core.register(request.worker, self.setup.layout, self.now, overlap, choice=self.setup.choice))
+
+    def _serve_initialize(self, request: Request, lease: str) -> None:
+        core = self.server.core
+        core.require_initializer(lease, self.now)
+        core.central.theta[:] = np.arange(self.layout.begin, self.layout.end)
+        core.initialized()
+        self.truth.started(core)
+        self.checkpoint()
+        while self.server.checkpoint is not None:
+            self.save()
+        self._require_based()
+        self._answer(request, None)
+
+    def _serve_pull(self, request: Request, lease: str) -> None:
+        server = self.server
+        decision = server.core.pull_decision(lease, self.now)
+        waits = server.step is not None or server.queue or waits_for_checkpoint(server.core.leases.get(lease))
+        if decision is not PullDecision.READY or waits:
+            if decision is PullDecision.INITIALIZE:
+                self._answer(request, None)
+            return  # it waits for its turn; the worker asks again
+        self._require_based()
+        version = server.core.plan_pull(server.core.leases.get(lease))()
+        self._note()
+        self._answer(request, version, lambda: self.truth.tells(version))
+
+    def _serve_shard(self, request: Request, lease: str, holding: tuple[int, ...]) -> None:
+        self._require_based()
+        shard = self.server.core.lease_shard(lease, SAMPLES, self.now, holding)
+        if isinstance(shard, NoShard):
+            self._answer(request, "complete" if shard.complete else None)
+            return
+        told = (shard.group, shard.epoch, shard.begin, shard.end)
+        self.truth.deals(told)
+        self._answer(request, shard, lambda: self.truth.names(shard.shard_id, told))
+
+    def _serve_complete(self, request: Request, lease: str, shard: int) -> None:
+        core = self.server.core
+        held = core.ledger.held.get(shard)
+        accepted = core.complete_shard(lease, shard, self.now)
+        done = held[1] if held is not None and accepted else None
+        what = (done.group, done.epoch, done.begin, done.end) if done else None
+        self._answer(request, accepted, lambda: self.truth.completes(what) if what else None)
+
+    def _serve_commit(self, request: Request, lease: str, sequence: int, base: int, dtype: int, payload: bytes) -> None:
+        server, core = self.server, self.server.core
+        header = Header(
+            lease, sequence, base, self.layout.fingerprint, None, self.setup.settings.batch_size, core.rule.kind
+        )  # fmt: skip
+        upload = server.uploads.pop(lease, None)  # a newer call under the same lease ends an older one
+        admission, holder = core.admit(header, self.now)
+        if admission is Admission.FRESH:
+            self._require_based()
+            if holder.recorded > self.durable():
+                raise Overloaded("the log still needs the last gradient")
+            if upload is not None:
+                server.ended.append(holder.upload)
+                holder.renew_upload()
+            self._receive(holder, dtype, payload)
+            if upload is None or upload.request.operation != request.operation or self.random.random() < 0.3:
+                holder.upload[self.layout.size // 2 :] = 0  # half of it is here
+                server.uploads[lease] = Upload(request, header)
+                self.network.append(request)
+                if not self.tickets_at_once:
+                    return
+            arrived = Arrived(dtype, [memoryview(payload)])
+            self._submit(Held(holder, header, arrived))
+        if admission is Admission.REPEATED:
+            self._acknowledge(request, holder.lease_id)
+        else:
+            server.asked.setdefault((lease, sequence), []).append(request)
+
+    def _submit(self, commit: Held) -> None:
+        """Gives a commit whose gradient is complete its ticket, or holds it back."""
+        server = self.server
+        if server.hold.holds(commit.lease.lease_id, commit.sequence):
+            server.core.renew(commit.lease.lease_id, self.now)
+            server.hold.keep(commit)
+        else:
+            server.queue.append(server.core.ticket(commit.lease, commit.header, self.now, commit.arrived))
+
+    def _receive(self, lease: Lease, dtype: int, payload: bytes) -> None:
+        gradient_format(dtype).assembly(lease.upload).add_all(memoryview(payload))
+        require_finite(lease.upload, self.server.core.rule.largest, "gradient")
+
+    def _acknowledge(self, request: Request, lease_id: str) -> None:
+        lease = self.server.core.leases.live.get(lease_id)
+        if lease is None or lease.last_applied is None:
+            self.refuse(request, LeaseEnded("ended while it waited"))
+            return
+        applied = lease.last_applied
+        due = lease.recorded
+        self._answer(request, applied, lambda: self.truth.acknowledges(lease_id, applied), due)
+
+    def _require_based(self) -> None:
+        if self.server.logged and self.server.journal is None:
+            raise Overloaded("there is no checkpoint yet")
+
+    def _answer(self, request: Request, value: Any, told: Callable[[], object] = lambda: None, due: int | None = None) -> None:
+        """Replies once everything so far is on the disk, or the record `due`."""
+        journal = self.server.journal
+        number = due if due is not None else journal.appended if journal is not None else 0
+        self.server.answers.append((number, Response(request, value), told))
+        self._note()
+
+    def answer_what_is_durable(self) -> None:
+        server = self.server
+        durable = self.durable()
+        for number, response, told in server.answers:
+            if number <= durable:
+                told()
+                self.network.append(response)
+        server.answers = [answer for answer in server.answers if answer[0] > durable]
+
+    # -- the server's turns: what its apply loop does
+
+    def begin(self) -> None:
+        server = self.server
+        if server.step is None and server.queue:
+            commit = self.next_commit()
+            if isinstance(commit, Plan):
+                commit.run()
+                return
+            for written in server.ended:
+                written[:] = 7.0
+            server.ended.clear()
+            try:
+                server.step = server.core.begin(commit)
+                self.truth.begun = (commit.header.lease_id, commit.header.sequence)
+            except LeaseEnded:
+                self.refuse_all(commit.header, LeaseEnded("ended while it waited"))
+
+    def next_commit(self) -> Commit | Plan:
+        """What is at the head of the queue."""
+        return self.server.queue.popleft()
+
+    def finish(self) -> None:
+        server = self.server
+        if server.step is not None:
+            if waits_for_checkpoint(server.step.commit.lease):
+                inline = apply_loop.runs_inline(server.core, server.step.commit.lease)
+                require(not inline, "the event loop waits for a checkpoint, which can't be written then")
+                return  # the apply thread waits
+            step, server.step = server.step, None
+            applied = server.core.finish(step, step.run(), self.now)
+            self.truth.applies(step.commit.header.lease_id, applied, server.core)
+            self._note()
+            for request in server.asked.pop((step.commit.header.lease_id, applied.sequence), []):
+                self._acknowledge(request, step.commit.header.lease_id)
