@@ -64,8 +64,8 @@ def checkpoint_all(
         What each range has written, and the path of the manifest on the lead's machine.
 
     Raises:
-        GemError: It failed at a range, which the message names. No range holds commits back then, except one out of reach for 30
-            seconds at most. It can be tried again.
+        GemError: It failed at a range, which the message names. No range holds commits back then: one out of
+            reach does so for 30 seconds at most. It can be tried again.
     """
     _each(servers, lambda server: _require_range(server, run_id, len(servers), quick))
     begun: list[RangeServer] = []
