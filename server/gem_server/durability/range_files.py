@@ -1,0 +1,284 @@
+"""Finds the checkpoints of all ranges of a run, and reads what they hold as if it lay in one piece."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gem_api.framing import empty
+from gem_api.layout import Layout, Vector
+from gem_api.ranges import Range
+from safetensors import SafetensorError, safe_open
+
+from gem_server.core.records import Kind
+from gem_server.durability import checkpoint
+from gem_server.durability.journal import LogPosition
+from gem_server.durability.manifest import NAME, BadManifest, Entry, Manifest, read_manifest
+from gem_server.durability.recovery import log_directory
+from gem_server.durability.replay import Log
+from gem_server.durability.segment import DamagedLog
+
+Tell = Callable[[str], object]
+_OF_THE_RUN = (Kind.COMMITTED, Kind.DEALT, Kind.COMPLETED)
+
+
+class BadRanges(ValueError):
+    """The checkpoints don't make up a whole run, or can't be cut as asked; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class RangeFiles:
+    """One range's checkpoint, checked.
+
+    Attributes:
+        path: Its folder.
+        state: The content of its state.json.
+        layout: The layout of its buffers.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    layout: Layout
+
+    @property
+    def part(self) -> Range:
+        return checkpoint.part_of(self.state)
+
+
+# -- finding
+
+
+def find(source: Path) -> tuple[list[Path], Manifest | None]:
+    """The checkpoints that `source` means, and the manifest if it is one.
+
+    `source` is a manifest; or a checkpoint; or a server's folder of checkpoints; or a folder with such a folder for each range.
+    Of a folder of checkpoints, the newest one counts.
+
+    Raises:
+        BadRanges: There are none, or a server uses them.
+        OSError: They can't be read.
+    """
+    if source.is_file():
+        try:
+            manifest = read_manifest(source)
+        except BadManifest as error:
+            raise BadRanges(str(error)) from None
+        return [_named(source, index, entry) for index, entry in enumerate(manifest.ranges)], manifest
+    if (source / "state.json").is_file():
+        return [source], None
+    folders = [source] if checkpoint.list_checkpoints(source) else sorted(entry for entry in source.iterdir() if entry.is_dir())
+    newest = [found[0] for folder in folders if (found := checkpoint.list_checkpoints(folder))]
+    if not newest:
+        raise BadRanges(
+            f"{source} holds no checkpoints: give a {NAME}, a server's --checkpoint-dir, or the folder with those of all ranges"
+        )
+    for path in newest:
+        _require_at_rest(path.parent)
+    return newest, None
+
+
+def _named(manifest: Path, index: int, entry: Entry) -> Path:
+    """The checkpoint that a manifest names: where it was written, or beside the manifest, or in a folder range-I there."""
+    beside = manifest.parent
+    places = (
+        Path(entry.path),
+        beside / entry.name,
+        *(each / f"range-{index}" / entry.name for each in (beside, beside.parent)),
+    )
+    others = []
+    for place in places:
+        try:
+            content = (place / "state.json").read_bytes()
+        except OSError:
+            continue
+        if hashlib.sha256(content).hexdigest() == entry.sha256:
+            return place
+        others.append(str(place))
+    looked = f"; {', '.join(others)} is another one or was changed (its SHA-256 differs)" if others else ""
+    raise BadRanges(
+        f"{manifest} names {entry.path} of range {index} (on the server at {entry.address}), which is not here{looked}: copy it "
+        f"to {beside / f'range-{index}'}"
+    )
+
+
+def _require_at_rest(directory: Path) -> None:
+    """Raises BadRanges if a server uses a folder of checkpoints."""
+    try:
+        with (directory / ".lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadRanges(f"a server is using {directory}: drain it first, or name its {NAME} instead") from None
+    except FileNotFoundError:
+        return
+
+
+def require_end(files: RangeFiles) -> None:
+    """Raises BadRanges if the log tells of commits or shards after a checkpoint, which would be lost."""
+    if "log" not in files.state:
+        return
+    log = Log(log_directory(files.path.parent), LogPosition(*files.state["log"]), files.state["run_id"])
+    try:
+        goes_on = any(entry.record.kind in _OF_THE_RUN for entry in log.entries())
+    except DamagedLog as error:
+        raise BadRanges(f"can't tell whether {files.path} is the end of its run: {error}") from None
+    if goes_on:
+        raise BadRanges(
+            f"the log goes on after {files.path}: start the servers with --resume and drain them, so that they write their "
+            f"last checkpoints, or name a {NAME} to go back to it"
+        )
+
+
+# -- reading
+
+
+def read(paths: Sequence[Path], manifest: Manifest | None, tell: Tell) -> list[RangeFiles]:
+    """Reads and checks the checkpoints of all ranges; returns them in order. `tell` is called with a line for each.
+
+    Raises:
+        BadRanges: One is damaged, or they are not the ranges of one run.
+    """
+    found = []
+    for path in paths:
+        size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        tell(f"checking {path} ({size / 1e6:,.1f} MB)")
+        try:
+            state = checkpoint.read_state(path)
+            part = checkpoint.part_of(state)
+            found.append(RangeFiles(path, state, checkpoint.layout_of(state).part(part)))
+        except (checkpoint.BadCheckpoint, ValueError) as error:
+            raise BadRanges(str(error)) from None
+    _require_whole(found)
+    found.sort(key=lambda files: files.part.index)
+    _require_one_run(found, manifest)
+    return found
+
+
+def _require_whole(found: Sequence[RangeFiles]) -> None:
+    """Raises BadRanges unless each range is there once."""
+    counts = sorted({files.part.count for files in found})
+    if len(counts) > 1:
+        several = ", ".join(f"{files.path} is {files.part}" for files in found)
+        raise BadRanges(f"these checkpoints are of different numbers of servers: {several}")
+    by_index: dict[int, Path] = {}
+    for files in found:
+        if (other := by_index.setdefault(files.part.index, files.path)) != files.path:
+            raise BadRanges(f"range {files.part} is there twice: {other} and {files.path}")
+    missing = [str(Range(index, counts[0])) for index in range(counts[0]) if index not in by_index]
+    if missing:
+        there = ", ".join(str(files.part) for files in found)
+        raise BadRanges(f"range {', '.join(missing)} is missing (there is {there}): give the folder with those of all ranges")
+
+
+def _require_one_run(found: Sequence[RangeFiles], manifest: Manifest | None) -> None:
+    """Raises BadRanges if the ranges are of different runs."""
+    first = found[0]
+    for files in found:
+        for name, what in (("run_id", "run"), ("layout", "model"), ("groups", "parameter groups")):
+            if files.state.get(name) != first.state.get(name):
+                values = f" ({first.state[name]} and {files.state[name]})" if name == "run_id" else ""
+                raise BadRanges(f"{first.path} and {files.path} belong to a different {what}{values}")
+        ours, theirs = first.state["hyperparameters"], files.state["hyperparameters"]
+        if differing := [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]:
+            raise BadRanges(
+                f"{first.path} and {files.path} have a different {min(differing)}: start all servers with the same options, "
+                "then write a checkpoint"
+            )
+    if manifest is not None and manifest.run_id != first.state["run_id"]:
+        raise BadRanges(f"the manifest is of run {manifest.run_id}, but its checkpoints are of run {first.state['run_id']}")
+
+
+class _Segment(NamedTuple):
+    """Elements [begin, end) of the whole model. `elements(first, last)` are some of them, counted from `begin`."""
+
+    begin: int
+    end: int
+    elements: Callable[[int, int], Vector]
+
+
+class Joined:
+    """A buffer of the whole model, which lies in several files. At most one tensor of each file is in memory at a time."""
+
+    def __init__(self, segments: Sequence[_Segment]) -> None:
+        self._segments = [segment for segment in segments if segment.begin < segment.end]
+        self._begins = [segment.begin for segment in self._segments]
+
+    def __call__(self, begin: int, end: int) -> Vector:
+        """Elements [begin, end): float32, shape (end − begin,)."""
+        out = empty(end - begin)
+        at = bisect_right(self._begins, begin) - 1
+        while begin < end:
+            segment = self._segments[at]
+            last = min(end, segment.end)
+            np.copyto(
+                out[out.size - (end - begin) :][: last - begin], segment.elements(begin - segment.begin, last - segment.begin)
+            )
+            begin, at = last, at + 1
+        return out
+
+
+def joined_theta(found: Sequence[RangeFiles]) -> Joined:
+    """θ. Raises BadRanges if a file does not hold the tensors of its layout."""
+    segments = []
+    for files in found:
+        tensors = _open(files.path / "model.safetensors")
+        begin = files.layout.begin
+        for piece in files.layout.pieces:
+            _require_shape(files.path, tensors, piece.name, piece.shape)
+            segments.append(_Segment(begin, begin + piece.size, _elements(tensors, piece.name)))
+            begin += piece.size
+    return Joined(segments)
+
+
+def joined_buffers(found: Sequence[RangeFiles]) -> dict[str, Joined]:
+    """The buffers that the rule keeps for all workers, by the names that they have in the files. Raises BadRanges if the ranges
+    have different ones."""
+    files = [(each, _open(each.path / "workers.safetensors")) for each in found]
+    names = [sorted(name for name in tensors.keys() if name.startswith("/")) for _, tensors in files]  # noqa: SIM118
+    if any(each != names[0] for each in names):
+        raise BadRanges(f"the ranges keep different buffers for all workers: {names}")
+    buffers = {}
+    for name in names[0]:
+        for each, tensors in files:
+            _require_shape(each.path, tensors, name, (each.layout.size,))
+        buffers[name] = Joined(
+            [_Segment(each.layout.begin, each.layout.end, _elements(tensors, name)) for each, tensors in files]
+        )
+    return buffers
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise BadRanges(f"{path}: {error}") from None
+
+
+def _require_shape(path: Path, tensors: Any, name: str, shape: tuple[int, ...]) -> None:
+    try:
+        tensor = tensors.get_slice(name)
+    except SafetensorError as error:
+        raise BadRanges(f"{path}: {error}") from None
+    if (tensor.get_dtype(), tuple(tensor.get_shape())) != ("F32", shape):
+        raise BadRanges(f"{path}: tensor {name!r} is {tensor.get_dtype()} of shape {tensor.get_shape()}, not F32 of {shape}")
+
+
+def _elements(tensors: Any, name: str) -> Callable[[int, int], Vector]:
+    """Reads elements of a tensor in C order; of one with several axes, the rows that they lie in."""
+
+    def elements(first: int, last: int) -> Vector:
+        tensor = tensors.get_slice(name)
+        shape = tensor.get_shape()
+        if not shape:
+            whole: Vector = tensors.get_tensor(name).reshape(-1)
+            return whole[first:last]
+        row = int(np.prod(shape[1:], dtype=np.int64))
+        rows: Vector = tensor[first // row : -(-last // row)].reshape(-1)
+        return rows[first % row : first % row + last - first]
+
+    return elements
