@@ -1,0 +1,214 @@
+"""θ over several servers: a session trains, reads and leaves as with one, and θ is the same to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from client.conftest import Transport
+from client.range_helpers import GRADIENT, SHAPES, SIZE, large_model, ranges, train
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import InvalidRequest, NotInitialized, connect
+from live import DEADLINE
+from region_client import linux_only
+from session_helpers import PLAIN, ended, in_background, outcomes, transports, version, workers
+
+SETTINGS = {
+    "gem": Hyperparameters(rule="gem"),
+    "gem with a shared adamw": Hyperparameters(rule="gem", optimizer="adamw", weight_decay=0.01, learning_rate=0.01),
+    "downpour with weight decay": Hyperparameters(rule="downpour", weight_decay=0.01),
+}
+FORMATS = [("int8", "float32"), ("int8", "bfloat16"), ("bfloat16", "bfloat16"), ("float16", "float16")]
+
+
+def trained(folder: Path, count: int, settings: Hyperparameters, transport: Transport, **formats: str) -> Any:
+    """θ after a run of one worker, on all servers and as the worker got it."""
+    serving = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
+    with (
+        ranges(folder / str(count), count, settings, memory=transport.is_memory, **serving) as run,
+        connect(run.address, name="ann", **formats) as session,  # type: ignore[arg-type]
+    ):
+        theta = train(session, session.join(large_model()))
+        assert session.transport == transport.name
+        assert session.shares_memory == transport.is_memory
+        assert run.each(transports) == [{"ann": transport.name}] * count
+        assert run.each(version) == [5] * count
+        return run.theta, theta
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_theta_is_the_same_to_the_bit(settings: Hyperparameters, transport: Transport, tmp_path: Path) -> None:
+    one, two, three = (trained(tmp_path, count, settings, transport) for count in (1, 2, 3))
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(one, three)
+
+
+@pytest.mark.parametrize(("gradients", "theta"), FORMATS, ids=["-".join(formats) for formats in FORMATS])
+@pytest.mark.parametrize("transport", ["grpc", "tcp"], indirect=True)
+def test_theta_is_the_same_to_the_bit_in_every_format(gradients: str, theta: str, transport: Transport, tmp_path: Path) -> None:
+    formats = {"gradient_dtype": gradients, "theta_dtype": theta}
+    one, three = (trained(tmp_path, count, SETTINGS["gem"], transport, **formats) for count in (1, 3))
+    np.testing.assert_array_equal(one, three)
+
+
+def overlapped(folder: Path, count: int) -> Any:
+    with ranges(folder / str(count), count, SETTINGS["gem"]) as run, connect(run.address) as session:
+        session.join(large_model(), overlap=True)
+        base = session.base
+        staleness = []
+        for step in range(5):
+            session.begin_commit(GRADIENT + step, base=base)
+            base = session.base  # the next gradient is computed on the θ of the commit before
+            answer = session.finish_commit()
+            assert answer is not None
+            staleness.append(answer.staleness)
+        return run.theta, staleness
+
+
+def test_commits_under_way_while_the_caller_computes(tmp_path: Path) -> None:
+    one, three = overlapped(tmp_path, 1), overlapped(tmp_path, 3)
+    np.testing.assert_array_equal(one[0], three[0])
+    assert one[1] == three[1] == [0, 1, 1, 1, 1]
+
+
+def test_a_session_knows_the_whole_model_and_one_lease(tmp_path: Path) -> None:
+    with ranges(tmp_path, 3, PLAIN) as run, connect(run.address) as session:
+        theta = session.join(large_model())
+        assert {tensor.name: tensor.shape for tensor in session.layout.tensors} == SHAPES
+        assert (session.layout.bounds, session.layout.size, theta.shape) == (None, SIZE, (SIZE,))
+        np.testing.assert_array_equal(session.layout.split(theta)["w"], large_model()["w"])
+        leases = run.each(lambda live: live.on_loop(lambda: list(live.core.leases.live)))
+        assert leases == [[session._member.registration.lease_id]] * 3
+        assert run.each(lambda live: live.on_loop(lambda: live.core.run_id)) == [session.run_id] * 3
+        assert session.commit({name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}).version == 1
+        assert session.base == (1, 1, (1, 1))
+        assert (session.version, session.steps_done, session.generation) == (1, 1, 1)
+
+
+def test_a_gradient_in_the_sessions_buffer_and_one_of_the_callers(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
+        first = session.join(large_model()).copy()
+        session.gradient[:] = GRADIENT
+        np.testing.assert_array_equal(session.commit(session.gradient).theta, first - 0.25)
+        own = GRADIENT.astype(np.float64)
+        answer = session.commit(own)
+        assert answer.theta is session.theta
+        np.testing.assert_array_equal(answer.theta, first - 0.25 - np.float32(0.25))
+        np.testing.assert_array_equal(own, 0.5)
+
+
+@linux_only
+def test_servers_that_differ_in_how_they_are_reached(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN, memory=True) as run:
+        run.lives[1].stop()
+        run.back(1, memory_socket="")
+        with connect(run.address) as session:
+            session.join(large_model())
+            session.commit(GRADIENT)
+            assert (session.transport, session.shares_memory) == ("memory+tcp", False)
+            np.testing.assert_array_equal(session.commit(GRADIENT).theta, run.theta)
+
+
+def test_several_workers_share_every_range(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as ann, connect(run.address) as bob:
+        first = ann.join(large_model(1)).copy()
+        np.testing.assert_array_equal(bob.join(large_model(2)), first)
+        ann.commit(GRADIENT)
+        answer = bob.commit(GRADIENT)
+        assert (answer.version, answer.staleness, bob.base.peer_versions) == (2, 1, (2,))
+        np.testing.assert_array_equal(answer.theta, run.theta)
+        assert run.each(outcomes) == [{"applied": 2}] * 2
+
+
+def test_a_first_value_that_every_range_elects_a_worker_for(tmp_path: Path) -> None:
+    """Four workers join at the same time: none waits for one that waits for it."""
+    with ranges(tmp_path, 3, PLAIN) as run:
+        sessions = [connect(run.address) for _ in range(4)]
+        joining = [in_background(lambda session=session: session.join(large_model())) for session in sessions]  # type: ignore[misc]
+        for joined in joining:
+            np.testing.assert_array_equal(joined.result(DEADLINE), run.theta)
+        for session in sessions:
+            session.close()
+
+
+# -- shards
+
+
+def test_shards_come_from_the_lead_and_end_with_the_run(tmp_path: Path) -> None:
+    settings = Hyperparameters(rule="downpour", epochs=2, batch_size=4, shard_size=8)
+    with ranges(tmp_path, 2, settings) as run, connect(run.address) as session:
+        session.join(large_model())
+        seen = []
+        for batch in session.shards(20):
+            seen += list(batch)
+            session.commit(GRADIENT)
+        assert sorted(seen) == sorted([*range(20)] * 2)
+        final = session.pull_final().copy()
+        np.testing.assert_array_equal(final, run.theta)
+        assert run.each(ended) == [{"left": 1}] * 2
+        assert run.lives[0].on_loop(lambda: run.lives[0].core.samples_committed) == 40
+
+
+# -- reading
+
+
+def test_a_reader_joins_the_ranges(tmp_path: Path) -> None:
+    with ranges(tmp_path, 3, PLAIN) as run, connect(run.address) as session, connect(run.address) as reader:
+        session.join(large_model())
+        for done in range(3):
+            np.testing.assert_array_equal(reader.pull(), run.theta)
+            assert (reader.version, reader.layout) == (done, session.layout)
+            np.testing.assert_array_equal(reader.read(), run.theta)
+            session.commit(GRADIENT)
+        assert workers(run.lives[1]) == [session.name]
+
+
+def test_a_worker_reads_without_a_change_of_what_its_next_gradient_is_computed_on(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as ann, connect(run.address) as bob:
+        ann.join(large_model())
+        bob.join(large_model())
+        base = ann.base
+        bob.commit(GRADIENT)
+        read = ann.read()
+        np.testing.assert_array_equal(read, run.theta)
+        assert ann.base == base
+        assert ann.commit(GRADIENT).staleness == 1
+        ann.commit(GRADIENT)
+        np.testing.assert_array_equal(ann.pull(), run.theta)
+        assert ann.base == (3, 1, (3,))
+
+
+def test_nothing_can_be_read_before_the_first_value(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2) as run, connect(run.address) as reader, pytest.raises(NotInitialized):
+        reader.read()
+
+
+def test_a_reader_of_a_server_that_does_not_lead_is_told(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2) as run, connect(run.address) as session, connect(run.lives[1].address) as astray:
+        session.join(large_model())
+        with pytest.raises(InvalidRequest, match=r"holds the elements \[4096, 13908\).*connect to the server of range 0"):
+            astray.read()
+        with pytest.raises(InvalidRequest, match="connect to the server of range 0"):
+            astray.join(large_model())
+
+
+# -- leaving
+
+
+def test_a_session_leaves_every_range(tmp_path: Path) -> None:
+    with ranges(tmp_path, 3) as run:
+        with connect(run.address) as session:
+            session.join(large_model())
+            assert run.each(workers) == [[session.name]] * 3
+        assert run.each(ended) == [{"left": 1}] * 3
+
+
+def test_closing_does_not_wait_long_for_servers_that_are_gone(tmp_path: Path) -> None:
+    with ranges(tmp_path, 3) as run:
+        session = connect(run.address)
+        session.join(large_model())
+        session.commit(GRADIENT)
+        run.stop()
+        in_background(session.close).result(DEADLINE)

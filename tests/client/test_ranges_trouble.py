@@ -1,0 +1,464 @@
+"""A session with several servers when one of them goes, comes back, ends the lease, rejects its part or holds the wrong one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from client.conftest import Transport
+from client.range_helpers import GRADIENT, SIZE, Ranges, gradients, large_model, ranges, train
+from gem_api.hyperparameters import Hyperparameters
+from gem_client import (
+    InvalidRequest,
+    LeaseEnded,
+    NonFiniteGradient,
+    Quarantined,
+    Session,
+    TransportError,
+    connect,
+)
+from gem_client.link import Link
+from gem_client.torch import Optimizer
+from live import DEADLINE, Live, serving, wait_until
+from session_helpers import PLAIN, Array, Patience, Wire, ended, expire_all, in_background, outcomes, version, workers
+from torch import nn
+from wire_client import apply_thread_held
+
+GEM = Hyperparameters(rule="gem")
+SECOND = slice(4096, SIZE)  # range 1 of 2
+
+
+def poisoned(part: slice) -> Array:
+    gradient = GRADIENT.copy()
+    gradient[part.start] = np.nan
+    return gradient
+
+
+def threads_of_ranges() -> int:
+    return sum(thread.name == "gem-session-range" for thread in threading.enumerate())
+
+
+# -- a range that goes and comes back
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_range_that_comes_back_goes_on_with_the_same_bits(index: int, transport: Transport, tmp_path: Path) -> None:
+    with ranges(tmp_path / "one", 1, GEM) as run, connect(run.address) as session:
+        expected = train(session, session.join(large_model()))
+    patience = Patience()
+    serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
+    with (
+        ranges(tmp_path / "two", 2, GEM, memory=transport.is_memory, **serving_settings) as run,
+        connect(run.address, retry=patience.retry()) as session,
+    ):
+        theta = session.join(large_model())
+        for step, gradient in zip(range(5), gradients(), strict=False):
+            if step != 2:
+                theta = session.commit(gradient(theta), samples=4).theta
+                continue
+            run.lives[index].stop()
+            waiting = in_background(lambda: session.commit(gradient(theta), samples=4))  # noqa: B023
+            wait_until(lambda: patience.pauses, "the session to try again")
+            wait_until(lambda: version(run.lives[1 - index]) == 3, "the other range to apply its part")
+            assert not waiting.done()
+            run.back(index)
+            answer = waiting.result(DEADLINE)
+            assert (answer.dropped, answer.version, session.generation) == (False, 3, 1)
+            theta = answer.theta
+        np.testing.assert_array_equal(run.theta, expected)
+        np.testing.assert_array_equal(theta, expected)
+        assert session.transport == transport.name
+        assert run.each(outcomes) == [{"applied": 5}] * 2
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_part_whose_answer_was_lost_is_sent_again_and_applied_once(index: int, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        wires: dict[int, Wire] = {}
+
+        def reach(of: int, live: Live) -> str:
+            wires[of] = stack.enter_context(Wire(live.address, live))
+            return wires[of].address
+
+        run = stack.enter_context(ranges(tmp_path, 2, PLAIN, reach=reach))
+        lead = reach(0, run.lives[0])
+        with connect(lead, retry=Patience().retry()) as session:
+            first = session.join(large_model()).copy()
+            session.commit(GRADIENT)
+            wires[index].lose_answers()
+            waiting = in_background(lambda: session.commit(GRADIENT))
+            wait_until(lambda: run.each(version) == [2, 2], "the commit to be applied")
+            wires[index].cut()
+            answer = waiting.result(DEADLINE)
+            assert (answer.version, answer.dropped, session.generation) == (2, False, 1)
+            np.testing.assert_array_equal(answer.theta, (first - np.float32(0.25)) - np.float32(0.25))
+            assert outcomes(run.lives[index]) == {"applied": 2, "repeated": 1}
+            assert outcomes(run.lives[1 - index]) == {"applied": 2}
+            np.testing.assert_array_equal(session.commit(GRADIENT).theta, run.theta)
+
+
+def test_a_session_that_gave_up_on_one_range_recovers_when_it_is_back(tmp_path: Path) -> None:
+    patience = Patience()
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address, retry=patience.retry()) as session:
+        session.join(large_model())
+        session.commit(GRADIENT)
+        run.lives[1].stop()
+        patience.run_out()
+        with pytest.raises(TransportError):
+            session.commit(GRADIENT)
+        with pytest.raises(TransportError):
+            session.pull()
+        patience.renew()
+        run.back(1)
+        assert session.commit(GRADIENT).dropped  # whether the last one reached range 0 was not known
+        assert not session.commit(GRADIENT).dropped
+        assert run.each(version) == [3, 2]
+        np.testing.assert_array_equal(session.theta, run.theta)
+
+
+def test_join_gives_up_on_a_range_that_is_not_there_and_leaves_the_others(tmp_path: Path) -> None:
+    patience = Patience()
+    patience.run_out()
+    with ranges(tmp_path, 3, PLAIN) as run, connect(run.address, retry=patience.retry()) as session:
+        run.lives[1].stop()
+        with pytest.raises(TransportError, match=run.lives[1].address):
+            session.join(large_model())
+        assert workers(run.lives[0]) == workers(run.lives[2]) == []
+        patience.renew()
+        run.back(1)
+        session.join(large_model())
+        assert session.commit(GRADIENT).version == 1
+
+
+def test_a_session_is_closed_while_a_range_does_not_answer(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run:
+        session = connect(run.address)
+        session.join(large_model())
+        with apply_thread_held(run.lives[1]):
+            waiting = in_background(lambda: session.commit(GRADIENT))
+            wait_until(lambda: version(run.lives[0]) == 1, "range 0 to apply its part")
+            session.__exit__(RuntimeError, RuntimeError(), None)
+            with pytest.raises(InvalidRequest, match="closed"):
+                waiting.result(DEADLINE)
+        assert run.each(workers) == [[], []]
+
+
+# -- leases
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_lease_that_ended_on_one_range_is_taken_anew_on_all(index: int, transport: Transport, tmp_path: Path) -> None:
+    serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
+    with (
+        ranges(tmp_path, 2, PLAIN, memory=transport.is_memory, **serving_settings) as run,
+        connect(run.address) as session,
+    ):
+        session.join(large_model())
+        session.commit(GRADIENT)
+        first = session._member.registration.lease_id
+        expire_all(run.lives[index])
+        answer = session.commit(GRADIENT)
+        assert (answer.dropped, session.generation) == (True, 2)
+        second = session._member.registration.lease_id
+        assert second != first
+        assert run.each(lambda live: live.on_loop(lambda: list(live.core.leases.live))) == [[second]] * 2
+        np.testing.assert_array_equal(answer.theta, run.theta)
+        answer = session.commit(GRADIENT)
+        assert not answer.dropped
+        assert session.transport == transport.name
+        np.testing.assert_array_equal(answer.theta, run.theta)
+
+
+def test_the_samples_of_a_commit_that_one_range_dropped_are_trained_on_again(tmp_path: Path) -> None:
+    settings = replace(PLAIN, epochs=1, batch_size=4, shard_size=4)
+    with ranges(tmp_path, 2, settings) as run, connect(run.address) as session:
+        session.join(large_model())
+        seen: list[int] = []
+        for step, batch in enumerate(session.shards(12)):
+            seen += list(batch)
+            if step == 1:
+                expire_all(run.lives[1])
+            session.commit(GRADIENT)
+        assert set(seen) == set(range(12))
+        assert len(seen) == 16
+        assert run.each(lambda live: outcomes(live)["applied"]) == [4, 3]
+
+
+def test_another_worker_of_the_same_name_evicts_the_first(tmp_path: Path) -> None:
+    with (
+        ranges(tmp_path, 2, PLAIN) as run,
+        connect(run.address, name="ann") as first,
+        connect(run.address, name="ann") as second,
+    ):
+        first.join(large_model())
+        second.join(large_model())
+        with pytest.raises(LeaseEnded, match="another worker has registered as 'ann'"):
+            first.commit(GRADIENT)
+        assert second.commit(GRADIENT).version == 1
+
+
+# -- rejected parts
+
+
+def test_a_part_that_is_rejected_uses_up_the_number_and_the_next_commit_works(transport: Transport, tmp_path: Path) -> None:
+    serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
+    with (
+        ranges(tmp_path, 2, PLAIN, memory=transport.is_memory, **serving_settings) as run,
+        connect(run.address) as session,
+    ):
+        session.join(large_model())
+        session.commit(GRADIENT)
+        with pytest.raises(NonFiniteGradient):
+            session.commit(poisoned(SECOND))
+        assert run.each(version) == [2, 1]
+        assert session.base == (2, 1, (1,))
+        np.testing.assert_array_equal(session.theta, run.theta)
+        answer = session.commit(GRADIENT)
+        assert (answer.version, answer.staleness, answer.dropped, session.generation) == (3, 0, False, 1)
+        with pytest.raises(NonFiniteGradient):
+            session.commit(poisoned(slice(0, 4096)))
+        with pytest.raises(NonFiniteGradient):
+            session.commit(np.full(SIZE, np.nan, np.float32))
+        session.commit(GRADIENT)
+        assert run.each(version) == [4, 4]
+        assert session.steps_done == 4
+        np.testing.assert_array_equal(session.theta, run.theta)
+        assert session.transport == transport.name
+
+
+def test_a_rejected_part_is_followed_by_the_same_bits_in_int8(tmp_path: Path) -> None:
+    """The rounding error of the part that was rejected does not change; those of the others do."""
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address, gradient_dtype="int8") as session:
+        theta = session.join(large_model())
+        bits = []
+        for step, gradient in zip(range(4), gradients(), strict=False):
+            update = gradient(theta * 0)
+            if step == 2:
+                update[-1] = np.nan
+                with pytest.raises(NonFiniteGradient):
+                    session.commit(update)
+            else:
+                theta = session.commit(update).theta
+            bits.append(run.theta)
+    with ranges(tmp_path / "without", 2, PLAIN) as run, connect(run.address, gradient_dtype="int8") as session:
+        theta = session.join(large_model())
+        for step, gradient in zip(range(4), gradients(), strict=False):
+            update = gradient(theta * 0)
+            if step != 2:
+                theta = session.commit(update).theta
+        np.testing.assert_array_equal(run.theta[SECOND], bits[-1][SECOND])
+
+
+def test_quarantine_by_one_range_is_raised(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN, quarantine_after=2) as run, connect(run.address) as session:
+        session.join(large_model())
+        with pytest.raises(NonFiniteGradient):
+            session.commit(poisoned(SECOND))
+        for _ in range(2):
+            with pytest.raises(Quarantined):
+                session.commit(poisoned(SECOND))
+
+
+def test_an_optimizer_takes_what_the_other_ranges_have_applied(tmp_path: Path) -> None:
+    """Its next gradient is computed on the new θ of those, and is said to be."""
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
+        parameter = nn.Parameter(torch.ones(SIZE))
+        optimizer = Optimizer([("x", parameter)], session)
+        parameter.grad = torch.full((SIZE,), 0.5)
+        optimizer.step()
+        parameter.grad = torch.from_numpy(poisoned(SECOND))
+        with pytest.raises(NonFiniteGradient):
+            optimizer.step()
+        np.testing.assert_array_equal(parameter.detach().numpy(), run.theta)
+        parameter.grad = torch.full((SIZE,), 0.5)
+        optimizer.step()
+        assert optimizer.answer is not None
+        assert (optimizer.answer.version, optimizer.answer.staleness) == (3, 0)
+        np.testing.assert_array_equal(parameter.detach().numpy(), run.theta)
+
+
+# -- servers that do not fit
+
+
+def test_a_range_that_lost_its_folder_is_refused_and_goes_on_once_it_has_it_again(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
+        session.join(large_model())
+        session.commit(GRADIENT)
+        run.lives[1].stop()
+        run.back(1, checkpoint_dir=tmp_path / "empty")
+        with pytest.raises(InvalidRequest, match=r"range 1/2 at .* has lost its data: .*version 2.*gem-ctl reshard"):
+            session.commit(GRADIENT)
+        with connect(run.address) as other, pytest.raises(InvalidRequest, match="has lost its data"):
+            other.join(large_model())
+        assert workers(run.lives[1]) == []
+        run.lives[1].stop()
+        run.back(1, checkpoint_dir=tmp_path / "1")
+        assert session.commit(GRADIENT).dropped
+        assert session.commit(GRADIENT).version == 3
+        assert run.each(version) == [3, 2]
+        np.testing.assert_array_equal(session.theta, run.theta)
+
+
+def test_a_lead_that_lost_its_folder_is_refused_by_the_others(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
+        session.join(large_model())
+        session.commit(GRADIENT)
+        run.lives[0].stop()
+        run.back(0, checkpoint_dir=tmp_path / "empty")
+        with pytest.raises(InvalidRequest, match=r"range 1/2 at .*: .* of the same run"):
+            session.commit(GRADIENT)
+
+
+def swapped(run: Ranges, peers: tuple[str, ...]) -> None:
+    """Starts the lead again with other addresses of the others."""
+    run.lives[0].stop()
+    run.back(0, peers=peers)
+
+
+def test_addresses_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
+    with ranges(tmp_path, 3, PLAIN) as run, connect(run.address) as session, connect(run.address) as reader:
+        right = run.lives[0].config.peers
+        swapped(run, right[::-1])
+        with pytest.raises(InvalidRequest, match=r"holds the elements \[8192, 13908\).*not \[4096, 8192\).*in this order"):
+            session.join(large_model())
+        assert run.each(workers) == [[], [], []]
+        swapped(run, right)
+        session.join(large_model())
+        swapped(run, right[::-1])
+        with pytest.raises(InvalidRequest, match="in this order"):
+            reader.read()
+
+
+def test_a_lead_named_as_another_range_is_refused(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
+        swapped(run, (run.address,))
+        with pytest.raises(InvalidRequest, match="this server leads"):
+            session.join(large_model())
+
+
+def test_a_model_too_small_for_so_many_servers_is_refused(tmp_path: Path) -> None:
+    with (
+        ranges(tmp_path, 2, PLAIN) as run,
+        connect(run.address) as session,
+        pytest.raises(InvalidRequest, match="too small for 2 servers"),
+    ):
+        session.join({"w": np.ones(100, np.float32)})
+
+
+# -- interruptions
+
+
+def interrupted(session: Session, work: Callable[[], Any]) -> None:
+    """Has Ctrl-C hit the caller's thread once its own part has been sent, while those of the others are under way."""
+    attempt = session._sender._try
+
+    def then_interrupt(link: Link, header: Any, packed: Array) -> Any:
+        result = attempt(link, header, packed)
+        if link.part.leads:
+            raise KeyboardInterrupt
+        return result
+
+    session._sender._try = then_interrupt  # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        session._sender._try = attempt  # type: ignore[method-assign]
+
+
+def test_after_ctrl_c_the_session_is_usable_and_no_thread_goes_on(transport: Transport, tmp_path: Path) -> None:
+    serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
+    with (
+        ranges(tmp_path, 3, PLAIN, memory=transport.is_memory, **serving_settings) as run,
+        connect(run.address) as session,
+    ):
+        session.join(large_model())
+        session.commit(GRADIENT)
+        with apply_thread_held(run.lives[1]), apply_thread_held(run.lives[2]):
+            interrupted(session, lambda: session.commit(GRADIENT))
+        wait_until(lambda: threads_of_ranges() == 0, "the threads to end")
+        answer = session.commit(GRADIENT)
+        assert (answer.dropped, session.generation) == (True, 2)
+        np.testing.assert_array_equal(answer.theta, run.theta)
+        answer = session.commit(GRADIENT)
+        assert not answer.dropped
+        np.testing.assert_array_equal(answer.theta, run.theta)
+        assert session.transport == transport.name
+        assert threads_of_ranges() == 2
+        session.close()
+        assert run.each(lambda live: ended(live)["left"]) == [1, 1, 1]
+
+
+def test_ctrl_c_while_the_session_waits_for_another_range(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
+        session.join(large_model())
+        main = threading.get_ident()
+
+        def press() -> None:
+            wait_until(lambda: version(run.lives[0]) == 1, "range 0 to apply its part")
+            signal.pthread_kill(main, signal.SIGINT)
+
+        with apply_thread_held(run.lives[1]):
+            pressing = in_background(press)
+            with pytest.raises(KeyboardInterrupt):
+                session.commit(GRADIENT)
+        pressing.result(DEADLINE)
+        assert session.commit(GRADIENT).dropped
+        assert not session.commit(GRADIENT).dropped
+        np.testing.assert_array_equal(session.theta, run.theta)
+
+
+def test_ctrl_c_ends_the_retries_of_a_range_that_is_gone(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run:
+        session = connect(run.address)  # whose pauses are those of users: up to 5 s
+        session.join(large_model())
+        run.lives[1].stop()
+        interrupted(session, lambda: session.commit(GRADIENT))
+        wait_until(lambda: threads_of_ranges() == 0, "the threads to end")
+        session.close()
+        assert workers(run.lives[0]) == []
+
+
+def test_a_session_that_is_left_by_ctrl_c_leaves_every_range(tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run:
+
+        def work() -> None:
+            with connect(run.address) as session:
+                session.join(large_model())
+                with apply_thread_held(run.lives[1]):
+                    interrupted(session, lambda: session.commit(GRADIENT))
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert run.each(ended) == [{"left": 1}] * 2
+
+
+def test_an_interrupted_read_does_not_end_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
+        session.join(large_model())
+        session.commit(GRADIENT)
+        with monkeypatch.context() as interrupting:
+            interrupting.setattr("gem_client.links._outcome", lambda work, link: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                session.read()
+        np.testing.assert_array_equal(session.read(), run.theta)
+        answer = session.commit(GRADIENT)
+        assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
+        assert session.transport == "tcp"
+
+
+def test_without_a_second_server_there_is_no_thread_for_it(tmp_path: Path) -> None:
+    with serving() as live, connect(live.address) as session:
+        session.join(large_model())
+        session.commit(GRADIENT)
+        session.read()
+        assert threads_of_ranges() == 0
