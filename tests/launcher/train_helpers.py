@@ -149,6 +149,13 @@ def commits(run: Path) -> list[dict[str, str]]:
 def assert_every_sample_accounted_for(run: Path, epochs: int, servers_folder: str = "") -> None:
     """The ledger says that every sample of every epoch is done, and history and checkpoint tell the same story."""
     state, rows = last_state(run, servers_folder), commits(run)
+    assert_ledger_complete(state, epochs)
+    assert [int(row["version"]) for row in rows] == list(range(1, state["version"] + 1))
+    assert sum(int(row["samples"]) for row in rows) == state["samples_committed"]
+
+
+def assert_ledger_complete(state: dict[str, Any], epochs: int) -> None:
+    """The ledger of a checkpoint says that every sample of every epoch is done."""
     ledger = state["ledger"]
     assert ledger["samples"] == TRAINING_SAMPLES
     assert ledger["samples_completed"] == epochs * TRAINING_SAMPLES
@@ -156,5 +163,3 @@ def assert_every_sample_accounted_for(run: Path, epochs: int, servers_folder: st
     assert ledger["held"] == []
     assert ledger["decks"] == [["", epochs - 1, TRAINING_SAMPLES, []]]
     assert state["samples_committed"] >= ledger["samples_completed"]
-    assert [int(row["version"]) for row in rows] == list(range(1, state["version"] + 1))
-    assert sum(int(row["samples"]) for row in rows) == state["samples_committed"]

@@ -51,7 +51,7 @@ class RunFolder:
         self.admin_token = path / ADMIN_TOKEN
 
     def checkpoints_of(self, held: Range) -> Path:
-        """The folder with a server's checkpoints: `checkpoints`, or checkpoints/range-I if there are, or were, several servers."""
+        """Where a server keeps its checkpoints: checkpoints/range-I if there are several servers, or were."""
         part = self.checkpoints / f"{_RANGE}{held.index}"
         return self.checkpoints if held.whole and not part.exists() else part
 

@@ -57,8 +57,9 @@ class Scorer:
             self._due.set()
 
     def final_score(self) -> Score | None:
-        """Evaluates the final θ and saves it as the run's model."""
-        score = self._evaluate()
+        """Evaluates the final θ and saves it as the run's model. No evaluation comes after it: the servers may stop."""
+        self._closed = True
+        score = self._evaluate(final=True)
         with self._lock:
             reader = self._evaluator.reader
             if reader.theta.size:
@@ -79,8 +80,10 @@ class Scorer:
             ended = time.monotonic()
             self._next_at = ended + max(self._pause, 10 * (ended - began))
 
-    def _evaluate(self) -> Score | None:
+    def _evaluate(self, final: bool = False) -> Score | None:
         with self._lock:
+            if self._closed and not final:
+                return None
             try:
                 score = self._evaluator.evaluate()
             except LayoutMismatch as error:

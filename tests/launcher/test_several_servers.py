@@ -1,0 +1,95 @@
+"""gem-train with several servers: each holds a part of the model, and any of them may die or stop."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import safetensors
+import safetensors.numpy
+from gem_client import Admin
+from gem_client.ctl.local_runs import find_runs
+from launcher.train_helpers import Launch, assert_every_sample_accounted_for, assert_ledger_complete, last_state, read_json
+
+pytestmark = pytest.mark.timeout(900)
+COMMITS = 23  # of batches of 64, per epoch
+
+
+def versions(run: Path, servers: int) -> set[int]:
+    """The versions of the servers' newest checkpoints."""
+    return {last_state(run, f"range-{index}")["version"] for index in range(servers)}
+
+
+def test_three_servers_train_one_model(launch: Launch) -> None:
+    launcher = launch("--servers", "3", "--workers", "2", "--epochs", "20")
+    assert launcher.wait() == 0, launcher.output
+    assert "2 workers, 3 servers, rule gem" in launcher.output
+    assert len(launcher.addresses) == 3
+    run = launcher.folder
+    assert_every_sample_accounted_for(run, 20, "range-0")
+    assert versions(run, 3) == {20 * COMMITS}
+    summary = read_json(run / "summary.json")
+    assert (summary["outcome"], summary["commits"], summary["servers"]) == ("complete", 20 * COMMITS, 3)
+    assert summary["test_accuracy"] >= 0.9
+    assert summary["commits_via"] == {"memory": 2}
+    assert {log.name for log in (run / "logs").glob("server*")} == {f"server-{index}.log" for index in range(3)}
+    assert all("warning" not in log.read_text() for log in (run / "logs").iterdir())
+    assert "trying again" not in launcher.output
+    assert launcher.members() == {}
+
+
+def test_the_model_is_made_of_all_servers_parts(launch: Launch) -> None:
+    launcher = launch("--servers", "2", "--workers", "1", "--epochs", "2")
+    assert launcher.wait() == 0, launcher.output
+    run = launcher.folder
+    model = safetensors.numpy.load_file(run / "model.safetensors")
+    with safetensors.safe_open(run / "model.safetensors", framework="numpy") as file:
+        assert {int(file.metadata()["gem_version"])} == versions(run, 2) == {2 * COMMITS}
+    assert sum(value.size for value in model.values()) == 163_790
+    whole = 0
+    for index in range(2):
+        newest = max((run / "checkpoints" / f"range-{index}").glob("checkpoint-*"))
+        part = safetensors.numpy.load_file(newest / "model.safetensors")
+        same = [name for name in model if name in part]
+        assert same, "tensors that no boundary cuts have their own names"
+        assert all((model[name] == part[name]).all() for name in same)
+        whole += len(same)
+    assert whole >= len(model) - 1
+
+
+def test_each_server_is_killed_and_the_run_ends_complete_without_losing_a_commit(launch: Launch) -> None:
+    launcher = launch("--servers", "2", "--workers", "2", "--epochs", "40")
+    for index, version in ((1, 30), (0, 200)):
+        reached = launcher.until_version(version)
+        launcher.kill_member(f"--range={index}/2")
+        launcher.until_it_says(f"server-{index} was killed by SIGKILL; restarting it")
+        launcher.until_version(reached + 10)
+    assert launcher.wait() == 0, launcher.output
+    run = launcher.folder
+    assert_ledger_complete(last_state(run, "range-0"), 40)  # the history lacks what the killed lead had not yet written to it
+    assert versions(run, 2) == {40 * COMMITS}
+    assert read_json(run / "summary.json")["test_accuracy"] >= 0.9
+    assert launcher.members() == {}
+
+
+def test_ctrl_c_stops_all_servers_and_the_run_can_be_resumed(launch: Launch) -> None:
+    launcher = launch("--servers", "2", "--workers", "2", "--until-stopped", background=True)
+    launcher.until_version(30)
+    assert len(launcher.members()) == 4
+    assert find_runs(launcher.folder.parent) == {launcher.folder: launcher.addresses[0]}, "as gem-ctl finds the lead"
+    launcher.process.send_signal(signal.SIGINT)
+    assert launcher.wait() == 130, launcher.output
+    assert "the 2 servers write checkpoints" in launcher.output
+    assert launcher.members() == {}
+    run = launcher.folder
+    (stopped,) = versions(run, 2)
+    assert stopped >= 30
+
+    resumed = launch("--resume", str(run), "--epochs", "20")
+    with Admin(resumed.address) as admin:
+        resumed.until_version(stopped + 1)
+        assert admin.status().range_count == 2
+    assert resumed.wait() == 0, resumed.output
+    assert_every_sample_accounted_for(run, 20, "range-0")
+    assert len(versions(run, 2)) == 1
