@@ -102,8 +102,8 @@ def _named(manifest: Path, index: int, entry: Entry) -> Path:
         others.append(str(place))
     looked = f"; {', '.join(others)} is another one or was changed (its SHA-256 differs)" if others else ""
     raise BadRanges(
-        f"{manifest} names {entry.path} of range {index} (on the server at {entry.address}), which is not here{looked}: copy it "
-        f"to {beside / f'range-{index}'}"
+        f"{manifest} names {entry.path} of range {index} (on the server at {entry.address}), which is not here{looked}: copy "
+        f"it to {beside / f'range-{index}'}"
     )
 
 
