@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from gem_client.ctl import dashboards
-from telemetry.exported import TARGET, exported, grouped_by, metrics_of, worker_registry
+from gem_client.ctl import dashboards, queries
+from telemetry.exported import TARGET, exported, grouped_by, log_registry, metrics_of, worker_registry
 from telemetry.test_metrics import after_everything
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +34,8 @@ NOT_SHOWN = {
     "gem_run": "the run's settings as labels: the report's list of settings",
     "gem_build": "the server's versions as labels: the report's list of versions",
     "gem_parameters": "a run has one size of model: a figure at the top of the report",
+    "gem_log_records": "how many are on the disk says little; those that wait are shown",
+    "gem_log_stalled": "an alert",
     "gem_pi_median": "of the last commit alone; the quantiles of gem_pi are over all commits of an interval",
 }
 
@@ -102,9 +104,8 @@ def test_every_dashboard_can_be_narrowed_to_a_server_of_any_prometheus(name: str
     variables = {variable["name"]: variable for variable in BOARDS[name]["templating"]["list"]}
     assert variables.keys() == {"source", "server"}
     assert (variables["source"]["type"], variables["source"]["query"]) == ("datasource", "prometheus")
-    asked = re.fullmatch(r"label_values\((\w+), instance\)", variables["server"]["query"])
-    assert asked is not None
-    assert asked[1] in exported()
+    assert variables["server"]["query"] == 'label_values(gem_central_version{range=~"0|"}, instance)'
+    assert "gem_central_version" in exported()
 
 
 # -- the panels
@@ -153,7 +154,7 @@ def test_every_panel_asks_the_source_that_the_user_chose() -> None:
 # -- the queries
 
 
-def queries() -> Iterator[tuple[str, str, str]]:
+def asked() -> Iterator[tuple[str, str, str]]:
     """(where, expression, legend) of every query of every dashboard."""
     for where, panel in ASKING.items():
         for target in panel["targets"]:
@@ -164,8 +165,8 @@ def queries() -> Iterator[tuple[str, str, str]]:
 
 OF_WORKERS = {sample.name for family in worker_registry().collect() for sample in family.samples}
 # What follows a metric of worker processes, within a rate or not.
-SAME_RUN = rf"(\[\$__rate_interval\]\))? {re.escape(dashboards.SAME_RUN)}"
-QUERIES = {where: (expression, legend) for where, expression, legend in queries()}
+SAME_RUN = rf"(\[\$__rate_interval\]\))? {re.escape(queries.SAME_RUN)}"
+QUERIES = {where: (expression, legend) for where, expression, legend in asked()}
 
 
 def test_metrics_and_labels_are_read_off_an_expression() -> None:
@@ -186,8 +187,9 @@ def test_every_metric_in_a_query_is_one_that_is_exported() -> None:
 def test_every_label_in_a_query_is_one_that_its_metrics_have() -> None:
     for where in QUERIES:
         expression, legend = QUERIES[where]
-        for metric in metrics_of(expression.replace(" " + dashboards.SAME_RUN, "")):
-            assert grouped_by(expression) <= exported()[metric].keys() | TARGET, f"{where}: {metric}"
+        own = without_the_choice(expression)
+        for metric in metrics_of(own):
+            assert grouped_by(own) <= exported()[metric].keys() | TARGET, f"{where}: {metric}"
         shown = set(re.findall(r"{{\s*(\w+)\s*}}", legend))
         assert shown <= grouped_by(expression), f"{where}: a legend can only show what the query keeps"
 
@@ -205,24 +207,86 @@ def test_every_selector_asks_for_labels_and_values_that_exist() -> None:
                     assert value in labels[label], f"{metric} never has {label}={value!r}"
 
 
+# What follows the metrics of all servers of a run.
+OF_RUN = (" " + queries.OF_RUN, " " + queries.ONCE_OF_RUN)
+
+
+def without_the_choice(expression: str) -> str:
+    """An expression without what limits it to the workers and the servers of a run."""
+    for choice in (*OF_RUN, " " + queries.SAME_RUN):
+        expression = expression.replace(choice, "")
+    return expression
+
+
+def sides(expression: str) -> Iterator[tuple[str, str]]:
+    """Every metric of an expression with its matchers, and what follows it within the same parentheses."""
+    for metric in metrics_of(expression):
+        for found in re.finditer(rf"(?<![\w:]){metric}(?![\w:])(?:\{{[^}}]*\}})?", expression):
+            yield found[0], expression[found.end() :]
+
+
+def is_limited(rest: str) -> bool:
+    """Whether OF_RUN is for the metric before `rest`: beside it, or around one function of it."""
+    depth = lowest = 0
+    for token in re.findall(r"[()]|OF_RUN", rest):
+        if token == "OF_RUN":
+            return depth == lowest >= -1
+        depth += 1 if token == "(" else -1
+        lowest = min(lowest, depth)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("rest", "limited"),
+    [(" OF_RUN", True), ("[5m]) OF_RUN)", True), (" / (y > 0) OF_RUN)", True), (") - min(x OF_RUN)", False), (")", False)],
+)
+def test_what_limits_a_metric_is_read_off_an_expression(rest: str, limited: bool) -> None:
+    assert is_limited(rest) is limited
+
+
 def test_what_is_asked_is_asked_of_the_chosen_servers_and_of_their_runs_workers_alone() -> None:
-    """Workers have other addresses than their server, but the same `run`."""
+    """Workers have other addresses than their server, but the same `run`. Servers of other ranges have the same run id."""
     for where in QUERIES:
         expression = QUERIES[where][0]
-        for metric in metrics_of(expression):
-            for found in re.finditer(rf"(?<![\w:]){metric}(?![\w:])(\{{[^}}]*\}})?", expression):
-                matchers, rest = found[1] or "", expression[found.end() :]
-                if metric in OF_WORKERS or 'job="gem-worker"' in matchers:
-                    assert re.match(SAME_RUN, rest), f"{where}: {metric}"
-                elif metric == "ALERTS" and 'instance=""' in matchers:  # no server
-                    assert 'run=""' in matchers or rest.startswith(" and on (run) last_over_time(up{"), f"{where}: {metric}"
-                else:
-                    assert 'instance=~"$server"' in matchers, f"{where}: {metric}"
+        for choice in OF_RUN:
+            expression = expression.replace(choice, " OF_RUN")
+        for metric, rest in sides(expression):
+            if metric == "OF_RUN":
+                continue
+            if metric.partition("{")[0] in OF_WORKERS - {"process_resident_memory_bytes"} or 'job="gem-worker"' in metric:
+                assert re.match(SAME_RUN, rest), f"{where}: {metric}"
+            elif metric.startswith("ALERTS") and 'instance=""' in metric:  # no server
+                assert 'run=""' in metric or rest.startswith(" and on (run) last_over_time(up{"), f"{where}: {metric}"
+            elif 'instance=~"$server"' not in metric:
+                assert is_limited(rest), f"{where}: {metric}"
+
+
+def test_what_every_server_counts_again_is_asked_of_the_one_that_leads() -> None:
+    for where in QUERIES:
+        for metric, _ in sides(without_the_choice(QUERIES[where][0])):
+            if 'instance=~"$server"' in metric and not metric.startswith("up{"):
+                assert 'range=~"0|"' in metric, f"{where}: {metric}"
+
+
+def test_what_is_shown_by_range_is_empty_for_a_server_that_holds_everything() -> None:
+    for where in QUERIES:
+        if where.startswith("ranges: ") and not where.startswith("ranges: Alerts"):
+            for metric, _ in sides(without_the_choice(QUERIES[where][0])):
+                assert 'range!=""' in metric, f"{where}: {metric}"
+
+
+def test_there_is_a_line_for_each_range() -> None:
+    """Of the dashboard, every panel but the numbers."""
+    drawn = [panel for panel in BOARDS["ranges"]["panels"] if panel["type"] == "timeseries"]
+    legends = {panel["title"]: {target["legendFormat"] for target in panel["targets"]} for panel in drawn}
+    assert legends.pop("Servers that respond") == {"ranges", "respond"}
+    assert len(legends) > 10
+    assert all("range {{range}}" in legend for names in legends.values() for legend in names)
 
 
 def test_every_metric_is_shown_on_some_dashboard() -> None:
-    shown = {metric for expression, _ in QUERIES.values() for metric in metrics_of(expression)}
-    families = [*after_everything().registry.collect(), *worker_registry().collect()]
+    shown = {metric for expression, _ in QUERIES.values() for metric in metrics_of(without_the_choice(expression))}
+    families = [*after_everything().registry.collect(), *log_registry().collect(), *worker_registry().collect()]
     suffixes = ("", "_total", "_info", "_bucket", "_sum", "_count")
     missing = {family.name for family in families if not shown & {family.name + suffix for suffix in suffixes}}
     assert missing == NOT_SHOWN.keys()
@@ -235,6 +299,7 @@ def test_what_is_drawn_against_a_bound_has_a_unit_that_fits() -> None:
         names = {metric for target in panel["targets"] for metric in metrics_of(target["expr"])}
         if any(name.endswith(("_accuracy", "_ratio")) for name in names):
             assert unit == "percentunit", where
+        names -= metrics_of(queries.OF_RUN)
         if all("_bytes" in name for name in names) and unit != "percentunit":  # one divided by another
             assert unit in ("bytes", "Bps"), where
         if all("_seconds_bucket" in name for name in names):
@@ -263,7 +328,7 @@ def test_the_colours_of_memory_are_red_when_the_alert_fires() -> None:
     assert expression.endswith(f"> {steps(PANELS['server: Memory in use'])[-1][0]}")
 
 
-@pytest.mark.parametrize("name", ["training", "server"])
+@pytest.mark.parametrize("name", ["training", "server", "ranges"])
 def test_the_alerts_that_fire_come_first(name: str) -> None:
     count, listed = QUESTIONS[name]["panels"][:2]
     assert count["targets"][0]["expr"].startswith("count(ALERTS{")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from gem_server.durability.journal import Journal
 from gem_server.durability.metrics import LogMetrics
 from gem_server.durability.storage import Storage
 from gem_worker.process.metrics import WorkerMetrics
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
 from telemetry.test_metrics import after_everything
 
 TARGET = {"instance", "job", "run"}  # labels that Prometheus's configuration gives to everything that it scrapes
@@ -47,12 +48,19 @@ def exported() -> dict[str, dict[str, set[str]]]:
     watch = after_everything()
     watch.progress.rejected["SequenceGap"] += 1
     found = {name: dict(labels) for name, labels in FROM_ELSEWHERE.items()}
-    for family in (*watch.registry.collect(), *log_registry().collect(), *worker_registry().collect()):
+    ours = (*watch.registry.collect(), *log_registry().collect())
+    for family in (*ours, *worker_registry().collect()):
         for sample in family.samples:
             labels = found.setdefault(sample.name, {})
             for label, value in sample.labels.items():
                 labels.setdefault(label, set()).add(value)
+    for name in ("process_resident_memory_bytes", "process_start_time_seconds", *names_of(ours)):
+        found[name]["range"] = {"", "0", "1", "2"}  # of a server of three; tests/telemetry/test_registry.py
     return found
+
+
+def names_of(families: Iterable[Metric]) -> set[str]:
+    return {sample.name for family in families for sample in family.samples}
 
 
 def metrics_of(expression: str) -> set[str]:
