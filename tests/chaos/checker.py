@@ -3,6 +3,8 @@
 What it finds: every commit that a worker was told is applied is in the log, once, as the version that the worker was told,
 with the gradient that the worker sent; every θ that a worker ever saw is the replayed θ of that version; every checkpoint, and
 the last one above all, is the replay at its place, to the bit.
+
+If several servers hold a range of θ each, all this holds for each by itself, and `ranges.py` compares them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _MAX_PROBLEMS = 50
 
 @dataclass
 class Verdict:
-    """The result of a run, in numbers.
+    """The result of a run on one server, in numbers. If it holds a range of θ, a commit is what it gets of one, θ is its part.
 
     Attributes:
         acknowledged: Commits that a worker was told are applied.
@@ -70,7 +72,7 @@ class Verdict:
 
 @dataclass
 class Testimony:
-    """The workers' records of a run.
+    """The workers' records of what they sent to one server and got from it.
 
     Attributes:
         tries: How often each commit was tried.
@@ -100,24 +102,55 @@ class Testimony:
             self.completed.add((line["lease"], line["shard"]))
 
 
+@dataclass
+class LogContent:
+    """What one server's log tells of the run, as far as other servers' logs must agree with it.
+
+    Attributes:
+        state: The first checkpoint's state.
+        size: Number of elements of θ that the server holds.
+        applied: The version after each commit.
+        completed: Shards, as lease and shard; how often each is completed.
+        opened: Leases.
+    """
+
+    state: dict[str, Any]
+    size: int
+    applied: dict[Known, int] = field(default_factory=dict)
+    completed: Counter[tuple[str, int]] = field(default_factory=Counter)
+    opened: set[str] = field(default_factory=set)
+
+
 def check(checkpoints: Path, diaries: Iterable[Path]) -> Verdict:
     """Checks a run that ended gracefully, and of which no checkpoint and no part of the log was removed."""
-    verdict, told = Verdict(), _testimony(diaries)
+    return check_server(checkpoints, testimony((line for diary in diaries for line in lines_of(diary)), 0))[0]
+
+
+def check_server(checkpoints: Path, told: Testimony) -> tuple[Verdict, LogContent | None]:
+    """As `check`, of one server. Returns what its log tells, too, up to where it is broken; None if not even that is known."""
+    verdict, content = Verdict(), None
     verdict.acknowledged, verdict.resent = len(told.acknowledged), sum(tries > 1 for tries in told.tries.values())
     verdict.thetas_seen, verdict.shards_completed = len(told.seen), len(told.completed)
     try:
-        _Judge(verdict, told, checkpoints).hold_court()
+        judge = _Judge(verdict, told, checkpoints)
+        content = judge.content
+        judge.hold_court()
     except (BrokenLog, Contradiction, ValueError, KeyError, OSError) as error:
         verdict.object_to(f"{type(error).__name__}: {error}")
-    return verdict
+    return verdict, content
 
 
-def _testimony(diaries: Iterable[Path]) -> Testimony:
+def lines_of(diary: Path) -> list[dict[str, Any]]:
+    *lines, _ = diary.read_bytes().split(b"\n")  # the last may have been cut short with its worker
+    return [json.loads(line) for line in lines]
+
+
+def testimony(lines: Iterable[dict[str, Any]], server: int) -> Testimony:
+    """What the diaries' lines tell of the server of one range; shards are range 0's."""
     told = Testimony()
-    for diary in diaries:
-        *lines, _ = diary.read_bytes().split(b"\n")  # the last may have been cut short with its worker
-        for line in lines:
-            told.hear(json.loads(line))
+    for line in lines:
+        if line.get("range", 0) == server:
+            told.hear(line)
     return told
 
 
@@ -135,13 +168,13 @@ class _Judge:
         if any(worker.moment.any() for worker in start.workers.values()):
             raise ValueError("the first checkpoint has momentum, though nothing was committed before it")
         self._run_id, self._first = start.state["run_id"], start.number + 1
+        self.content = LogContent(start.state, start.theta.size, opened=set(start.workers))
         self._replay = Replay(start)
         self._due: dict[int, list[Path]] = {}  # checkpoints by the number of the record that they follow
         for path in paths:
             self._due.setdefault(_number(path), []).append(path)
         self._last = paths[-1]
-        self._applied: dict[Known, int] = {}
-        self._completed: Counter[tuple[str, int]] = Counter()
+        self._applied, self._completed = self.content.applied, self.content.completed
         self._wanted: dict[int, set[tuple[str, int]]] = {}
         for version, dtype, check in told.seen:
             self._wanted.setdefault(version, set()).add((dtype, check))
@@ -155,6 +188,8 @@ class _Judge:
                 self._commit(entry)
             elif entry.kind == "completed":
                 self._completed[entry.fields["lease"], entry.fields["shard"]] += 1
+            elif entry.kind == "opened":
+                self.content.opened.add(entry.fields["lease"])
             self._look(entry.number, moved=self._replay.version != before)
         self._verdict.applied = self._replay.version
         self._judge_promises()

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos.checker import Verdict, check
-from chaos.cluster import DEADLINE, Cluster
+from chaos.cluster import Cluster
+from chaos.server_process import DEADLINE
 from chaos.worker import Kind
 from live import wait_until
 
@@ -99,7 +100,7 @@ class Ballast:
 
 def stalled(cluster: Cluster) -> bool:
     """Whether the server's metric `gem_log_stalled` is 1."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.metrics_port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.lead.metrics_port}/metrics", timeout=10) as answer:
         return "\ngem_log_stalled 1.0\n" in answer.read().decode()
 
 
@@ -127,14 +128,14 @@ def _run(folder: Path, seed: int, report: DiskReport) -> None:
         wait_until(lambda: not stalled(cluster), "the metric says that all is well", DEADLINE)
         report.recovered += 1
         _fill(cluster, ballast, report)
-        cluster.kill_server()
+        cluster.lead.kill()
         ballast.drop()
-        cluster.start_server()
+        cluster.lead.start()
         cluster.wait_acknowledged(20)
         assert not stalled(cluster)
         report.recovered += 1
         cluster.finish()
-        report.verdict = check(cluster.checkpoints, cluster.diaries.paths())
+        report.verdict = check(cluster.lead.checkpoints, cluster.diaries.paths())
     finally:
         cluster.close()
     report.workers_told = sum(REFUSAL in path.read_text() for path in cluster.diaries.paths())
@@ -151,5 +152,5 @@ def _fill(cluster: Cluster, ballast: Ballast, report: DiskReport) -> None:
     wait_until(lambda: stalled(cluster), "the metric says that the log is stalled", DEADLINE)
     for path, before in told.items():
         wait_until(partial(_has_more_refusals, path, before), f"{path.name} is told", DEADLINE)
-    assert cluster.server.poll() is None, cluster.server_log.read_text()
+    cluster.lead.require_alive()
     report.stalls += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Checkpoint:
 
     Attributes:
         state: Its state.json.
-        theta: float32, shape (P,).
+        theta: float32, shape (P,); P is the number of elements that the server holds.
         workers: By lease.
         number: The log's last record before it.
     """
@@ -54,7 +55,7 @@ class Checkpoint:
         self.path = path
         self.state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
         model, kept = load_file(path / "model.safetensors"), load_file(path / "workers.safetensors")
-        self.theta = np.concatenate([model[name].ravel() for name, _ in self.state["layout"]])
+        self.theta = np.concatenate([model[name].ravel() for name in _in_order(model, self.state["layout"])])
         self.number = self.state["log"][1]
         self.workers = {
             lease["lease_id"]: Worker(
@@ -67,6 +68,16 @@ class Checkpoint:
             )
             for lease in self.state["leases"]
         }
+
+
+def _in_order(names: Iterable[str], layout: list[list[Any]]) -> list[str]:
+    """The tensors of a model in the layout's order. A server that holds a range has some of them; of one that is cut it has the
+    piece "NAME[first:last]"."""
+    order = {name: (number, 0) for number, (name, _) in enumerate(layout)}
+    for name in set(names) - order.keys():
+        whole, _, piece = name.rpartition("[")
+        order[name] = (order[whole][0], int(piece.partition(":")[0]))
+    return sorted(names, key=order.__getitem__)
 
 
 class Replay:

@@ -8,61 +8,41 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
-from chaos import disk
+from chaos import disk, ranges_run
 from chaos.checker import Verdict, check
 from chaos.cluster import Cluster
-from chaos.worker import Kind
+from chaos.faults import KINDS, Faults
 from gem_api.process.lifetime import interruptible
 
-KINDS = [
-    Kind(shared_memory=True, proxied=False),
-    Kind(shared_memory=True, overlap=True),
-    Kind(shards=True),
-    Kind(overlap=True),
-    Kind(gradient_dtype="bfloat16", theta_dtype="bfloat16"),
-    Kind(gradient_dtype="int8"),
-]
-# A server may die at any moment of its start, too: once it has printed one of these, or nothing yet.
-_MOMENTS = ("", "resumed", "checkpoint written", "serving")
+PHASES = ("one", "ranges", "disk")
 
 
 @dataclass
-class Report:
-    """The faults that a cluster had, and the results."""
+class Report(Faults):
+    """The faults that a cluster with one server had, and the results."""
 
-    seed: int
-    parameters: int
-    server_kills: int = 0
-    server_kills_while_starting: int = 0
-    worker_kills: int = 0
-    connections: dict[str, int] = field(default_factory=dict)
-    transports: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-    serving_seconds: list[float] = field(default_factory=list)
-    first_acknowledgement_seconds: list[float] = field(default_factory=list)
     verdict: Verdict = field(default_factory=Verdict)
 
+    @property
+    def good(self) -> bool:
+        return self.verdict.good
+
     def as_dict(self) -> dict[str, Any]:
-        fields = {name: value for name, value in vars(self).items() if name != "verdict"}
-        return {**fields, **self.verdict.as_dict()}
+        return {**super().as_dict(), **self.verdict.as_dict()}
 
     def text(self) -> str:
-        verdict, cuts = self.verdict, ", ".join(f"{count} {kind}" for kind, count in sorted(self.connections.items()))
+        verdict = self.verdict
         lines = {
-            "model": f"{self.parameters} parameters, {len(KINDS)} workers, seed {self.seed}, {self.seconds:.0f} s",
-            "killed with -9": f"server {self.server_kills} times, {self.server_kills_while_starting} more while it started; "
-            f"workers {self.worker_kills} times",
-            "connections": cuts,
-            "commits by transport": ", ".join(f"{count} {via}" for via, count in self.transports.items()),
+            **self.lines(),
             "commits": f"{verdict.acknowledged} acknowledged, {verdict.applied} applied, {verdict.resent} tried more than once",
             "lost": verdict.lost,
             "doubled": verdict.doubled,
@@ -70,16 +50,8 @@ class Report:
             "θ seen": f"{verdict.thetas_seen} times, {verdict.thetas_wrong} wrong",
             "checkpoints": f"{verdict.checkpoints}, {verdict.checkpoints_wrong} not equal to the replay",
             "final θ": "equal to the replay, bit for bit" if verdict.theta_equal else "NOT the replay's",
-            "start to serving": _spread(self.serving_seconds),
-            "start to first acknowledgement": _spread(self.first_acknowledgement_seconds),
         }
         return "\n".join([f"{name:32}{value}" for name, value in lines.items()] + verdict.problems)
-
-
-def _spread(seconds: list[float]) -> str:
-    if not seconds:
-        return "none"
-    return f"median {statistics.median(seconds):.1f} s, longest {max(seconds):.1f} s"
 
 
 def run(folder: Path, *, seed: int, server_kills: int, worker_kills: int, parameters: int, bytes_between_faults: int) -> Report:
@@ -92,60 +64,80 @@ def run(folder: Path, *, seed: int, server_kills: int, worker_kills: int, parame
         cluster.wait_acknowledged(10)
         for victim in victims:
             if victim == "server":
-                _kill_server(cluster, chance, report)
+                cluster.lead.kill()
+                report.server_kills += 1
+                report.restart(cluster.lead, chance)
+                report.wait_for_service(cluster, [cluster.lead])
             else:
-                cluster.kill_worker(chance.randrange(len(KINDS)), renamed=chance.random() < 0.5)
-                report.worker_kills += 1
+                report.kill_worker(cluster, chance)
             cluster.wait_acknowledged(chance.choice((0, 1, 5, 30)))
         cluster.wait_acknowledged(50)
         cluster.finish()
     finally:
         cluster.close()
-    report.connections = dict(cluster.proxy.faults + cluster.lane_proxy.faults)
-    report.transports = cluster.diaries.transports()
-    report.verdict = check(cluster.checkpoints, cluster.diaries.paths())
+    report.count_connections(cluster)
+    report.verdict = check(cluster.lead.checkpoints, cluster.diaries.paths())
     report.seconds = time.monotonic() - began
     return report
 
 
-def _kill_server(cluster: Cluster, chance: random.Random, report: Report) -> None:
-    """Kills and restarts the server. Sometimes the new one is killed too, before it serves."""
-    cluster.kill_server()
-    report.server_kills += 1
-    cluster.start_server()
-    if chance.random() < 0.2:
-        cluster.wait_server(chance.choice(_MOMENTS))
-        cluster.kill_server()
-        report.server_kills_while_starting += 1
-        cluster.start_server()
-    began = time.monotonic()
-    cluster.wait_server("serving")
-    report.serving_seconds.append(time.monotonic() - began)
-    cluster.wait_acknowledged(1)
-    report.first_acknowledgement_seconds.append(time.monotonic() - began)
+class _Result(Protocol):
+    """The report of a phase."""
+
+    @property
+    def good(self) -> bool: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+    def text(self) -> str: ...
 
 
 @click.command()
 @click.option("--server-kills", default=100, show_default=True)
 @click.option("--worker-kills", default=100, show_default=True)
+@click.option("--range-kills", default=40, show_default=True, help="Of each of two servers, and as many of their workers.")
 @click.option(
-    "--parameters", default=300_000, show_default=True, help="Size of the model; beyond 262,144 a gradient has two chunks."
+    "--parameters", default=300_000, show_default=True, help="For each server; beyond 262,144 a gradient has two chunks."
 )
 @click.option("--bytes-between-faults", default=20_000_000, show_default=True, help="Of a connection, on average.")
 @click.option("--seed", default=1, show_default=True)
+@click.option("--phase", "phases", multiple=True, type=click.Choice(PHASES), help="What to do; all by default.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/chaos"), show_default=True)
 @interruptible()
-def main(out: Path, **plan: int) -> None:
-    """Kills processes, cuts connections and fills a disk. Prints the result, and writes it to OUT/report.json."""
+def main(
+    out: Path,
+    phases: Sequence[str],
+    server_kills: int,
+    worker_kills: int,
+    range_kills: int,
+    parameters: int,
+    bytes_between_faults: int,
+    seed: int,
+) -> None:
+    """Kills processes and cuts connections, of one server and of two that hold a range of the model each, and fills a disk.
+    Prints the results, and writes them to OUT/report.json."""
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=out))
-    report = run(folder / "kills", **plan)
-    click.echo(report.text())
-    disk_full = disk.run(folder / "disk", plan["seed"])
-    click.echo(disk_full.text())
-    results = {**report.as_dict(), "disk_full": disk_full.as_dict()}
-    (out / "report.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if not (report.verdict.good and disk_full.good):
+    results: dict[str, _Result] = {}
+    for phase in phases or PHASES:
+        if phase == "one":
+            results[phase] = run(
+                folder / "kills", seed=seed, server_kills=server_kills, worker_kills=worker_kills, parameters=parameters,
+                bytes_between_faults=bytes_between_faults,
+            )  # fmt: skip
+        elif phase == "ranges":
+            results[phase] = ranges_run.run(
+                folder / "ranges", seed=seed, server_kills=range_kills, worker_kills=range_kills,
+                parameters=ranges_run.SERVERS * parameters, bytes_between_faults=bytes_between_faults, progress=click.echo,
+            )  # fmt: skip
+        else:
+            results[phase] = disk.run(folder / "disk", seed)
+        click.echo(results[phase].text())
+    names = {"ranges": "ranges", "disk": "disk_full"}
+    written = results["one"].as_dict() if "one" in results else {}
+    written |= {names[phase]: result.as_dict() for phase, result in results.items() if phase in names}
+    (out / "report.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    if not all(result.good for result in results.values()):
         click.echo(f"BROKEN: what the processes left is in {folder}")
         sys.exit(1)
     shutil.rmtree(folder)

@@ -1,11 +1,16 @@
-"""A worker of the chaos run: commits random gradients until stopped, and records everything that the server replies.
+"""A worker of the chaos run: commits random gradients until stopped, and records everything that the servers reply.
 
-Its diary has a line of JSON for each thing, in the order in which it happened, each written by one system call:
+Its diary has a line of JSON for each thing, in the order in which it happened, each written by one system call. Each server
+holds a range of θ (range 0 is all of it if there is one server) and gets a part of each commit:
 
-    try        a commit is sent: lease, sequence, base (version), gradient (CRC-32 of its float32 bytes; null where rounded)
-    ack        it is applied, says the server: lease, sequence, version, staleness; base, theta, dtype of the θ that came
-    read       a pull: version, theta (CRC-32 of its float32 bytes), dtype (that it was sent in)
-    completed  a shard is done, says the server: lease, shard
+    sending    a commit begins: lease, sequence, parts (CRC-32 of each range's part of the gradient, float32; null if rounded)
+    try        a part of it is sent: range, lease, sequence, base (version), gradient (CRC-32 as above)
+    ack        it is applied, says that server: range, lease, sequence, version, staleness; base, theta, dtype of the part of θ
+               that came; via
+    committed  all servers have said so: lease, sequence, batches (shard and number of samples of each that it covers)
+    read       a pull: range, lease, version, theta (CRC-32 of its float32 bytes), dtype (that it was sent in)
+    completed  a shard is done, says the server that leads: lease, shard
+    closed     the session has ended in order
     trouble    what the SDK logged while it tried again: what
 """
 
@@ -22,8 +27,11 @@ from typing import Any
 
 import gem_client
 import numpy as np
+from gem_client.link import Link
+from gem_client.shards import Batch
 
 SAMPLES = 6400
+_UNIT = 4096  # elements
 
 
 @dataclass(frozen=True)
@@ -73,26 +81,69 @@ class Diary(logging.Handler):
         self.note(event="trouble", what=record.getMessage())
 
 
+def bounds(parameters: int, index: int, count: int) -> tuple[int, int]:
+    """The elements [begin, end) of range `index` of `count`: ⌊P·i/N⌋, rounded down to a multiple of 4096; the last ends at P.
+
+    This is the contract's formula, written a second time, so that the check does not depend on the first."""
+    begin, end = (parameters * edge // count // _UNIT * _UNIT for edge in (index, index + 1))
+    return begin, parameters if index + 1 == count else end
+
+
+def cut(packed: Any, count: int) -> list[Any]:
+    """The parts of a packed buffer (shape (P,)), as views, in the order of the ranges."""
+    return [packed[slice(*bounds(packed.size, index, count))] for index in range(count)]
+
+
 def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
     """Makes the session record every attempt and every reply: below the SDK's retries, above the network."""
-    sender, member, connection = session._sender, session._member, session._connection
-    attempt, pull, complete = sender._try, member.pull, connection.complete_shard
+    _observe_parts(session, diary, kind)
+    _observe_commits(session, diary, kind)
 
-    def try_commit(link: Any, header: Any, packed: Any) -> Any:
-        gradient = zlib.crc32(packed) if kind.gradient_dtype != "int8" else None
-        commit = {"lease": header.lease_id, "sequence": header.sequence}
-        diary.note(event="try", **commit, base=header.base_version, gradient=gradient)
+
+def _observe_parts(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
+    """Records what goes to each server, and what it replies."""
+    sender, member = session._sender, session._member
+    attempt, pull = sender._try, member.pull
+
+    def crc_of_theta(link: Link) -> int:
+        return zlib.crc32(link.view(member.theta).tobytes())
+
+    def try_part(link: Link, header: Any, packed: Any) -> Any:
+        part = {"range": link.part.index, "lease": header.lease_id, "sequence": header.sequence}
+        diary.note(event="try", **part, base=header.base_version, gradient=_crc(packed, kind))
         result = attempt(link, header, packed)
         facts = {"version": result.version, "staleness": result.staleness, "base": result.base_version}
-        dtype = "float32" if session.shares_memory else kind.theta_dtype
-        diary.note(event="ack", via=session.transport, **commit, **facts, theta=zlib.crc32(member.theta.tobytes()), dtype=dtype)
+        dtype = "float32" if link.region is not None else kind.theta_dtype
+        diary.note(event="ack", via=link.connection.transport, **part, **facts, theta=crc_of_theta(link), dtype=dtype)
         return result
 
-    def read(link: Any) -> bool:
+    def read_part(link: Link) -> bool:
         must_initialize = pull(link)
         if not must_initialize:
-            diary.note(event="read", version=member.version, theta=zlib.crc32(member.theta.tobytes()), dtype=kind.theta_dtype)
+            seen = {"lease": member.registration.lease_id, "version": link.version, "theta": crc_of_theta(link)}
+            diary.note(event="read", range=link.part.index, **seen, dtype=kind.theta_dtype)
         return must_initialize
+
+    sender._try, member.pull = try_part, read_part  # type: ignore[method-assign]
+
+
+def _observe_commits(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
+    """Records what the session sends and what it tells its caller."""
+    sender, member, shards, connection = session._sender, session._member, session._shard_leases, session._connection
+    send, claim, complete = sender.send, shards.claim, connection.complete_shard
+    claimed: list[Batch] = []
+
+    def send_whole(packed: Any, *args: Any) -> Any:
+        commit = {"lease": member.registration.lease_id, "sequence": member.sequence + 1}
+        diary.note(event="sending", **commit, parts=[_crc(part, kind) for part in cut(packed, len(list(member.links)))])
+        result = send(packed, *args)
+        if result is not None:
+            diary.note(event="committed", **commit, batches=[[batch.shard.shard_id, batch.samples] for batch in claimed])
+        return result
+
+    def claim_batches(batches: int | None) -> list[Batch]:
+        claimed[:] = claim(batches)
+        return list(claimed)
 
     def complete_shard(lease_id: str, shard_id: int) -> bool:
         accepted = complete(lease_id, shard_id)
@@ -100,7 +151,13 @@ def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
             diary.note(event="completed", lease=lease_id, shard=shard_id)
         return accepted
 
-    sender._try, member.pull, connection.complete_shard = try_commit, read, complete_shard  # type: ignore[method-assign]
+    sender.send = send_whole  # type: ignore[method-assign, assignment]
+    shards.claim = claim_batches  # type: ignore[method-assign]
+    connection.complete_shard = complete_shard  # type: ignore[method-assign]
+
+
+def _crc(gradient: Any, kind: Kind) -> int | None:
+    return zlib.crc32(gradient) if kind.gradient_dtype != "int8" else None
 
 
 class Gradients:
@@ -158,6 +215,7 @@ def main() -> None:
         session.join({"weight": first_value(told.parameters)}, overlap=kind.overlap)
         work = commit_overlapping if kind.overlap else commit_shards if kind.shards else commit_one_by_one
         work(session, Gradients(told.parameters, told.seed), Path(told.stop))
+    diary.note(event="closed")
 
 
 if __name__ == "__main__":
