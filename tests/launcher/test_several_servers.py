@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import safetensors
 import safetensors.numpy
+from click.testing import CliRunner
 from gem_client import Admin
+from gem_client.ctl.cli import main as gem_ctl
 from gem_client.ctl.local_runs import find_runs
 from launcher.train_helpers import Launch, assert_every_sample_accounted_for, assert_ledger_complete, last_state, read_json
 
@@ -93,3 +95,18 @@ def test_ctrl_c_stops_all_servers_and_the_run_can_be_resumed(launch: Launch) -> 
     assert resumed.wait() == 0, resumed.output
     assert_every_sample_accounted_for(run, 20, "range-0")
     assert len(versions(run, 2)) == 1
+
+
+def test_a_run_of_one_server_goes_on_with_two_after_reshard(launch: Launch) -> None:
+    launcher = launch("--workers", "2", "--epochs", "3")
+    assert launcher.wait() == 0, launcher.output
+    run, alone = launcher.folder, launcher.folder / "alone"
+    (run / "checkpoints").rename(alone)
+    reshard = CliRunner().invoke(gem_ctl, ["reshard", str(alone), str(run / "checkpoints"), "--ranges", "2"])
+    assert reshard.exit_code == 0, reshard.output
+
+    resumed = launch("--resume", str(run), "--epochs", "6")
+    assert resumed.wait() == 0, resumed.output
+    assert_every_sample_accounted_for(run, 6, "range-0")
+    assert versions(run, 2) == {6 * COMMITS}
+    assert [read_json(run / "run.json")[name] for name in ("servers", "durability")] == [2, "log"]

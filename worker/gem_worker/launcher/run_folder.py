@@ -51,9 +51,8 @@ class RunFolder:
         self.admin_token = path / ADMIN_TOKEN
 
     def checkpoints_of(self, held: Range) -> Path:
-        """Where a server keeps its checkpoints: checkpoints/range-I if there are several servers, or were."""
-        part = self.checkpoints / f"{_RANGE}{held.index}"
-        return self.checkpoints if held.whole and not part.exists() else part
+        """Where a server keeps its checkpoints: `checkpoints`, or checkpoints/range-I if there are several servers."""
+        return self.checkpoints if held.whole else self.checkpoints / f"{_RANGE}{held.index}"
 
     def count_ranges(self) -> int:
         """The number of servers that the checkpoints are for; 0 if there are no checkpoints yet."""
