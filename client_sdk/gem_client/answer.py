@@ -29,7 +29,7 @@ class Answer:
     Attributes:
         theta: The central variable to compute the next gradient on: float32, shape (P,). It is the session's own buffer, which
             the next pull or commit overwrites.
-        version: Version of `theta`.
+        version: Version of `theta`. With several servers, this and the next two are those of range 0.
         staleness: τ, the number of commits that the server applied between this worker's pull and its commit (Eq. 2).
         pi_median: Median of the scaling factor π; None if the rule has no π.
         dropped: True if the gradient was not applied because the lease had ended. `theta` is fresh in this case too.

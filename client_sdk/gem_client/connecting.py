@@ -30,7 +30,8 @@ def connect(
 
     Args:
         address: The server's address, "host:port". The host is a name, an IPv4 address, or an IPv6 address in brackets
-            ("[::1]:50051"). The default port is 50051. gRPC's own forms, such as "unix:/path", work too.
+            ("[::1]:50051"). The default port is 50051. gRPC's own forms, such as "unix:/path", work too. If several servers
+            hold θ together, it is that of the server of range 0, which names the others.
         name: The worker's name, unique within the run. The default is made of the host, the process id and a random suffix.
         retry: How long to retry while the server is unreachable. The default retries for five minutes.
         timeout: Seconds without progress after which a call is cancelled and retried.

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gem_api.errors import GemError, InvalidRequest
-from gem_api.layout import Layout, Vector
-from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.layout import Vector
 from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
 from gem_api.v1 import tensors_pb2
@@ -83,15 +82,6 @@ class Link:
 
     # -- the lease
 
-    def register(
-        self, worker: str, layout: Layout, overlap: bool, choice: OptimizerChoice | None, lead: pb.LeadsAnswer
-    ) -> pb.RegisterWorkerResponse:
-        """Makes one attempt to register with a server that does not lead. A refusal begins with its address."""
-        try:
-            return self.connection.register(worker, layout, overlap, choice, lead)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"range {self.part} at {self.address}: {error}") from None
-
     def registered(self, registration: pb.RegisterWorkerResponse) -> None:
         """Takes a new lease, and renews it in the background until `leave`."""
         self.registration, self.sequence = registration, 0
@@ -124,16 +114,21 @@ class Link:
         return self._side.submit(work, self)
 
     def retry(self, retry: Retry, attempt: Callable[[], T], on_failure: Callable[[GemError, float], None]) -> T:
-        """Calls `attempt` with retries, as `Retry.call`. Ends them, and their pauses, if the link is aborted."""
-        if self.part.leads:  # in the caller's thread, which nobody aborts
+        """Calls `attempt` with retries, as `Retry.call`. Ends them, and their pauses, if the link is aborted. With several
+        servers, an error of `attempt` begins with which of them it comes from."""
+        if self.part.whole:
             return retry.call(attempt, on_failure)
 
-        def unless_aborted() -> T:
+        def attempt_here() -> T:
             if self._aborted.is_set():
                 raise InvalidRequest("the call was interrupted")
-            return attempt()
+            try:
+                return attempt()
+            except GemError as error:
+                error.args = (f"range {self.part} at {self.address}: {error}",)
+                raise
 
-        return (replace(retry, sleep=self._pause) if retry.sleep is time.sleep else retry).call(unless_aborted, on_failure)
+        return (replace(retry, sleep=self._pause) if retry.sleep is time.sleep else retry).call(attempt_here, on_failure)
 
     def successor(self) -> Link:
         """A link to the same server, under the same lease, with a new connection and a new thread. Then `abort` this one."""
@@ -163,4 +158,5 @@ class Link:
         self.connection.close()
 
     def _pause(self, seconds: float) -> None:
+        """`time.sleep`, which `abort` ends."""
         self._aborted.wait(seconds)

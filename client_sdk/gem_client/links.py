@@ -74,7 +74,8 @@ class Links:
         self._interrupted = True
         try:
             tasks = [peer.begin(work) for peer in self.peers]
-            first = _outcome(work, self.lead)
+            first: Future[T] = Future()
+            _run(first, work, self.lead)
             errors = [error for task in (first, *tasks) if (error := task.exception()) is not None]
         except BaseException:
             self.settle()
@@ -147,14 +148,14 @@ class Links:
         return "+".join(dict.fromkeys(link.connection.transport for link in self))
 
 
-def _outcome(work: Callable[[Link], T], link: Link) -> Future[T]:
-    """Calls `work` and keeps its result or its GemError."""
-    outcome: Future[T] = Future()
+def _run(future: Future[T], work: Callable[[Link], T], link: Link) -> None:
+    """Calls `work` and sets the result, or the GemError."""
     try:
-        outcome.set_result(work(link))
+        future.set_result(work(link))
     except GemError as error:
-        outcome.set_exception(error)
-    return outcome
+        future.set_exception(error)
+    finally:
+        del future  # the error holds this frame
 
 
 def _rank(error: BaseException) -> int:

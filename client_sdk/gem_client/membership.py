@@ -288,8 +288,10 @@ class Membership:
 
     def _register_with(self, peer: Link, answer: pb.LeadsAnswer) -> None:
         """Registers with a server that does not lead, under the lease that the lead gave."""
-        registration = self._retry.call(
-            lambda: peer.register(self._name, self.known_layout, self.overlap, self.choice, answer), self.report
+        registration = peer.retry(
+            self._retry,
+            lambda: peer.connection.register(self._name, self.known_layout, self.overlap, self.choice, answer),
+            self.report,
         )
         peer.registered(registration)
         peer.require_part(registration.layout)

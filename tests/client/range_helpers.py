@@ -48,7 +48,7 @@ class Ranges:
         memory: bool = False,
         **changes: Any,
     ) -> None:
-        self._base = config(settings, **({"durability": "log"} if count > 1 else {}), **changes)
+        self._base = config(settings, durability="log" if count > 1 else "snapshot", **changes)
         self._folder, self._memory = folder, memory
         reach = reach or (lambda _, live: live.address)
         peers: list[Live] = []

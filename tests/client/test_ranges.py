@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from client.conftest import Transport
 from client.range_helpers import GRADIENT, SHAPES, SIZE, large_model, ranges, train
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NotInitialized, connect
+from gem_client.torch import Optimizer
 from live import DEADLINE
 from region_client import linux_only
 from session_helpers import PLAIN, ended, in_background, outcomes, transports, version, workers
+from torch import nn
 
 SETTINGS = {
     "gem": Hyperparameters(rule="gem"),
@@ -212,3 +217,68 @@ def test_closing_does_not_wait_long_for_servers_that_are_gone(tmp_path: Path) ->
         session.commit(GRADIENT)
         run.stop()
         in_background(session.close).result(DEADLINE)
+
+
+LEFT_OPEN = """
+import sys, gem_client, numpy
+session = gem_client.connect(sys.argv[1], shared_memory=False)
+session.join({"w": numpy.ones(9000, numpy.float32)}, overlap=True)
+print("joined", flush=True)
+sys.stdin.readline()
+session.begin_commit(numpy.ones(9000, numpy.float32))
+print("the end", flush=True)
+"""
+
+
+def test_a_session_that_nobody_closed_does_not_keep_its_process_alive(tmp_path: Path) -> None:
+    """The servers have gone, and the commit under way is tried again for 300 seconds."""
+    pipe = subprocess.PIPE
+    with ranges(tmp_path, 2) as run:
+        command = [sys.executable, "-c", LEFT_OPEN, run.address]
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "joined\n"
+                run.stop()
+                assert process.communicate("go on\n", timeout=DEADLINE)[0] == "the end\n"
+                assert process.returncode == 0
+            finally:
+                process.kill()
+
+
+# -- PyTorch
+
+LOOPS = {
+    "weight decay": (Hyperparameters(rule="gem", weight_decay=0.01), False),
+    "overlap": (Hyperparameters(rule="gem"), True),
+    "local steps": (Hyperparameters(rule="downpour", local_steps=3, local_momentum=0.5, weight_decay=0.01), False),
+    "local steps of gem": (Hyperparameters(rule="gem", local_steps=2), False),
+}
+
+
+def optimized(folder: Path, count: int, settings: Hyperparameters, overlap: bool, memory: bool) -> Any:
+    """θ on the servers, and the parameters, after a run of one worker."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, 150), nn.Tanh(), nn.Linear(150, 30))
+    inputs = torch.linspace(-1, 1, 480).view(8, 60)
+    with ranges(folder / str(count), count, settings, memory=memory) as run, connect(run.address) as session:
+        optimizer = Optimizer(model.named_parameters(), session, overlap=overlap)
+        assert session.shares_memory == memory
+        for _ in range(6):
+            optimizer.zero_grad()
+            (model(inputs) ** 2).mean().backward()
+            optimizer.step()
+        optimizer.finish()
+        parameters = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        np.testing.assert_array_equal(parameters.numpy(), run.theta)
+        return run.theta
+
+
+@pytest.mark.parametrize("memory", [False, pytest.param(True, marks=linux_only)], ids=["tcp", "memory"])
+@pytest.mark.parametrize(("settings", "overlap"), LOOPS.values(), ids=LOOPS)
+def test_an_optimizer_trains_the_same_to_the_bit(
+    settings: Hyperparameters, overlap: bool, memory: bool, tmp_path: Path
+) -> None:
+    one, two, three = (optimized(tmp_path, count, settings, overlap, memory) for count in (1, 2, 3))
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(one, three)

@@ -219,7 +219,7 @@ def test_a_part_that_is_rejected_uses_up_the_number_and_the_next_commit_works(tr
         with pytest.raises(NonFiniteGradient):
             session.commit(poisoned(SECOND))
         assert run.each(version) == [2, 1]
-        assert session.base == (2, 1, (1,))
+        assert session.base == (2, 1, (1,))  # of the θ that range 0 has sent, and the one that range 1 had
         np.testing.assert_array_equal(session.theta, run.theta)
         answer = session.commit(GRADIENT)
         assert (answer.version, answer.staleness, answer.dropped, session.generation) == (3, 0, False, 1)
@@ -442,12 +442,16 @@ def test_a_session_that_is_left_by_ctrl_c_leaves_every_range(tmp_path: Path) -> 
         assert run.each(ended) == [{"left": 1}] * 2
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_an_interrupted_read_does_not_end_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
         session.join(large_model())
         session.commit(GRADIENT)
         with monkeypatch.context() as interrupting:
-            interrupting.setattr("gem_client.links._outcome", lambda work, link: (_ for _ in ()).throw(KeyboardInterrupt))
+            interrupting.setattr("gem_client.links._run", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 session.read()
         np.testing.assert_array_equal(session.read(), run.theta)
