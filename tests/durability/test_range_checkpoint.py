@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +36,8 @@ def ranges(tmp_path: Path) -> Iterator[Ranges]:
 
 
 class Committing:
-    """Workers that commit to all ranges all the time, each commit to all at once. Element k of each range counts worker k's."""
+    """Workers that commit to all ranges all the time. Element k of each range counts worker k's commits. A commit reaches one
+    range a little later than the other, as on a network."""
 
     def __init__(self, ranges: Ranges) -> None:
         self.crew = [ranges.started(NAMES[0]), *(ranges.joined(name) for name in NAMES[1:])]
@@ -53,10 +56,12 @@ class Committing:
             thread.join(DEADLINE)
 
     def _run(self, number: int) -> None:
+        late = random.Random(number)
         while not self._stop.is_set():
             parts = [threading.Thread(target=_count, args=(worker, number)) for worker in self.crew[number]]
-            for part in parts:
+            for part in sorted(parts, key=lambda part: late.random()):
                 part.start()
+                time.sleep(late.uniform(0, 0.02))
             for part in parts:
                 part.join()
             self.commits[number] += 1
