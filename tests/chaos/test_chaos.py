@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chaos import disk, run
+from chaos import disk, ranges_run, run
+from chaos.faults import KINDS
 
 
 def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(tmp_path: Path) -> None:
@@ -16,6 +17,20 @@ def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(tmp_path: Pat
     assert report.verdict.resent > 0
     assert report.transports.keys() == {"memory", "tcp", "grpc"}
     assert report.verdict.acknowledged <= report.verdict.applied
+
+
+def test_with_two_ranges_nothing_acknowledged_is_lost_or_doubled_in_either(tmp_path: Path) -> None:
+    report = ranges_run.run(
+        tmp_path / "run", seed=1, server_kills=2, worker_kills=2, suspensions=0, parameters=20_000,
+        bytes_between_faults=500_000, kinds=KINDS[:4],
+    )  # fmt: skip
+    assert report.verdict.good, report.text()
+    assert (report.kills_by_range, report.worker_kills) == ([2, 2], 2)
+    assert report.connections.get("cut", 0) > 0
+    assert report.transports.keys() >= {"memory", "tcp"}
+    assert 0 < report.verdict.committed <= report.verdict.whole
+    assert sum(report.verdict.torn.values()) == sum(report.verdict.torn_by_range) <= report.worker_kills
+    assert report.verdict.shards_completed > 0
 
 
 @pytest.mark.slow

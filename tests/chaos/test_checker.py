@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import gem_client
 import numpy as np
 import pytest
 from chaos.checker import Verdict, check
+from chaos.planting import is_commit, last_commit, lines_in, records_of, rewrite, tell
 from chaos.worker import Diary, Gradients, observe
 from chaos.worker import Kind as Worker
-from gem_server.core.records import Kind, Record
-from gem_server.durability.segment import Segment, SegmentWriter, name, serials
-from gem_server.durability.storage import Storage
+from gem_server.core.records import Record
+from gem_server.durability.segment import name
 from live import config, serving
 from safetensors.numpy import load_file, save_file
 
@@ -40,25 +39,16 @@ class Left:
         return check(self.checkpoints, self.diaries)
 
     def records(self) -> list[Record]:
-        segments = [Segment(self.log / name(serial)) for serial in serials(self.log)]
-        return [entry.record for segment in segments for entry in segment.entries()]
+        return records_of(self.log)
 
     def rewrite(self, records: list[Record]) -> None:
-        """Puts these in the place of the log: whole, as if they were what happened."""
-        run_id = Segment(self.log / name(1)).run_id
-        for serial in serials(self.log):
-            (self.log / name(serial)).unlink()
-        writer = SegmentWriter(Storage(), self.log, 1, 1, 7, run_id)
-        writer.write(list(enumerate(records, 1)), 0)
-        writer.close()
+        rewrite(self.log, records)
 
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.diaries[0].read_text().splitlines()]
+        return lines_in(self.diaries[0])
 
     def tell(self, line: dict[str, Any]) -> None:
-        """Has a worker say something more."""
-        with self.diaries[0].open("a") as diary:
-            diary.write(json.dumps(line) + "\n")
+        tell(self.diaries[0], line)
 
     def last_answer(self) -> dict[str, Any]:
         return next(line for line in reversed(self.lines()) if line["event"] == "ack")
@@ -90,14 +80,6 @@ def left(tmp_path: Path) -> Left:
             session.close()
     staying.close()
     return left
-
-
-def is_commit(record: Record) -> bool:
-    return record.kind is Kind.COMMITTED
-
-
-def last_commit(records: list[Record]) -> int:
-    return max(at for at, record in enumerate(records) if is_commit(record))
 
 
 def test_an_honest_run_is_found_good(left: Left) -> None:
