@@ -339,10 +339,10 @@ def test_a_page_names_objects_that_exist(page: Path) -> None:
     names = {each["metadata"]["name"] for each in objects()}
     stateful = found(objects(), "StatefulSet")
     (claim,) = (each["metadata"]["name"] for each in stateful["spec"]["volumeClaimTemplates"])
-    pod = f"{stateful['metadata']['name']}-0"
+    pods = [f"{stateful['metadata']['name']}-{index}" for index in range(2)]  # the second with `server.ranges`
     quoted = set(re.findall(r"[\w-]*demo-gem[\w-]*", page.read_text(encoding="utf-8")))
     workers = {name for name in quoted if re.fullmatch(r"demo-gem-worker-(HASH|[0-9a-f]{8}-\d)", name)}
-    assert quoted - workers <= names | {pod, f"{claim}-{pod}"}
+    assert quoted - workers <= names | {*pods, f"{claim}-{pods[0]}"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
