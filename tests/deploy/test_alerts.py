@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "prometheus"
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
 
+OF_A_RUN = {"job", "run", "run_id"}  # what the servers of one run have in common
+OF_NO_SERVER = {"GemServerAbsent", "GemRangeMissing"}  # their servers have no labels
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
 
@@ -89,12 +91,21 @@ def test_every_label_that_is_grouped_or_matched_by_exists(where: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_no_expression_loses_the_instance_and_the_run(name: str) -> None:
-    """So that one Prometheus can watch several servers."""
+def test_no_expression_loses_the_instance_the_range_and_the_run(name: str) -> None:
+    """So that one Prometheus can watch several servers, of one run or of several."""
     for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", ALERTS[name]["expr"]):
-        assert {label.strip() for label in labels.split(",")} >= TARGET
+        kept = {label.strip() for label in labels.split(",")}
+        assert kept >= TARGET | {"range"} or kept == OF_A_RUN
     assert not re.search(r"\b(without|ignoring)\b", ALERTS[name]["expr"])
-    assert "instance" in ALERTS[name]["annotations"]["summary"] or "absent" in ALERTS[name]["expr"]
+    assert "instance" in ALERTS[name]["annotations"]["summary"] or name in OF_NO_SERVER
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_about_one_range_names_it_and_one_about_the_run_is_asked_of_range_0(name: str) -> None:
+    rule = ALERTS[name]
+    names_it = "$labels.range" in rule["annotations"]["summary"] or "range!=''" in rule["annotations"]["description"]
+    expression = rule["expr"] + "".join(RECORDED.get(metric, "") for metric in metrics_of(rule["expr"]))
+    assert names_it or 'range=~"0|"' in expression or name in OF_NO_SERVER
 
 
 @pytest.mark.parametrize("name", ALERTS)
