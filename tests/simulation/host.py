@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -165,8 +164,9 @@ class Host:
             kept = [lease.worker for lease in server.core.leases.live.values() if lease.before_change is not None]
             require(not kept, f"a checkpoint is over, and still keeps buffers of {kept}")
 
-    def expire(self) -> None:
-        self.now += self.random.uniform(0, 20)
+    def expire(self, most: float = 20) -> None:
+        """Time passes, at most so many seconds; the server ends the leases whose time is up."""
+        self.now += self.random.uniform(0, most)
         self.server.core.expire(self.now)
         self._note()
         self.truth.consistent(self.server.core)
@@ -229,12 +229,10 @@ class Host:
             recovered.core.change(replace(recovered.core.settings, learning_rate=self.random.choice([0.01, 0.05, 0.2])))
         if not logged:
             return Server(recovered.core, logged=False)
-        server = Server(recovered.core, journal=self._new_journal(recovered.core.run_id, recovered.number))
-        with closing(recovery.capture(server.core, server.journal)) as captured:
-            captured.copy_theta()
-            recovery.save(self.disk.root, captured, 2, self.disk)
-        recovery.begin_life(server.core)
-        return server
+        self.server = Server(recovered.core, journal=self._new_journal(recovered.core.run_id, recovered.number))
+        self.checkpointer().write_now()
+        recovery.begin_life(recovered.core)
+        return self.server
 
     def _damage_a_checkpoint(self) -> None:
         """Damages the newest checkpoint, if an older one and the log since can replace it."""

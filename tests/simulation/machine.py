@@ -94,6 +94,7 @@ class Machine(Host):
         self._answer(request, version, lambda: self.truth.tells(version))
 
     def _serve_shard(self, request: Request, lease: str, holding: tuple[int, ...]) -> None:
+        self.server.core.renew(lease, self.now)
         self._require_based()
         shard = self.server.core.lease_shard(lease, SAMPLES, self.now, holding)
         if isinstance(shard, NoShard):
