@@ -37,7 +37,7 @@ from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect
-from gem_client.ctl import text
+from gem_client.ctl import ranges, text
 from gem_client.ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_client.ctl.picture import SORTS
 from gem_client.ctl.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, plan
@@ -98,16 +98,17 @@ class Target:
             return address
         return f"127.0.0.1:{DEFAULT_PORT}"
 
-    def credentials(self) -> dict[str, Any]:
-        """Arguments for `Admin` and `connect`. Warns if the token would be sent unencrypted."""
-        server = self.server  # if it is a local run's, so is the token
+    def credentials(self, address: str | None = None) -> dict[str, Any]:
+        """Arguments for `Admin` and `connect`, for the server or this address. Warns if the token would go unencrypted."""
+        server = address or self.server  # if it is a local run's, so is the token
         given = credentials(self.options)
         if Security(**given).exposes_token(server):
             click.echo(f"gem-ctl: the token is sent to {server} UNENCRYPTED: use --tls-ca", err=True)
         return given
 
-    def admin(self) -> Admin:
-        return Admin(self.server, self.timeout, **self.credentials())
+    def admin(self, address: str | None = None) -> Admin:
+        """Opens a connection to the server, or to that of another range at this address."""
+        return Admin(address or self.server, self.timeout, **self.credentials(address))
 
 
 class _TypedErrors(WithHeadings, click.Group):
@@ -184,10 +185,18 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
 )
 @click.pass_obj
 def status(target: Target, as_json: bool) -> None:
-    """Shows the state of the run: version, workers, staleness, π, shards, memory."""
-    with target.admin() as admin:
+    """Shows the state of the run: version, workers, staleness, π, shards, memory.
+
+    If several servers hold a range of the model each, ask the server of range 0: it shows them all.
+    """
+    with target.admin() as admin, ranges.Peers(target.admin) as peers:
         run = admin.status()
-    click.echo(json.dumps(as_dict(run), indent=2, allow_nan=False) if as_json else text.status(run))
+        others = peers.look(run, target.timeout + 1)
+    if as_json:
+        several = {"ranges": ranges.as_json(others)} if others else {}
+        click.echo(json.dumps(as_dict(run) | several, indent=2, allow_nan=False))
+    else:
+        click.echo(text.status(run, ranges.lines(target.server, run, others)))
 
 
 @main.command(short_help="Shows the run live, until Ctrl-C.")
@@ -208,7 +217,7 @@ def top(target: Target, every: float, count: int, sort: str) -> None:
 
     If standard output is not a terminal, it prints plain text, one update after the other.
     """
-    show(target.admin(), target.server, every, count, sort)
+    show(target.admin(), ranges.Peers(target.admin), target.server, every, count, sort)
 
 
 @main.command("plan", short_help="Predicts memory, network traffic and speed of a run.")

@@ -16,11 +16,13 @@ from rich.styled import Styled
 from rich.text import Text
 
 from gem_client.ctl import text
+from gem_client.ctl.ranges import RangeState, cells, with_lead
 from gem_client.ctl.watch import Watch, known
 
 SORTS = ("name", "commits", "rate", "staleness", "loss")
 _STATES = {"waiting": "bold yellow", "training": "bold green", "complete": "bold cyan", "draining": "bold yellow"}
 _COLUMNS = {"commits": 8, "commits/s": 10, "staleness": 10, "median π": 9, "loss": 10, "shards": 7, "via": 7, "lease": 7}
+_RANGE_COLUMNS = {"version": 10, "queue": 7, "memory": 24, "state": 12}
 _NAME = 16  # names may take this width, or less if all are shorter; if there is no room, columns are left out
 _OFF = "bold red"
 
@@ -50,10 +52,11 @@ class Picture:
     def _run(self, status: pb.GetStatusResponse, width: int, height: int | None) -> list[Text]:
         title, progress = [self._title(status, width), _settings(status)], [_progress(status, width)]
         figures = self._figures(status, width)
-        least = len(title + progress + figures) + 1
-        gap = [_line()] if height and height >= least + 3 + len(status.workers) else []
+        ranges = self._ranges(status, width, height and height - len(title + progress + figures) - 3)
+        least = len(title + progress + figures + ranges) + 1
+        gap = [_line()] if height and height >= least + (4 if ranges else 3) + len(status.workers) else []
         table = self._table(status, width, height and max(1, height - least))
-        return title + gap + progress + gap + figures + gap + table
+        return title + gap + progress + gap + figures + gap + ranges + (gap if ranges else []) + table
 
     def _title(self, status: pb.GetStatusResponse, width: int) -> Text:
         state = text.state(status)
@@ -62,12 +65,29 @@ class Picture:
         server = f"{self._server}, version {printable(status.server_version)}"
         return title.append(server.rjust(width - title.cell_len), "dim")
 
+    def _ranges(self, status: pb.GetStatusResponse, width: int, room: int | None) -> list[Text]:
+        """A line for each range, in at most `room` lines; which one it is if this server does not lead. Empty if it holds
+        everything."""
+        states = with_lead(self._server, status, self._watch.ranges)
+        if not states:
+            return [_line((f"range {text.place(status)}", "bold yellow"))] if status.range_count > 1 else []
+        wrong = sum(bool(state.trouble) for state in states)
+        if room is not None and room < 4:
+            return [_line((_marked(f"{wrong} of {len(states)} ranges in trouble", bool(wrong)), _OFF if wrong else "dim"))]
+        fit = len(states) if room is None or len(states) < room else room - 2
+        if fit < len(states):
+            states.sort(key=lambda state: (not state.trouble, state.index))
+        server = max(6, width - sum(_RANGE_COLUMNS.values()) - 6)
+        title = "range " + "server".ljust(server) + "".join(f"{column:>{size}}" for column, size in _RANGE_COLUMNS.items())
+        lines = [_line((title.ljust(width), "bold underline")), *(_range_row(state, server, width) for state in states[:fit])]
+        hidden = len(states) - fit
+        return [*lines, _line((f"… and {hidden} more ranges", "dim"))] if hidden else lines
+
     def _figures(self, status: pb.GetStatusResponse, width: int) -> list[Text]:
         """Two values per line if there is room; then those that need a line of their own."""
         columns = 2 if width >= 76 else 1
         room = width // columns
         watch, workers, loss = self._watch, len(status.workers), known(status, "training_loss")
-        full = bool(status.memory_limit_bytes) and status.memory_bytes > 0.9 * status.memory_limit_bytes
         pairs = [
             self._figure("version", str(status.version), room),
             self._figure("samples/s", text.rate(watch.samples.value), room),
@@ -77,7 +97,7 @@ class Picture:
             self._figure("median π", text.optional(status, "pi_median", ".3f"), room),
             self._figure("queue", str(status.queue_length), room),
             self._figure("commits", f"{status.commits['rejected']} rejected, {status.commits['repeated']} repeated", room),
-            self._figure("memory", text.memory(status), room, off=full),
+            self._figure("memory", text.memory(status), room, off=is_full(status)),
             self._figure("checkpoint", text.checkpoint(status), room),
         ]
         return [
@@ -179,6 +199,28 @@ def _row(name: str, names: int, cells: dict[str, tuple[str, bool]], columns: dic
         value, off = cells[column]
         row.append(f"{_marked(value, off):>{size}}", _OFF if off else "")
     return row
+
+
+def _range_row(state: RangeState, server: int, width: int) -> Text:
+    """A range's line; for one with trouble, what is wrong in place of its figures."""
+    own = cells(state)
+    address = own["server"] if cell_len(own["server"]) <= server - 1 else set_cell_size(own["server"], server - 2) + "…"
+    row = _line(f"{own['range']:<6}{address}")
+    row.pad_right(max(0, 6 + server - row.cell_len))
+    if state.trouble:
+        row.append(" " + _marked(own["state"], True), _OFF)
+        row.truncate(width, overflow="ellipsis")
+        return row
+    full = state.status is not None and is_full(state.status)
+    for column, size in _RANGE_COLUMNS.items():
+        off = column == "memory" and full
+        row.append(f"{_marked(own[column], off):>{size}}", _OFF if off else "")
+    return row
+
+
+def is_full(status: pb.GetStatusResponse) -> bool:
+    """Whether a server is close to its memory limit."""
+    return bool(status.memory_limit_bytes) and status.memory_bytes > 0.9 * status.memory_limit_bytes
 
 
 def _settings(status: pb.GetStatusResponse) -> Text:

@@ -19,9 +19,10 @@ _WORKER_ROW = "{:<32} {:>8} {:>9} {:>9} {:>8} {:>6} {:>8} {:>6} {:>7}"
 _WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "shards", "rejected", "via", "lease")
 
 
-def status(run: pb.GetStatusResponse) -> str:
-    """Formats a whole status for people."""
+def status(run: pb.GetStatusResponse, ranges: Sequence[str] = ()) -> str:
+    """Formats a whole status for people. `ranges` are lines about all ranges, if several servers hold the model."""
     lines = [f"{label:<11} {value}" for label, value in _overview(run)]
+    lines += ["", *ranges] if ranges else []
     if run.workers:
         lines += ["", _WORKER_ROW.format(*_WORKER_COLUMNS), *map(_worker, run.workers)]
     return "\n".join(map(printable, lines))
@@ -37,6 +38,7 @@ def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
         ("run", f"{run.run_id}, {state(run)}, up {duration(run.uptime_seconds)}"),
         ("rule", f"{settings.rule}, {rate}"),
         *special(settings).items(),
+        *([("range", place(run))] if run.range_count > 1 else []),
         ("version", f"{run.version} ({counts(run.commits)})"),
         ("model", f"{run.parameter_count} parameters, memory {memory(run)}"),
         ("staleness", f"{run.staleness:.1f}"),
@@ -49,6 +51,12 @@ def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
         ("commits via", transports(run)),
         ("leases", f"{len(run.workers)} live; ended: {counts(run.leases_ended) or 'none'}"),
     ]
+
+
+def place(run: pb.GetStatusResponse) -> str:
+    """Which range of the model a server of several holds."""
+    where = "this server leads" if run.range_index == 0 else "ask the server of range 0 for the whole run"
+    return f"{run.range_index} of {run.range_count}: {where}"
 
 
 def _worker(worker: pb.WorkerStatus) -> str:

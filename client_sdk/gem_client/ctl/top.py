@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count as naturals
 from typing import TypeVar
 
@@ -16,13 +17,17 @@ from rich.live import Live
 
 from gem_client import Admin, GemError
 from gem_client.ctl.picture import Picture, plain
+from gem_client.ctl.ranges import Peers
 from gem_client.ctl.watch import Watch
 
 T = TypeVar("T")
+_PATIENCE = 0.5  # seconds to wait for the other ranges; their last known state is shown after that
 
 
-def show(admin: Admin, server: str, every: float, count: int, sort: str) -> None:
-    """Shows the run of the server behind `admin` until SIGINT or SIGTERM, or until `count` updates were shown (0: no limit).
+def show(admin: Admin, peers: Peers, server: str, every: float, count: int, sort: str) -> None:
+    """Shows the run of the server behind `admin`, and its peers, until SIGINT or SIGTERM.
+
+    It also ends after `count` updates (0: no limit).
 
     Raises:
         GemError: The server did not respond for the last of `count` updates.
@@ -32,11 +37,13 @@ def show(admin: Admin, server: str, every: float, count: int, sort: str) -> None
     with ExitStack() as stack:
         stack.enter_context(interrupts)
         stack.enter_context(admin)
+        stack.enter_context(peers)
         draw = _canvas(stack)
         stack.enter_context(suppress(KeyboardInterrupt))
         for shown in naturals(1):
             try:
-                watch.saw(interrupts.wait(admin.status), time.monotonic())
+                status = interrupts.wait(admin.status)
+                watch.saw(status, time.monotonic(), interrupts.wait(partial(peers.look, status, _PATIENCE)))
             except GemError as error:
                 watch.missed(error)
             draw(picture)

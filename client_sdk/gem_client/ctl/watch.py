@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from gem_api.errors import GemError
 from gem_api.v1 import training_pb2 as pb
+
+from gem_client.ctl.ranges import RangeState
 
 _WINDOW = 5.0  # seconds that a rate is taken over, so that a slow run's does not jump between 0 and 1
 _REMEMBERED = 200  # points of a history
@@ -38,6 +41,7 @@ class Watch:
 
     Attributes:
         status: The last status received, None before the first.
+        ranges: The servers of the other ranges, when the last status was received.
         error: Why the last request failed; None if it succeeded.
         answered: When the last status was received; at first, when the watch began.
         commits, samples, workers: Rates; the workers' commits by name.
@@ -47,6 +51,7 @@ class Watch:
 
     def __init__(self, now: float) -> None:
         self.status: pb.GetStatusResponse | None = None
+        self.ranges: Sequence[RangeState] = ()
         self.error: GemError | None = None
         self.answered = now
         self.workers: dict[str, Rate]
@@ -54,15 +59,15 @@ class Watch:
         self._start_histories()
         self._start_rates()
 
-    def saw(self, status: pb.GetStatusResponse, now: float) -> None:
-        """Records a status received."""
+    def saw(self, status: pb.GetStatusResponse, now: float, ranges: Sequence[RangeState] = ()) -> None:
+        """Records a status received, and the states of the other ranges' servers."""
         before = self.status or status
         if status.run_id != before.run_id:
             self._start_histories()
             self._start_rates()
         elif status.version < before.version or status.uptime_seconds < before.uptime_seconds:
             self._start_rates()  # another process serves the run, from a checkpoint: its counters start elsewhere
-        self.status, self.error, self.answered = status, None, now
+        self.status, self.ranges, self.error, self.answered = status, ranges, None, now
         self.commits.saw(status.version, now)
         self.samples.saw(status.shards.samples_committed, now)
         self.workers = {worker.name: self.workers.get(worker.name, Rate()) for worker in status.workers}

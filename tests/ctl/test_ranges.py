@@ -1,0 +1,195 @@
+"""gem-ctl with several servers: a line for each range, and what is said if one is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from client.range_helpers import GRADIENT, SHAPES, SIZE, Ranges, large_model, ranges
+from ctl.test_ctl import as_json, ctl, names_of, on
+from ctl.test_top_picture import crew, drawn, status, watched, worker
+from gem_api.v1 import training_pb2 as pb
+from gem_client import Session, connect
+from gem_client.ctl.ranges import Peers, RangeState, lines
+from gem_client.ctl.watch import Watch
+from live import config, serving
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Iterator[Ranges]:
+    with ranges(tmp_path, 3) as run:
+        yield run
+
+
+@pytest.fixture
+def session(several: Ranges) -> Iterator[Session]:
+    """A worker that has made a commit."""
+    with connect(several.address, name="alice") as one:
+        one.join(large_model())
+        one.commit(GRADIENT, loss=1.25)
+        yield one
+
+
+def ranges_of(text: str) -> list[list[str]]:
+    """The words of each line of the table of ranges."""
+    after = text[text.index("\nrange  server") :].splitlines()[2:]
+    return [line.split() for line in after if re.match(r"\d+ +\S+:", line)]
+
+
+# -- status
+
+
+def test_status_of_the_lead_has_a_line_for_each_range_and_their_sum(several: Ranges, session: Session) -> None:
+    text = ctl("--server", several.address, "status").stdout
+    assert "\nrange       0 of 3: this server leads\n" in text
+    table = ranges_of(text)
+    assert [row[:3] for row in table] == [[str(index), live.address, "1"] for index, live in enumerate(several.lives)]
+    assert sum(int(row[3]) for row in table) == SIZE
+    assert [row[-1] for row in table] == ["training"] * 3
+    assert f"\nall    {SIZE} parameters, memory " in text
+    assert re.search(r"^alice +1 ", text, re.MULTILINE)
+
+
+def test_status_of_another_range_says_which_it_is_and_whom_to_ask(several: Ranges, session: Session) -> None:
+    text = on(several.lives[1], "status").stdout
+    assert "\nrange       1 of 3: ask the server of range 0 for the whole run\n" in text
+    assert "range  server" not in text
+
+
+def test_status_says_which_range_is_out_of_reach_and_shows_the_others(several: Ranges, session: Session) -> None:
+    several.lives[2].stop()
+    result = ctl("--server", several.address, "--timeout", "2", "status")
+    assert result.exit_code == 0
+    table = ranges_of(result.stdout)
+    assert [row[2] for row in table] == ["1", "1", "–"]
+    assert re.search(r"^2 .* unreachable: no server at ", result.stdout, re.MULTILINE)
+    assert "without 1 that did not respond" in result.stdout
+
+
+def test_a_server_of_another_range_or_run_is_not_taken_for_a_peer(several: Ranges, session: Session, tmp_path: Path) -> None:
+    lead = pb.GetStatusResponse(run_id="other", range_count=3, peers=[several.lives[2].address, several.lives[2].address])
+    with serving(config()) as alone, Peers(lambda address: _admin(address)) as peers:
+        lead.peers.append(alone.address)
+        first, second, third = peers.look(lead, 10.0)
+    assert first.trouble == "holds range 2/3, not 1/3"
+    assert second.trouble.startswith("serves another run: ")
+    assert third.trouble == "holds range 0/1, not 3/3"
+
+
+def test_before_the_first_worker_the_ranges_wait_for_it(several: Ranges) -> None:
+    table = ranges_of(ctl("--server", several.address, "status").stdout)
+    assert [(row[2], row[-1]) for row in table] == [("0", "waiting")] * 3
+
+
+def test_json_status_of_the_lead_has_the_statuses_of_the_others(several: Ranges, session: Session) -> None:
+    several.lives[2].stop()
+    run = as_json(ctl("--server", several.address, "--timeout", "2", "status", "--json"))
+    assert run.keys() == names_of(pb.GetStatusResponse) | {"ranges"}
+    one, two = run["ranges"]
+    assert (one["index"], one["address"], one["trouble"]) == (1, several.lives[1].address, "")
+    assert one["status"].keys() == names_of(pb.GetStatusResponse)
+    assert (one["status"]["range_index"], one["status"]["version"]) == (1, 1)
+    assert (two["index"], two["status"]) == (2, None)
+    assert two["trouble"].startswith("unreachable: ")
+
+
+def test_a_peer_that_does_not_respond_in_time_keeps_its_last_state() -> None:
+    lead = pb.GetStatusResponse(run_id="r", range_count=2, peers=["127.0.0.1:1"])
+    with Peers(lambda address: _admin(address)) as peers:
+        (state,) = peers.look(lead, 0.0)
+        assert (state.status, state.trouble) in [(None, "no response yet"), (None, state.trouble)]
+        (state,) = peers.look(lead, 10.0)
+    assert state.trouble.startswith("unreachable: ")
+
+
+def _admin(address: str):  # type: ignore[no-untyped-def]
+    from gem_client import Admin
+
+    return Admin(address, 5.0)
+
+
+# -- pull
+
+
+def test_pull_saves_the_whole_model(several: Ranges, session: Session, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    result = ctl("--server", several.address, "pull", str(out))
+    assert result.exit_code == 0, result.output
+    tensors = safetensors.numpy.load_file(out)
+    assert {name: tensor.shape for name, tensor in tensors.items()} == SHAPES
+    packed = np.concatenate([tensors[name].ravel() for name in SHAPES])
+    assert f"{SIZE} parameters" in result.stdout
+    np.testing.assert_array_equal(packed, several.theta)
+
+
+# -- top
+
+
+def test_top_shows_the_ranges(several: Ranges, session: Session) -> None:
+    text = ctl("--server", several.address, "top", "--count", "1").stdout
+    (begin,) = (number for number, line in enumerate(text.splitlines()) if line.startswith("range server"))
+    shown = [line.split() for line in text.splitlines()[begin + 1 : begin + 4]]
+    assert [row[:3] for row in shown] == [[str(index), live.address, "1"] for index, live in enumerate(several.lives)]
+
+
+RUN = status(range_count=3, workers=crew(2), peers=["h:1", "h:2"])
+
+
+def seen(*states: RangeState, run: pb.GetStatusResponse = RUN) -> Watch:
+    watch = Watch(0.0)
+    watch.saw(run, 1.0, states)
+    return watch
+
+
+def peer(index: int, trouble: str = "", **fields: object) -> RangeState:
+    return RangeState(
+        index, f"host-{index}:50051", None if trouble else status(range_count=3, range_index=index, **fields), trouble
+    )
+
+
+def test_the_picture_has_a_line_for_each_range_before_the_workers() -> None:
+    picture = drawn(seen(peer(1, version=99, queue_length=7), peer(2, "unreachable: no server")), width=100)
+    begin = next(number for number, line in enumerate(picture) if line.startswith("range server"))
+    assert [line.split()[:2] for line in picture[begin + 1 : begin + 4]] == [
+        ["0", "host:1"],
+        ["1", "host-1:50051"],
+        ["2", "host-2:50051"],
+    ]
+    assert re.search(r" 99 +7 ", picture[begin + 2])
+    assert "! unreachable: no server" in picture[begin + 3]
+    assert picture[begin + 4].startswith("worker") or not picture[begin + 4]
+
+
+def test_a_range_that_is_nearly_full_is_marked() -> None:
+    picture = drawn(seen(peer(1, memory_bytes=95, memory_limit_bytes=100), peer(2)), width=100)
+    assert "! 95 B of 100 B" in "\n".join(picture)
+
+
+@pytest.mark.parametrize("height", [14, 20, 24, 40])
+@pytest.mark.parametrize("width", [76, 80, 120])
+def test_many_ranges_leave_room_for_the_workers_and_trouble_comes_first(width: int, height: int) -> None:
+    states = [peer(index, "unreachable: gone" if index == 29 else "") for index in range(1, 30)]
+    picture = drawn(seen(*states), width=width, height=height)
+    assert len(picture) <= height
+    assert all(len(line) <= width for line in picture)
+    assert any(line.startswith("worker") for line in picture)
+    if height == 14:
+        assert "! 1 of 30 ranges in trouble" in picture
+        return
+    begin = next(number for number, line in enumerate(picture) if line.startswith("range server"))
+    assert picture[begin + 1].startswith("29")
+    assert any(line.startswith("… and ") and "more ranges" in line for line in picture)
+
+
+def test_the_picture_of_another_range_says_whom_to_ask() -> None:
+    picture = drawn(watched(status(range_index=1, range_count=3, workers=[worker("ann")])))
+    assert "range 1 of 3: ask the server of range 0 for the whole run" in picture
+
+
+def test_a_server_that_holds_everything_has_no_table_of_ranges() -> None:
+    assert "range" not in "\n".join(drawn(watched(status(workers=crew(2), range_count=1))))
+    assert lines("h:1", status(range_count=1), []) == []
