@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from certificates import Authority
 from client.conftest import Transport
 from client.range_helpers import GRADIENT, SHAPES, SIZE, large_model, ranges, train
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NotInitialized, connect
 from gem_client.torch import Optimizer
+from gem_server.security.tls import TlsFiles
 from live import DEADLINE
 from region_client import linux_only
 from session_helpers import PLAIN, ended, in_background, outcomes, transports, version, workers
+from tokens import ALICE, LINES, write_tokens
 from torch import nn
 
 SETTINGS = {
@@ -197,6 +200,19 @@ def test_a_reader_of_a_server_that_does_not_lead_is_told(tmp_path: Path) -> None
             astray.read()
         with pytest.raises(InvalidRequest, match="connect to the server of range 0"):
             astray.join(large_model())
+
+
+def test_the_token_and_the_authority_count_for_every_range(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own, tokens = authority.issue("server"), write_tokens(tmp_path / "tokens", *LINES)
+    encrypted = {"tls": TlsFiles(own.cert, own.key), "tokens": tokens}
+    with ranges(tmp_path, 2, PLAIN, **encrypted) as run:
+        with connect(run.address, name="alice", token=ALICE, tls_ca=authority.cert) as session:
+            session.join(large_model())
+            session.commit(GRADIENT)
+            assert session.transport == "tls"
+            np.testing.assert_array_equal(session.theta, run.theta)
+        assert run.each(ended) == [{"left": 1}] * 2
 
 
 # -- leaving
