@@ -80,7 +80,7 @@ class FakePrometheus:
     ) -> None:
         """A run that was seen from `begin` on, by its settings."""
         labels = {"__name__": "gem_run_info", "job": "gem-server", "instance": instance, "run_id": run_id, **SETTINGS, **more}
-        self.holds("gem_run_info", labels, ["1"] * (seconds // 5 + 1), begin)
+        self.holds(r"^last_over_time\(gem_run_info", labels, ["1"] * (seconds // 5 + 1), begin)
 
     def queries(self, what: str = "query_range") -> list[str]:
         return [arguments["query"] for kind, arguments in self.asked if kind == what]

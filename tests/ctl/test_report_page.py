@@ -87,7 +87,7 @@ def test_a_tile_without_a_number_is_left_out(fake: FakePrometheus, number: str) 
 
 
 def test_a_panel_without_data_is_left_out_and_so_is_a_section_without_panels(fake: FakePrometheus) -> None:
-    fake.holds("gem_commit_queue_length", {}, [1] * 121)
+    fake.holds(r"gem_commit_queue_length\b(?!{)", {}, [1] * 121)
     shown = report(fake)
     assert shown.of("h3") == ["Queue"]
     assert shown.of("h2") == ["Settings", "Server"]
@@ -102,7 +102,7 @@ def test_a_panel_that_never_has_a_number_is_left_out(fake: FakePrometheus) -> No
 
 def test_a_rule_without_pi_has_no_section_about_it(fake: FakePrometheus) -> None:
     for bound, count in {"1.0": 1, "+Inf": 2}.items():
-        fake.holds("gem_(commit_staleness|training|sent)_", {"le": bound}, [count] * 121)
+        fake.holds("gem_(commit_staleness|training|commits_received)_", {"le": bound}, [count] * 121)
     assert report(fake).of("h2") == ["Settings", "Training", "Staleness", "Server"]
 
 
@@ -117,6 +117,28 @@ def test_the_alerts_that_fired_are_listed_but_for_those_of_other_servers(fake: F
         fake.holds("ALERTS", {"alertname": name, "alertstate": "firing", **labels}, [1] * 13, begin=BEGIN + 60)
     shown = report(fake)
     assert shown.of("li") == ["GemMine, from minute 1.0 to 2.0", "GemNobodys, from minute 1.0 to 2.0"]
+
+
+SEVERAL = replace(RUN, ranges={0: "server:9464", 1: "b:1"})
+
+
+def test_a_report_names_the_servers_of_all_ranges(fake: FakePrometheus) -> None:
+    subtitle = report(fake, SEVERAL).of("p")[0]
+    assert subtitle.endswith(", servers server:9464 (range 0), b:1 (range 1)")
+    assert report(fake).of("p")[0].endswith(", server server:9464")
+
+
+def test_the_alerts_of_all_ranges_are_listed_with_the_range(fake: FakePrometheus) -> None:
+    for name, labels in {"GemMine": {"instance": "b:1", "range": "1"}, "GemOther": {"instance": "c:1", "range": "1"}}.items():
+        fake.holds("ALERTS", {"alertname": name, "alertstate": "firing", **labels}, [1] * 13, begin=BEGIN + 60)
+    fake.holds("ALERTS", {"alertname": "GemOfAnother", "alertstate": "firing", "run_id": "two"}, [1] * 13, begin=BEGIN + 60)
+    assert report(fake, SEVERAL).of("li") == ["GemMine (range 1), from minute 1.0 to 2.0"]
+
+
+def test_the_models_size_is_that_of_all_ranges_together(fake: FakePrometheus) -> None:
+    report(fake, SEVERAL)
+    (query,) = [query for query in fake.queries("query") if "gem_parameters" in query]
+    assert re.fullmatch(r'sum\(last_over_time\(gem_parameters{instance="b:1"}\[600s\]\) or .*="server:9464".*\)', query)
 
 
 def test_the_alerts_of_another_run_without_a_server_are_not_listed(fake: FakePrometheus) -> None:

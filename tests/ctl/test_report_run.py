@@ -111,3 +111,30 @@ def test_however_far_one_looks_back_prometheus_gives_that_many_points(fake: Fake
         points = (float(arguments["end"]) - float(arguments["start"])) / float(arguments["step"])
         assert points <= 10_999
         assert float(arguments["step"]) >= 1
+
+
+def test_a_run_of_several_servers_is_that_of_range_0(fake: FakePrometheus) -> None:
+    for number, instance in enumerate(["lead:1", "peer:1", "other:1"]):
+        fake.has_run("one", instance, BEGIN + 60 * number, 600, range=str(number))
+    run = found(fake)
+    assert (run.run_id, run.instance, run.settings) == ("one", "lead:1", SETTINGS)
+    assert run.ranges == {0: "lead:1", 1: "peer:1", 2: "other:1"}
+    assert run.servers == {"lead:1", "peer:1", "other:1"}
+
+
+def test_a_range_that_has_moved_is_where_it_is_now(fake: FakePrometheus) -> None:
+    fake.has_run("one", "lead:1", range="0")
+    fake.has_run("one", "new:1", BEGIN + 300, 300, range="1")
+    fake.has_run("one", "old:1", BEGIN, 300, range="1")
+    assert found(fake).ranges == {0: "lead:1", 1: "new:1"}
+
+
+def test_a_run_whose_lead_is_not_scraped_is_that_of_another_range(fake: FakePrometheus) -> None:
+    fake.has_run("one", "peer:1", range="1")
+    assert (found(fake).instance, found(fake).ranges) == ("peer:1", {1: "peer:1"})
+
+
+@pytest.mark.parametrize("odd", ["", "x", "-1", "²", "99999999"])
+def test_a_range_that_is_no_number_is_none(fake: FakePrometheus, odd: str) -> None:
+    fake.has_run("one", "lead:1", range=odd)
+    assert found(fake).ranges == {}

@@ -19,6 +19,7 @@ from gem_client.ctl.text import duration
 _POINTS = 400  # of a curve
 _MAX_POINTS = 10_000  # that Prometheus gives for one query, with a margin
 _TARGET = ("job", "instance")  # labels that Prometheus gives every target
+_RANGE = "range"  # the label of a server of several
 _TAIL = 30.0  # seconds shown after the last commit
 
 
@@ -28,12 +29,13 @@ class Run:
 
     Attributes:
         run_id: The run's id.
-        instance: The server's `instance` label.
+        instance: The `instance` label of the server; of several, of that of range 0.
         settings: The run's hyper-parameters, as text.
         begin: When Prometheus first saw it, Unix seconds.
         end: Shortly after its last commit, Unix seconds.
         target: The labels that Prometheus's configuration gives the server: `run`, and in Kubernetes its namespace, pod and
             more. They are not the run's own.
+        ranges: The `instance` of each range's server, if several hold a range each; else empty.
     """
 
     run_id: str
@@ -42,6 +44,12 @@ class Run:
     begin: float
     end: float
     target: dict[str, str] = field(default_factory=dict)
+    ranges: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def servers(self) -> set[str]:
+        """The `instance` labels of all servers of the run."""
+        return {self.instance, *self.ranges.values()}
 
 
 def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float) -> Run:
@@ -51,14 +59,23 @@ def find_run(prometheus: Prometheus, run_id: str | None, last: float, now: float
     wanted = [one for one in seen if run_id in (None, one.labels["run_id"])]
     if not wanted:
         raise PrometheusError(_not_found(run_id, {one.labels["run_id"] for one in seen}, last))
-    newest = max(wanted, key=lambda one: (one.times[-1], one.times[0]))
+    leads = [one for one in wanted if one.labels.get(_RANGE, "0") == "0"]
+    newest = max(leads or wanted, key=lambda one: (one.times[-1], one.times[0]))
     labels = dict(newest.labels)
     run, instance = labels.pop("run_id"), labels.pop("instance", "")
     same = [one for one in wanted if one.labels["run_id"] == run and one.labels.get("instance", "") == instance]
     first, final = _first_and_last(prometheus, run, instance, min(one.times[0] for one in same) - step, newest.times[-1])
     ended = _last_commit(prometheus, instance, first, final)
     target = _target(prometheus, instance, first, final)
-    return Run(run, instance, _own(labels, target), first, min(final, ended + _TAIL), target)
+    settings = {name: value for name, value in _own(labels, target).items() if name != _RANGE}
+    return Run(run, instance, settings, first, min(final, ended + _TAIL), target, _ranges(wanted, run))
+
+
+def _ranges(seen: list[Series], run: str) -> dict[int, str]:
+    """The `instance` of each range's server, the newest one if a range has moved; empty if one server holds everything."""
+    ours = sorted((one for one in seen if one.labels["run_id"] == run), key=lambda one: float(one.times[-1]))
+    numbered = [(one.labels.get(_RANGE, ""), one.labels.get("instance", "")) for one in ours]
+    return {int(number): instance for number, instance in numbered if re.fullmatch("[0-9]{1,4}", number)}
 
 
 def _target(prometheus: Prometheus, instance: str, begin: float, end: float) -> dict[str, str]:
@@ -120,7 +137,7 @@ def page(prometheus: Prometheus, run: Run, now: float) -> str:
     window = max(4 * scrape, step)
     content = Content(
         run.run_id,
-        f"{clock(run.begin)} to {clock(run.end)} UTC, {duration(run.end - run.begin)}, server {run.instance}",
+        f"{clock(run.begin)} to {clock(run.end)} UTC, {duration(run.end - run.begin)}, {_servers(run)}",
         _tiles(prometheus, run, step, window),
         run.settings,
         [_section(prometheus, board, run, step, window) for board in DASHBOARDS],
@@ -133,6 +150,12 @@ def page(prometheus: Prometheus, run: Run, now: float) -> str:
     return build(content)
 
 
+def _servers(run: Run) -> str:
+    if not run.ranges:
+        return f"server {run.instance}"
+    return "servers " + ", ".join(f"{instance} (range {number})" for number, instance in sorted(run.ranges.items()))
+
+
 def _over(metric: str, run: Run) -> str:
     """All samples of a metric of the run's server during the run, in PromQL."""
     return f"{_of(metric, run.instance)}[{max(1, round(run.end - run.begin))}s]"
@@ -141,7 +164,7 @@ def _over(metric: str, run: Run) -> str:
 def _versions(prometheus: Prometheus, run: Run) -> dict[str, str]:
     """The versions of the server's software; empty if the server does not report them."""
     series = prometheus.values(f"last_over_time({_over('gem_build_info', run)})", run.end)
-    labels = {name: value for one in series for name, value in _own(one.labels, run.target).items()}
+    labels = {name: value for one in series for name, value in _own(one.labels, run.target).items() if name != _RANGE}
     if "version" in labels:
         labels["gem-ps"] = labels.pop("version")
     return labels
@@ -182,10 +205,12 @@ def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> list
     def mean(metric: str) -> str:
         return f"sum(increase({over(metric + '_sum')})) / sum(increase({over(metric + '_count')}))"
 
+    each = sorted(run.servers)  # every server holds its own parameters
+    parameters = " or ".join(f"last_over_time({_of('gem_parameters', one)}[{whole}])" for one in each)
     applied = _of("gem_commits_total", run.instance, outcome="applied")
     rates = f"sum(rate({applied}[{max(1, round(window))}s]))[{whole}:{max(1, round(step))}s]"
     figures = (
-        ("parameters", f"max(last_over_time({over('gem_parameters')}))", "{:,.0f}"),
+        ("parameters", f"sum({parameters})", "{:,.0f}"),
         ("accuracy", f"max(last_over_time({over('gem_evaluation_accuracy')}))", "{:.2%}"),
         ("training loss", f"max(last_over_time({over('gem_training_loss')}))", "{:.4f}"),
         ("commits", f"max(max_over_time({over('gem_central_version')}))", "{:,.0f}"),
@@ -199,18 +224,22 @@ def _tiles(prometheus: Prometheus, run: Run, step: float, window: float) -> list
 
 
 def _alerts(prometheus: Prometheus, run: Run, step: float) -> list[str]:
-    """The alerts that fired during the run, for this server, or for no server of this run or of any."""
+    """The alerts that fired during the run, for one of its servers, or for no server of this run or of any."""
     fired = prometheus.range('ALERTS{alertstate="firing", alertname=~"Gem.*"}', run.begin, run.end, step)
-    mine = [one for one in fired if one.labels.get("instance", run.instance) == run.instance and _may_be_of(run, one.labels)]
+    mine = [one for one in fired if one.labels.get("instance", run.instance) in run.servers and _may_be_of(run, one.labels)]
     return [
-        f"{one.labels['alertname']}, from minute {(one.times[0] - run.begin) / 60:.1f} "
-        f"to {(one.times[-1] - run.begin) / 60:.1f}"
+        f"{_named(one.labels)}, from minute {(one.times[0] - run.begin) / 60:.1f} to {(one.times[-1] - run.begin) / 60:.1f}"
         for one in mine
     ]
 
 
+def _named(labels: dict[str, str]) -> str:
+    """An alert's name, and the range that it is about."""
+    return labels["alertname"] + (f" (range {labels[_RANGE]})" if labels.get(_RANGE) else "")
+
+
 def _may_be_of(run: Run, labels: dict[str, str]) -> bool:
-    return labels.get("run", "") in ("", run.target.get("run", ""))
+    return labels.get("run", "") in ("", run.target.get("run", "")) and labels.get("run_id", run.run_id) == run.run_id
 
 
 def _section(prometheus: Prometheus, board: Dashboard, run: Run, step: float, window: float) -> Section:
