@@ -92,12 +92,12 @@ def test_clients_connect_to_the_lead_alone(release: list[Object]) -> None:
     assert headless["publishNotReadyAddresses"] is True, "workers find a server as soon as it listens"
 
 
-def test_each_server_has_a_disk_and_all_start_together(release: list[Object]) -> None:
+def test_each_server_has_a_disk_and_all_are_replaced_together(release: list[Object]) -> None:
     spec = found(release, "StatefulSet")["spec"]
     assert spec["replicas"] == SERVERS
     assert [each["metadata"]["name"] for each in spec["volumeClaimTemplates"]] == ["checkpoints"]
     assert spec["podManagementPolicy"] == "Parallel"
-    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": SERVERS}}
+    assert spec["updateStrategy"] == {"type": "OnDelete"}, "one after the other would have some with other hyper-parameters"
     assert environment(container(release))["GEM_DURABILITY"] == "log"
 
 
@@ -120,6 +120,9 @@ def test_the_notes_name_the_pod_that_leads() -> None:
     notes = rendered(values_of("ranges"))["NOTES.txt"]
     assert set(re.findall(r"(?:pod|statefulset)/(\S+)", notes)) == {"demo-gem-server-0"}
     assert "3 servers, of which the first leads" in notes
+    (selector,) = re.findall(r"delete pod --selector (\S+)", notes)
+    labels = found(objects(values_of("ranges")), "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert dict(pair.split("=") for pair in selector.split(",")).items() <= labels.items()
     assert "servers" not in rendered()["NOTES.txt"]
 
 
