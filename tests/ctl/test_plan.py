@@ -11,9 +11,22 @@ from core_helpers import make_core, start
 from gem_api.framing import chunk_frames, empty
 from gem_api.hyperparameters import OPTIMIZERS, RULES, Hyperparameters
 from gem_api.layout import Layout
+from gem_api.ranges import Range
 from gem_api.region import create_region
-from gem_client.ctl.cli import Count, main
-from gem_client.ctl.plan import PROCESS_BYTES, PROXIES, SHARED_OPTIMIZER_RULES, Costs, Setup, plan
+from gem_client.ctl.amounts import Bytes, Count
+from gem_client.ctl.cli import main
+from gem_client.ctl.plan import (
+    ONE_SERVER_PROXIES,
+    ONE_SERVER_RULES,
+    PROCESS_BYTES,
+    PROXIES,
+    SHARED_OPTIMIZER_RULES,
+    Costs,
+    Setup,
+    plan,
+    server_seconds,
+    servers_needed,
+)
 
 P = 5_000
 LAYOUT = Layout.of({"w": (P,)})
@@ -116,3 +129,109 @@ def test_a_shared_optimizer_under_a_rule_that_takes_none_is_refused_as_by_the_se
     told = CliRunner().invoke(main, ["plan", "--parameters", "1M", "--optimizer", "adamw", "--rule", "dcasgd"])
     assert told.exit_code == 2
     assert f"works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}" in " ".join(told.output.split())
+
+
+# -- several servers
+
+LARGE = Setup(parameters=110_000_000, workers=100, compute_seconds=0.5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_memory_of_a_server_of_several_is_what_its_core_holds(count: int) -> None:
+    parameters = 4096 * 6  # ranges of equal size
+    core = make_core(Hyperparameters(), part=Range(0, count), logged=True)
+    layout = Layout.of({"w": (parameters,)})
+    lead = core.register("ann", layout, 0.0)
+    planned = plan(Setup(parameters=parameters, workers=1, compute_seconds=0.1, servers=count))
+    assert planned.worker_bytes == core.leases.get(lead.lease_id).nbytes
+    assert planned.server_bytes - PROCESS_BYTES == (3 + 1) * 4 * parameters // count
+
+
+def test_servers_share_the_time_of_a_commit_but_for_its_fixed_part_and_the_workers_own_network() -> None:
+    one, four = plan(LARGE, COSTS), plan(replace(LARGE, servers=4), COSTS)
+    fixed = COSTS.by_network
+    assert four.server_seconds - fixed == pytest.approx((one.server_seconds - fixed) / 4)
+    round_trip = fixed + COSTS.parameter * LARGE.parameters / 4 + COSTS.byte * one.commit_bytes
+    assert four.full_at == pytest.approx((0.5 + round_trip) / four.server_seconds)
+    assert four.commits_per_second == pytest.approx(1 / four.server_seconds)
+    assert (four.commit_bytes, four.worker_bytes) == (one.commit_bytes, one.worker_bytes / 4)
+
+
+def test_one_worker_gains_no_more_than_the_servers_part_of_its_time() -> None:
+    alone = replace(LARGE, workers=1)
+    one, many = plan(alone, COSTS), plan(replace(alone, servers=1000), COSTS)
+    assert one.commits_per_second < many.commits_per_second
+    assert many.commits_per_second < 1 / (0.5 + COSTS.by_network + COSTS.byte * one.commit_bytes)
+
+
+def test_the_servers_that_are_needed_have_room_and_one_less_has_not() -> None:
+    count = servers_needed(LARGE, 32 << 30)
+    assert count == 4
+    assert plan(replace(LARGE, servers=4)).server_bytes <= 32 << 30 < plan(replace(LARGE, servers=3)).server_bytes
+    assert servers_needed(LARGE, 1 << 40) == 1
+    assert servers_needed(LARGE, PROCESS_BYTES) is None
+    assert servers_needed(SETUP, PROCESS_BYTES + 1000) is None, "5,000 parameters are too few for two servers"
+
+
+def run_plan(*options: str) -> str:
+    return " ".join(CliRunner().invoke(main, ["plan", "--parameters", "110M", "--workers", "100", *options]).output.split())
+
+
+def test_the_command_says_what_each_of_several_servers_needs() -> None:
+    told = run_plan("--servers", "4", "--server-memory", "32G")
+    assert "servers 4, on a machine each server memory 30.96 GiB on each, of which 314.7 MiB per worker" in told
+    assert "839.2 MiB per commit, 209.8 MiB of them at each" in told
+    assert told.endswith("needs at least 4 servers of 32 GiB")
+    assert "needs at least 1 server of 128 GiB" in run_plan("--server-memory", "128G")
+    assert "needs more than 100 MiB on each server" in run_plan("--server-memory", "100M")
+
+
+def test_one_server_is_planned_as_before() -> None:
+    assert run_plan("--servers", "1") == run_plan()
+    assert "on each" not in run_plan()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--shared-memory"], "--shared-memory does not reach"),
+        (["--rule", "fedbuff"], "--rule fedbuff needs one server"),
+        (["--proxy", "yellowfin"], "--proxy yellowfin needs one server"),
+        (["--parameters", "5000"], "5000 parameters are too few for 2 servers"),
+    ],
+)
+def test_what_several_servers_can_not_do_is_refused_as_by_the_server(options: list[str], why: str) -> None:
+    assert why in run_plan("--servers", "2", *options)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rules_that_need_one_server_are_those_that_the_server_refuses(rule: str) -> None:
+    assert refused(Hyperparameters(rule=rule)) == (rule in ONE_SERVER_RULES)
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+def test_the_proxies_that_need_one_server_are_those_that_the_server_refuses(proxy: str) -> None:
+    assert refused(Hyperparameters(rule_options=f"proxy={proxy}")) == (proxy in ONE_SERVER_PROXIES)
+
+
+def refused(settings: Hyperparameters) -> bool:
+    try:
+        make_core(settings, part=Range(0, 2))
+    except ValueError:
+        return True
+    return False
+
+
+def test_the_time_of_a_server_is_shared_memorys_too() -> None:
+    near = replace(SETUP, shared_memory=True, servers=2)
+    assert server_seconds(near, COSTS) == pytest.approx(COSTS.by_reference + COSTS.parameter * P / 2)
+
+
+@pytest.mark.parametrize(("size", "nbytes"), [("32G", 32 << 30), ("512m", 512 << 20), ("1.5GiB", 3 << 29), ("4096", 4096)])
+def test_sizes_of_memory_are_written_as_for_the_server(size: str, nbytes: int) -> None:
+    assert Bytes().convert(size, None, None) == nbytes
+
+
+@pytest.mark.parametrize("size", ["0", "-1G", "x", "", "1e3", "9999999T"])
+def test_a_size_of_memory_that_is_none_is_refused(size: str) -> None:
+    assert "is not a size of memory" in run_plan("--server-memory", size)

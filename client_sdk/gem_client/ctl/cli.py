@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ from typing import Any
 import click
 from gem_api import __version__
 from gem_api.hyperparameters import OPTIMIZERS, RULES
-from gem_api.layout import MAX_PARAMETERS
 from gem_api.process.addresses import DEFAULT_PORT
 from gem_api.process.extras import install
 from gem_api.process.lifetime import interruptible
@@ -33,14 +31,16 @@ from gem_api.process.options import (
     option,
 )
 from gem_api.process.printable import printable
+from gem_api.ranges import MAX_RANGES
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect
 from gem_client.ctl import ranges, text
+from gem_client.ctl.amounts import Bytes, Count
 from gem_client.ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_client.ctl.picture import SORTS
-from gem_client.ctl.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, plan
+from gem_client.ctl.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, one_server_only, plan, servers_needed
 from gem_client.ctl.top import Interrupts, show
 from gem_client.ctl.track.follow import Follower
 from gem_client.ctl.track.tracker import TRACKERS, TrackerError, open_tracker
@@ -48,22 +48,6 @@ from gem_client.transport.security import Security
 
 _PLUGINS = "gem_ctl.commands"
 _PROMETHEUS = "http://127.0.0.1:9090"
-
-
-_POWERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-
-
-class Count(click.ParamType[int]):
-    """A number with an optional suffix k, M, B (or G) or T: powers of 1,000, in upper or lower case."""
-
-    name = "count"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBGT]?)", str(value).strip().upper())
-        count = float(match[1]) * _POWERS[match[2]] if match else 0.0
-        if not 1 <= count <= MAX_PARAMETERS:
-            self.fail(f"{value!r} is not a number of parameters from 1 to 1T; write 156450, 124M or 1B", param, ctx)
-        return int(count)
 
 
 @dataclass(frozen=True)
@@ -235,17 +219,25 @@ def top(target: Target, every: float, count: int, sort: str) -> None:
     "--gradient-dtype", type=click.Choice(list(GRADIENT_FORMATS)), default="float32", help="Format of gradients on the network."
 )
 @option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Format of θ on the network.")
-def plan_run(**options: Any) -> None:
+@option("--servers", type=click.IntRange(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
+@option("--server-memory", type=Bytes(), help="Memory of each server, such as 32G, to see how many servers are needed.")
+def plan_run(server_memory: int | None, **options: Any) -> None:
     """Predicts what a run needs: the server's memory, the network traffic, and how many workers one server can serve.
 
-    The prediction is based on measurements on two cores that server and workers share. More cores do better.
+    The prediction is based on measurements on two cores that server and workers share. More cores do better. With several
+    servers, each is assumed to have a machine of its own.
     """
     shared = options["optimizer"] not in ("sgd", "worker")
     if shared and options["rule"] not in SHARED_OPTIMIZER_RULES:
         raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}")
     if shared and options["local_steps"] > 1:
         raise click.UsageError("a shared optimizer takes gradients: for --local-steps above 1 use --optimizer sgd or worker")
-    click.echo(text.plan(plan(Setup(**options))))
+    setup = Setup(**options)
+    if (setup.servers > 1 or server_memory) and (why := one_server_only(setup)):
+        raise click.UsageError(why)
+    click.echo(text.plan(plan(setup)))
+    if server_memory:
+        click.echo(text.servers_needed(servers_needed(setup, server_memory), server_memory))
 
 
 @main.command(short_help="Saves the model as a safetensors file.")

@@ -5,13 +5,22 @@
     a worker's cycle                   its local steps' compute time and a round trip; the longer of the two if they overlap
     workers that fill the server       cycle / t
 
+With N servers, on a machine each, every one holds P/N parameters and receives a part of each commit, all at the same time:
+
+    seconds of a server per commit     t = fixed + (pass·P + wire·bytes) / N
+    a round trip                       fixed + pass·P / N + wire·bytes: the worker sends and receives all parts itself
+    memory of a server                 process + what one server would hold for model and workers, / N
+
+With one server, the round trip is t.
+
 The constants are fitted to `python -m benchmarks.peers`, which prints its measurements beside what this predicts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gem_api.ranges import MAX_RANGES, UNIT
 from gem_api.region import region_bytes
 from gem_api.wire import gradient_format, theta_format
 
@@ -58,6 +67,8 @@ PROXIES = {
 }
 
 
+# What several servers refuse: ranges would decide differently, or need the whole gradient.
+ONE_SERVER_RULES, ONE_SERVER_PROXIES = ("fedbuff", "ringmaster"), ("yellowfin",)
 # With another optimizer than SGD: its state for the run, and a snapshot for each worker.
 SHARED_OPTIMIZER_RULES = ("gem", "downpour", "adaptive")
 OPTIMIZER_ARRAYS = {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1, "worker": 0}
@@ -103,6 +114,7 @@ class Setup:
         shared_memory: Whether the workers are on the server's machine and share memory with it.
         overlap: Whether they compute while a commit is under way.
         gradient_dtype, theta_dtype: Formats on the network.
+        servers: N, the number of servers that hold a range of the parameters each.
     """
 
     parameters: int
@@ -117,22 +129,26 @@ class Setup:
     overlap: bool = False
     gradient_dtype: str = "float32"
     theta_dtype: str = "float32"
+    servers: int = 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The prediction for a setup.
+    """The prediction for a setup. What is said of the server holds for each of several.
 
     Attributes:
+        servers: Number of servers.
         worker_bytes: Server memory per worker.
         server_bytes: Server memory in total.
-        commit_bytes: Bytes on the network per commit, both ways.
+        commit_bytes: Bytes on the network per commit, both ways, of all servers together.
         server_seconds: The server's time per commit.
         commits_per_second: Commits of all workers together.
-        bytes_per_second: Bytes on the network, of all workers together.
+        bytes_per_second: Bytes on the network, of all workers and servers together.
         full_at: Number of workers that keep the server busy all the time.
         load: Fraction of the time that the server is busy, 0 to 1.
     """
+
+    servers: int
 
     worker_bytes: int
     server_bytes: int
@@ -146,20 +162,18 @@ class Plan:
 
 def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     """Predicts what the setup needs. Raises InvalidRequest for an unknown format."""
-    size = setup.parameters
-    arrays = _rule_memory(setup)
-    copied = not setup.shared_memory or not arrays.by_reference or setup.durability == "log"
-    worker_bytes = size * FLOAT_BYTES * (arrays.each + copied + setup.overlap)
-    worker_bytes += region_bytes(size) if setup.shared_memory else 0
-    central_bytes = size * FLOAT_BYTES * (1 + arrays.shared + arrays.temporaries)
+    size = -(-setup.parameters // setup.servers)
+    worker_bytes = _worker_bytes(setup, size)
     commit_bytes = 0 if setup.shared_memory else _wire_bytes(setup)
     seconds = server_seconds(setup, costs)
+    round_trip = seconds + (0 if setup.servers == 1 else costs.byte * commit_bytes * (1 - 1 / setup.servers))
     compute = setup.local_steps * setup.compute_seconds
-    alone = max(compute, seconds) if setup.overlap else compute + seconds
+    alone = max(compute, round_trip) if setup.overlap else compute + round_trip
     rate = min(setup.workers / alone, 1 / seconds)
     return Plan(
+        servers=setup.servers,
         worker_bytes=worker_bytes,
-        server_bytes=PROCESS_BYTES + central_bytes + setup.workers * worker_bytes,
+        server_bytes=PROCESS_BYTES + _central_bytes(setup, size) + setup.workers * worker_bytes,
         commit_bytes=commit_bytes,
         server_seconds=seconds,
         commits_per_second=rate,
@@ -169,14 +183,47 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     )
 
 
+def one_server_only(setup: Setup) -> str:
+    """Why several servers can't hold the model; empty if they can."""
+    if setup.shared_memory:
+        return "several servers are planned on a machine each, where --shared-memory does not reach"
+    if setup.rule in ONE_SERVER_RULES:
+        return f"--rule {setup.rule} needs one server: it decides about a commit as a whole"
+    if setup.rule == "gem" and setup.proxy in ONE_SERVER_PROXIES:
+        return f"--proxy {setup.proxy} needs one server: it measures the whole gradient"
+    if setup.parameters < setup.servers * UNIT:
+        return f"{setup.parameters} parameters are too few for {setup.servers} servers: each holds at least {UNIT}"
+    return ""
+
+
+def servers_needed(setup: Setup, memory: int) -> int | None:
+    """The least number of servers that have room for the setup, if each may use `memory` bytes; None if no number does."""
+    most = max(1, min(MAX_RANGES, setup.parameters // UNIT))
+    return next((count for count in range(1, most + 1) if plan(replace(setup, servers=count)).server_bytes <= memory), None)
+
+
+def _worker_bytes(setup: Setup, size: int) -> int:
+    """Memory for one worker on a server that holds `size` parameters."""
+    arrays = _rule_memory(setup)
+    copied = not setup.shared_memory or not arrays.by_reference or setup.durability == "log"
+    held = size * FLOAT_BYTES * (arrays.each + copied + setup.overlap)
+    return held + (region_bytes(size) if setup.shared_memory else 0)
+
+
+def _central_bytes(setup: Setup, size: int) -> int:
+    """Memory for the model on a server that holds `size` parameters."""
+    arrays = _rule_memory(setup)
+    return size * FLOAT_BYTES * (1 + arrays.shared + arrays.temporaries)
+
+
 def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
-    """The server's time for one commit, in seconds."""
+    """The time of a server for one commit, or for its part of it, in seconds."""
     arithmetic = costs.parameter * setup.parameters
     if setup.shared_memory:
-        return costs.by_reference + arithmetic
+        return costs.by_reference + arithmetic / setup.servers
     converted = sum(dtype != "float32" for dtype in (setup.gradient_dtype, setup.theta_dtype))
     conversion = converted * costs.conversion * setup.parameters
-    return costs.by_network + arithmetic + conversion + costs.byte * _wire_bytes(setup)
+    return costs.by_network + (arithmetic + conversion + costs.byte * _wire_bytes(setup)) / setup.servers
 
 
 def _rule_memory(setup: Setup) -> RuleMemory:

@@ -157,6 +157,8 @@ def schedule(settings: Hyperparameters) -> str:
 
 
 def plan(planned: Plan) -> str:
+    if planned.servers > 1:
+        return _plan_of_several(planned)
     lines = {
         "server memory": f"{size(planned.server_bytes)}, of which {size(planned.worker_bytes)} per worker",
         "network": f"{size(planned.bytes_per_second)}/s, {size(planned.commit_bytes)} per commit"
@@ -167,6 +169,27 @@ def plan(planned: Plan) -> str:
         "full at": f"{planned.full_at:.3g} workers; more workers bring no more commits",
     }
     return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
+
+
+def _plan_of_several(planned: Plan) -> str:
+    count, each = planned.servers, planned.bytes_per_second / planned.servers
+    lines = {
+        "servers": f"{count}, on a machine each",
+        "server memory": f"{size(planned.server_bytes)} on each, of which {size(planned.worker_bytes)} per worker",
+        "network": f"{size(each)}/s at each server; {size(planned.commit_bytes)} per commit, "
+        f"{size(planned.commit_bytes / count)} of them at each",
+        "commits": f"{planned.commits_per_second:.4g}/s, {_brief(planned.server_seconds)} of each server's time",
+        "server load": f"{100 * planned.load:.0f} %",
+        "full at": f"{planned.full_at:.3g} workers; more workers bring no more commits",
+    }
+    return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
+
+
+def servers_needed(count: int | None, memory: int) -> str:
+    """How many servers with this much memory each a run needs; None if no number is enough."""
+    if count is None:
+        return f"{'needs':<14} more than {size(memory)} on each server, however many there are"
+    return f"{'needs':<14} at least {count} server{'s' * (count > 1)} of {size(memory)}"
 
 
 def _brief(seconds: float) -> str:
