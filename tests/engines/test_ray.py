@@ -137,6 +137,19 @@ def test_a_run_completes_although_the_cluster_has_no_room_for_all_workers(
         assert not any(token.encode() in path.read_bytes() for token in tokens), f"{path} holds a token"
 
 
+def test_two_servers_on_this_machine_ask_for_the_same_tokens(
+    train: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train("digits", servers=2, workers=2, epochs=8, evaluate_every=1.0)
+    assert (result.summary["outcome"], result.summary["servers"]) == ("complete", 2)
+    assert result.summary["test_accuracy"] >= 0.8
+    assert_every_sample_accounted_for(result.folder, 8, "range-0")
+    assert last_state(result.folder, "range-1")["version"] == last_state(result.folder, "range-0")["version"]
+    assert "2 workers on Ray (CPU=1 each), 2 servers, rule gem" in capsys.readouterr().out
+    for log in ("server-0.log", "server-1.log"):
+        assert "anyone who can reach" not in (result.folder / "logs" / log).read_text()
+
+
 def test_a_bug_of_the_task_ends_the_run_with_the_users_line(
     train: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
