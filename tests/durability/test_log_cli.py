@@ -225,8 +225,7 @@ def test_replay_into_a_folder_that_is_not_there_says_so(folder: Path, tmp_path: 
 def declared() -> EntryPoint:
     """What the installed package offers to gem-ctl, by pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    ((command, value),) = project["entry-points"]["gem_ctl.commands"].items()
-    return EntryPoint(command, value, "gem_ctl.commands")
+    return EntryPoint("log", project["entry-points"]["gem_ctl.commands"]["log"], "gem_ctl.commands")
 
 
 def test_gem_ctl_takes_in_the_command(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
