@@ -190,7 +190,7 @@ class RangesClient:
         if (value := self._values[0]) is not None:
             self.done = value == "complete"
             if not self.done:
-                self.shards[value.shard_id] = self.truth.batches[value.shard_id] = self._random.randint(1, 2)
+                self.shards[value.shard_id] = self.truth.batches[value.shard_id] = self._random.randint(1, 4)
 
     def _after_complete(self) -> None:
         self._require_no_other_errors()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class Everywhere:
         rejected: Commits that a range has rejected, with the range.
         wiped: Ranges that have lost their disk for ever.
         manifests: How many checkpoints over all ranges are complete.
+        run_ids: Returns the run that each range takes part in.
     """
 
     ranges: list[RangeTruth]
@@ -44,11 +45,13 @@ class Everywhere:
     rejected: set[tuple[Known, int]] = field(default_factory=set)
     wiped: set[int] = field(default_factory=set)
     manifests: int = 0
+    run_ids: Callable[[], list[str]] = list
 
     # -- commits
 
     def acknowledges(self, known: Known) -> None:
         """Records that a worker takes a commit for applied everywhere."""
+        require(len(set(self.run_ids())) == 1, f"commit {known} is a part of several runs: {self.run_ids()}")
         lacking = [index for index, truth in enumerate(self.ranges) if known not in truth.acknowledged]
         require(not set(lacking) - self.wiped, f"commit {known} counts as done, but ranges {lacking} have not said so")
 
