@@ -25,14 +25,16 @@ CLIENT_PROCESSES = 4
 
 @dataclass(frozen=True)
 class Load:
-    """The result of one measurement: commits of each session, and seconds of each commit. If the server's process is known,
-    also its seconds of processor time, and its resident bytes while all sessions were connected."""
+    """The result of one measurement: commits of each session, and seconds of each commit. If the servers' processes are known,
+    also their seconds of processor time, and their resident bytes while all sessions were connected: together, and of each."""
 
     commits: list[int]
     latencies: np.ndarray[Any, np.dtype[np.float64]]
     seconds: float
     server_cpu: float
     server_bytes: int
+    each_cpu: tuple[float, ...] = ()
+    each_bytes: tuple[int, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -80,7 +82,7 @@ def server(rule: str = "gem", port: int | None = None, *options: str, tls_ca: Pa
 
 
 def measure(
-    address: str, parameters: int, sessions: int, seconds: float, shared_memory: bool = True, server_pid: int | None = None
+    address: str, parameters: int, sessions: int, seconds: float, shared_memory: bool = True, *server_pids: int | None
 ) -> Load:
     """Commits from `sessions` sessions at once. Measures for a time that begins when all have made their first commit."""
     context = mp.get_context("spawn")
@@ -94,15 +96,16 @@ def measure(
     for client in clients:
         client.start()
     ready.wait()
-    servers = [server_pid] if server_pid else []
-    began = machine.cpu_seconds(servers)
+    servers = [pid for pid in server_pids if pid]
+    began = [machine.cpu_seconds([pid]) for pid in servers]
     gathered = [results.get() for _ in clients]
-    used, held = machine.cpu_seconds(servers) - began, sum(map(resident_bytes, servers))
+    used = tuple(machine.cpu_seconds([pid]) - before for pid, before in zip(servers, began, strict=True))
+    held = tuple(map(resident_bytes, servers))
     leave.set()
     for client in clients:
         client.join()
     commits = [count for process_commits, _ in gathered for count in process_commits]
-    return Load(commits, np.concatenate([times for _, times in gathered]), seconds, used, held)
+    return Load(commits, np.concatenate([times for _, times in gathered]), seconds, sum(used), sum(held), used, held)
 
 
 def split_evenly(count: int, processes: int = CLIENT_PROCESSES) -> list[int]:

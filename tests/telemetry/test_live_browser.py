@@ -12,8 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from client.range_helpers import large_model, ranges
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
+from gem_client import connect
 from gem_server.telemetry.live_page import MAX_WORKERS
 from live import Live, config, serving, wait_until
 from telemetry.browser import BROWSER, NAMES, Browser
@@ -104,6 +106,19 @@ def test_each_worker_shows_how_its_last_commit_came(browser: Browser) -> None:
         open_page(browser, url(live), WIDE)
         browser.until("[...document.querySelectorAll('#workers td')].at(-2)?.textContent === 'grpc'")
         assert browser.look("[...document.querySelectorAll('thead th')].at(-2).textContent") == "via"
+
+
+def test_a_server_of_several_says_which_range_it_holds_and_where_the_others_are(browser: Browser, tmp_path: Path) -> None:
+    with ranges(tmp_path, 2, metrics_listen="127.0.0.1:0") as run, connect(run.address, name="ann") as session:
+        session.join(large_model())
+        lead, peer = run.lives
+        open_page(browser, url(lead), WIDE)
+        text = browser.look("document.getElementById('ranges').textContent")
+        assert text.startswith("Range 0 of 2: 4,096 parameters. This server leads; the others: " + peer.address)
+        open_page(browser, url(peer), PHONE)
+        assert "server of range 0 shows the run" in browser.look("document.getElementById('ranges').textContent")
+        assert not scrolls_sideways(browser)
+    assert browser.errors == []
 
 
 def test_an_empty_run_says_what_it_waits_for(browser: Browser) -> None:
