@@ -113,7 +113,9 @@ def test_every_panel_about_servers_has_data(watched: Watched) -> None:
             assert watched.panel(where), where
 
 
-@pytest.mark.parametrize("panel", [panel for panel in RANGES.panels if "{{range}}" in panel.queries[0].legend], ids=lambda panel: panel.title)
+@pytest.mark.parametrize(
+    "panel", [panel for panel in RANGES.panels if "{{range}}" in panel.queries[0].legend], ids=lambda panel: panel.title
+)
 def test_each_range_has_a_line(watched: Watched, panel: Panel) -> None:
     (lines,) = watched.panel(f"{RANGES.uid}: {panel.title}")
     expected = {"1"} if "Rejected" in panel.title else {"0", "1"}
