@@ -22,7 +22,7 @@ help:
 	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
 	@echo "make paper   the paper's figures from MNIST's four files in DATA=DIR (hours); ARGS=--quick for a rough look (12 minutes)"
 	@echo "make models  optimizers under 1 to 32 workers, on a character transformer (hours); MNIST too with its files in DATA=DIR"
-	@echo "make chaos   kill servers and workers 100 times each, cut connections, fill a disk, and look for what was lost (10 minutes)"
+	@echo "make chaos   kill servers and workers 100 times each, then two servers of one model, fill a disk, and look for what was lost (15 minutes)"
 	@echo "make soak    a million small commits from workers that come and go, then MINUTES=10 of the simulation"
 	@echo "make fuzz    coverage-guided fuzzing of what reads frames, log and checkpoints, SECONDS=60 each (Linux, Python up to 3.13)"
 	@echo "make dashboards   generate Grafana's dashboards, and the Helm chart's dashboards and alerts"

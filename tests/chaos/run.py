@@ -95,7 +95,8 @@ class _Result(Protocol):
 @click.command()
 @click.option("--server-kills", default=100, show_default=True)
 @click.option("--worker-kills", default=100, show_default=True)
-@click.option("--range-kills", default=40, show_default=True, help="Of each of two servers, and as many of their workers.")
+@click.option("--range-kills", default=40, show_default=True, help="Of each of two servers that hold a range each.")
+@click.option("--range-worker-kills", default=40, show_default=True, help="Of their workers; 0: no commit should be torn.")
 @click.option(
     "--parameters", default=300_000, show_default=True, help="For each server; beyond 262,144 a gradient has two chunks."
 )
@@ -110,6 +111,7 @@ def main(
     server_kills: int,
     worker_kills: int,
     range_kills: int,
+    range_worker_kills: int,
     parameters: int,
     bytes_between_faults: int,
     seed: int,
@@ -127,8 +129,9 @@ def main(
             )  # fmt: skip
         elif phase == "ranges":
             results[phase] = ranges_run.run(
-                folder / "ranges", seed=seed, server_kills=range_kills, worker_kills=range_kills,
-                parameters=ranges_run.SERVERS * parameters, bytes_between_faults=bytes_between_faults, progress=click.echo,
+                folder / "ranges", seed=seed, server_kills=range_kills, worker_kills=range_worker_kills,
+                suspensions=min(3, range_worker_kills), parameters=ranges_run.SERVERS * parameters,
+                bytes_between_faults=bytes_between_faults, progress=click.echo,
             )  # fmt: skip
         else:
             results[phase] = disk.run(folder / "disk", seed)
