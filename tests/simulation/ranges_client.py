@@ -51,6 +51,7 @@ class RangesClient:
     def _forget(self) -> None:
         """Drops the lease and all that came with it, everywhere."""
         self.lead: LeadsAnswer | None = None
+        self._refused: GemError | None = None  # by a peer, as it registered there
         self.registered = 0  # ranges
         self.entered = 0  # ranges whose θ it has
         self.sequence = 0
@@ -124,6 +125,8 @@ class RangesClient:
         if self.lead is None:
             return "register", {0: {"overlap": self.overlap}}
         mine = {"lease": self.lead.lease_id}
+        if self._refused is not None:
+            return "renew", {0: mine}  # the lead may have begun another run meanwhile
         if self.registered < len(self._parts):
             return "register", {self.registered: {"overlap": self.overlap, "lead": self.lead}}
         if self.entered == len(self._parts) and self._random.random() < 0.03:
@@ -162,12 +165,17 @@ class RangesClient:
     def _after_register(self) -> None:
         index = self.registered
         if index in self._errors:
-            self._stop(self._errors[index])
+            self._refused = self._errors[index]
             return
         joined, answer = self._values[index]
         self._must_initialize[index] = joined.must_initialize
         self.lead = self.lead or answer
         self.registered += 1
+
+    def _after_renew(self) -> None:
+        """The lead knows the lease: what a peer has against it, it will have again."""
+        assert self._refused is not None
+        self._stop(self._refused)
 
     def _after_initialize(self) -> None:
         for index in (*self._values, *self._errors):  # after an error, the first try did arrive

@@ -7,7 +7,8 @@ from typing import Any
 
 from gem_api.errors import GemError, LeaseEnded, RejectedCommit, SequenceGap
 from gem_server.core.facts import LeadsAnswer
-from gem_server.durability.manifest import Entry
+from gem_server.durability import checkpoint
+from gem_server.durability.manifest import Entry, named_checkpoint
 from gem_server.rpc.hold import Hold
 from gem_server.rpc.range_checkpoint import RangeCheckpoint
 from simulation.client import Request, Response
@@ -68,6 +69,8 @@ class RangeMachine(Machine):
 
     def _serve_renew(self, request: Request, lease: str) -> None:
         self.server.core.renew(lease, self.now)
+        if request.operation:  # not from the background
+            self._answer(request, None)
 
     def _serve_complete(self, request: Request, lease: str, shard: int) -> None:
         held = self.server.core.ledger.held
@@ -125,6 +128,12 @@ class RangeMachine(Machine):
             self.go_on(hold.end(hold.active))
 
     # -- disasters
+
+    def _damage_a_checkpoint(self) -> None:
+        found, checkpointer = checkpoint.list_checkpoints(self.disk.root), self.server.checkpointer
+        named = {named_checkpoint(self.disk.root, self.setup.part.index), checkpointer._of_all_ranges if checkpointer else ""}
+        if found and found[0].name not in named:  # a manifest may name it: nothing could replace it then
+            super()._damage_a_checkpoint()
 
     def lose_disk(self) -> None:
         """The folder is gone for ever, and a server starts with an empty one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,12 +15,19 @@ from simulation.truth import Known, Truth, require
 
 @dataclass
 class RangeTruth(Truth):
-    """The promises of one range. It applies the commits of a lease in the order of their sequence."""
+    """The promises of one range. It applies the commits of a lease in the order of their sequence.
+
+    Attributes:
+        runs: The run that each commit was applied in.
+    """
+
+    runs: dict[Known, str] = field(default_factory=dict)
 
     def applies(self, lease_id: str, applied: Applied, core: Core) -> None:
         before = max((sequence for lease, sequence in self.applied if lease == lease_id), default=0)
         require(applied.sequence > before, f"commit {applied.sequence} of {lease_id} was applied after commit {before}")
         super().applies(lease_id, applied, core)
+        self.runs[lease_id, applied.sequence] = core.run_id
 
 
 @dataclass
@@ -35,7 +42,6 @@ class Everywhere:
         rejected: Commits that a range has rejected, with the range.
         wiped: Ranges that have lost their disk for ever.
         manifests: How many checkpoints over all ranges are complete.
-        run_ids: Returns the run that each range takes part in.
     """
 
     ranges: list[RangeTruth]
@@ -45,13 +51,13 @@ class Everywhere:
     rejected: set[tuple[Known, int]] = field(default_factory=set)
     wiped: set[int] = field(default_factory=set)
     manifests: int = 0
-    run_ids: Callable[[], list[str]] = list
 
     # -- commits
 
     def acknowledges(self, known: Known) -> None:
         """Records that a worker takes a commit for applied everywhere."""
-        require(len(set(self.run_ids())) == 1, f"commit {known} is a part of several runs: {self.run_ids()}")
+        runs = {run for truth in self.ranges if (run := truth.runs.get(known))}
+        require(len(runs) <= 1, f"commit {known} is a part of several runs: {runs}")
         lacking = [index for index, truth in enumerate(self.ranges) if known not in truth.acknowledged]
         require(not set(lacking) - self.wiped, f"commit {known} counts as done, but ranges {lacking} have not said so")
 

@@ -82,7 +82,6 @@ class RangesWorld(Scheduler):
             machine = RangeMachine(setup, home, random, self.new_id, self.truth.ranges[index], self.network)
             machine.everywhere = self.truth
             self.machines.append(machine)
-        self.truth.run_ids = lambda: [machine.server.core.run_id for machine in self.machines]
 
     def _new_client(self, name: str) -> RangesClient:
         return RangesClient(name, self.random, self.random.random() < 0.3, self._parts, self.truth)
