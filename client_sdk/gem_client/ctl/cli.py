@@ -368,10 +368,16 @@ def health(target: Target) -> None:
 @main.command(short_help="Makes the server write a checkpoint now.")
 @click.pass_obj
 def checkpoint(target: Target) -> None:
-    """Makes the server write a checkpoint now, and waits until it is written."""
+    """Makes the server write a checkpoint now, and waits until it is written.
+
+    Several servers that hold the model together write one each, with the same commits of every worker. A file manifest.json
+    beside it says which belong together; gem-ctl reshard reads it.
+    """
     with target.admin() as admin:
+        ranges = admin.status().range_count
         written = admin.checkpoint()
-    click.echo(f"checkpoint of version {written.version} in {printable(written.path)} (on the server)")
+    where = "on the server" if ranges <= 1 else f"on the server of range 0; manifest.json beside it names those of all {ranges}"
+    click.echo(f"checkpoint of version {written.version} in {printable(written.path)} ({where})")
 
 
 @main.command(short_help="Shuts the server down without losing a commit.")
