@@ -64,7 +64,7 @@ def build(page: Dashboard) -> dashboard.Dashboard:
             dashboard.QueryVariable("server")
             .label("Server")
             .datasource(SOURCE)
-            .query("label_values(gem_central_version{range=~\"0|\"}, instance)")
+            .query('label_values(gem_central_version{range=~"0|"}, instance)')
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         )
     )
