@@ -168,10 +168,6 @@ def lets_commits_beyond_the_cut_through(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Hold, "holds", lambda hold, lease_id, sequence: bool(hold.active) and not hold.has_cut)
 
 
-def does_not_wait_for_the_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Hold, "missing", lambda hold, leases: [])
-
-
 def holds_back_for_ever(patch: pytest.MonkeyPatch) -> None:
     """The coordinator has died, and nothing ends the hold."""
     patch.setattr(Hold, "overdue", lambda hold, now: False)
@@ -207,7 +203,6 @@ BUGS = [
     resumes_from_a_checkpoint_without_the_log,
     cuts_at_the_minimum,
     lets_commits_beyond_the_cut_through,
-    does_not_wait_for_the_cut,
     holds_back_for_ever,
     forgets_the_commits_that_were_held_back,
     removes_checkpoints_that_a_manifest_names,
