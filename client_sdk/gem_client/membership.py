@@ -288,11 +288,15 @@ class Membership:
 
     def _register_with(self, peer: Link, answer: pb.LeadsAnswer) -> None:
         """Registers with a server that does not lead, under the lease that the lead gave."""
-        registration = peer.retry(
-            self._retry,
-            lambda: peer.connection.register(self._name, self.known_layout, self.overlap, self.choice, answer),
-            self.report,
-        )
+        try:
+            registration = peer.retry(
+                self._retry,
+                lambda: peer.connection.register(self._name, self.known_layout, self.overlap, self.choice, answer),
+                self.report,
+            )
+        except InvalidRequest:  # the lead may have begun another run since: then its lease has ended, and `enter` starts over
+            self._retry.call(self.links.lead.connection.renew, self.report)
+            raise
         peer.registered(registration)
         peer.require_part(registration.layout)
         if (registration.run_id, registration.lease_id) != (answer.run_id, answer.lease_id):
