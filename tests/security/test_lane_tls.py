@@ -147,7 +147,7 @@ def test_a_lane_that_another_thread_closes_stays_encrypted_until_its_exchange_ha
             yield half
 
         closing: list[Any] = []
-        header = session._sender._header("gradient", None, 0, 0)
+        header = session._sender._header(session._links.lead, "gradient", None, 0, 0)
         with pytest.raises(ServerUnavailable):
             lane.exchange(header, 2 * half.size, pieces(), np.empty(GRADIENT.size, np.float32), FLOAT32)
         closing[0].result(DEADLINE)
