@@ -19,6 +19,7 @@ from gem_client import Admin, GemError, Overloaded, Session, connect
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import segment, storage
 from gem_server.durability.capture import Capture
+from gem_server.durability.scratch import Scratch
 from live import DEADLINE, Live, config, serving, wait_until
 from region_client import abstract, linux_only
 from session_helpers import GRADIENT, Patience, in_background, model, theta, version
@@ -195,6 +196,31 @@ def test_a_checkpoint_is_written_though_its_asker_has_gone(tmp_path: Path, monke
         go_on.set()
         wait_until(lambda: list(tmp_path.glob("checkpoint-*-0001")), "the checkpoint")
         wait_until(lambda: not any(lease.before_change for lease in live.core.leases.live.values()), "its buffers to be let go")
+
+
+def test_nothing_is_acknowledged_before_the_first_checkpoint(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """θ has its first value then, and the log does not follow anything yet."""
+    asked, go_on, prepare = threading.Event(), threading.Event(), Scratch.prepare
+
+    def slow(scratch: Scratch, count: int) -> Scratch:
+        asked.set()
+        assert go_on.wait(DEADLINE)
+        return prepare(scratch, count)
+
+    monkeypatch.setattr(Scratch, "prepare", slow)
+    with serving(logged) as live, connect(live.address) as ann, connect(live.address) as bob:
+        first = in_background(lambda: ann.join(model()))
+        assert asked.wait(DEADLINE)
+        second = in_background(lambda: (bob.join(model()), bob.commit(GRADIENT)))
+        log = live.server.parts.group_commit
+        assert log is not None
+        wait_until(lambda: log._waiters or second.done(), "bob's answer, or that it waits")
+        assert not second.done()
+        assert logged.checkpoint_dir is not None
+        assert not list(logged.checkpoint_dir.glob("checkpoint-*"))
+        go_on.set()
+        first.result(DEADLINE)
+        assert second.result(DEADLINE)[1].version == 1
 
 
 # -- a full disk

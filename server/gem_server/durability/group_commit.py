@@ -89,7 +89,7 @@ class GroupCommit:
         self._loop = running_loop()
         self._changed = threading.Condition(self._loop.lock)
         self._turn_to_write = threading.Lock()
-        self._based = self._closed = False
+        self._based = self._beginning = self._closed = False
         self._taken = self._acknowledged = 0  # groups
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failed: asyncio.Future[None] = self._loop.create_future()
@@ -98,11 +98,15 @@ class GroupCommit:
 
     def based(self) -> None:
         """Call this when a checkpoint is complete: the log may now be written, as it follows that checkpoint."""
-        self._based = True
+        self._based, self._beginning = True, False
         self._changed.notify_all()
         self._well()
+        for number, waiting in self._waiters:
+            if number <= self.journal.durable:  # it was too early for the log, and is in the checkpoint
+                _resolve(waiting)
 
     async def begin(self) -> None:
+        self._beginning = True  # commits come from now on, and only the checkpoint will have the first of them
         try:
             await self._checkpoint()
         except CheckpointFailed as error:
@@ -114,7 +118,7 @@ class GroupCommit:
             raise Overloaded(self.journal.trouble)
 
     def awaited(self, number: int) -> asyncio.Future[None] | None:
-        if number <= self.journal.durable:
+        if number <= self.journal.durable and not self._beginning:
             return None
         self.require_writable()
         done: asyncio.Future[None] = self._loop.create_future()
