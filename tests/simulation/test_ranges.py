@@ -24,7 +24,7 @@ def small_ranges() -> Iterator[None]:
 
 @pytest.mark.parametrize("first", FIRST)
 def test_no_promise_is_broken(first: int, tmp_path: Path) -> None:
-    crashes = torn = rejected = manifests = 0
+    crashes = torn = manifests = 0
     for seed in range(first, first + GROUP):
         folder = tmp_path / str(seed)
         folder.mkdir()
@@ -35,6 +35,5 @@ def test_no_promise_is_broken(first: int, tmp_path: Path) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
         crashes += world.crashes
         torn += len(world.truth.torn)
-        rejected += len(world.truth.rejected)
         manifests += world.truth.manifests
-    assert min(crashes, torn, rejected, manifests) > GROUP // 2  # or nothing was tried
+    assert min(crashes, torn, manifests) > GROUP // 2  # or nothing was tried
