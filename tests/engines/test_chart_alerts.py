@@ -152,6 +152,11 @@ def test_each_release_fires_its_own_alerts_alone(files: Path, part: int) -> None
         test["input_series"] = [of_release(one, FIRST) for one in test["input_series"]] + healthy
         for case in test.get("alert_rule_test", []):
             case["exp_alerts"] = [expected(one, case["alertname"]) for one in case["exp_alerts"]]
+        for case in test.get("promql_expr_test", []):
+            case["exp_samples"] = [
+                {"labels": of_release({"series": one["labels"]}, FIRST)["series"], "value": float(one["value"])}
+                for one in case["exp_samples"]
+            ]
     suite["rule_files"] = ["first.yml", "second.yml"]
     (files / "test.yml").write_text(yaml.safe_dump(suite, allow_unicode=True), encoding="utf-8")
     promtool(files, "test", "rules", "test.yml")

@@ -34,9 +34,10 @@ def test_two_workers_share_the_epochs_and_learn() -> None:
     figures = [[float(figure) for figure in line.groups()] for line in told if line]
     assert sum(line[0] for line in figures) == figures[0][1], "the workers' commits are not the run's"
     assert all(line[0] > 0 for line in figures), "one worker did everything"
-    assert figures[0][1:] == figures[1][1:], "the workers ended with different models"
-    assert figures[0][2] < 50
-    assert figures[0][3] > 90
+    (_, *total, _, after), (_, *same_total, _, same_after) = figures
+    assert (total, after) == (same_total, same_after), "the workers ended with different models"
+    assert min(line[2] for line in figures) < 50  # the other worker may have joined when some commits were made
+    assert after > 90
 
 
 def test_the_gradient_is_that_of_finite_differences(example: dict[str, Any]) -> None:

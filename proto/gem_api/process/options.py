@@ -33,7 +33,7 @@ HEADINGS = {
     "Task": ("task", "data"),
     "Run": ("epochs", "steps", "until_stopped", *_declared_under("Run"), "runs", "evaluate_every", "once",
             "parameters", "compute_seconds"),
-    "Cluster": ("workers", "workers_per_process", "processes", "device", "name", "first_worker", "min_workers",
+    "Cluster": ("servers", "workers", "workers_per_process", "processes", "device", "name", "first_worker", "min_workers",
                 "lease_seconds", "stopped_status", "on", "ray_address", "resources", "working_dir"),
     "Network": ("server", "range", "peers", "listen", "lane_listen", "timeout", "give_up_after", "metrics_listen",
                 "memory_socket", "shared_memory", "overlap", "gradient_dtype", "theta_dtype"),
