@@ -166,7 +166,7 @@ def main(context: click.Context, /, **options: Any) -> None:
       gem-train                                   digits, 4 workers, 20 seconds
       gem-train --task mnist --data DIR --shards replicate --steps 400
       gem-train --workers 100 --processes 2 ...   many workers in few processes
-      gem-train --servers 2 ...                   two servers, half of the model each
+      gem-train --servers 2 ...                   half of the model on each
       gem-train --rule downpour --workers 30 ...  what happens without GEM
       gem-train --on ray --workers 32             workers on Ray
       gem-train --task my_module:MyTask           your own model and data
