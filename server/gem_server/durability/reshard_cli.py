@@ -48,7 +48,8 @@ def main(source: Path, out: Path, count: int) -> None:
     except (BadRanges, OSError) as error:
         raise click.ClickException(str(error)) from None
     version, parameters = resharding.lead["version"], resharding.layout.parameters
-    click.echo(f"wrote {out}: run {resharding.lead['run_id']} at version {version}, {parameters} parameters in {count} ranges")
+    servers = "one server" if count == 1 else f"{count} servers"
+    click.echo(f"wrote {out}: run {resharding.lead['run_id']} at version {version}, {parameters} parameters for {servers}")
     for index in range(count):
         part = Range(index, count)
         which = "" if part.whole else f"--range {part} --durability log "
