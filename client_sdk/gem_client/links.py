@@ -44,7 +44,7 @@ class Links:
     def arrange(self, addresses: Sequence[str], parameters: int) -> None:
         """Makes the links to the servers of range 1, 2, … of a θ with P parameters; keeps those that exist already.
 
-        Raises InvalidRequest if an address is malformed, or θ is too small for so many servers."""
+        Raises InvalidRequest if an address is malformed, or θ is too small for this number of servers."""
         count = 1 + len(addresses)
         self.lead.hold(Range(0, count), parameters)
         former = {(peer.address, peer.part): peer for peer in self.peers}

@@ -61,7 +61,7 @@ class Committing:
             parts = [threading.Thread(target=_count, args=(worker, number)) for worker in self.crew[number]]
             for part in sorted(parts, key=lambda part: late.random()):
                 part.start()
-                time.sleep(late.uniform(0, 0.02))
+                self._stop.wait(late.uniform(0, 0.02))  # parts of a commit arrive at different times
             for part in parts:
                 part.join()
             self.commits[number] += 1
