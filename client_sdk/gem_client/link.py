@@ -57,7 +57,8 @@ class Link:
     # -- the part of θ
 
     def hold(self, part: Range, parameters: int) -> None:
-        """Sets which part of a θ with P parameters the server holds. Raises InvalidRequest if θ is too small for this number of parts."""
+        """Sets which part of a θ with P parameters the server holds. Raises InvalidRequest if θ is too small for
+        that."""
         bounds = slice(*part.bounds(parameters))
         if (self.part, self._bounds) != (part, bounds):
             self.part, self._bounds, self._encoder = part, bounds, None

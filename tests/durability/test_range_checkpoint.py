@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
