@@ -90,7 +90,7 @@ def test_clients_and_server_name_the_same_rules() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_says_which_options_it_has(rule: str) -> None:
     has = {
-        "gem": "proxy, proxy_rate", "downpour": "", "adaptive": "", "agn": "", "aeasgd": "alpha",
+        "gem": "proxy, proxy_rate, against", "downpour": "", "adaptive": "", "agn": "", "aeasgd": "alpha",
         "dcasgd": "compensation, mean_square", "fedasync": "mixing, staleness, a, b", "fedbuff": "buffer_size, outer_rate",
         "ringmaster": "threshold", "diloco": "outer_rate, outer_momentum, delay, eager",
     }  # fmt: skip
@@ -105,6 +105,7 @@ def test_every_rule_says_which_options_it_has(rule: str) -> None:
     [
         ("gem", "proxy=rmsprop", f"proxy is one of {', '.join(PROXIES)}, not 'rmsprop'"),
         ("gem", "proxy_rate=-1", "proxy_rate must be 0 or lie in"),
+        *(("gem", f"against={value}", "against must lie in [0, 1]") for value in ("-0.1", "1.1", "nan")),
         *(("aeasgd", f"alpha={value}", "alpha must lie in (0, 1]") for value in ("0", "1.1", "-0.1", "nan")),
         *(("dcasgd", f"compensation={value}", "compensation (λ) must lie in") for value in ("-1", "1001", "nan", "inf")),
         *(("dcasgd", f"mean_square={value}", "mean_square (m) must lie in") for value in ("-0.1", "1", "nan")),

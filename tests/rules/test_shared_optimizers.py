@@ -51,10 +51,10 @@ def step(optimizer: str, theta: Vector, state: dict[str, Vector], update: Vector
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["gem", "downpour", "adaptive"])
-def test_the_compiled_pass_equals_the_specification_bit_by_bit(name: str, optimizer: str, size: int) -> None:
+@pytest.mark.parametrize(("name", "against"), [("gem", 1.0), ("gem", 0.3), ("downpour", 1.0), ("adaptive", 1.0)])
+def test_the_compiled_pass_equals_the_specification_bit_by_bit(name: str, against: float, optimizer: str, size: int) -> None:
     """Two workers in turn, so that snapshots are stale; all share one state."""
-    settings: dict[str, Any] = {"kappa": 1.5, "epsilon": 1e-12, "pi_max": 1.0} if name == "gem" else {}
+    settings: dict[str, Any] = {"kappa": 1.5, "epsilon": 1e-12, "pi_max": 1.0, "against": against} if name == "gem" else {}
     rule = make_rule(name, optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, **settings)
     random = np.random.default_rng(size)
     theta = random.normal(size=size).astype(F)
@@ -65,7 +65,7 @@ def test_the_compiled_pass_equals_the_specification_bit_by_bit(name: str, optimi
         staleness = min(version, 1)
         delta = step(optimizer, theta, state, update, version)
         if name == "gem":
-            expected, _ = match(theta, buffers["snapshot"], delta, F(1.5), F(1e-12), F(1))
+            expected, _ = match(theta, buffers["snapshot"], delta, F(1.5), F(1e-12), F(1), F(against))
         else:
             expected = theta + delta / F(staleness + 1 if name == "adaptive" else 1)
         rule.apply(Layout.of({"w": (size,)}), theta, update, buffers, RuleInput(staleness, version, shared=shared))

@@ -24,10 +24,11 @@ def gradient(random: np.random.Generator, size: int) -> Vector:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("convention", ["after", "paper", "reference"])
 @pytest.mark.parametrize("proxy", ["momentum", "global"])
-def test_the_compiled_pass_equals_the_specification_bit_by_bit(proxy: str, convention: str, size: int) -> None:
+@pytest.mark.parametrize("against", [1.0, 0.3, 0.0])
+def test_the_compiled_pass_equals_the_specification_bit_by_bit(against: float, proxy: str, convention: str, size: int) -> None:
     """Two workers in turn, so that snapshots are stale. The proxies differ in whose moment a commit continues."""
     eta, mu, kappa, epsilon, pi_max = F(0.05), F(0.9), F(1.5), F(1e-12), F(5)
-    rule = make_rule("gem", snapshot=convention, proxy=proxy, kappa=1.5, epsilon=1e-12)
+    rule = make_rule("gem", snapshot=convention, proxy=proxy, kappa=1.5, epsilon=1e-12, against=against)
     random = np.random.default_rng(size)
     theta = random.normal(size=size).astype(F)
     zeros = (np.zeros(size, F) for _ in rule.shared)
@@ -41,7 +42,7 @@ def test_the_compiled_pass_equals_the_specification_bit_by_bit(proxy: str, conve
         drawn = f"moment_{(version * 2654435761 & 0xFFFFFFFF) * 8 >> 32}"
         moments, name = (buffers, "moment") if proxy == "momentum" else (shared.buffers, drawn)
         expected, snapshot, moment, _ = gem(
-            theta.copy(), buffers["snapshot"], moments[name], update, eta, mu, kappa, epsilon, pi_max, convention
+            theta.copy(), buffers["snapshot"], moments[name], update, eta, mu, kappa, epsilon, pi_max, convention, F(against)
         )
         rule.apply(layout, theta, update, buffers, RuleInput(0, version, version // 2, 1.0, shared))
         assert bits(theta) == bits(expected)

@@ -33,7 +33,7 @@ SGD, ADAM, LION, GIVEN = range(4)  # how an update becomes the step Δ; GIVEN: i
 RUN = 8  # neighbours that are counted together
 STRIDE = 64  # of a large tensor, one run in 64 is counted
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
-_ZERO = np.float32(0)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 _LANES = 4
 _STEP = 19  # odd, so that over the blocks, runs reach every position in a block
 
@@ -50,6 +50,7 @@ class Scalars(NamedTuple):
         outside: ε in |Δ| + ε, or 0.
         pi_max: π_max.
         limit: The largest |g| that is applied; beyond it, g counts as 0.
+        against: How much |θ_t − s| counts if θ has moved against Δ.
     """
 
     eta: float
@@ -60,6 +61,7 @@ class Scalars(NamedTuple):
     outside: float
     pi_max: float
     limit: np.float32
+    against: float
 
 
 @njit(fastmath={"reassoc", "contract"}, **_OPTIONS)
@@ -148,15 +150,21 @@ def _reply(source, answer, begin, end):  # type: ignore[no-untyped-def]
 
 
 @njit(**_OPTIONS)
+def _used(moved, delta, against):  # type: ignore[no-untyped-def]
+    """How much of a commit's room is used: |θ_t − s|, or `against` times that if θ has moved against Δ."""
+    return abs(moved) * (against if (moved < _ZERO) != (delta < _ZERO) else _ONE)
+
+
+@njit(**_OPTIONS)
 def _match(theta, block, snapshot, begin, end, scalars, snapshot_after):  # type: ignore[no-untyped-def]
     """Eq. 19 on [begin, end) for the step Δ in `block`, which is its own proxy: moves θ and s. `block` receives π. Returns the
     sums of (κ·Δ)² and (θ_{t+1} − s)²."""
-    _, _, _, kappa, inside, outside, pi_max, _ = scalars
+    _, _, _, kappa, inside, outside, pi_max, _, against = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):
         delta, before, s = block[i - begin], theta[i], snapshot[i]
         speed = kappa * abs(delta)
-        factor = (speed - abs(before - s)) / (abs(delta + inside) + outside)
+        factor = (speed - _used(before - s, delta, against)) / (abs(delta + inside) + outside)
         factor = factor if factor > _ZERO else _ZERO  # also turns 0/0 into 0
         factor = factor if factor < pi_max else pi_max
         after = before + factor * delta
@@ -172,14 +180,14 @@ def _match(theta, block, snapshot, begin, end, scalars, snapshot_after):  # type
 def _update(theta, block, moment, snapshot, begin, end, scalars, snapshot_after):  # type: ignore[no-untyped-def]
     """Eqs. 24, 19 and 27 on [begin, end): updates m, θ and s with the gradient in `block`, which receives π. All arrays must be
     distinct, so that the loop vectorises. Returns the sums of (κ·m)² and (θ_{t+1} − s)²."""
-    eta, mu, own, kappa, inside, outside, pi_max, limit = scalars
+    eta, mu, own, kappa, inside, outside, pi_max, limit, against = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):
         delta = _delta(block[i - begin], eta, limit)
         m = mu * moment[i] + own * delta
         before, s = theta[i], snapshot[i]
         speed = kappa * abs(m)
-        factor = (speed - abs(before - s)) / (abs(delta + inside) + outside)
+        factor = (speed - _used(before - s, delta, against)) / (abs(delta + inside) + outside)
         factor = factor if factor > _ZERO else _ZERO  # also turns 0/0 into 0
         factor = factor if factor < pi_max else pi_max
         after = before + factor * delta
@@ -308,7 +316,7 @@ def gem_part(  # type: ignore[no-untyped-def]
         offsets: int64, shape (tensors + 1,): where each tensor lies.
         factors: float32, shape (tensors, 2): by what η and λ are multiplied in each tensor.
         edges: float32, shape (BINS,), from `bins.bin_edges`.
-        settings: float32, shape (8,): the values of `Scalars`. An array, because numba takes longer to accept eight numbers.
+        settings: float32, shape (9,): the values of `Scalars`. An array, because numba takes longer to accept nine numbers.
         optimizer: SGD if Δ = −η·g is matched with the proxy in `moment`; else the shared optimizer whose step is matched.
         numbers: float32: its `scalars`.
         decay, bound: float32: its weight decay λ, and the largest |Δ|.
@@ -332,7 +340,7 @@ def gem_part(  # type: ignore[no-untyped-def]
         until = min(last, end)
         rate, tensor_decay = settings[0] * factors[tensor, 0], decay * factors[tensor, 1]
         scalars = (  # in the order of `Scalars`
-            rate, settings[1], settings[2], settings[3], settings[4], settings[5], settings[6], settings[7],
+            rate, settings[1], settings[2], settings[3], settings[4], settings[5], settings[6], settings[7], settings[8],
         )  # fmt: skip
         for start in range(max(first, begin), until, BLOCK):
             low, high = np.uint64(start), np.uint64(min(start + BLOCK, last))

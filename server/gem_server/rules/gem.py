@@ -43,6 +43,9 @@ class Gem(GradientRule):
         θ_{t+1} = θ_t + π·Δ
 
     So during one round of a worker, all workers together move a parameter by at most about κ of the optimizer's steps.
+
+    `against`, ours: |θ_t − s| counts that many times, at most once, if θ has moved against Δ. In the paper a commit that would
+    take back what the others have overdone is held back like one that adds to it (docs/results/many-workers).
     """
 
     momentum: float = 0.9
@@ -52,6 +55,7 @@ class Gem(GradientRule):
     snapshot: str = "after"
     proxy: str = "momentum"
     proxy_rate: float = 0.0
+    against: float = 1.0
     name: ClassVar[str] = "gem"
 
     def __post_init__(self) -> None:
@@ -64,6 +68,7 @@ class Gem(GradientRule):
         require(self.proxy in PROXIES, f"the proxy is one of {', '.join(PROXIES)}, not {self.proxy!r}")
         if self.proxy_rate:
             require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must be 0 or lie in [1e-30, 1000], not {self.proxy_rate}")
+        require(0 <= self.against <= 1, f"against must lie in [0, 1], not {self.against}")
         require(
             self._is_sgd or self.proxy == "momentum",
             f"the step of --optimizer {self.optimizer} is its own proxy: leave out proxy={self.proxy}",
@@ -134,6 +139,7 @@ class Gem(GradientRule):
             outside=outside,
             pi_max=self.pi_max,
             limit=self.largest,
+            against=self.against,
         )
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:

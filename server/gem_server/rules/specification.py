@@ -12,7 +12,7 @@ from gem_api.layout import Vector
 def gem(
     theta: Vector, snapshot: Vector, moment: Vector, gradient: Vector,
     eta: np.float32, mu: np.float32, kappa: np.float32, epsilon: np.float32, pi_max: np.float32,
-    convention: str = "after",
+    convention: str = "after", against: np.float32 = np.float32(1),
 ) -> tuple[Vector, Vector, Vector, Vector]:  # fmt: skip
     """One commit of a worker with moment m and snapshot s; arrays are float32, of shape (P,).
 
@@ -23,10 +23,16 @@ def gem(
     moment = mu * moment + delta  # (24)
     divisor = abs(delta + epsilon) if convention == "reference" else abs(delta) + epsilon
     with np.errstate(divide="ignore", invalid="ignore"):
-        pi = (kappa * abs(moment) - abs(theta - snapshot)) / divisor  # (19), (27)
+        pi = (kappa * abs(moment) - used(theta - snapshot, delta, against)) / divisor  # (19), (27)
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), np.float32(0), pi_max)  # 0/0 counts as 0
     after = theta + pi * delta
     return after, after if convention == "after" else theta, moment, pi
+
+
+def used(moved: Vector, delta: Vector, against: np.float32) -> Vector:
+    """How much of a commit's room the others have used who moved θ by `moved` since the worker's snapshot, float32, shape (P,):
+    what goes against Δ counts `against` times."""
+    return abs(moved) * np.where((moved < 0) == (delta < 0), np.float32(1), against)
 
 
 def adam(
@@ -51,10 +57,11 @@ def lion(
 
 
 def match(
-    theta: Vector, snapshot: Vector, delta: Vector, kappa: np.float32, epsilon: np.float32, pi_max: np.float32
-) -> tuple[Vector, Vector]:
+    theta: Vector, snapshot: Vector, delta: Vector, kappa: np.float32, epsilon: np.float32, pi_max: np.float32,
+    against: np.float32 = np.float32(1),
+) -> tuple[Vector, Vector]:  # fmt: skip
     """Matches the step Δ of a shared optimizer, its own proxy, under the convention "after": θ_{t+1}, also the new s, and π."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        pi = (kappa * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
+        pi = (kappa * abs(delta) - used(theta - snapshot, delta, against)) / (abs(delta) + epsilon)
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), np.float32(0), pi_max)
     return theta + pi * delta, pi
