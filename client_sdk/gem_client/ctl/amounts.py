@@ -1,4 +1,4 @@
-"""Numbers as people write them on a command line: 124M parameters, 32G of memory."""
+"""Numbers as people write them on a command line: 124M parameters, 32G of memory, 10% of the workers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,46 @@ class Count(click.ParamType[int]):
     name = "count"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBGT]?)", str(value).strip().upper())
-        count = float(match[1]) * _POWERS[match[2]] if match else 0.0
+        count = _number(str(value))
         if not 1 <= count <= MAX_PARAMETERS:
             self.fail(f"{value!r} is not a number of parameters from 1 to 1T; write 156450, 124M or 1B", param, ctx)
         return int(count)
+
+
+class Counts(click.ParamType[tuple[int, ...]]):
+    """Numbers as those of `Count`, with commas between them: 10,100,1k. Each is at least 1."""
+
+    name = "counts"
+
+    def __init__(self, what: str, most: int) -> None:
+        """Numbers of `what`, such as "workers", each at most `most`."""
+        self._what, self._most = what, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        counts = tuple(int(_number(one)) for one in str(value).split(","))
+        if not all(1 <= count <= self._most for count in counts):
+            self.fail(f"{value!r} are not numbers of {self._what} from 1 to {self._most:,}; write 100 or 10,100,1k", param, ctx)
+        return counts
+
+
+class BitsPerSecond(click.ParamType[float]):
+    """The speed of a link, in bits per second, with an optional suffix k, M, G or T. Converts to bytes per second."""
+
+    name = "bits"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        bits = _number(str(value))
+        if not 1 <= bits <= 1e15:
+            self.fail(f"{value!r} is not a number of bits per second; write 10G or 100M", param, ctx)
+        return bits / 8
+
+
+def _number(written: str) -> float:
+    """A number with an optional suffix k, M, B, G or T; 0 if it is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBGT]?)", written.strip().upper())
+    return float(match[1]) * _POWERS[match[2]] if match else 0.0
 
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

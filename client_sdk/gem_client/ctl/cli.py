@@ -15,13 +15,11 @@ from typing import Any
 
 import click
 from gem_api import __version__
-from gem_api.hyperparameters import OPTIMIZERS, RULES
 from gem_api.process.addresses import DEFAULT_PORT
 from gem_api.process.extras import install
 from gem_api.process.lifetime import interruptible
 from gem_api.process.message_json import as_dict
 from gem_api.process.options import (
-    DURABILITIES,
     SETTINGS,
     Number,
     ServerAddress,
@@ -31,16 +29,14 @@ from gem_api.process.options import (
     option,
 )
 from gem_api.process.printable import printable
-from gem_api.ranges import MAX_RANGES
-from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect
 from gem_client.ctl import ranges, text
-from gem_client.ctl.amounts import Bytes, Count
 from gem_client.ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_client.ctl.picture import SORTS
-from gem_client.ctl.plan import PROXIES, SHARED_OPTIMIZER_RULES, Setup, one_server_only, plan, servers_needed
+from gem_client.ctl.plan_command import plan_run
+from gem_client.ctl.simulation.command import simulate_run
 from gem_client.ctl.top import Interrupts, show
 from gem_client.ctl.track.follow import Follower
 from gem_client.ctl.track.tracker import TRACKERS, TrackerError, open_tracker
@@ -204,40 +200,8 @@ def top(target: Target, every: float, count: int, sort: str) -> None:
     show(target.admin(), ranges.Peers(target.admin), target.server, every, count, sort)
 
 
-@main.command("plan", short_help="Predicts memory, network traffic and speed of a run.")
-@option("--parameters", type=Count(), required=True, help="Number of the model's parameters, for example 124M or 1B.")
-@option("--workers", type=click.IntRange(1), default=10, help="Number of workers.")
-@option("--compute-seconds", type=Number(0), default=0.1, help="Seconds for the forward and backward pass of one step.")
-@option("--local-steps", type=click.IntRange(1, 10_000), default=1, help="Steps that a worker makes per commit.")
-@option("--rule", type=click.Choice(RULES), default="gem", help="The update rule.")
-@option("--proxy", type=click.Choice(list(PROXIES)), default="momentum", help="The proxy of the rule gem.")
-@option("--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", help="The optimizer that the workers share on the server.")
-@option("--durability", type=click.Choice(DURABILITIES), default="snapshot", help="What the server keeps on disk.")
-@option("--shared-memory", is_flag=True, help="The workers run on the server's machine and share memory with it.")
-@option("--overlap", is_flag=True, help="The workers compute while a commit is under way.")
-@option(
-    "--gradient-dtype", type=click.Choice(list(GRADIENT_FORMATS)), default="float32", help="Format of gradients on the network."
-)
-@option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Format of θ on the network.")
-@option("--servers", type=click.IntRange(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each.")
-@option("--server-memory", type=Bytes(), help="Memory of each server, such as 32G, to see how many servers are needed.")
-def plan_run(server_memory: int | None, **options: Any) -> None:
-    """Predicts what a run needs: the server's memory, the network traffic, and how many workers one server can serve.
-
-    The prediction is based on measurements on two cores that server and workers share. More cores do better. With several
-    servers, each is assumed to have a machine of its own.
-    """
-    shared = options["optimizer"] not in ("sgd", "worker")
-    if shared and options["rule"] not in SHARED_OPTIMIZER_RULES:
-        raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}")
-    if shared and options["local_steps"] > 1:
-        raise click.UsageError("a shared optimizer takes gradients: for --local-steps above 1 use --optimizer sgd or worker")
-    setup = Setup(**options)
-    if (setup.servers > 1 or server_memory) and (why := one_server_only(setup)):
-        raise click.UsageError(why)
-    click.echo(text.plan(plan(setup)))
-    if server_memory:
-        click.echo(text.servers_needed(servers_needed(setup, server_memory), server_memory))
+main.add_command(plan_run)
+main.add_command(simulate_run)
 
 
 @main.command(short_help="Saves the model as a safetensors file.")

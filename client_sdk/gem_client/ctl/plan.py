@@ -164,9 +164,9 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     """Predicts what the setup needs. Raises InvalidRequest for an unknown format."""
     size = -(-setup.parameters // setup.servers)
     worker_bytes = _worker_bytes(setup, size)
-    commit_bytes = 0 if setup.shared_memory else _wire_bytes(setup)
+    commit_bytes = sum(wire_bytes(setup))
     seconds = server_seconds(setup, costs)
-    round_trip = seconds + (0 if setup.servers == 1 else costs.byte * commit_bytes * (1 - 1 / setup.servers))
+    round_trip = seconds + sum(transfer_seconds(setup, costs))
     compute = setup.local_steps * setup.compute_seconds
     alone = max(compute, round_trip) if setup.overlap else compute + round_trip
     rate = min(setup.workers / alone, 1 / seconds)
@@ -223,7 +223,14 @@ def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
         return costs.by_reference + arithmetic / setup.servers
     converted = sum(dtype != "float32" for dtype in (setup.gradient_dtype, setup.theta_dtype))
     conversion = converted * costs.conversion * setup.parameters
-    return costs.by_network + (arithmetic + conversion + costs.byte * _wire_bytes(setup)) / setup.servers
+    return costs.by_network + (arithmetic + conversion + costs.byte * sum(wire_bytes(setup))) / setup.servers
+
+
+def transfer_seconds(setup: Setup, costs: Costs = MEASURED) -> tuple[float, float]:
+    """The time of a worker for sending all parts of a commit, and for receiving all parts of the answer, in seconds, without the
+    time that a server spends on it at the same moment. It is 0 with one server."""
+    up, down = (costs.byte * count * (1 - 1 / setup.servers) for count in wire_bytes(setup))
+    return up, down
 
 
 def _rule_memory(setup: Setup) -> RuleMemory:
@@ -232,6 +239,9 @@ def _rule_memory(setup: Setup) -> RuleMemory:
     return PROXIES[setup.proxy] if setup.rule == "gem" else RULE_MEMORY[setup.rule]
 
 
-def _wire_bytes(setup: Setup) -> int:
-    formats = gradient_format(setup.gradient_dtype), theta_format(setup.theta_dtype)
-    return sum(wire_format.nbytes(setup.parameters) for wire_format in formats)
+def wire_bytes(setup: Setup) -> tuple[int, int]:
+    """Bytes on the network of a commit and of its answer, of all servers together; 0 through shared memory."""
+    if setup.shared_memory:
+        return 0, 0
+    up, down = gradient_format(setup.gradient_dtype), theta_format(setup.theta_dtype)
+    return up.nbytes(setup.parameters), down.nbytes(setup.parameters)

@@ -164,7 +164,7 @@ def plan(planned: Plan) -> str:
         "network": f"{size(planned.bytes_per_second)}/s, {size(planned.commit_bytes)} per commit"
         if planned.commit_bytes
         else "headers only: tensors pass through shared memory",
-        "commits": f"{planned.commits_per_second:.4g}/s, {_brief(planned.server_seconds)} of the server's time each",
+        "commits": f"{planned.commits_per_second:.4g}/s, {brief(planned.server_seconds)} of the server's time each",
         "server load": f"{100 * planned.load:.0f} %",
         "full at": f"{planned.full_at:.3g} workers; more workers bring no more commits",
     }
@@ -178,7 +178,7 @@ def _plan_of_several(planned: Plan) -> str:
         "server memory": f"{size(planned.server_bytes)} on each, of which {size(planned.worker_bytes)} per worker",
         "network": f"{size(each)}/s at each server; {size(planned.commit_bytes)} per commit, "
         f"{size(planned.commit_bytes / count)} of them at each",
-        "commits": f"{planned.commits_per_second:.4g}/s, {_brief(planned.server_seconds)} of each server's time",
+        "commits": f"{planned.commits_per_second:.4g}/s, {brief(planned.server_seconds)} of each server's time",
         "server load": f"{100 * planned.load:.0f} %",
         "full at": f"{planned.full_at:.3g} workers; more workers bring no more commits",
     }
@@ -192,7 +192,8 @@ def servers_needed(count: int | None, memory: int) -> str:
     return f"{'needs':<14} at least {count} server{'s' * (count > 1)} of {size(memory)}"
 
 
-def _brief(seconds: float) -> str:
+def brief(seconds: float) -> str:
+    """A time in ms, or in seconds from 1 s."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import numpy as np
 from gem_api.layout import Vector
 
+FULLY = np.float32(1)  # the paper's rule: θ − s counts fully, whichever way θ has moved
+
 
 def gem(
     theta: Vector, snapshot: Vector, moment: Vector, gradient: Vector,
     eta: np.float32, mu: np.float32, kappa: np.float32, epsilon: np.float32, pi_max: np.float32,
-    convention: str = "after", against: np.float32 = np.float32(1),
+    convention: str = "after", against: np.float32 = FULLY,
 ) -> tuple[Vector, Vector, Vector, Vector]:  # fmt: skip
     """One commit of a worker with moment m and snapshot s; arrays are float32, of shape (P,).
 
@@ -58,7 +60,7 @@ def lion(
 
 def match(
     theta: Vector, snapshot: Vector, delta: Vector, kappa: np.float32, epsilon: np.float32, pi_max: np.float32,
-    against: np.float32 = np.float32(1),
+    against: np.float32 = FULLY,
 ) -> tuple[Vector, Vector]:  # fmt: skip
     """Matches the step Δ of a shared optimizer, its own proxy, under the convention "after": θ_{t+1}, also the new s, and π."""
     with np.errstate(divide="ignore", invalid="ignore"):
