@@ -227,8 +227,9 @@ def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
 
 
 def transfer_seconds(setup: Setup, costs: Costs = MEASURED) -> tuple[float, float]:
-    """The time of a worker for sending all parts of a commit, and for receiving all parts of the answer, in seconds, without the
-    time that a server spends on it at the same moment. It is 0 with one server."""
+    """The time of a worker for sending all parts of a commit, and for receiving all parts of the answer, in seconds.
+
+    It does not include the time that a server spends on its part at the same moment. With one server it is 0."""
     up, down = (costs.byte * count * (1 - 1 / setup.servers) for count in wire_bytes(setup))
     return up, down
 
