@@ -1,4 +1,4 @@
-"""The compute gate: a few threads at a time, first come first served."""
+"""The compute gate: a few threads at a time, in random order."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def test_so_many_get_through_at_once_and_no_more() -> None:
     assert max(most) <= 2
 
 
-def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
-    gate, order = ComputeGate(1), []
+def order_of_turns(seed: int, threads: int = 20) -> list[int]:
+    """The order in which threads get a turn that have asked for it one after the other."""
+    gate, order = ComputeGate(1, seed), []
 
     def work(number: int) -> None:
         with gate.slot():
@@ -43,14 +44,20 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
     def is_waiting(count: int) -> bool:
         return len(gate._waiting) == count
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
     with gate.slot():
-        for number, thread in enumerate(threads):
-            thread.start()
-            wait_until(partial(is_waiting, number + 1), "the next to wait in line")
-    for thread in threads:
-        thread.join(30)
-    assert order == [0, 1, 2, 3, 4]
+        for number, worker in enumerate(workers):
+            worker.start()
+            wait_until(partial(is_waiting, number + 1), "the next to wait")
+    for worker in workers:
+        worker.join(30)
+    return order
+
+
+def test_turns_come_in_a_random_order_and_everybody_gets_one() -> None:
+    orders = [order_of_turns(seed) for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+    assert all(sorted(order) == list(range(20)) != order for order in orders)
 
 
 def test_a_turn_is_given_back_by_one_that_fails() -> None:
