@@ -1,0 +1,177 @@
+"""Compares what `gem-ctl simulate` says with synthetic workers on the real service: `python -m benchmarks.server.predictions`.
+
+Machines differ, so the costs are fitted to two measurements first, for each size of the model: 16 workers that compute nothing
+and so fill the server, and one alone. All other numbers of workers and compute times are predicted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import click
+import numpy as np
+from gem_api.process.lifetime import interruptible
+from gem_client.ctl.plan import Costs, Setup, plan, server_seconds
+from gem_client.ctl.simulation.outcome import Outcome, outcome
+from gem_client.ctl.simulation.scenario import Scenario
+
+from benchmarks import machine
+from benchmarks.processes import server
+from benchmarks.server.synthetic import Seen, Work, observe
+
+TARGET = 0.15  # how far a prediction may be from what is measured
+FILLING = 16  # workers that fill the server in the calibration
+_HEAD = (
+    f"{'workers':>7s} {'load':>5s} {'compute':>10s}   {'commits/s':>9s} {'simulated':>9s} {'ratio':>5s} {'plan':>8s}   "
+    f"{'τ mean':>7s} {'sim.':>7s} {'95 %':>6s} {'sim.':>6s}   {'round trip':>10s} {'simulated':>10s}"
+)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a commit of one size costs on this machine, in seconds.
+
+    Attributes:
+        server: The time of the server. It includes that per parameter and per byte.
+        transit: The rest of the round trip of a worker alone, both ways together.
+    """
+
+    server: float
+    transit: float
+
+    @property
+    def costs(self) -> Costs:
+        """The costs for `gem-ctl plan` and `gem-ctl simulate`."""
+        return Costs(by_reference=self.server, by_network=self.server, parameter=0.0, byte=0.0, conversion=0.0)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A measurement beside its prediction. The simulation gets the compute time and the spread that the workers really had."""
+
+    setup: Setup
+    load: float
+    spread: float
+    rate: float
+    staleness_mean: float
+    staleness_p95: float
+    round_trip: float
+    over_grpc: int
+    planned: float
+    simulated: Outcome
+
+    @property
+    def ratio(self) -> float:
+        """Predicted commits per second, divided by those measured."""
+        return self.simulated.commits_per_second / self.rate
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--parameters", "-P", multiple=True, type=int, default=(10_000, 156_450, 1_000_000), help="Sizes of the model.")
+@click.option("--workers", "-W", multiple=True, type=int, default=(4, 30, 100, 300, 1000), help="Numbers of workers.")
+@click.option(
+    "--load", multiple=True, type=float, default=(0.3, 0.9, 2.0), help="How much of the server the workers ask for, at most."
+)
+@click.option("--transport", type=click.Choice(("shm", "tcp")), default="tcp", help="How tensors travel.")
+@click.option("--seconds", type=float, default=10.0, help="Least length of a measurement.")
+@click.option("--repeats", type=int, default=3, help="Calibrations and measurements of each kind; their medians count.")
+@click.option("--quick", is_flag=True, help="Two minutes: few workers, short measurements.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/predictions.json"), help="File for the figures.")
+@interruptible()
+def main(
+    parameters: tuple[int, ...], workers: tuple[int, ...], load: tuple[float, ...], transport: str, seconds: float,
+    repeats: int, quick: bool, out: Path,
+) -> None:  # fmt: skip
+    """Measures synthetic workers, which sleep instead of computing, and prints beside it what the simulation predicts.
+
+    A load of 2 asks for twice what the server can do. Kinds that would need more than half of the free memory are left out.
+    """
+    if quick:
+        parameters, workers, load, seconds, repeats = (10_000, 156_450), (4, 100), (0.3, 2.0), 2.0, 1
+    out.parent.mkdir(parents=True, exist_ok=True)
+    setups: list[dict[str, object]] = []
+    found: list[Compared] = []
+    for size in parameters:
+        fit = _calibrate(size, transport == "shm", seconds, repeats)
+        click.echo(
+            f"\nP = {size:,}, {transport}: a commit takes the server {1e3 * fit.server:.3g} ms, "
+            f"and {1e3 * fit.transit:.3g} ms more to go there and back\n{_HEAD}"
+        )
+        for setup, share in _kinds(size, workers, load, transport == "shm", fit.costs):
+            found.append(_compare(setup, share, fit, seconds, repeats))
+            setups.append({"fit": asdict(fit), **asdict(found[-1])})
+            click.echo(_row(found[-1]))
+            out.write_text(json.dumps(setups, indent=1) + "\n")
+    within = sum(abs(each.ratio - 1) <= TARGET for each in found)
+    click.echo(f"\nwithin {100 * TARGET:.0f} %: {within} of {len(found)}")
+
+
+def _kinds(
+    size: int, workers: tuple[int, ...], loads: tuple[float, ...], shared: bool, costs: Costs
+) -> Iterator[tuple[Setup, float]]:
+    """Setups whose workers ask for these loads, without those that need too much memory or that can't ask for so much."""
+    for count in workers:
+        bare = Setup(parameters=size, workers=count, compute_seconds=0.0, shared_memory=shared)
+        needed = plan(bare, costs).server_bytes + 12 * size * count  # a session holds θ, a gradient, and buffers
+        for load in loads if needed < machine.available_bytes() / 2 else ():
+            compute = server_seconds(bare, costs) * (count / load - 1)
+            if compute > 0:
+                yield replace(bare, compute_seconds=compute), load
+
+
+def _calibrate(parameters: int, shared: bool, seconds: float, repeats: int) -> Fit:
+    """Fits the costs of a model of this size: to a full server, and to a worker alone."""
+    full = _median_of(Work(parameters, FILLING, shared_memory=shared), seconds, repeats)
+    alone = _median_of(Work(parameters, 1, shared_memory=shared), seconds, repeats)
+    busy = 1 / full.rate
+    return Fit(busy, max(0.0, float(np.median(alone.round_trip)) - busy))
+
+
+def _compare(setup: Setup, load: float, fit: Fit, seconds: float, repeats: int) -> Compared:
+    work = Work(setup.parameters, setup.workers, setup.compute_seconds, shared_memory=setup.shared_memory)
+    cycle = max(setup.compute_seconds, setup.workers * server_seconds(setup, fit.costs))
+    seen = _median_of(work, max(seconds, 5 * cycle), repeats, warm_up=max(1.0, 3 * cycle))
+    real = replace(setup, compute_seconds=float(seen.computed.mean()))
+    spread = float(seen.computed.std() / seen.computed.mean())
+    scenario = Scenario(real, fit.costs, spread=spread, latency=fit.transit / 2)
+    return Compared(
+        setup=real,
+        load=load,
+        spread=spread,
+        rate=seen.rate,
+        staleness_mean=float(seen.staleness.mean()),
+        staleness_p95=float(np.percentile(seen.staleness, 95)),
+        round_trip=float(seen.round_trip.mean()),
+        over_grpc=seen.over_grpc,
+        planned=plan(real, fit.costs).commits_per_second,
+        simulated=outcome(scenario),
+    )
+
+
+def _median_of(work: Work, seconds: float, repeats: int, warm_up: float = 1.0) -> Seen:
+    """The measurement with the median rate; each has a fresh server."""
+    seen = []
+    for _ in range(repeats):
+        with server() as (address, _):
+            seen.append(observe(address, work, warm_up, seconds))
+    middle = median(each.rate for each in seen)
+    return min(seen, key=lambda each: abs(each.rate - middle))
+
+
+def _row(of: Compared) -> str:
+    told = of.simulated
+    return (
+        f"{of.setup.workers:7d} {of.load:5.1f} {1e3 * of.setup.compute_seconds:7.1f} ms   "
+        f"{of.rate:9.1f} {told.commits_per_second:9.1f} {of.ratio:5.2f} {of.planned:8.1f}   "
+        f"{of.staleness_mean:7.1f} {told.staleness.mean:7.1f} {of.staleness_p95:6.0f} {told.staleness.p95:6.0f}   "
+        f"{1e3 * of.round_trip:7.1f} ms {1e3 * told.round_trip:7.1f} ms"
+        + (f"   {of.over_grpc} over gRPC" if of.over_grpc else "")
+    )
+
+
+if __name__ == "__main__":
+    main()
