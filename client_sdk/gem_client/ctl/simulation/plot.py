@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 from gem_client.ctl.simulation.study import Study
 
@@ -41,9 +41,17 @@ def draw(study: Study, path: Path) -> None:
 def _rate(axes: Axes, workers: list[int], study: Study) -> None:
     axes.plot(workers, [each.commits_per_second for each in study.outcomes], "o-", color=_INK, label="simulated")
     axes.plot(workers, [each.planned for each in study.outcomes], "--", color=_MARK, label="gem-ctl plan")
-    axes.set_yscale("log")
+    _logarithmic(axes, "")
     axes.set_title("commits per second")
     axes.legend(frameon=False)
+
+
+def _logarithmic(axes: Axes, unit: str) -> None:
+    """A logarithmic y axis, whose small ticks have numbers too if there are few large ones."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_formatter(EngFormatter(unit))
+    axes.yaxis.set_minor_formatter(EngFormatter(unit) if high < 10 * low else NullFormatter())
 
 
 def _shares(axes: Axes, workers: list[int], study: Study) -> None:
@@ -70,7 +78,6 @@ def _wait(axes: Axes, workers: list[int], study: Study) -> None:
     axes.plot(workers, [each.round_trip for each in study.outcomes], "o-", color=_MARK, label="round trip")
     if any(each.wait for each in study.outcomes):
         axes.plot(workers, [each.wait or float("nan") for each in study.outcomes], "o-", color=_INK, label="of it in the queue")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(EngFormatter("s"))
+    _logarithmic(axes, "s")
     axes.set_title("waiting time of a commit")
     axes.legend(frameon=False)
