@@ -1,0 +1,153 @@
+"""The page docs/results/many-workers and its pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.many_workers.check import Comparison, table
+from benchmarks.many_workers.runs import COUNTS, LOCKSTEP, RANDOM, REMEDIES, SEEDS, SPREADS, Case, Run
+from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
+
+Runs = Mapping[Case, Run]
+_LEAST_LEAP = 0.01  # below this a leap is noise, and is drawn at it on the logarithmic axis
+_ENERGIES = {
+    "moved": "what all commits of a round moved θ",
+    "largest_moment": "the largest |m| of all workers",
+    "proxy": "one worker's m",
+    "mean_moment": "the mean m of all workers",
+}
+
+
+def write_page(runs: Runs, checks: list[Comparison], folder: Path) -> None:
+    """Writes README.md and its pictures, as far as the runs for them are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plt.switch_backend("Agg")
+    if all(case in runs for case in _seeds(*_order())):
+        _draw_order(runs, folder / "order.png")
+        _draw_energies(runs, folder / "energies.png")
+    counted = [count for count in COUNTS if all(Case(workers=count, spread=spread) in runs for spread in (LOCKSTEP, RANDOM))]
+    if len(counted) > 1:
+        _draw_counts(runs, counted, folder / "number.png")
+    body = (Path(__file__).parent / "page.txt").read_text(encoding="utf-8")
+    text = body.format(
+        orders=_order_table(runs), remedies=_remedy_table(runs), counts=_count_table(runs, counted), checks=table(checks),
+        varied=f"{stable_below(uniform_times(REMEDIES['both'].varied), Case().momentum):.0f}",
+    )  # fmt: skip
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _order() -> list[Case]:
+    """The runs under the paper's rule that differ in their order alone."""
+    return [Case(spread=spread) for spread in SPREADS]
+
+
+def _seeds(*cases: Case) -> list[Case]:
+    """The same runs under every seed."""
+    return [replace(case, seed=seed) for seed in SEEDS for case in cases]
+
+
+def _leap(runs: Runs, case: Case) -> float:
+    return float(np.mean([runs[each].leap for each in _seeds(case)]))
+
+
+def _draw_order(runs: Runs, path: Path) -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+    for spread, colour in zip(SPREADS, colormaps["viridis"](np.linspace(0, 0.9, len(SPREADS))), strict=True):
+        run = runs[Case(spread=spread)]
+        left.plot(run.rounds, run.column("loss"), color=colour, label=f"{spread:g}")
+    left.set(xlabel="rounds: commits of each worker", ylabel="training loss", ylim=(0, 4))
+    left.legend(title="spread of compute times", fontsize=8)
+    for against, colour in ((1.0, "#b03030"), (0.5, "#1f77b4")):
+        leaps = [max(_LEAST_LEAP, _leap(runs, Case(spread=spread, against=against))) for spread in SPREADS]
+        right.plot(SPREADS, leaps, "o-", color=colour, label="the paper's rule" if against == 1 else f"against = {against:g}")
+    right.set(xlabel="spread of compute times", ylabel="leap of the training loss", yscale="log")
+    right.legend(loc="upper right", fontsize=8)
+    limit = right.twinx()
+    grid = np.linspace(0.02, 0.7, 35)
+    limit.plot(grid, [stable_below(gamma_times(float(each)), 0.9) for each in grid], "--", color="#444444")
+    limit.set(ylabel="the model: stable below this c·η·h (dashed)", yscale="log", ylim=(1, 300))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def _draw_energies(runs: Runs, path: Path) -> None:
+    figure, grid = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
+    for axes, spread, title in zip(grid, (LOCKSTEP, RANDOM), ("in lockstep", "at random times"), strict=True):
+        run = runs[Case(spread=spread)]
+        for name, label in _ENERGIES.items():
+            axes.plot(run.rounds, run.column(name), label=label)
+        axes.set(xlabel="rounds", title=f"100 workers commit {title}", yscale="log")
+        axes.grid(alpha=0.3)
+    grid[0].set_ylabel("energy, ½Σ(·)²")
+    grid[0].legend(fontsize=8)
+    _save(figure, path)
+
+
+def _draw_counts(runs: Runs, counts: Iterable[int], path: Path) -> None:
+    figure, grid = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
+    for axes, spread, title in zip(grid, (LOCKSTEP, RANDOM), ("in lockstep", "at random times"), strict=True):
+        for count in counts:
+            run = runs[Case(workers=count, spread=spread)]
+            axes.plot(run.rounds, run.column("loss"), label=f"{count} workers")
+        _finish_counts(axes, title)
+    grid[0].set_ylabel("training loss")
+    _save(figure, path)
+
+
+def _finish_counts(axes: Axes, title: str) -> None:
+    axes.set(xlabel="rounds", title=f"commits {title}", ylim=(0, 4))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _order_table(runs: Runs) -> str:
+    rows = [
+        "| Spread | The model: stable below c·η·h = | Leap | Accuracy | Leap, `against=0.5` | Accuracy |",
+        "|---|---|---|---|---|---|",
+    ]
+    for spread in SPREADS:
+        limit = stable_below(gamma_times(spread), Case().momentum)
+        cells = [_cells(runs, Case(spread=spread, against=against)) for against in (1.0, 0.5)]
+        rows.append(f"| {spread:g} | {_number(limit)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _remedy_table(runs: Runs) -> str:
+    rows = ["| In lockstep, 100 workers | Leap | Accuracy |", "|---|---|---|"]
+    return "\n".join([*rows, *(f"| {name} | {_cells(runs, case)} |" for name, case in REMEDIES.items())])
+
+
+def _count_table(runs: Runs, counts: Iterable[int]) -> str:
+    rows = ["| Workers | Leap in lockstep | Accuracy | Leap at random times | Accuracy |", "|---|---|---|---|---|"]
+    for count in counts:
+        cells = [_cells(runs, Case(workers=count, spread=spread), seeds=1) for spread in (LOCKSTEP, RANDOM)]
+        rows.append(f"| {count} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _cells(runs: Runs, case: Case, seeds: int = len(SEEDS)) -> str:
+    """Leap and accuracy, means over the seeds; dashes if a run is missing."""
+    cases = _seeds(case)[:seeds]
+    if not all(each in runs for each in cases):
+        return "– | –"
+    accuracy = np.mean([runs[each].accuracy for each in cases])
+    return f"{np.mean([runs[each].leap for each in cases]):.2f} | {100 * accuracy:.2f} %"
+
+
+def _number(value: float) -> str:
+    return "any" if math.isinf(value) else f"{value:.1f}"

@@ -1,0 +1,138 @@
+"""The runs of the page, and their stored results."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gem_api.hyperparameters import Hyperparameters
+from gem_worker.tasks import Task
+
+from benchmarks.many_workers.order import simulated
+from benchmarks.many_workers.simulation import Row, train
+
+STEPS = 60  # of each worker: the unstable part of a run is over by then
+SEEDS = (0, 1)
+SPREADS = (0.05, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+COUNTS = (10, 30, 100, 300, 1000)
+LOCKSTEP, RANDOM = 0.05, 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run's settings; what is not named has the server's default.
+
+    Attributes:
+        workers, steps: How many, and the commits of each.
+        spread, varied: As for `order.simulated`.
+        against: The option of the rule gem.
+    """
+
+    workers: int = 100
+    steps: int = STEPS
+    spread: float = LOCKSTEP
+    varied: float = 0.0
+    against: float = 1.0
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    kappa: float = 1.0
+    optimizer: str = "sgd"
+    seed: int = 0
+
+    def hyperparameters(self) -> Hyperparameters:
+        """The run's settings."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("learning_rate", "optimizer", "seed")}
+        if self.optimizer == "sgd":
+            given |= {"momentum": self.momentum, "kappa": self.kappa}
+        return Hyperparameters(rule_options=f"against={self.against:g}", **given).with_defaults(given)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A case and the rows of its result."""
+
+    case: Case
+    rows: list[Row]
+
+    def column(self, name: str) -> list[float]:
+        """The values of a column; NaN where a row lacks it."""
+        return [row.get(name, math.nan) for row in self.rows]
+
+    @property
+    def rounds(self) -> list[float]:
+        """The commits of each worker at each row, on average."""
+        return [version / self.case.workers for version in self.column("version")]
+
+    @property
+    def leap(self) -> float:
+        """How far the training loss rises above what it had been down to; infinity if training diverged."""
+        losses = np.array(self.column("loss"))
+        if not np.isfinite(losses).all():
+            return math.inf
+        return float((losses - np.minimum.accumulate(losses)).max())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correct answers on the test data at the end."""
+        return self.rows[-1].get("accuracy", math.nan)
+
+
+REMEDIES = {
+    "the paper's rule": Case(),
+    "against = 0.5": Case(against=0.5),
+    "batches from 10 to 190 %": Case(varied=0.9),
+    "both": Case(varied=0.9, against=0.5),
+    "κ = 0.3": Case(kappa=0.3),
+    "η = 0.02": Case(learning_rate=0.02),
+    "μ = 0.5": Case(momentum=0.5),
+    "AdamW on the server, η = 0.001": Case(optimizer="adamw", learning_rate=0.001),
+}
+
+
+def plan() -> list[Case]:
+    """Every case, each once; the first seed of all before the second."""
+    cases = [Case(spread=spread, against=against) for spread in SPREADS for against in (1.0, 0.5)]
+    cases += REMEDIES.values()
+    more = [Case(workers=count, spread=spread) for count in COUNTS for spread in (LOCKSTEP, RANDOM)]
+    return list(dict.fromkeys([*(replace(case, seed=seed) for seed in SEEDS for case in cases), *more]))
+
+
+def measure(case: Case, task: Task, tell: Callable[[Row], None] = lambda row: None) -> Run:
+    """Makes a run."""
+    settings = case.hyperparameters()
+    turns = simulated(
+        case.workers, case.steps, settings.batch_size, case.spread, case.varied, np.random.default_rng([1, case.seed])
+    )
+    return Run(case, train(task, settings, turns, case.workers, case.workers, tell))
+
+
+def load(path: Path) -> dict[Case, Run]:
+    """The stored results."""
+    if not path.exists():
+        return {}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return {Case(**each["case"]): Run(Case(**each["case"]), _rows(each["columns"])) for each in stored}
+
+
+def save(path: Path, runs: Iterable[Run]) -> None:
+    """Writes the results, one a line, with four digits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps({"case": asdict(run.case), "columns": _columns(run)}) for run in runs)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def _columns(run: Run) -> dict[str, list[float | None]]:
+    names = dict.fromkeys(name for row in run.rows for name in row)
+    return {name: [float(f"{v:.4g}") if math.isfinite(v) else None for v in run.column(name)] for name in names}
+
+
+def _rows(columns: dict[str, list[float | None]]) -> list[Row]:
+    return [
+        {name: math.nan if value is None else value for name, value in zip(columns, values, strict=True)}
+        for values in zip(*columns.values(), strict=True)
+    ]

@@ -1,0 +1,153 @@
+"""Trains a task with many simulated workers, and the server's own update rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout, Vector
+from gem_api.schedule import factor
+from gem_server.rules import RuleInput, Shared, UpdateRule, rule_of
+from gem_worker.tasks import Task
+from torch.utils.data import default_collate
+
+from benchmarks.many_workers.order import Turn
+from benchmarks.paper.sequential import score
+
+Row = dict[str, float]
+
+
+class Model:
+    """The task's model, with all parameters and all gradients in one vector each."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._task = task
+        torch.manual_seed(seed)
+        self._module = task.model().train()
+        parameters = list(self._module.named_parameters())
+        self.layout = Layout.of([(name, tuple(each.shape)) for name, each in parameters])
+        self._theta, self._gradient = torch.zeros(self.layout.parameters), torch.zeros(self.layout.parameters)
+        begin = 0
+        for _, each in parameters:
+            part = slice(begin, begin := begin + each.numel())
+            self._theta[part] = each.detach().flatten()
+            each.data, each.grad = self._theta[part].view(each.shape), self._gradient[part].view(each.shape)
+        self._data: Any = task.training_data()
+
+    @property
+    def theta(self) -> Vector:
+        """A copy of the parameters: float32, shape (P,)."""
+        return self._theta.numpy().copy()
+
+    def gradient(self, theta: Vector, samples: list[int]) -> tuple[Vector, float]:
+        """The gradient at θ on these samples of the training data, valid until the next call, and the loss."""
+        self._theta.copy_(torch.from_numpy(theta))
+        self._gradient.zero_()
+        loss = self._task.loss(self._module, default_collate(self._data.__getitems__(samples)))
+        loss.backward()
+        return self._gradient.numpy(), loss.item()
+
+    def score(self, theta: Vector) -> tuple[float, float]:
+        """Mean loss and share of correct answers on the held-out data."""
+        self._theta.copy_(torch.from_numpy(theta))
+        return score(self._task, self._module)
+
+    def draw(self, count: int, random: np.random.Generator) -> list[int]:
+        """A batch: `count` samples, drawn with replacement."""
+        drawn: list[int] = random.integers(0, len(self._data), count).tolist()
+        return drawn
+
+
+@dataclass
+class Worker:
+    """A worker: its buffers on the server, and its commits so far."""
+
+    buffers: dict[str, Vector]
+    base: int = 0
+    commits: int = 0
+
+
+@dataclass
+class _Round:
+    """What is summed up until the next row."""
+
+    losses: list[float] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
+    still: list[float] = field(default_factory=list)
+    proxy: list[float] = field(default_factory=list)
+
+
+def train(
+    task: Task, settings: Hyperparameters, turns: Iterable[Turn], workers: int, every: int,
+    tell: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:  # fmt: skip
+    """Trains with one gradient for each commit; the seed is that of the settings.
+
+    Args:
+        task: What is trained.
+        settings: The run's hyper-parameters, of a rule that takes gradients.
+        turns: Whose commit comes next.
+        workers: How many there are.
+        every: Commits between two rows.
+        tell: Called with each row.
+
+    Returns:
+        A row for every `every` commits: see `_row`. The last one has a loss that is not finite if training diverged.
+    """
+    random, model, rule = np.random.default_rng(settings.seed), Model(task, settings.seed), rule_of(settings)
+    theta, size = model.theta, model.layout.parameters
+    shared = Shared({name: np.zeros(size, np.float32) for name in rule.shared}, dict(rule.numbers))
+    crowd = [Worker({name: np.zeros(size, np.float32) for name in rule.buffers}) for _ in range(workers)]
+    for worker in crowd:
+        rule.first_pull(theta, worker.buffers)
+    rows: list[Row] = []
+    current, before = _Round(), theta.copy()
+    for version, turn in enumerate(turns):
+        worker = crowd[turn.worker]
+        gradient, loss = model.gradient(worker.buffers[rule.reply_buffer], model.draw(turn.samples, random))
+        if not np.isfinite(gradient).all():
+            rows.append({"version": version, "loss": float("nan")})
+            break
+        rule_input = RuleInput(version - worker.base, version, worker.commits, factor(settings, version), shared)
+        facts = rule.apply(model.layout, theta, gradient, worker.buffers, rule_input)
+        worker.base, worker.commits = version + 1, worker.commits + 1
+        current.losses.append(loss)
+        current.staleness.append(rule_input.staleness)
+        if facts is not None:
+            current.still.append(facts.zero_ratio)
+            current.proxy.append(facts.proxy_energy)
+        if (version + 1) % every == 0:
+            rows.append(_row(version + 1, model, theta, before, current, _moments(rule, crowd, settings.kappa)))
+            tell(rows[-1])
+            current, before = _Round(), theta.copy()
+    return rows
+
+
+def _row(version: int, model: Model, theta: Vector, before: Vector, current: _Round, moments: Row) -> Row:
+    """The state after `version` commits. loss, staleness, staleness_sd, still (the share of parameters that a commit did not
+    move) and proxy (½Σ(κm)² of a commit) are means since the last row; moved is ½Σ(θ − θ then)²."""
+    test_loss, accuracy = model.score(theta)
+    row = {
+        "version": version, "loss": float(np.mean(current.losses)), "accuracy": accuracy, "test_loss": test_loss,
+        "staleness": float(np.mean(current.staleness)), "staleness_sd": float(np.std(current.staleness)),
+        "moved": float(0.5 * ((theta - before).astype(np.float64) ** 2).sum()),
+    }  # fmt: skip
+    if current.still:
+        row |= {"still": float(np.mean(current.still)), "proxy": float(np.mean(current.proxy))}
+    return row | moments
+
+
+def _moments(rule: UpdateRule, crowd: list[Worker], kappa: float) -> Row:
+    """Energies ½Σ(κ·…)² of the workers' mean moment, and of the largest |m| of any worker in each parameter."""
+    if "moment" not in rule.buffers:
+        return {}
+    total, largest = np.zeros_like(crowd[0].buffers["moment"]), np.zeros_like(crowd[0].buffers["moment"])
+    for worker in crowd:
+        total += worker.buffers["moment"]
+        np.maximum(largest, np.abs(worker.buffers["moment"]), out=largest)
+    energies = {"mean_moment": total / np.float32(len(crowd)), "largest_moment": largest}
+    return {name: float(0.5 * kappa**2 * (values.astype(np.float64) ** 2).sum()) for name, values in energies.items()}

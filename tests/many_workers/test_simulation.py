@@ -1,0 +1,68 @@
+"""Many simulated workers train as the real service does, and their order matters."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_worker.tasks import load_task
+
+from benchmarks.launch import launch
+from benchmarks.many_workers.order import recorded, simulated
+from benchmarks.many_workers.runs import Case, Run, load, measure, save
+from benchmarks.many_workers.simulation import train
+
+TASK = load_task("digits", None)
+
+
+@pytest.fixture(scope="module")
+def lockstep() -> Run:
+    return measure(Case(workers=40, steps=12, spread=0.05), TASK)
+
+
+def test_a_case_gives_the_same_numbers_each_time(lockstep: Run) -> None:
+    assert measure(lockstep.case, TASK).rows == lockstep.rows
+
+
+def test_random_times_train_further_than_lockstep(lockstep: Run) -> None:
+    at_random = measure(Case(workers=40, steps=12, spread=1.0), TASK)
+    assert at_random.accuracy > lockstep.accuracy + 0.2
+    assert lockstep.column("staleness_sd")[6] < 15 < 30 < at_random.column("staleness_sd")[6]
+
+
+def test_a_row_has_the_energies_of_its_round(lockstep: Run) -> None:
+    for row in lockstep.rows[1:]:
+        assert 0 < row["mean_moment"] < row["largest_moment"]
+        assert row["moved"] > 0
+        assert 0 <= row["still"] <= 1
+
+
+def test_a_run_that_diverges_ends_with_a_loss_that_is_none() -> None:
+    settings = Hyperparameters(rule="downpour", learning_rate=1000.0)
+    rows = train(TASK, settings, simulated(10, 20, 64, 0.05, 0.0, np.random.default_rng(0)), 10, 10)
+    assert not np.isfinite(rows[-1]["loss"])
+
+
+def test_results_survive_the_file(lockstep: Run, tmp_path: Path) -> None:
+    save(tmp_path / "runs.json", [lockstep])
+    (run,) = load(tmp_path / "runs.json").values()
+    assert run.case == lockstep.case
+    assert run.column("loss") == pytest.approx(lockstep.column("loss"), rel=1e-3)
+    assert run.leap == pytest.approx(lockstep.leap, abs=0.01)
+
+
+def test_the_simulation_trains_as_the_service_did_in_the_same_order(tmp_path: Path) -> None:
+    workers, steps = 30, 24
+    command = [
+        sys.executable, "-m", "gem_worker.launcher.cli", f"--workers={workers}", "--processes=2", "--shards=replicate",
+        f"--steps={steps}", "--epochs=0", "--durability=memory", f"--runs={tmp_path}",
+    ]  # fmt: skip
+    folder = launch(command, tmp_path / "output.txt")
+    real = folder.history()["loss"].reshape(6, -1).mean(axis=1)
+    rows = train(TASK, Hyperparameters(), recorded(folder.commits), workers, workers * steps // 6)
+    simulated_losses = np.array([row["loss"] for row in rows])
+    assert simulated_losses == pytest.approx(real, abs=0.25)
+    assert simulated_losses[-1] < 0.5
