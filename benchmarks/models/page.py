@@ -54,6 +54,8 @@ _CONDITIONS = """\
 - {machine}
 - Every run is a real server and real workers over gRPC (`gem-train`), all workers as threads of one process. So asynchrony is
   real, but few gradients are computed at the same moment, and workers are about equally fast. Mean staleness: {staleness}.
+- The workers took turns first come, first served, which is nearly [lockstep](../many-workers/README.md). Since then turns are
+  random.
 - One model, one text, short runs: {steps}. Longer training may rank the methods otherwise.
 - Weight decay is AdamW's default, 0.01. Nothing but the learning rate and κ was tuned: the paper's GEM has momentum 0.9; DiLoCo
   has outer rate 0.7, outer momentum 0.9 and a delay of n. A run has {fewest} to {most} windows of 32 steps, far fewer than
