@@ -6,46 +6,81 @@ from pathlib import Path
 
 import click
 import torch
-from gem_worker.tasks import load_task
+from gem_worker.tasks import Task, load_task
 
-from benchmarks.many_workers.check import WORKERS, compare
-from benchmarks.many_workers.check import load as load_checks
-from benchmarks.many_workers.check import save as save_checks
+from benchmarks.many_workers import check, rivals, runs
 from benchmarks.many_workers.page import write_page
-from benchmarks.many_workers.runs import Case, load, measure, plan, save
 from benchmarks.many_workers.simulation import Row
 
 RESULTS = Path(__file__).parents[2] / "docs/results/many-workers"
+PARTS = ("check", "order", "number", "rivals")
 
 
 @click.command()
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder with MNIST's four files.")
-@click.option("--workers", type=int, help="Make only the runs with so many workers.")
-def main(data: Path | None, workers: int | None) -> None:
-    """Makes the runs without a result, if --data names MNIST, then draws the page and its pictures."""
+@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Make only these runs. [default: all]")
+def main(data: Path | None, parts: tuple[str, ...]) -> None:
+    """Makes the runs without a result, if --data names MNIST, then draws the page and its pictures.
+
+    All parts take some hours on one core. A result is saved at once; several processes may make different parts.
+    """
     torch.set_num_threads(1)
-    stored = RESULTS / "runs.json"
-    runs = load(stored)
     if data is not None:
         task = load_task("mnist", data)
-        for case in plan():
-            if case in runs or workers not in (None, case.workers):
-                continue
-            click.echo(f"{case}")
-            runs[case] = measure(case, task, lambda row, case=case: _tell(row, case))  # type: ignore[misc]
-            runs = load(stored) | {case: runs[case]}  # another process may have made others
-            save(stored, (runs[each] for each in plan() if each in runs))
-        if workers is None:
-            checked = RESULTS / "check.json"
-            missing = [each for each in WORKERS if each not in {one.workers for one in load_checks(checked)}]
-            save_checks(checked, [*load_checks(checked), *(compare(each, task, data) for each in missing)])
-    write_page(runs, load_checks(RESULTS / "check.json"), RESULTS)
+        for part in parts or PARTS:
+            {"check": _check, "order": _order, "number": _number, "rivals": _rivals}[part](task, data)
+    known = runs.load(RESULTS / "runs.json")
+    write_page(known, check.load(RESULTS / "check.json"), rivals.load(RESULTS / "rivals.json"), RESULTS)
 
 
-def _tell(row: Row, case: Case) -> None:
-    every = case.workers * max(1, case.steps // 6)
-    if row["version"] % every == 0:
-        click.echo(f"  {row['version']:.0f} commits, loss {row['loss']:.3f}, accuracy {100 * row['accuracy']:.2f} %")
+def _check(task: Task, data: Path) -> None:
+    stored = RESULTS / "check.json"
+    done = check.load(stored)
+    for workers in check.WORKERS:
+        if workers not in {one.workers for one in done}:
+            click.echo(f"gem-train with {workers} workers, then the same order simulated")
+            done.append(check.compare(workers, task, data))
+            check.save(stored, done)
+
+
+def _order(task: Task, data: Path) -> None:
+    _make(runs.order_cases(), task)
+
+
+def _number(task: Task, data: Path) -> None:
+    _make(runs.number_cases(), task)
+
+
+def _make(cases: list[runs.Case], task: Task) -> None:
+    stored = RESULTS / "runs.json"
+    for number, case in enumerate(cases, 1):
+        if case in runs.load(stored):
+            continue
+        click.echo(f"[{number}/{len(cases)}] {case}")
+
+        def tell(row: Row, case: runs.Case = case) -> None:
+            if row["version"] % (case.workers * max(1, case.steps // 6)) == 0:
+                shown = f"loss {row['loss']:.3f}, accuracy {100 * row['accuracy']:.2f} %"
+                click.echo(f"  {row['version']:.0f} of {case.workers * case.steps} commits, {shown}")
+
+        made = runs.measure(case, task, tell)
+        known = runs.load(stored) | {case: made}  # another process may have made others meanwhile
+        every = [*runs.order_cases(), *runs.number_cases()]
+        runs.save(stored, (known[each] for each in dict.fromkeys(every) if each in known))
+
+
+def _rivals(task: Task, data: Path) -> None:
+    stored = RESULTS / "rivals.json"
+    known = rivals.load(stored)
+
+    def measure(trial: rivals.Trial) -> rivals.Outcome:
+        known[trial] = outcome = rivals.measure(trial, task)
+        shown = f"final loss {outcome.final_loss:.3f}, accuracy {100 * outcome.accuracy:.2f} %"
+        click.echo(f"{trial.workers} workers, {trial.label}, η = {trial.learning_rate:g}, seed {trial.seed}: {shown}")
+        rivals.save(stored, known)
+        return outcome
+
+    rivals.tune_all(known, measure)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.many_workers import rivals
 from benchmarks.many_workers.check import Comparison, table
 from benchmarks.many_workers.runs import COUNTS, LOCKSTEP, RANDOM, REMEDIES, SEEDS, SPREADS, Case, Run
 from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
@@ -27,7 +28,7 @@ _ENERGIES = {
 }
 
 
-def write_page(runs: Runs, checks: list[Comparison], folder: Path) -> None:
+def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, folder: Path) -> None:
     """Writes README.md and its pictures, as far as the runs for them are there."""
     folder.mkdir(parents=True, exist_ok=True)
     plt.switch_backend("Agg")
@@ -38,10 +39,15 @@ def write_page(runs: Runs, checks: list[Comparison], folder: Path) -> None:
     if len(counted) > 1:
         _draw_counts(runs, counted, folder / "number.png")
     body = (Path(__file__).parent / "page.txt").read_text(encoding="utf-8")
-    text = body.format(
-        orders=_order_table(runs), remedies=_remedy_table(runs), counts=_count_table(runs, counted), checks=table(checks),
-        varied=f"{stable_below(uniform_times(REMEDIES['both'].varied), Case().momentum):.0f}",
-    )  # fmt: skip
+    tables = {
+        "orders": _order_table(runs),
+        "remedies": _remedy_table(runs),
+        "counts": _count_table(runs, counted),
+        "checks": table(checks),
+        "rivals": rivals.table(tuned),
+        "varied": f"{stable_below(uniform_times(REMEDIES['both'].varied), Case().momentum):.0f}",
+    }
+    text = body.format(**tables)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -94,12 +94,15 @@ REMEDIES = {
 }
 
 
-def plan() -> list[Case]:
-    """Every case, each once; the first seed of all before the second."""
+def order_cases() -> list[Case]:
+    """The runs about the order of commits and what holds; the first seed of all before the second."""
     cases = [Case(spread=spread, against=against) for spread in SPREADS for against in (1.0, 0.5)]
-    cases += REMEDIES.values()
-    more = [Case(workers=count, spread=spread) for count in COUNTS for spread in (LOCKSTEP, RANDOM)]
-    return list(dict.fromkeys([*(replace(case, seed=seed) for seed in SEEDS for case in cases), *more]))
+    return list(dict.fromkeys(replace(case, seed=seed) for seed in SEEDS for case in [*cases, *REMEDIES.values()]))
+
+
+def number_cases() -> list[Case]:
+    """The runs about the number of workers."""
+    return [Case(workers=count, spread=spread) for count in COUNTS for spread in (LOCKSTEP, RANDOM)]
 
 
 def measure(case: Case, task: Task, tell: Callable[[Row], None] = lambda row: None) -> Run:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
-from gem_api.schedule import factor
-from gem_server.rules import RuleInput, Shared, UpdateRule, rule_of
+from gem_api.schedule import factor, rate
+from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
 from gem_worker.tasks import Task
 from torch.utils.data import default_collate
 
@@ -80,16 +80,24 @@ class _Round:
     still: list[float] = field(default_factory=list)
     proxy: list[float] = field(default_factory=list)
 
+    def add(self, loss: float, staleness: int, facts: PiFacts | None) -> None:
+        """Counts a commit."""
+        self.losses.append(loss)
+        self.staleness.append(staleness)
+        if facts is not None:
+            self.still.append(facts.zero_ratio)
+            self.proxy.append(facts.proxy_energy)
+
 
 def train(
     task: Task, settings: Hyperparameters, turns: Iterable[Turn], workers: int, every: int,
     tell: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:  # fmt: skip
-    """Trains with one gradient for each commit; the seed is that of the settings.
+    """Trains; the seed is that of the settings.
 
     Args:
         task: What is trained.
-        settings: The run's hyper-parameters, of a rule that takes gradients.
+        settings: The run's hyper-parameters. Local steps are plain SGD.
         turns: Whose commit comes next.
         workers: How many there are.
         every: Commits between two rows.
@@ -105,26 +113,45 @@ def train(
     for worker in crowd:
         rule.first_pull(theta, worker.buffers)
     rows: list[Row] = []
-    current, before = _Round(), theta.copy()
-    for version, turn in enumerate(turns):
+    current, before, version = _Round(), theta.copy(), 0
+    for done, turn in enumerate(turns, 1):
         worker = crowd[turn.worker]
-        gradient, loss = model.gradient(worker.buffers[rule.reply_buffer], model.draw(turn.samples, random))
-        if not np.isfinite(gradient).all():
+        update, loss = _update(model, worker, rule, settings, turn.samples, random)
+        if not np.isfinite(update).all():
             rows.append({"version": version, "loss": float("nan")})
             break
         rule_input = RuleInput(version - worker.base, version, worker.commits, factor(settings, version), shared)
-        facts = rule.apply(model.layout, theta, gradient, worker.buffers, rule_input)
-        worker.base, worker.commits = version + 1, worker.commits + 1
-        current.losses.append(loss)
-        current.staleness.append(rule_input.staleness)
-        if facts is not None:
-            current.still.append(facts.zero_ratio)
-            current.proxy.append(facts.proxy_energy)
-        if (version + 1) % every == 0:
-            rows.append(_row(version + 1, model, theta, before, current, _moments(rule, crowd, settings.kappa)))
+        if rule.accepts(rule_input):
+            facts = rule.apply(model.layout, theta, update, worker.buffers, rule_input)
+            version += 1
+            worker.commits += 1
+        else:
+            rule.pull(theta, worker.buffers)
+            facts = None
+        worker.base = version
+        current.add(loss, rule_input.staleness, facts)
+        if done % every == 0:
+            rows.append(_row(version, model, theta, before, current, _moments(rule, crowd, settings.kappa)))
             tell(rows[-1])
             current, before = _Round(), theta.copy()
     return rows
+
+
+def _update(
+    model: Model, worker: Worker, rule: UpdateRule, settings: Hyperparameters, samples: int, random: np.random.Generator
+) -> tuple[Vector, float]:
+    """What a worker commits after its local steps, and their mean loss: the mean of its gradients, or what they moved."""
+    theta = worker.buffers[rule.reply_buffer]
+    if settings.local_steps == 1 and rule.kind == "gradient":
+        return model.gradient(theta, model.draw(samples, random))
+    x, total, losses, eta = theta.copy(), np.zeros_like(theta), 0.0, np.float32(rate(settings, worker.base))
+    for _ in range(settings.local_steps):
+        gradient, loss = model.gradient(x, model.draw(samples, random))
+        total += gradient
+        x -= eta * gradient
+        losses += loss
+    update = total / np.float32(settings.local_steps) if rule.kind == "gradient" else x - theta
+    return update, losses / settings.local_steps
 
 
 def _row(version: int, model: Model, theta: Vector, before: Vector, current: _Round, moments: Row) -> Row:

@@ -1,7 +1,7 @@
 """Compares what `gem-ctl simulate` says with synthetic workers on the real service: `python -m benchmarks.server.predictions`.
 
-Machines differ, so the costs are fitted to two measurements first, for each size of the model: 16 workers that compute nothing
-and so fill the server, and one alone. All other numbers of workers and compute times are predicted.
+Machines differ, so the costs are fitted to two measurements first, for each size of the model: 16 workers that ask
+for twice what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are predicted.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from benchmarks.processes import server
 from benchmarks.server.synthetic import Seen, Work, observe
 
 TARGET = 0.15  # how far a prediction may be from what is measured
-FILLING = 16  # workers that fill the server in the calibration
+FILLING, FILLING_LOAD = 16, 2.0  # workers that fill the server in the calibration, and how much of it they ask for
 _HEAD = (
     f"{'workers':>7s} {'load':>5s} {'compute':>10s}   {'commits/s':>9s} {'simulated':>9s} {'ratio':>5s} {'plan':>8s}   "
-    f"{'τ mean':>7s} {'sim.':>7s} {'95 %':>6s} {'sim.':>6s}   {'round trip':>10s} {'simulated':>10s}"
+    f"{'τ mean':>7s} {'sim.':>7s} {'95 %':>6s} {'sim.':>6s}   {'round trip':>10s} {'simulated':>10s}   {'CPU':>7s}"
 )
 
 
@@ -38,10 +38,12 @@ class Fit:
     Attributes:
         server: The time of the server. It includes that per parameter and per byte.
         transit: The rest of the round trip of a worker alone, both ways together.
+        server_cpu: Processor time of the server for a commit, while it was full.
     """
 
     server: float
     transit: float
+    server_cpu: float
 
     @property
     def costs(self) -> Costs:
@@ -61,6 +63,7 @@ class Compared:
     staleness_p95: float
     round_trip: float
     over_grpc: int
+    server_cpu: float
     planned: float
     simulated: Outcome
 
@@ -98,9 +101,10 @@ def main(
     for size in parameters:
         fit = _calibrate(size, transport == "shm", seconds, repeats)
         click.echo(
-            f"\nP = {size:,}, {transport}: a commit takes the server {1e3 * fit.server:.3g} ms, "
-            f"and {1e3 * fit.transit:.3g} ms more to go there and back\n{_HEAD}"
+            f"\nP = {size:,}, {transport}: a commit takes the server {1e3 * fit.server:.3g} ms "
+            f"({1e3 * fit.server_cpu:.3g} ms of processor time), and {1e3 * fit.transit:.3g} ms more to go there and back"
         )
+        click.echo(_HEAD)
         for setup, share in _kinds(size, workers, load, transport == "shm", fit.costs):
             found.append(_compare(setup, share, fit, seconds, repeats))
             setups.append({"fit": asdict(fit), **asdict(found[-1])})
@@ -125,10 +129,12 @@ def _kinds(
 
 def _calibrate(parameters: int, shared: bool, seconds: float, repeats: int) -> Fit:
     """Fits the costs of a model of this size: to a full server, and to a worker alone."""
-    full = _median_of(Work(parameters, FILLING, shared_memory=shared), seconds, repeats)
+    fastest = _median_of(Work(parameters, FILLING, shared_memory=shared), seconds, 1)
+    compute = (FILLING / FILLING_LOAD - 1) / fastest.rate  # workers that sleep cost more than those that never do
+    full = _median_of(Work(parameters, FILLING, compute, shared_memory=shared), seconds, repeats)
     alone = _median_of(Work(parameters, 1, shared_memory=shared), seconds, repeats)
     busy = 1 / full.rate
-    return Fit(busy, max(0.0, float(np.median(alone.round_trip)) - busy))
+    return Fit(busy, max(0.0, float(np.median(alone.round_trip)) - busy), full.server_cpu)
 
 
 def _compare(setup: Setup, load: float, fit: Fit, seconds: float, repeats: int) -> Compared:
@@ -147,6 +153,7 @@ def _compare(setup: Setup, load: float, fit: Fit, seconds: float, repeats: int) 
         staleness_p95=float(np.percentile(seen.staleness, 95)),
         round_trip=float(seen.round_trip.mean()),
         over_grpc=seen.over_grpc,
+        server_cpu=seen.server_cpu,
         planned=plan(real, fit.costs).commits_per_second,
         simulated=outcome(scenario),
     )
@@ -156,8 +163,8 @@ def _median_of(work: Work, seconds: float, repeats: int, warm_up: float = 1.0) -
     """The measurement with the median rate; each has a fresh server."""
     seen = []
     for _ in range(repeats):
-        with server() as (address, _):
-            seen.append(observe(address, work, warm_up, seconds))
+        with server() as (address, pid):
+            seen.append(observe(address, pid, work, warm_up, seconds))
     middle = median(each.rate for each in seen)
     return min(seen, key=lambda each: abs(each.rate - middle))
 
@@ -168,7 +175,7 @@ def _row(of: Compared) -> str:
         f"{of.setup.workers:7d} {of.load:5.1f} {1e3 * of.setup.compute_seconds:7.1f} ms   "
         f"{of.rate:9.1f} {told.commits_per_second:9.1f} {of.ratio:5.2f} {of.planned:8.1f}   "
         f"{of.staleness_mean:7.1f} {told.staleness.mean:7.1f} {of.staleness_p95:6.0f} {told.staleness.p95:6.0f}   "
-        f"{1e3 * of.round_trip:7.1f} ms {1e3 * told.round_trip:7.1f} ms"
+        f"{1e3 * of.round_trip:7.1f} ms {1e3 * told.round_trip:7.1f} ms   {1e3 * of.server_cpu:4.2f} ms"
         + (f"   {of.over_grpc} over gRPC" if of.over_grpc else "")
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gem_client import connect
 
+from benchmarks import machine
 from benchmarks.processes import split_evenly
 
 Column = npt.NDArray[np.float64]
@@ -47,6 +48,7 @@ class Seen:
         staleness: τ of each commit. Shape (commits,).
         computed: Seconds that the worker really slept before each commit. Shape (commits,).
         over_grpc: Number of workers whose commits went over gRPC, because they could not open a lane in time.
+        server_cpu: Seconds of processor time of the server for each commit.
     """
 
     seconds: float
@@ -54,6 +56,7 @@ class Seen:
     staleness: Column
     computed: Column
     over_grpc: int
+    server_cpu: float
 
     @property
     def rate(self) -> float:
@@ -61,8 +64,16 @@ class Seen:
         return len(self.round_trip) / self.seconds
 
 
-def observe(address: str, work: Work, warm_up: float, seconds: float, processes: int = 2) -> Seen:
-    """Lets the workers commit, and looks at them for some seconds after a warm-up that does not count."""
+def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float, processes: int = 2) -> Seen:
+    """Lets the workers commit, and looks at them for some seconds after a warm-up that does not count.
+
+    Args:
+        address: The server's address.
+        pid: Its process.
+        work: What the workers do.
+        warm_up, seconds: How long they do it before they are measured, and while they are.
+        processes: Number of processes that hold the workers.
+    """
     context = mp.get_context("spawn")
     counts = split_evenly(work.workers, processes)
     results, stop = context.Queue(), context.Event()
@@ -74,16 +85,18 @@ def observe(address: str, work: Work, warm_up: float, seconds: float, processes:
     for client in clients:
         client.start()
     ready.wait(_START_SECONDS)
-    begin = time.monotonic() + warm_up  # one clock for all processes of a machine
-    time.sleep(warm_up + seconds)
+    time.sleep(warm_up)
+    begin, used = time.monotonic(), machine.cpu_seconds([pid])  # one clock for all processes of a machine
+    time.sleep(seconds)
+    end, used = time.monotonic(), machine.cpu_seconds([pid]) - used
     stop.set()
     gathered, over_grpc = zip(*(results.get() for _ in clients), strict=True)
     commits = np.concatenate(gathered)
     for client in clients:
         client.join()
     answered = commits[:, 0]
-    round_trip, staleness, computed = commits[(begin <= answered) & (answered < begin + seconds), 1:].T
-    return Seen(seconds, round_trip, staleness, computed, sum(over_grpc))
+    round_trip, staleness, computed = commits[(begin <= answered) & (answered < end), 1:].T
+    return Seen(end - begin, round_trip, staleness, computed, sum(over_grpc), used / max(1, len(round_trip)))
 
 
 def _client(address: str, work: Work, count: int, number: int, ready: Any, stop: Any, results: Any) -> None:
