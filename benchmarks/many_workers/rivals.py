@@ -1,0 +1,158 @@
+"""Every rule at its own best learning rate, so that the comparison of rules is a fair one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from gem_api.hyperparameters import Hyperparameters
+from gem_worker.tasks import Task
+
+from benchmarks.many_workers.order import simulated
+from benchmarks.many_workers.simulation import train
+from benchmarks.paper.plan import RULES, RuleSetup
+
+RATES = (0.005, 0.015, 0.05, 0.15, 0.5)
+STEP = 10**0.5  # between rates beyond these
+LEAST, MOST = 5e-4, 20.0
+GRADIENTS = {30: 400, 100: 120}  # of each worker, by their number: 12,000 in all
+SEEDS = (0, 1)
+SPREAD = 1.0  # random times, as in the theory of asynchronous SGD
+ROWS = 40
+FINAL = 0.1  # share of a run, at its end, that the final loss is the mean of
+FAILED = 2.0  # a final loss above it: the model has not learned (chance is 2.30)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run's settings."""
+
+    label: str
+    rule: str
+    workers: int
+    learning_rate: float
+    local_steps: int = 1
+    rule_options: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is kept of a run: the mean training loss of its end, infinite if it diverged, and the test accuracy."""
+
+    final_loss: float
+    accuracy: float
+
+
+Outcomes = Mapping[Trial, Outcome]
+Measure = Callable[[Trial], Outcome]
+
+
+def first(setup: RuleSetup, workers: int) -> Trial:
+    """The trial of a rule at the paper's rate."""
+    return Trial(setup.label, setup.rule, workers, 0.05, setup.local_steps, setup.options(workers))
+
+
+def measure(trial: Trial, task: Task) -> Outcome:
+    """Makes a run. All rules see as many gradients."""
+    settings = Hyperparameters(
+        rule=trial.rule, learning_rate=trial.learning_rate, local_steps=trial.local_steps, rule_options=trial.rule_options,
+        seed=trial.seed,
+    )  # fmt: skip
+    steps = max(1, GRADIENTS[trial.workers] // trial.local_steps)
+    random = np.random.default_rng([1, trial.seed])
+    turns = simulated(trial.workers, steps, settings.batch_size, SPREAD, 0.0, random)
+    rows = train(task, settings, turns, trial.workers, max(1, trial.workers * steps // ROWS))
+    losses = [row["loss"] for row in rows[-max(1, int(FINAL * len(rows))) :]]
+    if not all(map(math.isfinite, losses)):
+        return Outcome(math.inf, math.nan)
+    return Outcome(round(float(np.mean(losses)), 4), round(rows[-1]["accuracy"], 4))
+
+
+def tune(trial: Trial, known: Outcomes, measure: Measure) -> Trial:
+    """Finds the best rate, by the training loss of one seed: test data have no say. The grid grows while the best is at an
+    end; then the other seeds are run at the best.
+
+    Args:
+        trial: The rule, at any rate.
+        known: What has been measured already; `measure` adds to it.
+        measure: Makes a run.
+    """
+
+    def loss(rate: float) -> float:
+        one = replace(trial, learning_rate=rate, seed=SEEDS[0])
+        return (known.get(one) or measure(one)).final_loss
+
+    rates = sorted(RATES)
+    best = min(rates, key=loss)
+    while (best == rates[0] and best / STEP > LEAST) or (best == rates[-1] and best * STEP < MOST):
+        rates = sorted([*rates, float(f"{best / STEP if best == rates[0] else best * STEP:.2g}")])
+        best = min(rates, key=loss)
+    for seed in SEEDS[1:]:
+        one = replace(trial, learning_rate=best, seed=seed)
+        if one not in known:
+            measure(one)
+    return replace(trial, learning_rate=best)
+
+
+def tune_all(known: dict[Trial, Outcome], measure: Measure) -> list[Trial]:
+    """The best trial of every rule, for each number of workers."""
+    return [tune(first(setup, workers), known, measure) for workers in GRADIENTS for setup in RULES]
+
+
+def best_known(known: Outcomes) -> list[Trial]:
+    """The best trial of each rule and number of workers that has been measured with all seeds."""
+    groups: dict[tuple[str, int], list[Trial]] = {}
+    for trial in known:
+        if all(replace(trial, seed=seed) in known for seed in SEEDS):
+            groups.setdefault((trial.label, trial.workers), []).append(replace(trial, seed=SEEDS[0]))
+    return [min(trials, key=lambda trial: known[trial].final_loss) for trials in groups.values()]
+
+
+def table(known: Outcomes) -> str:
+    """The page's table: every rule at its best rate, and at the paper's."""
+    rows = [
+        "| Workers | Rule | Rates tried | Best | Test accuracy | at the paper's 0.05 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for best in sorted(best_known(known), key=lambda trial: (trial.workers, known[trial].final_loss)):
+        tried = sorted(each.learning_rate for each in known if replace(each, learning_rate=0) == replace(best, learning_rate=0))
+        papers = replace(best, learning_rate=0.05)
+        cells = [
+            f"{best.workers}", best.label, f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}", f"{best.learning_rate:g}",
+            _accuracies(known, best), _accuracies(known, papers),
+        ]  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _accuracies(known: Outcomes, trial: Trial) -> str:
+    found = [known[one] for seed in SEEDS if (one := replace(trial, seed=seed)) in known]
+    if not found:
+        return "–"
+    return ", ".join("failed" if each.final_loss > FAILED else f"{100 * each.accuracy:.2f}" for each in found) + " %"
+
+
+def load(path: Path) -> dict[Trial, Outcome]:
+    """The stored outcomes."""
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return {Trial(**each["trial"]): _outcome(each["final_loss"], each["accuracy"]) for each in stored}
+
+
+def save(path: Path, known: Outcomes) -> None:
+    """Writes the outcomes, one a line; what is not finite becomes null."""
+    lines = ",\n".join(json.dumps({"trial": asdict(trial), **_plain(known[trial])}) for trial in known)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def _plain(outcome: Outcome) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(outcome).items()}
+
+
+def _outcome(loss: float | None, accuracy: float | None) -> Outcome:
+    return Outcome(math.inf if loss is None else loss, math.nan if accuracy is None else accuracy)
