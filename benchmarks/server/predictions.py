@@ -1,7 +1,7 @@
 """Compares what `gem-ctl simulate` says with synthetic workers on the real service: `python -m benchmarks.server.predictions`.
 
 Machines differ, so the costs are fitted to two measurements first, for each size of the model: 16 workers that ask
-for twice what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are predicted.
+for four times what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are predicted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.processes import server
 from benchmarks.server.synthetic import Seen, Work, observe
 
 TARGET = 0.15  # how far a prediction may be from what is measured
-FILLING, FILLING_LOAD = 16, 2.0  # workers that fill the server in the calibration, and how much of it they ask for
+FILLING, FILLING_LOAD = 16, 4.0  # workers that fill the server in the calibration, and how much of it they ask for
 _HEAD = (
     f"{'workers':>7s} {'load':>5s} {'compute':>10s}   {'commits/s':>9s} {'simulated':>9s} {'ratio':>5s} {'plan':>8s}   "
     f"{'τ mean':>7s} {'sim.':>7s} {'95 %':>6s} {'sim.':>6s}   {'round trip':>10s} {'simulated':>10s}   {'CPU':>7s}"
@@ -129,7 +129,7 @@ def _kinds(
 
 def _calibrate(parameters: int, shared: bool, seconds: float, repeats: int) -> Fit:
     """Fits the costs of a model of this size: to a full server, and to a worker alone."""
-    fastest = _median_of(Work(parameters, FILLING, shared_memory=shared), seconds, 1)
+    fastest = _median_of(Work(parameters, FILLING, shared_memory=shared), seconds, repeats)
     compute = (FILLING / FILLING_LOAD - 1) / fastest.rate  # workers that sleep cost more than those that never do
     full = _median_of(Work(parameters, FILLING, compute, shared_memory=shared), seconds, repeats)
     alone = _median_of(Work(parameters, 1, shared_memory=shared), seconds, repeats)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gem_client.ctl.plan import Costs, Setup, plan
 from gem_client.ctl.simulation.outcome import Outcome, outcome
-from gem_client.ctl.simulation.scenario import Scenario, Slow, speeds
+from gem_client.ctl.simulation.scenario import Scenario, Slow, speeds, times
 from gem_client.ctl.simulation.search import full_at, saturating_workers, servers_for_load
 from gem_client.ctl.simulation.study import Bounds, study
 from hypothesis import given, settings
@@ -122,6 +122,13 @@ def test_slow_workers_are_unknown_to_the_plan() -> None:
     of = simulated(replace(SETUP, workers=4), slow=(Slow(0.5, 10.0),))
     assert of.planned == pytest.approx(plan(replace(SETUP, workers=4), COSTS).commits_per_second)
     assert of.commits_per_second < 0.65 * of.planned
+
+
+def test_the_sum_of_local_steps_varies_less_than_each_step() -> None:
+    """Variances add up: of 4 steps, the mean is 4 times and the deviation twice that of one."""
+    of = times(Scenario(replace(SETUP, workers=2, local_steps=4), spread=0.2, slow=(Slow(0.5, 3.0),)))
+    assert of.compute == pytest.approx([0.4, 1.2])
+    assert of.spread == pytest.approx(2 * 0.2 / 4)
 
 
 # -- mixed speeds
