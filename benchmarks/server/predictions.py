@@ -82,7 +82,7 @@ class Compared:
 @click.option("--transport", type=click.Choice(("shm", "tcp")), default="tcp", help="How tensors travel.")
 @click.option("--seconds", type=float, default=10.0, help="Least length of a measurement.")
 @click.option("--repeats", type=int, default=3, help="Calibrations and measurements of each kind; their medians count.")
-@click.option("--quick", is_flag=True, help="Two minutes: few workers, short measurements.")
+@click.option("--quick", is_flag=True, help="Five minutes: few workers, short measurements.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/predictions.json"), help="File for the figures.")
 @interruptible()
 def main(
