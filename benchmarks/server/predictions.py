@@ -1,7 +1,7 @@
 """Compares what `gem-ctl simulate` says with synthetic workers on the real service: `python -m benchmarks.server.predictions`.
 
-Machines differ, so the costs are fitted to two measurements first, for each size of the model: 16 workers that ask
-for four times what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are predicted.
+Machines differ, so the costs are fitted to two measurements first, for each size of the model: 16 workers that ask for four
+times what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are predicted.
 """
 
 from __future__ import annotations
