@@ -15,10 +15,11 @@ from matplotlib.figure import Figure
 
 from benchmarks.many_workers import rivals
 from benchmarks.many_workers.check import Comparison, table
-from benchmarks.many_workers.runs import COUNTS, LOCKSTEP, RANDOM, REMEDIES, SEEDS, SPREADS, Case, Run
+from benchmarks.many_workers.runs import COUNTS, LOCKSTEP, RANDOM, REMEDIES, SEEDS, SPREADS, Case, Run, order_cases
 from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
 
 Runs = Mapping[Case, Run]
+AGAINST = (1.0, 0.5)
 _LEAST_LEAP = 0.01  # below this a leap is noise, and is drawn at it on the logarithmic axis
 _ENERGIES = {
     "moved": "what all commits of a round moved θ",
@@ -32,7 +33,7 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, fol
     """Writes README.md and its pictures, as far as the runs for them are there."""
     folder.mkdir(parents=True, exist_ok=True)
     plt.switch_backend("Agg")
-    if all(case in runs for case in _seeds(*_order())):
+    if all(Case(spread=spread, against=against) in runs for spread in SPREADS for against in AGAINST):
         _draw_order(runs, folder / "order.png")
         _draw_energies(runs, folder / "energies.png")
     counted = [count for count in COUNTS if all(Case(workers=count, spread=spread) in runs for spread in (LOCKSTEP, RANDOM))]
@@ -45,24 +46,20 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, fol
         "counts": _count_table(runs, counted),
         "checks": table(checks),
         "rivals": rivals.table(tuned),
+        "seeds": _seeds(runs),
         "varied": f"{stable_below(uniform_times(REMEDIES['both'].varied), Case().momentum):.0f}",
     }
     text = body.format(**tables)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _order() -> list[Case]:
-    """The runs under the paper's rule that differ in their order alone."""
-    return [Case(spread=spread) for spread in SPREADS]
-
-
-def _seeds(*cases: Case) -> list[Case]:
-    """The same runs under every seed."""
-    return [replace(case, seed=seed) for seed in SEEDS for case in cases]
+def _made(runs: Runs, case: Case) -> list[Run]:
+    """The runs of a case under every seed, as far as they are there."""
+    return [runs[one] for seed in SEEDS if (one := replace(case, seed=seed)) in runs]
 
 
 def _leap(runs: Runs, case: Case) -> float:
-    return float(np.mean([runs[each].leap for each in _seeds(case)]))
+    return float(np.mean([run.leap for run in _made(runs, case)]))
 
 
 def _draw_order(runs: Runs, path: Path) -> None:
@@ -128,7 +125,7 @@ def _order_table(runs: Runs) -> str:
     ]
     for spread in SPREADS:
         limit = stable_below(gamma_times(spread), Case().momentum)
-        cells = [_cells(runs, Case(spread=spread, against=against)) for against in (1.0, 0.5)]
+        cells = [_cells(runs, Case(spread=spread, against=against)) for against in AGAINST]
         rows.append(f"| {spread:g} | {_number(limit)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -141,18 +138,23 @@ def _remedy_table(runs: Runs) -> str:
 def _count_table(runs: Runs, counts: Iterable[int]) -> str:
     rows = ["| Workers | Leap in lockstep | Accuracy | Leap at random times | Accuracy |", "|---|---|---|---|---|"]
     for count in counts:
-        cells = [_cells(runs, Case(workers=count, spread=spread), seeds=1) for spread in (LOCKSTEP, RANDOM)]
+        cells = [_cells(runs, Case(workers=count, spread=spread)) for spread in (LOCKSTEP, RANDOM)]
         rows.append(f"| {count} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def _cells(runs: Runs, case: Case, seeds: int = len(SEEDS)) -> str:
-    """Leap and accuracy, means over the seeds; dashes if a run is missing."""
-    cases = _seeds(case)[:seeds]
-    if not all(each in runs for each in cases):
+def _cells(runs: Runs, case: Case) -> str:
+    """Leap and accuracy, means over the seeds that are there; dashes if there is none."""
+    made = _made(runs, case)
+    if not made:
         return "– | –"
-    accuracy = np.mean([runs[each].accuracy for each in cases])
-    return f"{np.mean([runs[each].leap for each in cases]):.2f} | {100 * accuracy:.2f} %"
+    return f"{_leap(runs, case):.2f} | {100 * np.mean([run.accuracy for run in made]):.2f} %"
+
+
+def _seeds(runs: Runs) -> str:
+    """How many seeds the rows are the means of."""
+    missing = [case for case in order_cases() if case not in runs]
+    return f"{len(SEEDS)} seeds" if not missing else f"up to {len(SEEDS)} seeds; {len(missing)} runs are missing"
 
 
 def _number(value: float) -> str:
