@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from gem_worker.tasks import Task
 from benchmarks.launch import launch
 from benchmarks.many_workers.order import recorded
 from benchmarks.many_workers.simulation import train
+from benchmarks.paper.experiments import Experiment
+from benchmarks.paper.runner import command
 
 WORKERS = (30, 100)
 STEPS = 60
@@ -39,14 +40,8 @@ class Comparison:
 def compare(workers: int, task: Task, data: Path) -> Comparison:
     """Makes both runs. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="gem-many-") as name:
-        folder = launch(
-            [
-                sys.executable, "-m", "gem_worker.launcher.cli", "--task=mnist", f"--data={data.resolve()}", f"--runs={name}",
-                f"--workers={workers}", "--processes=2", "--shards=replicate", f"--steps={STEPS}", "--epochs=0",
-                "--durability=memory", "--evaluate-every=100000",
-            ],
-            Path(name) / "output.txt",
-        )  # fmt: skip
+        made = Experiment("mnist", workers=workers, steps=STEPS)
+        folder = launch(command(made, data, Path(name), processes=2), Path(name) / "output.txt")
         real = folder.history()["loss"].reshape(PARTS, -1).mean(axis=1)
         accuracy = json.loads(folder.summary.read_text())["test_accuracy"]
         rows = train(task, Hyperparameters(), recorded(folder.commits), workers, workers * STEPS // PARTS)

@@ -15,11 +15,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.many_workers import rivals
 from benchmarks.many_workers.check import Comparison, table
-from benchmarks.many_workers.runs import COUNTS, LOCKSTEP, RANDOM, REMEDIES, SEEDS, SPREADS, Case, Run, order_cases
+from benchmarks.many_workers.runs import AGAINST, COUNTS, LOCKSTEP, RANDOM, REMEDIES, SEEDS, SPREADS, Case, Run, order_cases
 from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
 
 Runs = Mapping[Case, Run]
-AGAINST = (1.0, 0.5)
 _LEAST_LEAP = 0.01  # below this a leap is noise, and is drawn at it on the logarithmic axis
 _ENERGIES = {
     "moved": "what all commits of a round moved θ",
@@ -69,7 +68,7 @@ def _draw_order(runs: Runs, path: Path) -> None:
         left.plot(run.rounds, run.column("loss"), color=colour, label=f"{spread:g}")
     left.set(xlabel="rounds: commits of each worker", ylabel="training loss", ylim=(0, 4))
     left.legend(title="spread of compute times", fontsize=8)
-    for against, colour in ((1.0, "#b03030"), (0.5, "#1f77b4")):
+    for against, colour in zip(AGAINST, ("#b03030", "#1f77b4"), strict=True):
         leaps = [max(_LEAST_LEAP, _leap(runs, Case(spread=spread, against=against))) for spread in SPREADS]
         right.plot(SPREADS, leaps, "o-", color=colour, label="the paper's rule" if against == 1 else f"against = {against:g}")
     right.set(xlabel="spread of compute times", ylabel="leap of the training loss", yscale="log")

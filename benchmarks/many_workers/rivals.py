@@ -13,18 +13,17 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import Task
 
 from benchmarks.many_workers.order import simulated
+from benchmarks.many_workers.runs import RANDOM, SEEDS
 from benchmarks.many_workers.simulation import train
 from benchmarks.paper.plan import RULES, RuleSetup
+from benchmarks.paper.statistics import NOT_LEARNED
 
 RATES = (0.005, 0.015, 0.05, 0.15, 0.5)
 STEP = 10**0.5  # between rates beyond these
 LEAST, MOST = 5e-4, 20.0
 GRADIENTS = {30: 400, 100: 120}  # of each worker, by their number: 12,000 in all
-SEEDS = (0, 1)
-SPREAD = 1.0  # random times, as in the theory of asynchronous SGD
 ROWS = 40
 FINAL = 0.1  # share of a run, at its end, that the final loss is the mean of
-FAILED = 2.0  # a final loss above it: the model has not learned (chance is 2.30)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def measure(trial: Trial, task: Task) -> Outcome:
     )  # fmt: skip
     steps = max(1, GRADIENTS[trial.workers] // trial.local_steps)
     random = np.random.default_rng([1, trial.seed])
-    turns = simulated(trial.workers, steps, settings.batch_size, SPREAD, 0.0, random)
+    turns = simulated(trial.workers, steps, settings.batch_size, RANDOM, 0.0, random)
     rows = train(task, settings, turns, trial.workers, max(1, trial.workers * steps // ROWS))
     losses = [row["loss"] for row in rows[-max(1, int(FINAL * len(rows))) :]]
     if not all(map(math.isfinite, losses)):
@@ -134,7 +133,7 @@ def _accuracies(known: Outcomes, trial: Trial) -> str:
     found = [known[one] for seed in SEEDS if (one := replace(trial, seed=seed)) in known]
     if not found:
         return "–"
-    return ", ".join("failed" if each.final_loss > FAILED else f"{100 * each.accuracy:.2f}" for each in found) + " %"
+    return ", ".join("failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f}" for each in found) + " %"
 
 
 def load(path: Path) -> dict[Trial, Outcome]:

@@ -20,6 +20,7 @@ STEPS = 60  # of each worker: the unstable part of a run is over by then
 SEEDS = (0, 1)
 SPREADS = (0.05, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 COUNTS = (10, 30, 100, 300, 1000)
+AGAINST = (1.0, 0.5)
 LOCKSTEP, RANDOM = 0.05, 1.0
 
 
@@ -96,7 +97,7 @@ REMEDIES = {
 
 def order_cases() -> list[Case]:
     """The runs about the order of commits and what holds; the first seed of all before the second."""
-    cases = [Case(spread=spread, against=against) for spread in SPREADS for against in (1.0, 0.5)]
+    cases = [Case(spread=spread, against=against) for spread in SPREADS for against in AGAINST]
     return list(dict.fromkeys(replace(case, seed=seed) for seed in SEEDS for case in [*cases, *REMEDIES.values()]))
 
 

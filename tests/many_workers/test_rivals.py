@@ -10,7 +10,8 @@ import pytest
 from gem_worker.tasks import load_task
 
 from benchmarks.many_workers import rivals
-from benchmarks.many_workers.rivals import RATES, SEEDS, Outcome, Trial, best_known, first, load, measure, save, table, tune
+from benchmarks.many_workers.rivals import RATES, Outcome, Trial, best_known, first, load, measure, save, table, tune
+from benchmarks.many_workers.runs import SEEDS
 from benchmarks.paper.plan import RULES
 
 TRIAL = first(RULES[0], 30)
