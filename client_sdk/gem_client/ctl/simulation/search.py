@@ -14,7 +14,7 @@ from gem_client.ctl.simulation.scenario import Scenario, alone, bottleneck, time
 SATURATED = 0.99  # share of the most commits per second that the servers and their links can do
 MAX_WORKERS = 100_000  # more are not simulated to find the number that saturates
 _TOLERANCE = 0.01
-_COMMITS, _ROUNDS = 50_000, 10  # the simulations of a search have so many commits, and so many more for each worker, at most
+_COMMITS, _ROUNDS = 50_000, 10  # a search simulates at most _COMMITS + _ROUNDS * workers commits at a time
 _SAMPLE = 1000  # workers that stand for all, in their shares, when their mean rate is needed
 
 
