@@ -1,22 +1,38 @@
-"""Synthetic workers: sessions that sleep instead of computing, and note when each commit was answered and how stale it was."""
+"""Synthetic workers: they sleep instead of computing, and note when each commit was answered and how stale it was.
+
+A process has one thread for all its workers, and they share one gradient, so that a thousand of them leave the processors and the
+memory to the server.
+"""
 
 from __future__ import annotations
 
+import heapq
 import multiprocessing as mp
-import threading
+import select
+import socket
 import time
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gem_api.lane import PREFIX_BYTES, Kind, error_of, opening, parse_header, parse_prefix, tune
+from gem_api.layout import Layout
+from gem_api.v1 import lane_pb2, tensors_pb2
+from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
+from gem_client.transport.channel import Stub, open_channel
 
 from benchmarks import machine
 from benchmarks.processes import split_evenly
 
 Column = npt.NDArray[np.float64]
-_START_SECONDS = 300.0  # within which all sessions must have joined
+LEASE_SECONDS = 600.0  # each commit renews its lease; give the server this --lease-seconds
+_START_SECONDS = 300.0  # within which all workers must have joined
+_CALL_SECONDS = 30.0
+_PARAMETER = "theta"
+_COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -25,17 +41,15 @@ class Work:
 
     Attributes:
         parameters: P, the number of float32 values in a gradient.
-        workers: Number of sessions, each in a thread of its own.
+        workers: How many.
         compute_seconds: Mean time that a worker sleeps before each commit.
         spread: Standard deviation of that time, relative to its mean.
-        shared_memory: Whether tensors travel through shared memory; otherwise over TCP.
     """
 
     parameters: int
     workers: int
     compute_seconds: float = 0.0
     spread: float = 0.1
-    shared_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,16 +61,16 @@ class Seen:
         round_trip: Seconds that each commit took. Shape (commits,).
         staleness: τ of each commit. Shape (commits,).
         computed: Seconds that the worker really slept before each commit. Shape (commits,).
-        over_grpc: Number of workers whose commits went over gRPC, because they could not open a lane in time.
         server_cpu: Seconds of processor time of the server for each commit.
+        workers_cpu: The same of the workers' processes.
     """
 
     seconds: float
     round_trip: Column
     staleness: Column
     computed: Column
-    over_grpc: int
     server_cpu: float
+    workers_cpu: float
 
     @property
     def rate(self) -> float:
@@ -64,8 +78,8 @@ class Seen:
         return len(self.round_trip) / self.seconds
 
 
-def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float, processes: int = 2) -> Seen:
-    """Lets the workers commit, and looks at them for some seconds after a warm-up that does not count.
+def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float, processes: int = 1) -> Seen:
+    """Lets the workers commit over TCP, and looks at them for some seconds after a warm-up that does not count.
 
     Args:
         address: The server's address.
@@ -74,6 +88,8 @@ def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float, 
         warm_up, seconds: How long they do it before they are measured, and while they are.
         processes: Number of processes that hold the workers.
     """
+    with connect(address) as session:
+        session.join({_PARAMETER: np.zeros(work.parameters, np.float32)})
     context = mp.get_context("spawn")
     counts = split_evenly(work.workers, processes)
     results, stop = context.Queue(), context.Event()
@@ -86,55 +102,154 @@ def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float, 
         client.start()
     ready.wait(_START_SECONDS)
     time.sleep(warm_up)
-    begin, used = time.monotonic(), machine.cpu_seconds([pid])  # one clock for all processes of a machine
+    pids = [client.pid for client in clients if client.pid]
+    begin = time.monotonic()  # one clock for all processes of a machine
+    server_cpu, workers_cpu = machine.cpu_seconds([pid]), machine.cpu_seconds(pids)
     time.sleep(seconds)
-    end, used = time.monotonic(), machine.cpu_seconds([pid]) - used
+    end = time.monotonic()
+    server_cpu, workers_cpu = machine.cpu_seconds([pid]) - server_cpu, machine.cpu_seconds(pids) - workers_cpu
     stop.set()
-    gathered, over_grpc = zip(*(results.get() for _ in clients), strict=True)
-    commits = np.concatenate(gathered)
+    commits = np.concatenate([results.get() for _ in clients])
     for client in clients:
         client.join()
     answered = commits[:, 0]
     round_trip, staleness, computed = commits[(begin <= answered) & (answered < end), 1:].T
-    return Seen(end - begin, round_trip, staleness, computed, sum(over_grpc), used / max(1, len(round_trip)))
+    count = max(1, len(round_trip))
+    return Seen(end - begin, round_trip, staleness, computed, server_cpu / count, workers_cpu / count)
 
 
 def _client(address: str, work: Work, count: int, number: int, ready: Any, stop: Any, results: Any) -> None:
-    """A process with `count` of the workers. It sends an array with a row for each commit (when it was answered, seconds of its
-    round trip, its staleness, seconds of sleep before it), and how many workers use gRPC."""
-    gradient = np.full(work.parameters, 1e-6, np.float32)
-    joined, left, go = threading.Barrier(count + 1), threading.Barrier(count + 1), threading.Event()
-    rows: list[list[tuple[float, float, int, float]]] = [[] for _ in range(count)]
-    transports: list[str] = []
-
-    def run(index: int) -> None:
-        generator = np.random.default_rng([number, index])
-        shape = max(work.spread, 1e-3) ** -2
-        with connect(address, shared_memory=work.shared_memory) as session:
-            session.join({"theta": np.zeros(work.parameters, np.float32)})
-            session.commit(gradient)
-            joined.wait()
-            go.wait()
-            answered = time.monotonic()
-            time.sleep(generator.random() * work.compute_seconds)  # workers begin at different moments
-            while not stop.is_set():
-                if work.compute_seconds:
-                    time.sleep(work.compute_seconds * generator.gamma(shape, 1 / shape))
-                sent = time.monotonic()
-                answer = session.commit(gradient)
-                computed, answered = sent - answered, time.monotonic()
-                rows[index].append((answered, answered - sent, answer.staleness, computed))
-            transports.append(session.transport)
-            left.wait()
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    joined.wait()
+    """A process with `count` of the workers. It sends an array with a row for each commit: when it was answered, seconds of its
+    round trip, its staleness, seconds of sleep before it."""
+    crowd = _Crowd(address, work, [f"{number}-{index}" for index in range(count)], np.random.default_rng(number))
     ready.wait(_START_SECONDS)
-    go.set()
-    left.wait()
-    for thread in threads:
-        thread.join()
-    commits = np.array([row for each in rows for row in each], np.float64).reshape(-1, 4)
-    results.put((commits, transports.count("grpc")))
+    results.put(crowd.run(stop))
+
+
+class _Worker:
+    """A worker's lease, its lane, and the commit under way."""
+
+    def __init__(self, stub: Stub, host: str, name: str, layout: Layout) -> None:
+        request = pb.RegisterWorkerRequest(worker_name=name, layout=layout.to_message())
+        lease = stub.RegisterWorker(request, timeout=_CALL_SECONDS)
+        frames = list(stub.Pull(pb.PullRequest(lease_id=lease.lease_id), timeout=_CALL_SECONDS))
+        self.header = pb.CommitHeader(
+            lease_id=lease.lease_id, layout_fingerprint=lease.layout_fingerprint, sample_count=1,
+            base_version=pb.PullResponse.FromString(frames[0]).header.version, wire_dtype=tensors_pb2.WIRE_DTYPE_FLOAT32,
+        )  # fmt: skip
+        offer = stub.OpenLane(pb.OpenLaneRequest(lease_id=lease.lease_id), timeout=_CALL_SECONDS)
+        self.sock = socket.create_connection((host, offer.port), _CALL_SECONDS)
+        tune(self.sock)
+        self.sock.sendall(opening(Kind.HELLO, lane_pb2.LaneHello(token=offer.token)))
+        if parse_prefix(self.sock.recv(PREFIX_BYTES, socket.MSG_WAITALL)).kind is not Kind.WELCOME:
+            raise RuntimeError(f"the server opened no lane for {name}")
+        self.sock.setblocking(False)
+        self.rest: list[memoryview] = []  # of the commit, not sent yet
+        self.start = b""  # of the answer, up to its payload
+        self.missing = -1  # bytes of the answer that are still to come; −1: not known yet
+        self.answered = self.sent = 0.0
+        self.staleness = 0
+
+
+class _Crowd:
+    """The workers of a process."""
+
+    def __init__(self, address: str, work: Work, names: list[str], random: np.random.Generator) -> None:
+        self._work = work
+        self._random = random
+        self._gradient = memoryview(np.full(work.parameters, 1e-6, np.float32)).cast("B")
+        self._room = memoryview(bytearray(1 << 20))  # what is received into, again and again
+        layout = Layout.of({_PARAMETER: (work.parameters,)})
+        with open_channel(address) as channel:
+            stub, host = Stub(channel, address=address), address.rpartition(":")[0]
+            self._workers = [_Worker(stub, host, name, layout) for name in names]
+        self._rows = array("d")  # of all commits, one after the other
+        self._asleep: list[tuple[float, int]] = []  # when each wakes, and its index
+        self._shape = max(work.spread, 1e-3) ** -2
+
+    def run(self, stop: Any) -> Column:
+        """Works until `stop` is set. Returns the rows, shape (commits, 4)."""
+        now = time.monotonic()
+        for index, worker in enumerate(self._workers):
+            worker.answered = now
+            self._asleep.append((now + self._random.random() * self._work.compute_seconds, index))
+        heapq.heapify(self._asleep)
+        poll = select.epoll()
+        by_descriptor = {worker.sock.fileno(): index for index, worker in enumerate(self._workers)}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+        while not stop.is_set():
+            self._wake()
+            pause = min(0.1, max(0.0, self._asleep[0][0] - time.monotonic())) if self._asleep else 0.1
+            select.select((poll,), (), (), pause)  # epoll itself rounds the pause up to a millisecond
+            for descriptor, _ in poll.poll(0):
+                self._go_on(by_descriptor[descriptor])
+        for worker in self._workers:
+            worker.sock.close()
+        return np.frombuffer(self._rows, np.float64).reshape(-1, _COLUMNS)
+
+    def _wake(self) -> None:
+        """Begins the commits of all workers whose sleep is over."""
+        now = time.monotonic()
+        while self._asleep and self._asleep[0][0] <= now:
+            worker = self._workers[heapq.heappop(self._asleep)[1]]
+            worker.header.sequence += 1
+            start = opening(Kind.COMMIT, worker.header, self._gradient.nbytes)
+            worker.rest, worker.sent = [memoryview(start), self._gradient], time.monotonic()
+            _send(worker)
+
+    def _go_on(self, index: int) -> None:
+        """Sends and receives what is possible for this worker; it sleeps again if its answer is complete."""
+        worker = self._workers[index]
+        _send(worker)
+        if not self._receive(worker):
+            return
+        now, compute = time.monotonic(), self._work.compute_seconds
+        self._rows.extend((now, now - worker.sent, worker.staleness, worker.sent - worker.answered))
+        worker.answered, worker.start, worker.missing = now, b"", -1
+        heapq.heappush(self._asleep, (now + compute * self._random.gamma(self._shape, 1 / self._shape), index))
+
+    def _receive(self, worker: _Worker) -> bool:
+        """Receives what has come. Returns whether the answer is complete. Raises GemError if the server sends one."""
+        while worker.missing:
+            wanted = self._room if worker.missing < 0 else self._room[: worker.missing]
+            try:
+                count = worker.sock.recv_into(wanted)
+            except BlockingIOError:
+                return False
+            if not count:
+                raise RuntimeError("the server closed a lane")
+            if worker.missing > 0:
+                worker.missing -= count
+            else:
+                worker.start += bytes(self._room[: min(count, 1024)])
+                _read_header(worker, len(worker.start) + max(0, count - 1024))
+        return True
+
+
+def _read_header(worker: _Worker, received: int) -> None:
+    """Reads the answer's header, if it is there: of the answer, `received` bytes are."""
+    if len(worker.start) < PREFIX_BYTES:
+        return
+    prefix = parse_prefix(worker.start[:PREFIX_BYTES])
+    end = PREFIX_BYTES + prefix.header
+    if len(worker.start) < end:
+        return
+    if prefix.kind is Kind.ERROR:
+        raise error_of(parse_header(worker.start[PREFIX_BYTES:end], lane_pb2.LaneError))
+    result = parse_header(worker.start[PREFIX_BYTES:end], pb.CommitResult)
+    worker.header.base_version, worker.staleness = result.base_version, result.staleness
+    worker.missing = end + prefix.payload - received
+
+
+def _send(worker: _Worker) -> None:
+    """Sends what the socket takes of the worker's commit."""
+    while worker.rest:
+        try:
+            count = worker.sock.sendmsg(worker.rest)
+        except BlockingIOError:
+            return
+        while worker.rest and count >= len(worker.rest[0]):
+            count -= len(worker.rest.pop(0))
+        if worker.rest:
+            worker.rest[0] = worker.rest[0][count:]
