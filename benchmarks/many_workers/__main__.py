@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ PARTS = ("check", "order", "number", "rivals")
 def main(data: Path | None, parts: tuple[str, ...]) -> None:
     """Makes the runs without a result, if --data names MNIST, then draws the page and its pictures.
 
-    All parts take some hours on one core. A result is saved at once; several processes may make different parts.
+    All parts take some hours. A result is saved at once; several processes may make different parts. The rivals use all cores.
     """
     torch.set_num_threads(1)
     if data is not None:
@@ -60,8 +61,7 @@ def _make(cases: list[runs.Case], task: Task) -> None:
 
         def tell(row: Row, case: runs.Case = case) -> None:
             if row["version"] % (case.workers * max(1, case.steps // 6)) == 0:
-                shown = f"loss {row['loss']:.3f}, accuracy {100 * row['accuracy']:.2f} %"
-                click.echo(f"  {row['version']:.0f} of {case.workers * case.steps} commits, {shown}")
+                click.echo(f"  {row['version']:.0f} of {case.workers * case.steps} commits, loss {row['loss']:.3f}")
 
         made = runs.measure(case, task, tell)
         known = runs.load(stored) | {case: made}  # another process may have made others meanwhile
@@ -73,14 +73,12 @@ def _rivals(task: Task, data: Path) -> None:
     stored = RESULTS / "rivals.json"
     known = rivals.load(stored)
 
-    def measure(trial: rivals.Trial) -> rivals.Outcome:
-        known[trial] = outcome = rivals.measure(trial, task)
+    def tell(trial: rivals.Trial, outcome: rivals.Outcome) -> None:
         shown = f"final loss {outcome.final_loss:.3f}, accuracy {100 * outcome.accuracy:.2f} %"
         click.echo(f"{trial.workers} workers, {trial.label}, η = {trial.learning_rate:g}, seed {trial.seed}: {shown}")
         rivals.save(stored, known)
-        return outcome
 
-    rivals.tune_all(known, measure)
+    rivals.tune_all(data, known, tell, processes=len(os.sched_getaffinity(0)))
 
 
 if __name__ == "__main__":

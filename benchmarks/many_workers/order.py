@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from gem_api.hyperparameters import default_shard_size
+from gem_client.batch_sizes import batch_sizes
 
 
 class Turn(NamedTuple):
@@ -34,13 +36,15 @@ def simulated(
         batch: Mean samples of a batch.
         spread: Standard deviation of the time for one gradient, as a share of its mean; the distribution is a gamma
             distribution. 1 makes it exponential; 0 makes all alike, and the workers march in lockstep.
-        varied: Batches are uniform between (1 − varied) and (1 + varied) times `batch`, and their times in proportion.
+        varied: The run's batch variation: batches have between (1 − varied) and (1 + varied) times `batch` samples, and the
+            times of their gradients are in proportion.
         random: The source of randomness.
     """
-    smallest = max(1, round(batch * (1 - varied)))
+    sizes: list[list[int]] = [[] for _ in range(workers)]
 
     def begin(number: int, now: float) -> tuple[float, int, int]:
-        samples = int(random.integers(smallest, 2 * batch - smallest, endpoint=True)) if varied else batch
+        sizes[number] = sizes[number] or batch_sizes(default_shard_size(batch), batch, varied, random)
+        samples = sizes[number].pop()
         seconds = random.gamma(1 / spread**2, spread**2) if spread else 1.0
         return now + seconds * samples / batch, number, samples
 

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.many_workers import rivals
 from benchmarks.many_workers.check import Comparison, table
-from benchmarks.many_workers.runs import AGAINST, COUNTS, LOCKSTEP, RANDOM, REMEDIES, SEEDS, SPREADS, Case, Run, order_cases
+from benchmarks.many_workers.runs import AGAINST, COUNTS, REMEDIES, SEEDS, SPREADS, Case, Run, order_cases
 from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
+from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
 
 Runs = Mapping[Case, Run]
 _LEAST_LEAP = 0.01  # below this a leap is noise, and is drawn at it on the logarithmic axis
@@ -35,7 +36,7 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, fol
     if all(Case(spread=spread, against=against) in runs for spread in SPREADS for against in AGAINST):
         _draw_order(runs, folder / "order.png")
         _draw_energies(runs, folder / "energies.png")
-    counted = [count for count in COUNTS if all(Case(workers=count, spread=spread) in runs for spread in (LOCKSTEP, RANDOM))]
+    counted = [count for count in COUNTS if all(Case(workers=count, spread=spread) in runs for spread in (LOCKSTEP, AT_RANDOM))]
     if len(counted) > 1:
         _draw_counts(runs, counted, folder / "number.png")
     body = (Path(__file__).parent / "page.txt").read_text(encoding="utf-8")
@@ -84,7 +85,7 @@ def _draw_order(runs: Runs, path: Path) -> None:
 
 def _draw_energies(runs: Runs, path: Path) -> None:
     figure, grid = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
-    for axes, spread, title in zip(grid, (LOCKSTEP, RANDOM), ("in lockstep", "at random times"), strict=True):
+    for axes, spread, title in zip(grid, (LOCKSTEP, AT_RANDOM), ("in lockstep", "at random times"), strict=True):
         run = runs[Case(spread=spread)]
         for name, label in _ENERGIES.items():
             axes.plot(run.rounds, run.column(name), label=label)
@@ -97,7 +98,7 @@ def _draw_energies(runs: Runs, path: Path) -> None:
 
 def _draw_counts(runs: Runs, counts: Iterable[int], path: Path) -> None:
     figure, grid = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
-    for axes, spread, title in zip(grid, (LOCKSTEP, RANDOM), ("in lockstep", "at random times"), strict=True):
+    for axes, spread, title in zip(grid, (LOCKSTEP, AT_RANDOM), ("in lockstep", "at random times"), strict=True):
         for count in counts:
             run = runs[Case(workers=count, spread=spread)]
             axes.plot(run.rounds, run.column("loss"), label=f"{count} workers")
@@ -137,7 +138,7 @@ def _remedy_table(runs: Runs) -> str:
 def _count_table(runs: Runs, counts: Iterable[int]) -> str:
     rows = ["| Workers | Leap in lockstep | Accuracy | Leap at random times | Accuracy |", "|---|---|---|---|---|"]
     for count in counts:
-        cells = [_cells(runs, Case(workers=count, spread=spread)) for spread in (LOCKSTEP, RANDOM)]
+        cells = [_cells(runs, Case(workers=count, spread=spread)) for spread in (LOCKSTEP, AT_RANDOM)]
         rows.append(f"| {count} | {' | '.join(cells)} |")
     return "\n".join(rows)
 

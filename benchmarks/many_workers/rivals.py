@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
-import numpy as np
-from gem_api.hyperparameters import Hyperparameters
-from gem_worker.tasks import Task
+from gem_worker.tasks import Task, load_task
 
-from benchmarks.many_workers.order import simulated
-from benchmarks.many_workers.runs import RANDOM, SEEDS
-from benchmarks.many_workers.simulation import train
-from benchmarks.paper.plan import RULES, RuleSetup
+from benchmarks.many_workers.runs import SEEDS
+from benchmarks.paper.experiments import Experiment
+from benchmarks.paper.plan import AT_RANDOM, RULES, RuleSetup
+from benchmarks.paper.simulated import run
 from benchmarks.paper.statistics import NOT_LEARNED
 
 RATES = (0.005, 0.015, 0.05, 0.15, 0.5)
 STEP = 10**0.5  # between rates beyond these
 LEAST, MOST = 5e-4, 20.0
 GRADIENTS = {30: 400, 100: 120}  # of each worker, by their number: 12,000 in all
-ROWS = 40
-FINAL = 0.1  # share of a run, at its end, that the final loss is the mean of
+ROWS = 10  # of a run; the loss of the last one is the final loss
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is kept of a run: the mean training loss of its end, infinite if it diverged, and the test accuracy."""
+    """What is kept of a run: the mean training loss of its last tenth, infinite if it diverged, and the test accuracy."""
 
     final_loss: float
     accuracy: float
@@ -58,18 +59,12 @@ def first(setup: RuleSetup, workers: int) -> Trial:
 
 def measure(trial: Trial, task: Task) -> Outcome:
     """Makes a run. All rules see as many gradients."""
-    settings = Hyperparameters(
-        rule=trial.rule, learning_rate=trial.learning_rate, local_steps=trial.local_steps, rule_options=trial.rule_options,
-        seed=trial.seed,
-    )  # fmt: skip
-    steps = max(1, GRADIENTS[trial.workers] // trial.local_steps)
-    random = np.random.default_rng([1, trial.seed])
-    turns = simulated(trial.workers, steps, settings.batch_size, RANDOM, 0.0, random)
-    rows = train(task, settings, turns, trial.workers, max(1, trial.workers * steps // ROWS))
-    losses = [row["loss"] for row in rows[-max(1, int(FINAL * len(rows))) :]]
-    if not all(map(math.isfinite, losses)):
+    settings = {name: value for name, value in asdict(trial).items() if name != "label"}
+    experiment = Experiment("mnist", steps=GRADIENTS[trial.workers], setting="simulated", spread=AT_RANDOM, **settings)
+    result = run(experiment, task, rows=ROWS)
+    if result.test_accuracy is None:
         return Outcome(math.inf, math.nan)
-    return Outcome(round(float(np.mean(losses)), 4), round(rows[-1]["accuracy"], 4))
+    return Outcome(round(float(result.curves["loss"][-1]), 4), round(result.test_accuracy, 4))
 
 
 def tune(trial: Trial, known: Outcomes, measure: Measure) -> Trial:
@@ -98,9 +93,38 @@ def tune(trial: Trial, known: Outcomes, measure: Measure) -> Trial:
     return replace(trial, learning_rate=best)
 
 
-def tune_all(known: dict[Trial, Outcome], measure: Measure) -> list[Trial]:
-    """The best trial of every rule, for each number of workers."""
-    return [tune(first(setup, workers), known, measure) for workers in GRADIENTS for setup in RULES]
+def tune_all(data: Path, known: dict[Trial, Outcome], tell: Callable[[Trial, Outcome], None], processes: int) -> None:
+    """Tunes every rule, for each number of workers, with MNIST in the folder `data`.
+
+    Args:
+        data: Folder of MNIST's four files.
+        known: What has been measured already. New outcomes are added.
+        tell: Called after each run, by one thread at a time.
+        processes: How many runs are made at the same time, each in a process of its own.
+    """
+    alone = threading.Lock()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn) as pool, ThreadPoolExecutor(processes) as threads:
+
+        def measured(trial: Trial) -> Outcome:
+            outcome = pool.submit(_measure_mnist, trial, data).result()
+            with alone:
+                known[trial] = outcome
+                tell(trial, outcome)
+            return outcome
+
+        trials = [first(setup, workers) for workers in GRADIENTS for setup in RULES]
+        for tuning in [threads.submit(tune, trial, known, measured) for trial in trials]:
+            tuning.result()
+
+
+def _measure_mnist(trial: Trial, data: Path) -> Outcome:
+    return measure(trial, _mnist(data))
+
+
+@cache
+def _mnist(data: Path) -> Task:
+    return load_task("mnist", data)
 
 
 def best_known(known: Outcomes) -> list[Trial]:

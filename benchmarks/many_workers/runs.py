@@ -15,13 +15,13 @@ from gem_worker.tasks import Task
 
 from benchmarks.many_workers.order import simulated
 from benchmarks.many_workers.simulation import Row, train
+from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
 
 STEPS = 60  # of each worker: the unstable part of a run is over by then
 SEEDS = (0, 1)
 SPREADS = (0.05, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
-COUNTS = (10, 30, 100, 300, 1000)
+COUNTS = (10, 30, 100, 300)
 AGAINST = (1.0, 0.5)
-LOCKSTEP, RANDOM = 0.05, 1.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def order_cases() -> list[Case]:
 
 def number_cases() -> list[Case]:
     """The runs about the number of workers."""
-    return [Case(workers=count, spread=spread) for count in COUNTS for spread in (LOCKSTEP, RANDOM)]
+    return [Case(workers=count, spread=spread) for count in COUNTS for spread in (LOCKSTEP, AT_RANDOM)]
 
 
 def measure(case: Case, task: Task, tell: Callable[[Row], None] = lambda row: None) -> Run:

@@ -104,7 +104,8 @@ def train(
         tell: Called with each row.
 
     Returns:
-        A row for every `every` commits: see `_row`. The last one has a loss that is not finite if training diverged.
+        A row for every `every` commits: see `_row`. The last one also has the score on the held-out data, or a loss that is not
+        finite if training diverged.
     """
     random, model, rule = np.random.default_rng(settings.seed), Model(task, settings.seed), rule_of(settings)
     theta, size = model.theta, model.layout.parameters
@@ -118,8 +119,7 @@ def train(
         worker = crowd[turn.worker]
         update, loss = _update(model, worker, rule, settings, turn.samples, random)
         if not np.isfinite(update).all():
-            rows.append({"version": version, "loss": float("nan")})
-            break
+            return [*rows, {"version": version, "loss": float("nan")}]
         rule_input = RuleInput(version - worker.base, version, worker.commits, factor(settings, version), shared)
         if rule.accepts(rule_input):
             facts = rule.apply(model.layout, theta, update, worker.buffers, rule_input)
@@ -131,9 +131,10 @@ def train(
         worker.base = version
         current.add(loss, rule_input.staleness, facts)
         if done % every == 0:
-            rows.append(_row(version, model, theta, before, current, _moments(rule, crowd, settings.kappa)))
+            rows.append(_row(version, theta, before, current) | _moments(rule, crowd, settings.kappa))
             tell(rows[-1])
             current, before = _Round(), theta.copy()
+    rows[-1]["test_loss"], rows[-1]["accuracy"] = model.score(theta)
     return rows
 
 
@@ -154,18 +155,17 @@ def _update(
     return update, losses / settings.local_steps
 
 
-def _row(version: int, model: Model, theta: Vector, before: Vector, current: _Round, moments: Row) -> Row:
+def _row(version: int, theta: Vector, before: Vector, current: _Round) -> Row:
     """The state after `version` commits. loss, staleness, staleness_sd, still (the share of parameters that a commit did not
     move) and proxy (½Σ(κm)² of a commit) are means since the last row; moved is ½Σ(θ − θ then)²."""
-    test_loss, accuracy = model.score(theta)
     row = {
-        "version": version, "loss": float(np.mean(current.losses)), "accuracy": accuracy, "test_loss": test_loss,
+        "version": version, "loss": float(np.mean(current.losses)),
         "staleness": float(np.mean(current.staleness)), "staleness_sd": float(np.std(current.staleness)),
         "moved": float(0.5 * ((theta - before).astype(np.float64) ** 2).sum()),
     }  # fmt: skip
     if current.still:
         row |= {"still": float(np.mean(current.still)), "proxy": float(np.mean(current.proxy))}
-    return row | moments
+    return row
 
 
 def _moments(rule: UpdateRule, crowd: list[Worker], kappa: float) -> Row:

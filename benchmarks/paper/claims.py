@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.figures.speed import TARGET_LOSS, TARGET_WINDOW
-from benchmarks.paper.plan import PAPERS_STEPS, PAPERS_WORKERS
+from benchmarks.paper.plan import AT_RANDOM, PAPERS_STEPS, PAPERS_WORKERS
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import (
     Measured,
@@ -242,6 +242,17 @@ def costs_at_most(drop: float, changed: Callable[[Experiment], bool]) -> Callabl
     return judge
 
 
+def more_workers_learn_more(measured: list[Measured]) -> Verdict | None:
+    """Of GEM's workers whose times vary: in as many steps, more of them get further."""
+    mine = _by_workers([each for each in _of(measured, "gem") if each.experiment.spread == AT_RANDOM])
+    if len(mine) < 2:
+        return None
+    values = [accuracy(each.results) for each in mine]
+    rises = all(after.mean > before.mean for before, after in pairwise(values))
+    text = "; ".join(_at(each, _percent(each)) for each in mine)
+    return Verdict(text, _yes(rises and _known(*values) and not any(failed(each.results) for each in mine)))
+
+
 def _usual(run: Experiment) -> bool:
     """Workers of equal speed that stay, and GEM's own proxy."""
     return (run.slowdown, run.replacements, run.rule_options) == (1.0, 0, "")
@@ -290,4 +301,5 @@ OURS = (
     Claim(
         "proxies", "A global proxy is at most 0.2 points below one for each worker", costs_at_most(_POINT, _has_global_proxy)
     ),
+    Claim("beyond", "If times vary, GEM gets further in as many steps, the more workers there are", more_workers_learn_more),
 )

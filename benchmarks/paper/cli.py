@@ -43,8 +43,8 @@ def main(
     figures: tuple[str, ...], data: Path | None, is_quick: bool, out: Path | None, steps: int | None, seeds: int | None,
     processes: int, draw_only: bool,
 ) -> None:  # fmt: skip
-    """Makes the paper's figures: FIGURES are some of 1 2 3 4 5 6 8 9-10 conventions straggler churn proxies rules; without
-    any, all of them. Ctrl-C ends it; the same command continues later."""
+    """Makes the paper's figures: FIGURES are some of 1 2 3 4 5 6 8 9-10 conventions straggler churn proxies rules beyond;
+    without any, all of them. Ctrl-C ends it; the same command continues later."""
     chosen = _chosen(figures)
     scale = _scale(data, is_quick, steps, seeds)
     folder = out or (_QUICK_OUT if is_quick else _OUT)
@@ -72,9 +72,8 @@ def draw(runner: Runner, folder: Path, scale: Scale, note: str) -> Path:
     for name, groups_of in FIGURES.items():
         groups = groups_of(scale)
         measured = gather(groups, runner.result)
-        enough = name == "rules" or 2 * len(measured) > len(
-            groups
-        )  # a figure with only a few lines, which others share, is left out
+        # A figure with only a few lines, which others share, is left out.
+        enough = name in ("rules", "beyond") or 2 * len(measured) > len(groups)
         states[name] = page.State(measured if enough else [], sum(len(group.experiments) for group in groups))
         if states[name].measured:
             DRAWINGS[name](states[name].measured, scale).save(folder, name)

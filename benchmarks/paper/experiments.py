@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 TRAINING_SAMPLES = {"mnist": 60_000, "digits": 1_438}  # in a data epoch
 # service: gem-train. sequential: momentum SGD in one process, no server. staged: workers of unequal speed, or that come and go.
-Setting = Literal["service", "sequential", "staged"]
+# simulated: all workers in one process, with the server's update rule.
+Setting = Literal["service", "sequential", "staged", "simulated"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Experiment:
         setting: What runs it.
         slowdown: In a staged run, the factor by which the first worker's `step_seconds` is longer.
         replacements: How many times, in a staged run, a group of workers leaves and another joins.
+        spread: In a simulated run, the standard deviation of the time for a gradient, as a share of its mean.
+        batch_variation: In a simulated run, as gem-train's.
     """
 
     task: str
@@ -48,6 +51,8 @@ class Experiment:
     setting: Setting = "service"
     slowdown: float = 1.0
     replacements: int = 0
+    spread: float = 0.0
+    batch_variation: float = 0.0
 
     @property
     def key(self) -> str:

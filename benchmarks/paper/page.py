@@ -17,7 +17,7 @@ _HEADINGS = {
     "4": "Fig. 4: time, at a fixed effective batch", "5": "Fig. 5: against sequential momentum SGD",
     "6": "Fig. 6: a misspecified learning rate", "8": "Fig. 8: κ", "9-10": "Figs. 9 and 10: π of each tensor",
     "conventions": "Snapshot conventions", "straggler": "A straggler", "churn": "Workers that come and go",
-    "proxies": "Other proxies", "rules": "All rules",
+    "proxies": "Other proxies", "rules": "All rules", "beyond": "From 1 to 1,000 workers",
 }  # fmt: skip
 
 
@@ -34,20 +34,30 @@ class State:
 
 
 def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) -> Path:
-    """Writes README.md (and rules.md, if there are any) for the figures' PNGs that lie in the folder."""
-    parts = [_head(scale, states, note), _table("The paper's claims", "The paper", PAPER, states)]
-    parts.append(_table("Beyond the paper", "Expected", OURS, states))
+    """Writes README.md (and rules.md, if there are any) for the figures' PNGs that lie in the folder. A figure of which there are
+    no runs keeps what the page said of it before: somebody may have only some of the runs."""
+    page = folder / "README.md"
+    before = page.read_text() if page.exists() else ""
+    kept = {name: old for name in FIGURES if not states[name].measured and (old := _kept(before, name))}
+    parts = [_head(scale, states, note, list(kept)), _table("The paper's claims", "The paper", PAPER, states, before)]
+    parts.append(_table("Beyond the paper", "Expected", OURS, states, before))
     if (folder / REMARKS).exists():
         parts.append((folder / REMARKS).read_text().strip())
-    parts += [_figure(name, states[name]) for name in FIGURES]
-    page = folder / "README.md"
+    parts += [kept.get(name) or _figure(name, states[name]) for name in FIGURES]
     page.write_text("\n\n".join(parts) + "\n")
     if states["rules"].measured:
         (folder / "rules.md").write_text(rules_page(states["rules"]))
     return page
 
 
-def _head(scale: Scale, states: Mapping[str, State], note: str) -> str:
+def _kept(before: str, figure: str) -> str | None:
+    """The section about a figure in the page as it was; None if it had no runs then either."""
+    _, found, rest = before.partition(f"## {_HEADINGS[figure]}\n")
+    section = rest.partition("\n## ")[0].strip()
+    return f"{found}\n{section}" if found and f"({figure}.png)" in section else None
+
+
+def _head(scale: Scale, states: Mapping[str, State], note: str, kept: list[str]) -> str:
     runs = {result.experiment: result for state in states.values() for result in state.runs}
     versions = next(iter(runs.values())).versions if runs else {}
     seeds = f"{scale.seeds} seeds" if scale.seeds > 1 else "one seed"
@@ -67,15 +77,18 @@ def _head(scale: Scale, states: Mapping[str, State], note: str) -> str:
         "",
         f"{len(runs)} runs" + (f", with {', '.join(f'{name} {number}' for name, number in versions.items())}" if runs else ""),
     ]
+    if kept:
+        lines += ["", f"From earlier runs, unchanged: {', '.join(kept)}"]
     return "\n".join([*lines, *(["", f"**{note}**"] if note else [])])
 
 
-def _table(title: str, column: str, claims: tuple[Claim, ...], states: Mapping[str, State]) -> str:
+def _table(title: str, column: str, claims: tuple[Claim, ...], states: Mapping[str, State], before: str) -> str:
     rows = [f"## {title}", "", f"| Figure | {column} | Measured | Agrees |", "|---|---|---|---|"]
     for claim in claims:
         verdict = claim.judge(states[claim.figure].measured)
-        found = (verdict.measured, str(verdict.agrees)) if verdict else ("not run", "–")
-        rows.append(f"| {claim.figure} | {claim.text} | {found[0]} | {found[1]} |")
+        begin = f"| {claim.figure} | {claim.text} | "
+        earlier = next((line for line in before.splitlines() if line.startswith(begin)), f"{begin}not run | – |")
+        rows.append(f"{begin}{verdict.measured} | {verdict.agrees} |" if verdict else earlier)
     return "\n".join(rows)
 
 
@@ -100,7 +113,9 @@ def _amounts(state: State) -> str:
     missing = state.planned - len(runs)
     if missing:
         text += f" **{missing} of {state.planned} runs are missing.**"
-    if any(run.experiment.step_seconds for run in runs):
+    if any(run.experiment.setting == "simulated" for run in runs):
+        text += " All workers are simulated, in one process."
+    elif any(run.experiment.step_seconds for run in runs):
         text += " Compute time is simulated."
     return text
 

@@ -29,6 +29,7 @@ class Scale:
         kappas: Of Fig. 8.
         table: Numbers of workers in the table of rules.
         unequal: Rules that meet a straggler.
+        beyond, beyond_steps: Numbers of workers from one to many more than the paper has, and their steps.
     """
 
     task: str = "mnist"
@@ -45,6 +46,8 @@ class Scale:
     kappas: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
     table: tuple[int, ...] = (1, 10, 30)
     unequal: tuple[str, ...] = BASIC_RULES
+    beyond: tuple[int, ...] = (1, 10, 30, 100, 300, 1000)
+    beyond_steps: int = 60
 
     @property
     def base(self) -> Experiment:
@@ -55,7 +58,7 @@ def quick(task: str) -> Scale:
     """A small version: two numbers of workers, 150 steps, one seed."""
     return Scale(
         task, steps=150, seeds=1, workers=(4, 12), many=12, many_steps=150, crowd=12, few=4, split=(1, 4), rounds=150,
-        batch_seconds=0.4, kappas=(1.0, 4.0), table=(12,), unequal=("gem",),
+        batch_seconds=0.4, kappas=(1.0, 4.0), table=(12,), unequal=("gem",), beyond=(1, 10, 30),
     )  # fmt: skip
 
 
@@ -96,6 +99,22 @@ RULES = (
     RuleSetup("Ringmaster", "ringmaster", options=lambda n: f"threshold={max(16, 2 * n)}"),
     RuleSetup("DiLoCo, 4 local steps", "diloco", 4, lambda n: f"delay={n}"),
 )
+
+
+# Spread of compute times of workers that march in lockstep, as on equal machines, and of workers whose times are exponential.
+LOCKSTEP, AT_RANDOM = 0.05, 1.0
+ORDERS: dict[str, dict[str, float]] = {
+    "GEM, times that vary": {"spread": AT_RANDOM},
+    "GEM in lockstep": {"spread": LOCKSTEP},
+    "GEM in lockstep, batches that vary": {"spread": LOCKSTEP, "batch_variation": 0.9},
+}
+# The best rate of a rival for 100 workers in docs/results/many-workers. With n workers it is tried at 100/n times that, too.
+TUNED = {"DOWNPOUR": 0.0, "adaptive staleness": 0.0}
+
+
+def rates(label: str, workers: int) -> tuple[float, ...]:
+    """The rates that a rival is tried at with so many workers; none if it is no rival."""
+    return ()
 
 
 def _group(scale: Scale, label: str, **changes: Any) -> Group:
@@ -193,9 +212,25 @@ def _rules(scale: Scale) -> list[Group]:
     ]
 
 
+def _beyond(scale: Scale) -> list[Group]:
+    # A label has a group for each number of workers, and for each rate that was tried with it.
+    def of(label: str, n: int, **changes: Any) -> Group:
+        return _group(scale, label, workers=n, steps=scale.beyond_steps, setting="simulated", **changes)
+
+    groups = []
+    for n in scale.beyond:
+        groups += [of(label, n, **changes) for label, changes in ORDERS.items()]
+        for setup in RULES:
+            for rate in rates(setup.label, n):
+                common = {"rule": setup.rule, "local_steps": setup.local_steps, "rule_options": setup.options(n)}
+                groups.append(of(f"{setup.label}, tuned", n, learning_rate=rate, spread=AT_RANDOM, **common))
+    return groups
+
+
 FIGURES: dict[str, Callable[[Scale], list[Group]]] = {
     "1": _workers, "2": _many, "3": _pi, "4": _speed, "5": _sequential, "6": _misspecified, "8": _kappas, "9-10": _tensors,
     "conventions": _conventions, "straggler": _straggler, "churn": _churn, "proxies": _proxies, "rules": _rules,
+    "beyond": _beyond,
 }  # fmt: skip
 ALIASES = {"1a": "1", "1b": "1", "1c": "1", "1d": "1", "9": "9-10", "10": "9-10"}
 

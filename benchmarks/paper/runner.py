@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gem_worker.tasks import TaskError
+from gem_worker.tasks import TaskError, load_task
 
 from benchmarks.launch import RunFailed, launch
-from benchmarks.paper import sequential
+from benchmarks.paper import sequential, simulated
 from benchmarks.paper.estimate import Pace, duration, seconds_left
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.metrics_poller import MetricsPoller
@@ -69,6 +69,8 @@ class Runner:
         progress = _Progress(experiment, later, self._pace, self._tell)
         if experiment.setting == "sequential":
             result = sequential.run(experiment, self.data, progress.done)
+        elif experiment.setting == "simulated":
+            result = simulated.run(experiment, load_task(experiment.task, self.data), progress.done)
         else:
             with tempfile.TemporaryDirectory(prefix="gem-paper-") as folder:
                 result = self._follow(experiment, Path(folder), progress)

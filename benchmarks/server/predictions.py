@@ -1,7 +1,7 @@
 """Compares what `gem-ctl simulate` says with synthetic workers on the real service: `python -m benchmarks.server.predictions`.
 
-Machines differ, so the costs are fitted to two measurements first, for each size of the model: 64 workers that ask for four
-times what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are predicted.
+Machines differ, so the costs are fitted to three measurements first, for each size of the model: 4 and 64 workers that ask for
+four times what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are predicted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from benchmarks.processes import server
 from benchmarks.server.synthetic import LEASE_SECONDS, Seen, Work, observe
 
 TARGET = 0.15  # how far a prediction may be from what is measured
-# The workers that fill the server in the calibration, and how much of it they ask for. Fewer would cost it less than a thousand
-# do, because their buffers stay in the processor's cache.
-FILLING, FILLING_LOAD = 64, 4.0
+# The workers that fill the server in the calibration, and how much of it they ask for. A commit of a few costs it less than one
+# of many, because the buffers of a few stay in the processor's cache.
+FEW, MANY, FILLING_LOAD = 4, 64, 4.0
 _HEAD = (
     f"{'workers':>7s} {'load':>5s} {'compute':>10s}   {'commits/s':>9s} {'simulated':>9s} {'ratio':>5s} {'plan':>8s}   "
     f"{'τ mean':>7s} {'sim.':>7s} {'95 %':>6s} {'sim.':>6s}   {'round trip':>10s} {'simulated':>10s}   {'CPU':>7s} {'workers':>7s}"
@@ -38,19 +38,19 @@ class Fit:
     """What a commit of one size costs on this machine, in seconds.
 
     Attributes:
-        server: The time of the server. It includes that per parameter and per byte.
+        few: The time of the server with FEW workers. It includes that per parameter and per byte.
+        many: The same with MANY workers.
         transit: The rest of the round trip of a worker alone, both ways together.
-        server_cpu: Processor time of the server for a commit, while it was full.
     """
 
-    server: float
+    few: float
+    many: float
     transit: float
-    server_cpu: float
 
-    @property
-    def costs(self) -> Costs:
-        """The costs for `gem-ctl plan` and `gem-ctl simulate`."""
-        return Costs(by_reference=self.server, by_network=self.server, parameter=0.0, byte=0.0, conversion=0.0)
+    def costs(self, workers: int) -> Costs:
+        """The costs for `gem-ctl plan` and `gem-ctl simulate`: between FEW and MANY workers by the logarithm of their number."""
+        server = float(np.interp(np.log(workers), np.log((FEW, MANY)), (self.few, self.many)))
+        return Costs(by_reference=server, by_network=server, parameter=0.0, byte=0.0, conversion=0.0)
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ def main(
     for size in parameters:
         fit = _calibrate(size, seconds, repeats)
         click.echo(
-            f"\nP = {size:,}: a commit takes the server {1e3 * fit.server:.3g} ms "
-            f"({1e3 * fit.server_cpu:.3g} ms of processor time), and {1e3 * fit.transit:.3g} ms more to go there and back"
+            f"\nP = {size:,}: a commit takes the server {1e3 * fit.few:.3g} ms with {FEW} workers, {1e3 * fit.many:.3g} ms with "
+            f"{MANY}, and {1e3 * fit.transit:.3g} ms more to go there and back"
         )
         click.echo(_HEAD)
-        for setup, share in _kinds(size, workers, load, fit.costs):
+        for setup, share in _kinds(size, workers, load, fit):
             found.append(_compare(setup, share, fit, seconds, repeats))
             setups.append({"fit": asdict(fit), **asdict(found[-1])})
             click.echo(_row(found[-1]))
@@ -114,10 +114,10 @@ def main(
     click.echo(f"\nwithin {100 * TARGET:.0f} %: {within} of {len(found)}")
 
 
-def _kinds(size: int, workers: tuple[int, ...], loads: tuple[float, ...], costs: Costs) -> Iterator[tuple[Setup, float]]:
+def _kinds(size: int, workers: tuple[int, ...], loads: tuple[float, ...], fit: Fit) -> Iterator[tuple[Setup, float]]:
     """Setups whose workers ask for these loads, without those that need too much memory or that can't ask for so much."""
     for count in workers:
-        bare = Setup(parameters=size, workers=count, compute_seconds=0.0)
+        bare, costs = Setup(parameters=size, workers=count, compute_seconds=0.0), fit.costs(count)
         for load in loads if plan(bare, costs).server_bytes < machine.available_bytes() / 2 else ():
             compute = server_seconds(bare, costs) * (count / load - 1)
             if compute > 0:
@@ -126,21 +126,21 @@ def _kinds(size: int, workers: tuple[int, ...], loads: tuple[float, ...], costs:
 
 def _calibrate(parameters: int, seconds: float, repeats: int) -> Fit:
     """Fits the costs of a model of this size: to a full server, and to a worker alone."""
-    fastest = _median_of(Work(parameters, FILLING), seconds, repeats)
-    compute = (FILLING / FILLING_LOAD - 1) / fastest.rate  # workers that sleep cost more than those that never do
-    full = _median_of(Work(parameters, FILLING, compute), seconds, repeats)
+    few = 1 / _median_of(Work(parameters, FEW), seconds, repeats).rate
+    compute = (MANY / FILLING_LOAD - 1) * few  # workers that sleep cost more than those that never do
+    many = 1 / _median_of(Work(parameters, MANY, compute), seconds, repeats).rate
     alone = _median_of(Work(parameters, 1), seconds, repeats)
-    busy = 1 / full.rate
-    return Fit(busy, max(0.0, float(np.median(alone.round_trip)) - busy), full.server_cpu)
+    return Fit(few, many, max(0.0, float(np.median(alone.round_trip)) - few))
 
 
 def _compare(setup: Setup, load: float, fit: Fit, seconds: float, repeats: int) -> Compared:
     work = Work(setup.parameters, setup.workers, setup.compute_seconds)
-    cycle = max(setup.compute_seconds, setup.workers * server_seconds(setup, fit.costs))
+    costs = fit.costs(setup.workers)
+    cycle = max(setup.compute_seconds, setup.workers * server_seconds(setup, costs))
     seen = _median_of(work, max(seconds, 5 * cycle), repeats, warm_up=max(1.0, 3 * cycle))
     real = replace(setup, compute_seconds=float(seen.computed.mean()))
     spread = float(seen.computed.std() / seen.computed.mean())
-    scenario = Scenario(real, fit.costs, spread=spread, latency=fit.transit / 2)
+    scenario = Scenario(real, costs, spread=spread, latency=fit.transit / 2)
     return Compared(
         setup=real,
         load=load,
@@ -151,7 +151,7 @@ def _compare(setup: Setup, load: float, fit: Fit, seconds: float, repeats: int) 
         round_trip=float(seen.round_trip.mean()),
         server_cpu=seen.server_cpu,
         workers_cpu=seen.workers_cpu,
-        planned=plan(real, fit.costs).commits_per_second,
+        planned=plan(real, costs).commits_per_second,
         simulated=outcome(scenario),
     )
 

@@ -10,9 +10,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
+
+from gem_client.batch_sizes import batch_sizes
 
 log = logging.getLogger("gem_client")
 
@@ -82,7 +85,7 @@ class Shards:
     Args:
         source: Where the shards come from, in a session that has joined the run.
         samples: Number of samples in the training set.
-        batch_size: Indices per batch; a shard's last batch may have fewer.
+        batch_size: Indices per batch, on average if the run varies it; a shard's last batch may have fewer.
 
     Attributes:
         complete: Whether the run is complete, or this worker has done its steps.
@@ -136,6 +139,12 @@ class Shards:
             whole, rest = divmod(self._samples, settings.shard_size)
             limits.append(settings.epochs * (whole * self._batches_in(settings.shard_size) + self._batches_in(rest)))
         return min(limits, default=None)
+
+    @property
+    def samples_in_hand(self) -> int:
+        """Samples of the youngest batch that the loop has; 0 if it has none."""
+        with self._lock:
+            return self._in_hand[self._visible - 1].samples if self._visible else 0
 
     @property
     def in_hand(self) -> int:
@@ -254,18 +263,20 @@ class Shards:
         with self._lock:
             self._held = {id_: held for id_, held in self._held.items() if held.generation == generation}
             self._held[shard_id] = shard
-        for begin in range(0, len(indices), self._batch_size):
+        settings, end = self._source.hyperparameters, 0
+        random = np.random.default_rng((settings.seed, shard_id))
+        for size in batch_sizes(len(indices), self._batch_size, settings.batch_variation, random):
             if self._source.generation != generation:
                 return  # the lease has ended: others train on the rest
             if not self._steps_left:
                 return
-            batch = indices[begin : begin + self._batch_size]
+            end += size
             with self._lock:
-                self._in_hand.append(Batch(len(batch), shard))
+                self._in_hand.append(Batch(size, shard))
                 self._asked_by = threading.get_ident()
-            if begin + self._batch_size >= len(indices) and self._steps_left and not self._must_report:
+            if end == len(indices) and self._steps_left and not self._must_report:
                 self._ahead = self._ask()  # while the caller computes, so that the next batch need not wait for the network
-            yield batch
+            yield indices[end - size : end]
 
     def _batches_in(self, samples: int) -> int:
         return -(-samples // self._batch_size)

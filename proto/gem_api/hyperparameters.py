@@ -264,6 +264,15 @@ class Hyperparameters:
         fixed=True,
         status=("optimizer options", "{}"),
     )
+    batch_variation: float = _declare(
+        0.0,
+        "How much the sizes of batches vary at random, as a share of --batch-size. 0.9 keeps many equal workers from committing "
+        "in lockstep; 0: all batches are alike.",
+        heading="Run",
+        values=Range(ge=0, le=0.9),
+        workers_use=True,
+        status=("batches vary", "±{:.0%}"),
+    )
 
     @property
     def endless(self) -> bool:

@@ -22,7 +22,7 @@ FULL = Scale()
 NOT_THE_SAME: dict[str, Any] = {
     "task": "digits", "rule": "adaptive", "workers": 2, "steps": 5, "seed": 1, "learning_rate": 0.1, "momentum": 0.5,
     "kappa": 2.0, "snapshot": "paper", "batch_size": 32, "local_steps": 4, "rule_options": "a=1", "pi_max": 3.0,
-    "step_seconds": 0.1, "setting": "staged", "slowdown": 10.0, "replacements": 3,
+    "step_seconds": 0.1, "setting": "staged", "slowdown": 10.0, "replacements": 3, "spread": 0.5, "batch_variation": 0.9,
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_the_first_seed_of_everything_is_run_before_the_second() -> None:
 @pytest.mark.parametrize("figure", FIGURES)
 def test_every_line_of_a_figure_has_a_name_of_its_own_and_every_seed(figure: str) -> None:
     groups = FIGURES[figure](FULL)
-    assert len({(group.label, group.first.workers) for group in groups}) == len(groups)
+    assert len({(group.label, group.first.workers, group.first.learning_rate) for group in groups}) == len(groups)
     for group in groups:
         assert [each.seed for each in group.experiments] == [0, 1, 2]
         assert {replace(each, seed=0) for each in group.experiments} == {group.first}

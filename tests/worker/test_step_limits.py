@@ -37,6 +37,13 @@ def test_a_step_sleeps_what_its_computation_leaves_of_the_time(clock: Clock, com
     assert clock.seconds == max(1.0, computing)
 
 
+@pytest.mark.parametrize("share", [0.1, 1.0, 1.9])
+def test_a_larger_batch_takes_longer_in_proportion(clock: Clock, share: float) -> None:
+    with StepLimits(2.0, clock.now, clock.sleep).step(share):
+        clock.seconds += 0.1
+    assert clock.seconds == pytest.approx(2.0 * share)
+
+
 def test_without_a_stated_time_nothing_is_slept(clock: Clock) -> None:
     with StepLimits(now=clock.now, sleep=clock.sleep).step():
         clock.seconds += 0.5

@@ -35,7 +35,8 @@ class ShardSampler(Sampler[list[int]]):
     Args:
         session: A session that has joined the run: make the optimizer first.
         dataset: The training set, which must be the same for all workers.
-        batch_size: Number of samples per batch. The default is the run's batch size.
+        batch_size: Number of samples per batch, on average if the run has `--batch-variation`. The default is the run's batch
+            size.
 
     Raises:
         InvalidRequest: The session has not joined, or has a sampler already.
@@ -58,6 +59,11 @@ class ShardSampler(Sampler[list[int]]):
     def complete(self) -> bool:
         """Whether the run is complete, or this worker has done its steps."""
         return self._shards.complete
+
+    @property
+    def samples_in_hand(self) -> int:
+        """Number of samples in the youngest batch that the loop has; 0 if it has none."""
+        return self._shards.samples_in_hand
 
     def loader(self, **settings: Any) -> Loader:
         """Returns an iterable over batches of the dataset, made by a `DataLoader` with this sampler.

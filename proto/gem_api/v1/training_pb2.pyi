@@ -66,7 +66,7 @@ RUN_STATE_COMPLETE: RunState
 RUN_STATE_DRAINING: RunState
 
 class Hyperparameters(_message.Message):
-    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "decay_versions", "decay_factor", "optimizer", "optimizer_options")
+    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "decay_versions", "decay_factor", "optimizer", "optimizer_options", "batch_variation")
     RULE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class Hyperparameters(_message.Message):
     DECAY_FACTOR_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_VARIATION_FIELD_NUMBER: _ClassVar[int]
     rule: str
     learning_rate: float
     momentum: float
@@ -113,7 +114,8 @@ class Hyperparameters(_message.Message):
     decay_factor: float
     optimizer: str
     optimizer_options: str
-    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ...) -> None: ...
+    batch_variation: float
+    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ..., batch_variation: _Optional[float] = ...) -> None: ...
 
 class OptimizerChoice(_message.Message):
     __slots__ = ("optimizer", "options", "learning_rate", "weight_decay")

@@ -64,7 +64,7 @@ def train(
     while not sampler.complete:  # a loader that runs ahead of the commits may end more than once
         for batch in metrics.timing("data", loader):
             with metrics.phase("compute"):
-                with limits.step():
+                with limits.step(sampler.samples_in_hand / hyperparameters.batch_size):
                     optimizer.zero_grad()
                     loss = task.loss(model, moved(batch, device))
                     loss.backward()

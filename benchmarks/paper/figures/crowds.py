@@ -1,0 +1,39 @@
+"""From one worker to a thousand."""
+
+from __future__ import annotations
+
+from benchmarks.paper.plan import Scale
+from benchmarks.paper.statistics import Measured, accuracy, final_loss
+from benchmarks.paper.style import OTHERS, RULE_COLOURS, Drawing, legend, panels
+
+_CHANCE = 10.0  # per cent
+
+
+def accuracies(measured: list[Measured], scale: Scale) -> Drawing:
+    """Test accuracy by the number of workers; a rule that was tried at several rates has its best, by its training loss."""
+    drawing, (axes,) = panels(1, 1, f"{scale.beyond_steps} gradients of each worker", 7.5, 4.6)
+    labels = list(dict.fromkeys(each.label for each in measured))
+    others = iter(OTHERS)
+    for label in labels:
+        lines = best_by_workers([each for each in measured if each.label == label])
+        ours = lines[0].experiment.rule == "gem"
+        colour = RULE_COLOURS["gem"] if ours else RULE_COLOURS.get(lines[0].experiment.rule) or next(others)
+        style = "o--" if lines[0].experiment.batch_variation else "o:" if ours and lines[0].experiment.spread < 1 else "o-"
+        counts = [float(each.experiment.workers) for each in lines]
+        drawing.points(axes, "test accuracy", label, counts, [accuracy(each.results) for each in lines], colour, 100, style)
+    axes.set(xlabel="workers", ylabel="test accuracy, %", xscale="log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.axhline(_CHANCE, color="#888888", linewidth=0.8, linestyle=":")
+    legend(axes)
+    return drawing
+
+
+def best_by_workers(measured: list[Measured]) -> list[Measured]:
+    """For each number of workers, in order, the one with the lowest training loss at the end: test data have no say."""
+    counts = sorted({each.experiment.workers for each in measured})
+    return [min((each for each in measured if each.experiment.workers == n), key=_loss) for n in counts]
+
+
+def _loss(each: Measured) -> float:
+    found = final_loss(each.results)
+    return found.mean if found.count == len(each.results) else float("inf")

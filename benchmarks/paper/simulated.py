@@ -1,0 +1,63 @@
+"""Experiments whose workers are all simulated in one process, which chooses whose commit comes next."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from gem_api.hyperparameters import Hyperparameters
+from gem_worker.launcher.run_folder import versions
+from gem_worker.tasks import Task
+
+from benchmarks.many_workers.order import simulated
+from benchmarks.many_workers.simulation import train
+from benchmarks.paper.experiments import Experiment
+from benchmarks.paper.results import Result
+
+ROWS = 20  # points of the curves
+
+
+def run(experiment: Experiment, task: Task, told: Callable[[int], None] = lambda gradients: None, rows: int = ROWS) -> Result:
+    """Trains with as many gradients of each worker as the experiment has steps.
+
+    Args:
+        experiment: Its settings.
+        task: What is trained.
+        told: Called with the number of gradients done, at each point of the curves.
+        rows: Points of the curves: each has the mean loss since the one before.
+    """
+    began, seconds = time.monotonic(), list[float]()
+    torch.set_num_threads(1)
+    settings = Hyperparameters(
+        rule=experiment.rule, learning_rate=experiment.learning_rate, momentum=experiment.momentum, kappa=experiment.kappa,
+        pi_max=experiment.pi_max, snapshot=experiment.snapshot, batch_size=experiment.batch_size, seed=experiment.seed,
+        local_steps=experiment.local_steps, rule_options=experiment.rule_options,
+        batch_variation=experiment.batch_variation,
+    )  # fmt: skip
+    commits = experiment.workers * experiment.commits_each
+    turns = simulated(
+        experiment.workers, experiment.commits_each, experiment.batch_size, experiment.spread, experiment.batch_variation,
+        np.random.default_rng([1, experiment.seed]),
+    )  # fmt: skip
+
+    def tell(row: dict[str, float]) -> None:
+        seconds.append(time.monotonic() - began)
+        told(int(row["version"]) * experiment.local_steps)
+
+    found = train(task, settings, turns, experiment.workers, max(1, commits // rows), tell)
+    last = found[-1]
+    diverged = not math.isfinite(last["loss"])
+    seconds += [time.monotonic() - began] * diverged  # the last row was not told
+    version, loss, staleness = (
+        np.array([row.get(name, math.nan) for row in found], float) for name in ("version", "loss", "staleness")
+    )
+    samples = version * experiment.local_steps * experiment.batch_size
+    curves = {"version": version, "samples": samples, "seconds": np.array(seconds), "loss": loss, "staleness": staleness}
+    return Result(
+        experiment, "diverged" if diverged else "complete", last.get("accuracy"), last.get("test_loss"),
+        time.monotonic() - began, curves, {}, {}, asdict(settings), versions(),
+    )  # fmt: skip

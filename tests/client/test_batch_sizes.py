@@ -1,0 +1,70 @@
+"""How shards are cut into batches whose sizes vary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from client.sampler_helpers import SAMPLES, joined, settings, train_all, train_each
+from gem_client.batch_sizes import batch_sizes
+from hypothesis import given
+from hypothesis import strategies as st
+from live import config, serving
+
+VARIATIONS = (0.0, 0.1, 0.5, 0.9)
+
+
+@given(
+    samples=st.integers(1, 5000), batch=st.integers(1, 300), variation=st.sampled_from(VARIATIONS), seed=st.integers(0, 1000)
+)
+def test_a_shard_is_cut_into_as_many_batches_as_without_variation(samples: int, batch: int, variation: float, seed: int) -> None:
+    sizes = batch_sizes(samples, batch, variation, np.random.default_rng(seed))
+    assert sum(sizes) == samples
+    assert len(sizes) == -(-samples // batch)
+    assert 1 <= min(sizes) and max(sizes) <= batch * (1 + variation) + 1
+
+
+def test_without_variation_only_the_last_batch_is_smaller() -> None:
+    assert batch_sizes(10, 4, 0.0, np.random.default_rng(0)) == [4, 4, 2]
+    assert batch_sizes(8, 4, 0.0, np.random.default_rng(0)) == [4, 4]
+
+
+def test_sizes_are_uniform_wherever_in_the_shard() -> None:
+    random = np.random.default_rng(1)
+    drawn = np.array([batch_sizes(256, 64, 0.9, random) for _ in range(4000)])
+    assert (drawn.min(), drawn.max()) == (6, 122)
+    assert drawn.mean(axis=0) == pytest.approx(64, rel=0.03)
+    assert drawn.std(axis=0) == pytest.approx((122 - 6) / 12**0.5, rel=0.15)  # that of a uniform distribution
+
+
+def test_workers_get_batches_of_varied_size_and_each_sample_once() -> None:
+    varied = settings(shard_size=20, batch_variation=0.75)
+    with serving(config(varied)) as live, joined(live, "a") as session:
+        shards = session.shards(SAMPLES)
+        most = shards.most_batches
+        sizes = [len(batch) for batch in train_each(session, shards)]
+        assert live.on_loop(lambda: live.core.ledger.all_complete)
+        assert live.on_loop(lambda: live.core.samples_committed) == SAMPLES
+    assert len(sizes) == most == 6
+    assert sum(sizes[:5]) == 20
+    assert len(set(sizes[:5])) > 1
+    assert all(1 <= size <= 7 for size in sizes)
+
+
+def test_the_sizes_differ_between_shards_and_are_those_of_the_seed() -> None:
+    runs = []
+    for _ in range(2):
+        with serving(config(settings(shard_size=20, batch_variation=0.75, epochs=2))) as live, joined(live, "a") as session:
+            runs.append([len(batch) for batch in train_each(session, session.shards(40))])
+    assert runs[0] == runs[1]
+    assert len({tuple(runs[0][begin : begin + 5]) for begin in range(0, 20, 5)}) > 1
+
+
+def test_a_worker_can_tell_the_size_of_the_batch_that_it_has() -> None:
+    with serving(config(settings(shard_size=20, batch_variation=0.75))) as live, joined(live, "a") as session:
+        shards = session.shards(40)
+        assert shards.samples_in_hand == 0
+        seen = []
+        for batch in shards:
+            seen.append((shards.samples_in_hand, len(batch)))
+            train_all(session, [batch])
+    assert all(told == size for told, size in seen)
