@@ -34,8 +34,8 @@ class State:
 
 
 def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) -> Path:
-    """Writes README.md (and rules.md, if there are any) for the figures' PNGs that lie in the folder. A figure of which there are
-    no runs keeps what the page said of it before: somebody may have only some of the runs."""
+    """Writes README.md (and rules.md, if there are any) for the figures' PNGs in the folder. A figure without runs keeps what
+    the page said of it before: somebody may have only some of the runs."""
     page = folder / "README.md"
     before = page.read_text() if page.exists() else ""
     kept = {name: old for name in FIGURES if not states[name].measured and (old := _kept(before, name))}

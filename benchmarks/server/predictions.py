@@ -1,7 +1,8 @@
 """Compares what `gem-ctl simulate` says with synthetic workers on the real service: `python -m benchmarks.server.predictions`.
 
-Machines differ, so the costs are fitted to three measurements first, for each size of the model: 4 and 64 workers that ask for
-four times what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are predicted.
+Machines differ, so the costs are fitted to three measurements first, for each size of the model: 4 and 64 workers that ask
+for four times what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are
+predicted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ TARGET = 0.15  # how far a prediction may be from what is measured
 FEW, MANY, FILLING_LOAD = 4, 64, 4.0
 _HEAD = (
     f"{'workers':>7s} {'load':>5s} {'compute':>10s}   {'commits/s':>9s} {'simulated':>9s} {'ratio':>5s} {'plan':>8s}   "
-    f"{'τ mean':>7s} {'sim.':>7s} {'95 %':>6s} {'sim.':>6s}   {'round trip':>10s} {'simulated':>10s}   {'CPU':>7s} {'workers':>7s}"
+    f"{'τ mean':>7s} {'sim.':>7s} {'95 %':>6s} {'sim.':>6s}   {'round trip':>10s} {'simulated':>10s}   "
+    f"{'CPU':>7s} {'workers':>7s}"
 )
 
 
@@ -48,7 +50,7 @@ class Fit:
     transit: float
 
     def costs(self, workers: int) -> Costs:
-        """The costs for `gem-ctl plan` and `gem-ctl simulate`: between FEW and MANY workers by the logarithm of their number."""
+        """The costs for `gem-ctl plan` and `simulate`: between FEW and MANY workers by the logarithm of their number."""
         server = float(np.interp(np.log(workers), np.log((FEW, MANY)), (self.few, self.many)))
         return Costs(by_reference=server, by_network=server, parameter=0.0, byte=0.0, conversion=0.0)
 
@@ -87,7 +89,8 @@ class Compared:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/predictions.json"), help="File for the figures.")
 @interruptible()
 def main(
-    parameters: tuple[int, ...], workers: tuple[int, ...], load: tuple[float, ...], seconds: float, repeats: int, quick: bool, out: Path,
+    parameters: tuple[int, ...], workers: tuple[int, ...], load: tuple[float, ...], seconds: float, repeats: int,
+    quick: bool, out: Path,
 ) -> None:  # fmt: skip
     """Measures synthetic workers, which sleep instead of computing, and prints beside it what the simulation predicts.
 
@@ -101,8 +104,8 @@ def main(
     for size in parameters:
         fit = _calibrate(size, seconds, repeats)
         click.echo(
-            f"\nP = {size:,}: a commit takes the server {1e3 * fit.few:.3g} ms with {FEW} workers, {1e3 * fit.many:.3g} ms with "
-            f"{MANY}, and {1e3 * fit.transit:.3g} ms more to go there and back"
+            f"\nP = {size:,}: a commit takes the server {1e3 * fit.few:.3g} ms with {FEW} workers, {1e3 * fit.many:.3g} ms "
+            f"with {MANY}, and {1e3 * fit.transit:.3g} ms more to go there and back"
         )
         click.echo(_HEAD)
         for setup, share in _kinds(size, workers, load, fit):
@@ -172,7 +175,8 @@ def _row(of: Compared) -> str:
         f"{of.setup.workers:7d} {of.load:5.1f} {1e3 * of.setup.compute_seconds:7.1f} ms   "
         f"{of.rate:9.1f} {told.commits_per_second:9.1f} {of.ratio:5.2f} {of.planned:8.1f}   "
         f"{of.staleness_mean:7.1f} {told.staleness.mean:7.1f} {of.staleness_p95:6.0f} {told.staleness.p95:6.0f}   "
-        f"{1e3 * of.round_trip:7.1f} ms {1e3 * told.round_trip:7.1f} ms   {1e3 * of.server_cpu:4.2f} ms {1e3 * of.workers_cpu:4.2f} ms"
+        f"{1e3 * of.round_trip:7.1f} ms {1e3 * told.round_trip:7.1f} ms   "
+        f"{1e3 * of.server_cpu:4.2f} ms {1e3 * of.workers_cpu:4.2f} ms"
     )
 
 

@@ -1,7 +1,7 @@
 """Synthetic workers: they sleep instead of computing, and note when each commit was answered and how stale it was.
 
-A process has one thread for all its workers, and they share one gradient, so that a thousand of them leave the processors and the
-memory to the server.
+A process has one thread for all its workers, and they share one gradient, so that a thousand of them leave the processors and
+the memory to the server.
 """
 
 from __future__ import annotations

@@ -266,8 +266,8 @@ class Hyperparameters:
     )
     batch_variation: float = _declare(
         0.0,
-        "How much the sizes of batches vary at random, as a share of --batch-size. 0.9 keeps many equal workers from committing "
-        "in lockstep; 0: all batches are alike.",
+        "How much the sizes of batches vary at random, as a share of --batch-size. 0.9 keeps many equal workers from "
+        "committing in lockstep; 0: all batches are alike.",
         heading="Run",
         values=Range(ge=0, le=0.9),
         workers_use=True,

@@ -16,11 +16,14 @@ VARIATIONS = (0.0, 0.1, 0.5, 0.9)
 @given(
     samples=st.integers(1, 5000), batch=st.integers(1, 300), variation=st.sampled_from(VARIATIONS), seed=st.integers(0, 1000)
 )
-def test_a_shard_is_cut_into_as_many_batches_as_without_variation(samples: int, batch: int, variation: float, seed: int) -> None:
+def test_a_shard_is_cut_into_as_many_batches_as_without_variation(
+    samples: int, batch: int, variation: float, seed: int
+) -> None:
     sizes = batch_sizes(samples, batch, variation, np.random.default_rng(seed))
     assert sum(sizes) == samples
     assert len(sizes) == -(-samples // batch)
-    assert 1 <= min(sizes) and max(sizes) <= batch * (1 + variation) + 1
+    assert min(sizes) >= 1
+    assert max(sizes) <= batch * (1 + variation) + 1
 
 
 def test_without_variation_only_the_last_batch_is_smaller() -> None:

@@ -266,7 +266,11 @@ def test_a_figure_whose_runs_are_gone_keeps_what_the_page_said_of_it(tmp_path: P
     states["1"], states["3"] = page.State([], 40), page.State(measured("3", FULL, as_claimed), 12)
     second = page.write(tmp_path, FULL, states, "").read_text()
     assert "From earlier runs, unchanged: 1\n" in second
-    for kept in ("## Fig. 1: more workers", "**4 of 40 runs are missing.**", "| 1 | GEM's loss falls with any number of workers |"):
+    for kept in (
+        "## Fig. 1: more workers",
+        "**4 of 40 runs are missing.**",
+        "| 1 | GEM's loss falls with any number of workers |",
+    ):
         (line,) = (line for line in first.splitlines() if kept in line)
         assert line in second.splitlines()
     assert "![Fig. 3: π and the number of workers](3.png)" in second
@@ -283,4 +287,7 @@ def test_of_several_rates_the_one_with_the_lowest_training_loss_is_drawn() -> No
         line(0.1, 30, final=0.2, accuracy=0.99), line(0.01, 30, final=0.1, accuracy=0.95),
         line(1.0, 30, final=0.01, accuracy=None, outcome="diverged"), line(0.5, 10),
     ]  # fmt: skip
-    assert [(each.experiment.workers, each.experiment.learning_rate) for each in best_by_workers(lines)] == [(10, 0.5), (30, 0.01)]
+    assert [(each.experiment.workers, each.experiment.learning_rate) for each in best_by_workers(lines)] == [
+        (10, 0.5),
+        (30, 0.01),
+    ]

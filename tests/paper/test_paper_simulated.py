@@ -43,7 +43,9 @@ def test_all_settings_reach_the_rule_and_the_order() -> None:
 
 def test_a_run_that_diverges_has_no_accuracy() -> None:
     told: list[int] = []
-    result = run(Experiment(**{**TINY.to_json(), "learning_rate": 1000.0, "rule": "downpour"}), load_task("digits", None), told.append)
+    result = run(
+        Experiment(**{**TINY.to_json(), "learning_rate": 1000.0, "rule": "downpour"}), load_task("digits", None), told.append
+    )
     assert (result.outcome, result.test_accuracy, result.test_loss) == ("diverged", None, None)
     assert math.isnan(result.curves["loss"][-1])
     assert len(told) == len(result.curves["loss"]) - 1 == len(result.curves["seconds"]) - 1
