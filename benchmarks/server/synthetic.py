@@ -157,7 +157,7 @@ class _Crowd:
     def __init__(self, address: str, work: Work, names: list[str], random: np.random.Generator) -> None:
         self._work = work
         self._random = random
-        self._gradient = memoryview(np.full(work.parameters, 1e-6, np.float32)).cast("B")
+        self._gradient = np.full(work.parameters, 1e-6, np.float32).data.cast("B")
         self._room = memoryview(bytearray(1 << 20))  # what is received into, again and again
         layout = Layout.of({_PARAMETER: (work.parameters,)})
         with open_channel(address) as channel:

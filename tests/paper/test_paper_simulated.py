@@ -37,7 +37,7 @@ def test_all_settings_reach_the_rule_and_the_order() -> None:
     task = load_task("digits", None)
     usual = run(TINY, task).curves["loss"]
     for name, value in changes.items():
-        changed = run(Experiment(**{**TINY.to_json(), name: value}), task).curves["loss"]  # type: ignore[arg-type]
+        changed = run(Experiment(**{**TINY.to_json(), name: value}), task).curves["loss"]
         assert not np.array_equal(changed, usual), name
 
 
