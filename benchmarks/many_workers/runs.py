@@ -29,9 +29,9 @@ class Case:
     """A run's settings; what is not named has the server's default.
 
     Attributes:
-        workers, steps: How many, and the commits of each.
+        workers, steps: How many, and the gradients of each.
         spread, varied: As for `order.simulated`.
-        against: The option of the rule gem.
+        against, proxy: The options of the rule gem.
     """
 
     workers: int = 100
@@ -44,13 +44,17 @@ class Case:
     kappa: float = 1.0
     optimizer: str = "sgd"
     seed: int = 0
+    pi_max: float = 5.0
+    local_steps: int = 1
+    proxy: str = "momentum"
 
     def hyperparameters(self) -> Hyperparameters:
         """The run's settings."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in ("learning_rate", "optimizer", "seed")}
-        if self.optimizer == "sgd":
-            given |= {"momentum": self.momentum, "kappa": self.kappa}
-        return Hyperparameters(rule_options=f"against={self.against:g}", **given).with_defaults(given)
+        names = ["learning_rate", "optimizer", "seed", "local_steps"]
+        names += ["momentum", "kappa", "pi_max"] * (self.optimizer == "sgd")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        options = f"against={self.against:g}" + f" proxy={self.proxy}" * (self.proxy != "momentum")
+        return Hyperparameters(rule_options=options, **given).with_defaults(given)
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,9 @@ REMEDIES = {
     "κ = 0.3": Case(kappa=0.3),
     "η = 0.02": Case(learning_rate=0.02),
     "μ = 0.5": Case(momentum=0.5),
+    "π at most 1": Case(pi_max=1),
+    "4 local steps": Case(local_steps=4),
+    "the moment is the mean of all workers' (`proxy=global`)": Case(proxy="global"),
     "AdamW on the server, η = 0.001": Case(optimizer="adamw", learning_rate=0.001),
 }
 
@@ -110,8 +117,9 @@ def measure(case: Case, task: Task, tell: Callable[[Row], None] = lambda row: No
     """Makes a run."""
     settings = case.hyperparameters()
     turns = simulated(
-        case.workers, case.steps, settings.batch_size, case.spread, case.varied, np.random.default_rng([1, case.seed])
-    )
+        case.workers, case.steps // case.local_steps, settings.batch_size, case.spread, case.varied,
+        np.random.default_rng([1, case.seed]),
+    )  # fmt: skip
     return Run(case, train(task, settings, turns, case.workers, case.workers, tell))
 
 

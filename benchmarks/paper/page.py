@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) ->
     page = folder / "README.md"
     before = page.read_text() if page.exists() else ""
     kept = {name: old for name in FIGURES if not states[name].measured and (old := _kept(before, name))}
-    parts = [_head(scale, states, note, list(kept)), _table("The paper's claims", "The paper", PAPER, states, before)]
+    parts = [_head(scale, states, note, _earlier(before, list(kept))), _table("The paper's claims", "The paper", PAPER, states, before)]
     parts.append(_table("Beyond the paper", "Expected", OURS, states, before))
     if (folder / REMARKS).exists():
         parts.append((folder / REMARKS).read_text().strip())
@@ -57,7 +58,13 @@ def _kept(before: str, figure: str) -> str | None:
     return f"{found}\n{section}" if found and f"({figure}.png)" in section else None
 
 
-def _head(scale: Scale, states: Mapping[str, State], note: str, kept: list[str]) -> str:
+def _earlier(before: str, kept: list[str]) -> str:
+    """A sentence about the figures that are as they were; empty if there are none."""
+    runs = re.search(r"Those were (\d+ runs, .*)$", before, re.MULTILINE) or re.search(r"^(\d+ runs, .*)$", before, re.MULTILINE)
+    return f"From earlier runs, unchanged: {', '.join(kept)}. Those were {runs[1]}" if kept and runs else ""
+
+
+def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: str) -> str:
     runs = {result.experiment: result for state in states.values() for result in state.runs}
     versions = next(iter(runs.values())).versions if runs else {}
     seeds = f"{scale.seeds} seeds" if scale.seeds > 1 else "one seed"
@@ -77,9 +84,7 @@ def _head(scale: Scale, states: Mapping[str, State], note: str, kept: list[str])
         "",
         f"{len(runs)} runs" + (f", with {', '.join(f'{name} {number}' for name, number in versions.items())}" if runs else ""),
     ]
-    if kept:
-        lines += ["", f"From earlier runs, unchanged: {', '.join(kept)}"]
-    return "\n".join([*lines, *(["", f"**{note}**"] if note else [])])
+    return "\n".join([*lines, *(["", earlier] if earlier else []), *(["", f"**{note}**"] if note else [])])
 
 
 def _table(title: str, column: str, claims: tuple[Claim, ...], states: Mapping[str, State], before: str) -> str:
