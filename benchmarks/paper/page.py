@@ -40,7 +40,10 @@ def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) ->
     page = folder / "README.md"
     before = page.read_text() if page.exists() else ""
     kept = {name: old for name in FIGURES if not states[name].measured and (old := _kept(before, name))}
-    parts = [_head(scale, states, note, _earlier(before, list(kept))), _table("The paper's claims", "The paper", PAPER, states, before)]
+    parts = [
+        _head(scale, states, note, _earlier(before, list(kept))),
+        _table("The paper's claims", "The paper", PAPER, states, before),
+    ]
     parts.append(_table("Beyond the paper", "Expected", OURS, states, before))
     if (folder / REMARKS).exists():
         parts.append((folder / REMARKS).read_text().strip())
@@ -60,7 +63,9 @@ def _kept(before: str, figure: str) -> str | None:
 
 def _earlier(before: str, kept: list[str]) -> str:
     """A sentence about the figures that are as they were; empty if there are none."""
-    runs = re.search(r"Those were (\d+ runs, .*)$", before, re.MULTILINE) or re.search(r"^(\d+ runs, .*)$", before, re.MULTILINE)
+    runs = re.search(r"Those were (\d+ runs, .*)$", before, re.MULTILINE) or re.search(
+        r"^(\d+ runs, .*)$", before, re.MULTILINE
+    )
     return f"From earlier runs, unchanged: {', '.join(kept)}. Those were {runs[1]}" if kept and runs else ""
 
 
