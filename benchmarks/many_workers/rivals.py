@@ -25,6 +25,7 @@ STEP = 10**0.5  # between rates beyond these
 LEAST, MOST = 5e-4, 20.0
 GRADIENTS = {30: 400, 100: 120}  # of each worker, by their number: 12,000 in all
 ROWS = 10  # of a run; the loss of the last one is the final loss
+HOPELESS = 0.4  # of a run, after which it ends if nothing has been learned
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def measure(trial: Trial, task: Task) -> Outcome:
     """Makes a run. All rules see as many gradients."""
     settings = {name: value for name, value in asdict(trial).items() if name != "label"}
     experiment = Experiment("mnist", steps=GRADIENTS[trial.workers], setting="simulated", spread=AT_RANDOM, **settings)
-    result = run(experiment, task, rows=ROWS)
+    result = run(experiment, task, rows=ROWS, hopeless=HOPELESS)
     if result.test_accuracy is None:
         return Outcome(math.inf, math.nan)
     return Outcome(round(float(result.curves["loss"][-1]), 4), round(result.test_accuracy, 4))

@@ -19,6 +19,7 @@ from benchmarks.many_workers.order import Turn
 from benchmarks.paper.sequential import score
 
 Row = dict[str, float]
+STOP = object()
 
 
 class Model:
@@ -91,7 +92,7 @@ class _Round:
 
 def train(
     task: Task, settings: Hyperparameters, turns: Iterable[Turn], workers: int, every: int,
-    tell: Callable[[Row], None] = lambda row: None,
+    tell: Callable[[Row], object] = lambda row: None,
 ) -> list[Row]:  # fmt: skip
     """Trains; the seed is that of the settings.
 
@@ -101,7 +102,7 @@ def train(
         turns: Whose commit comes next.
         workers: How many there are.
         every: Commits between two rows.
-        tell: Called with each row.
+        tell: Called with each row; the run ends early if it returns `STOP`.
 
     Returns:
         A row for every `every` commits: see `_row`. The last one also has the score on the held-out data, or a loss that is not
@@ -132,7 +133,8 @@ def train(
         current.add(loss, rule_input.staleness, facts)
         if done % every == 0:
             rows.append(_row(version, theta, before, current) | _moments(rule, crowd, settings.kappa))
-            tell(rows[-1])
+            if tell(rows[-1]) is STOP:
+                break
             current, before = _Round(), theta.copy()
     rows[-1]["test_loss"], rows[-1]["accuracy"] = model.score(theta)
     return rows

@@ -14,14 +14,19 @@ from gem_worker.launcher.run_folder import versions
 from gem_worker.tasks import Task
 
 from benchmarks.many_workers.order import simulated
-from benchmarks.many_workers.simulation import train
+from benchmarks.many_workers.simulation import STOP, Row, train
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.results import Result
+from benchmarks.paper.statistics import CHANCE
 
 ROWS = 20  # points of the curves
+_NOTHING_LEARNED = CHANCE - 0.05
 
 
-def run(experiment: Experiment, task: Task, told: Callable[[int], None] = lambda gradients: None, rows: int = ROWS) -> Result:
+def run(
+    experiment: Experiment, task: Task, told: Callable[[int], None] = lambda gradients: None, rows: int = ROWS,
+    hopeless: float = 1.0,
+) -> Result:  # fmt: skip
     """Trains with as many gradients of each worker as the experiment has steps.
 
     Args:
@@ -29,6 +34,7 @@ def run(experiment: Experiment, task: Task, told: Callable[[int], None] = lambda
         task: What is trained.
         told: Called with the number of gradients done, at each point of the curves.
         rows: Points of the curves: each has the mean loss since the one before.
+        hopeless: The run ends after this share of it if nothing has been learned until then.
     """
     began, seconds = time.monotonic(), list[float]()
     torch.set_num_threads(1)
@@ -44,9 +50,10 @@ def run(experiment: Experiment, task: Task, told: Callable[[int], None] = lambda
         np.random.default_rng([1, experiment.seed]),
     )  # fmt: skip
 
-    def tell(row: dict[str, float]) -> None:
+    def tell(row: Row) -> object:
         seconds.append(time.monotonic() - began)
         told(int(row["version"]) * experiment.local_steps)
+        return STOP if row["version"] >= hopeless * commits and row["loss"] > _NOTHING_LEARNED else None
 
     found = train(task, settings, turns, experiment.workers, max(1, commits // rows), tell)
     last = found[-1]

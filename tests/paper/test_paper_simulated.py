@@ -41,6 +41,13 @@ def test_all_settings_reach_the_rule_and_the_order() -> None:
         assert not np.array_equal(changed, usual), name
 
 
+def test_a_run_that_learns_nothing_ends_early_if_asked_to() -> None:
+    task, slow = load_task("digits", None), Experiment(**{**TINY.to_json(), "learning_rate": 1e-6})
+    assert run(slow, task).steps[-1] == 40
+    assert run(slow, task, hopeless=0.5).steps[-1] == 20
+    assert run(TINY, task, hopeless=0.5).steps[-1] == 40
+
+
 def test_a_run_that_diverges_has_no_accuracy() -> None:
     told: list[int] = []
     result = run(
