@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import torch
+from gem_api.process.lifetime import interruptible
 from gem_worker.tasks import Task, load_task
 
 from benchmarks.many_workers import check, rivals, runs
@@ -18,6 +19,7 @@ PARTS = ("check", "order", "number", "rivals")
 
 
 @click.command()
+@interruptible()
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder with MNIST's four files.")
 @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Make only these runs. [default: all]")
 def main(data: Path | None, parts: tuple[str, ...]) -> None:
@@ -75,7 +77,7 @@ def _rivals(task: Task, data: Path) -> None:
 
     def tell(trial: rivals.Trial, outcome: rivals.Outcome) -> None:
         shown = f"final loss {outcome.final_loss:.3f}, accuracy {100 * outcome.accuracy:.2f} %"
-        click.echo(f"{trial.workers} workers, {trial.label}, η = {trial.learning_rate:g}, seed {trial.seed}: {shown}")
+        click.echo(f"{trial.workers} workers, {trial.order}, {trial.label}, η = {trial.learning_rate:g}, seed {trial.seed}: {shown}")
         rivals.save(stored, known)
 
     rivals.tune_all(data, known, tell, processes=len(os.sched_getaffinity(0)))

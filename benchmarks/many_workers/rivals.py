@@ -16,7 +16,7 @@ from gem_worker.tasks import Task, load_task
 
 from benchmarks.many_workers.runs import SEEDS
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.plan import AT_RANDOM, RULES, RuleSetup
+from benchmarks.paper.plan import AT_RANDOM, BASIC_RULES, LOCKSTEP, RULES, RuleSetup
 from benchmarks.paper.simulated import run
 from benchmarks.paper.statistics import NOT_LEARNED
 
@@ -39,6 +39,12 @@ class Trial:
     local_steps: int = 1
     rule_options: str = ""
     seed: int = 0
+    spread: float = AT_RANDOM
+
+    @property
+    def order(self) -> str:
+        """Whether the workers march in lockstep, or their times vary."""
+        return "lockstep" if self.spread == LOCKSTEP else "random"
 
 
 @dataclass(frozen=True)
@@ -53,15 +59,22 @@ Outcomes = Mapping[Trial, Outcome]
 Measure = Callable[[Trial], Outcome]
 
 
-def first(setup: RuleSetup, workers: int) -> Trial:
+def first(setup: RuleSetup, workers: int, spread: float = AT_RANDOM) -> Trial:
     """The trial of a rule at the paper's rate."""
-    return Trial(setup.label, setup.rule, workers, 0.05, setup.local_steps, setup.options(workers))
+    return Trial(setup.label, setup.rule, workers, 0.05, setup.local_steps, setup.options(workers), spread=spread)
+
+
+def trials() -> list[Trial]:
+    """What is tuned: every rule at times that vary, and the paper's three in lockstep too."""
+    basic = [setup for setup in RULES if setup.rule in BASIC_RULES and setup.local_steps == 1]
+    orders = [(LOCKSTEP, basic), (AT_RANDOM, list(RULES))]
+    return [first(setup, workers, spread) for workers in GRADIENTS for spread, setups in orders for setup in setups]
 
 
 def measure(trial: Trial, task: Task) -> Outcome:
     """Makes a run. All rules see as many gradients."""
     settings = {name: value for name, value in asdict(trial).items() if name != "label"}
-    experiment = Experiment("mnist", steps=GRADIENTS[trial.workers], setting="simulated", spread=AT_RANDOM, **settings)
+    experiment = Experiment("mnist", steps=GRADIENTS[trial.workers], setting="simulated", **settings)
     result = run(experiment, task, rows=ROWS, hopeless=HOPELESS)
     if result.test_accuracy is None:
         return Outcome(math.inf, math.nan)
@@ -114,9 +127,14 @@ def tune_all(data: Path, known: dict[Trial, Outcome], tell: Callable[[Trial, Out
                 tell(trial, outcome)
             return outcome
 
-        trials = [first(setup, workers) for workers in GRADIENTS for setup in RULES]
-        for tuning in [threads.submit(tune, trial, known, measured) for trial in trials]:
-            tuning.result()
+        try:
+            for tuning in [threads.submit(tune, trial, known, measured) for trial in trials()]:
+                tuning.result()
+        except BaseException:  # Ctrl-C too: nobody waits for the runs that are under way
+            threads.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
 
 
 def _measure_mnist(trial: Trial, data: Path) -> Outcome:
@@ -129,26 +147,26 @@ def _mnist(data: Path) -> Task:
 
 
 def best_known(known: Outcomes) -> list[Trial]:
-    """The best trial of each rule and number of workers that has been measured with all seeds."""
-    groups: dict[tuple[str, int], list[Trial]] = {}
+    """The best trial of each rule, number of workers and order that has been measured with all seeds."""
+    groups: dict[tuple[str, int, float], list[Trial]] = {}
     for trial in known:
         if all(replace(trial, seed=seed) in known for seed in SEEDS):
-            groups.setdefault((trial.label, trial.workers), []).append(replace(trial, seed=SEEDS[0]))
+            groups.setdefault((trial.label, trial.workers, trial.spread), []).append(replace(trial, seed=SEEDS[0]))
     return [min(trials, key=lambda trial: known[trial].final_loss) for trials in groups.values()]
 
 
 def table(known: Outcomes) -> str:
     """The page's table: every rule at its best rate, and at the paper's."""
     rows = [
-        "| Workers | Rule | Rates tried | Best | Test accuracy | at the paper's 0.05 |",
-        "|---|---|---|---|---|---|",
+        "| Workers | Order | Rule | Rates tried | Best | Test accuracy | at the paper's 0.05 |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for best in sorted(best_known(known), key=lambda trial: (trial.workers, known[trial].final_loss)):
+    for best in sorted(best_known(known), key=lambda trial: (trial.workers, trial.spread, known[trial].final_loss)):
         tried = sorted(each.learning_rate for each in known if replace(each, learning_rate=0) == replace(best, learning_rate=0))
         papers = replace(best, learning_rate=0.05)
         cells = [
-            f"{best.workers}", best.label, f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}", f"{best.learning_rate:g}",
-            _accuracies(known, best), _accuracies(known, papers),
+            f"{best.workers}", best.order, best.label, f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
+            f"{best.learning_rate:g}", _accuracies(known, best), _accuracies(known, papers),
         ]  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -56,7 +56,7 @@ def test_the_table_has_the_best_of_every_rule(tmp_path: Path) -> None:
     save(tmp_path / "rivals.json", lab.known)
     known = load(tmp_path / "rivals.json")
     assert best_known(known) == [replace(TRIAL, learning_rate=0.15)]
-    assert table(known).splitlines()[2] == "| 30 | GEM | 5, 0.005 to 0.5 | 0.15 | 90.00, 90.00 % | 90.00 % |"
+    assert table(known).splitlines()[2] == "| 30 | random | GEM | 5, 0.005 to 0.5 | 0.15 | 90.00, 90.00 % | 90.00 % |"
 
 
 @pytest.mark.parametrize("setup", RULES, ids=lambda setup: setup.label)
