@@ -77,7 +77,9 @@ def _rivals(task: Task, data: Path) -> None:
 
     def tell(trial: rivals.Trial, outcome: rivals.Outcome) -> None:
         shown = f"final loss {outcome.final_loss:.3f}, accuracy {100 * outcome.accuracy:.2f} %"
-        click.echo(f"{trial.workers} workers, {trial.order}, {trial.label}, η = {trial.learning_rate:g}, seed {trial.seed}: {shown}")
+        click.echo(
+            f"{trial.workers} workers, {trial.order}, {trial.label}, η = {trial.learning_rate:g}, seed {trial.seed}: {shown}"
+        )
         rivals.save(stored, known)
 
     rivals.tune_all(data, known, tell, processes=len(os.sched_getaffinity(0)))

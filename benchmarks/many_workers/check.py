@@ -12,6 +12,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import Task
 
 from benchmarks.launch import launch
+from benchmarks.many_workers import lines
 from benchmarks.many_workers.order import recorded
 from benchmarks.many_workers.simulation import train
 from benchmarks.paper.experiments import Experiment
@@ -52,13 +53,12 @@ def compare(workers: int, task: Task, data: Path) -> Comparison:
 
 def load(path: Path) -> list[Comparison]:
     """The stored comparisons."""
-    return [Comparison(**each) for each in json.loads(path.read_text())] if path.exists() else []
+    return [Comparison(**each) for each in lines.read(path)]
 
 
 def save(path: Path, comparisons: list[Comparison]) -> None:
     """Writes the comparisons, one a line."""
-    lines = ",\n".join(json.dumps(asdict(each)) for each in comparisons)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    lines.write(path, map(asdict, comparisons))
 
 
 def table(comparisons: list[Comparison]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from gem_api.hyperparameters import default_shard_size
+from gem_api.hyperparameters import Hyperparameters
 from gem_client.batch_sizes import batch_sizes
 
 
@@ -40,10 +40,11 @@ def simulated(
             times of their gradients are in proportion.
         random: The source of randomness.
     """
+    shard = Hyperparameters(batch_size=batch, batch_variation=varied).default_shard_size
     sizes: list[list[int]] = [[] for _ in range(workers)]
 
     def begin(number: int, now: float) -> tuple[float, int, int]:
-        sizes[number] = sizes[number] or batch_sizes(default_shard_size(batch), batch, varied, random)
+        sizes[number] = sizes[number] or batch_sizes(shard, batch, varied, random)
         samples = sizes[number].pop()
         seconds = random.gamma(1 / spread**2, spread**2) if spread else 1.0
         return now + seconds * samples / batch, number, samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from gem_worker.tasks import Task, load_task
 
+from benchmarks.many_workers import lines
 from benchmarks.many_workers.runs import SEEDS
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, BASIC_RULES, LOCKSTEP, RULES, RuleSetup
@@ -181,15 +181,12 @@ def _accuracies(known: Outcomes, trial: Trial) -> str:
 
 def load(path: Path) -> dict[Trial, Outcome]:
     """The stored outcomes."""
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return {Trial(**each["trial"]): _outcome(each["final_loss"], each["accuracy"]) for each in stored}
+    return {Trial(**each["trial"]): _outcome(each["final_loss"], each["accuracy"]) for each in lines.read(path)}
 
 
 def save(path: Path, known: Outcomes) -> None:
     """Writes the outcomes, one a line; what is not finite becomes null."""
-    lines = ",\n".join(json.dumps({"trial": asdict(trial), **_plain(known[trial])}) for trial in known)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    lines.write(path, ({"trial": asdict(trial), **_plain(known[trial])} for trial in known))
 
 
 def _plain(outcome: Outcome) -> dict[str, float | None]:

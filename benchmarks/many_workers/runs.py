@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +12,7 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import Task
 
+from benchmarks.many_workers import lines
 from benchmarks.many_workers.order import simulated
 from benchmarks.many_workers.simulation import Row, train
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
@@ -125,17 +125,12 @@ def measure(case: Case, task: Task, tell: Callable[[Row], None] = lambda row: No
 
 def load(path: Path) -> dict[Case, Run]:
     """The stored results."""
-    if not path.exists():
-        return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    return {Case(**each["case"]): Run(Case(**each["case"]), _rows(each["columns"])) for each in stored}
+    return {Case(**each["case"]): Run(Case(**each["case"]), _rows(each["columns"])) for each in lines.read(path)}
 
 
 def save(path: Path, runs: Iterable[Run]) -> None:
     """Writes the results, one a line, with four digits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps({"case": asdict(run.case), "columns": _columns(run)}) for run in runs)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    lines.write(path, ({"case": asdict(run.case), "columns": _columns(run)} for run in runs))
 
 
 def _columns(run: Run) -> dict[str, list[float | None]]:

@@ -301,5 +301,5 @@ OURS = (
     Claim(
         "proxies", "A global proxy is at most 0.2 points below one for each worker", costs_at_most(_POINT, _has_global_proxy)
     ),
-    Claim("beyond", "If times vary, GEM gets further in as many steps, the more workers there are", more_workers_learn_more),
+    Claim("beyond", "If times vary, more workers take GEM further in the same number of steps", more_workers_learn_more),
 )

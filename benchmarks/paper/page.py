@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,41 +34,34 @@ class State:
 
 
 def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) -> Path:
-    """Writes README.md (and rules.md, if there are any) for the figures' PNGs in the folder. A figure without runs keeps what
-    the page said of it before: somebody may have only some of the runs."""
+    """Writes README.md (and rules.md, if there are any) for the figures' PNGs in the folder. A figure without runs keeps
+    its section and its claims of the page as it was, because you may not have all runs."""
     page = folder / "README.md"
     before = page.read_text() if page.exists() else ""
-    kept = {name: old for name in FIGURES if not states[name].measured and (old := _kept(before, name))}
+    sections = {name: old for name in FIGURES if not states[name].measured and (old := _section(before, name))}
+    rows = [line for line in before.splitlines() if line.startswith(tuple(f"| {name} | " for name in sections))]
     parts = [
-        _head(scale, states, note, _earlier(before, list(kept))),
-        _table("The paper's claims", "The paper", PAPER, states, before),
+        _head(scale, states, note, list(sections)),
+        _table("The paper's claims", "The paper", PAPER, states, rows),
     ]
-    parts.append(_table("Beyond the paper", "Expected", OURS, states, before))
+    parts.append(_table("Beyond the paper", "Expected", OURS, states, rows))
     if (folder / REMARKS).exists():
         parts.append((folder / REMARKS).read_text().strip())
-    parts += [kept.get(name) or _figure(name, states[name]) for name in FIGURES]
+    parts += [sections.get(name) or _figure(name, states[name]) for name in FIGURES]
     page.write_text("\n\n".join(parts) + "\n")
     if states["rules"].measured:
         (folder / "rules.md").write_text(rules_page(states["rules"]))
     return page
 
 
-def _kept(before: str, figure: str) -> str | None:
+def _section(before: str, figure: str) -> str | None:
     """The section about a figure in the page as it was; None if it had no runs then either."""
     _, found, rest = before.partition(f"## {_HEADINGS[figure]}\n")
     section = rest.partition("\n## ")[0].strip()
     return f"{found}\n{section}" if found and f"({figure}.png)" in section else None
 
 
-def _earlier(before: str, kept: list[str]) -> str:
-    """A sentence about the figures that are as they were; empty if there are none."""
-    runs = re.search(r"Those were (\d+ runs, .*)$", before, re.MULTILINE) or re.search(
-        r"^(\d+ runs, .*)$", before, re.MULTILINE
-    )
-    return f"From earlier runs, unchanged: {', '.join(kept)}. Those were {runs[1]}" if kept and runs else ""
-
-
-def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: str) -> str:
+def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[str]) -> str:
     runs = {result.experiment: result for state in states.values() for result in state.runs}
     versions = next(iter(runs.values())).versions if runs else {}
     seeds = f"{scale.seeds} seeds" if scale.seeds > 1 else "one seed"
@@ -77,7 +69,8 @@ def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: str) ->
         "# The paper's figures",
         "",
         "Hermans & Louppe, *Gradient Energy Matching for Distributed Asynchronous Gradient Descent*, arXiv 1805.08469, by "
-        "`python -m benchmarks.paper`: every run is a real server and real workers over gRPC, on one machine.",
+        "`python -m benchmarks.paper`. Unless a figure says otherwise, every run is a real server and real workers over gRPC, "
+        "on one machine.",
         "",
         f"Unless a figure says otherwise: task {scale.task}, η = 0.05, μ = 0.9, batch 64, κ = 1, **{scale.steps} steps of each "
         f"worker, {seeds}**. Every worker goes through all of the data on its own.",
@@ -89,15 +82,17 @@ def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: str) ->
         "",
         f"{len(runs)} runs" + (f", with {', '.join(f'{name} {number}' for name, number in versions.items())}" if runs else ""),
     ]
-    return "\n".join([*lines, *(["", earlier] if earlier else []), *(["", f"**{note}**"] if note else [])])
+    if earlier:
+        lines += ["", f"From earlier runs, unchanged: {', '.join(earlier)}"]
+    return "\n".join([*lines, *(["", f"**{note}**"] if note else [])])
 
 
-def _table(title: str, column: str, claims: tuple[Claim, ...], states: Mapping[str, State], before: str) -> str:
+def _table(title: str, column: str, claims: tuple[Claim, ...], states: Mapping[str, State], old: list[str]) -> str:
     rows = [f"## {title}", "", f"| Figure | {column} | Measured | Agrees |", "|---|---|---|---|"]
     for claim in claims:
         verdict = claim.judge(states[claim.figure].measured)
         begin = f"| {claim.figure} | {claim.text} | "
-        earlier = next((line for line in before.splitlines() if line.startswith(begin)), f"{begin}not run | – |")
+        earlier = next((line for line in old if line.startswith(begin)), f"{begin}not run | – |")
         rows.append(f"{begin}{verdict.measured} | {verdict.agrees} |" if verdict else earlier)
     return "\n".join(rows)
 

@@ -76,7 +76,7 @@ def load(path: Path, experiment: Experiment) -> Result | None:
     """The experiment's result; None if there is none, or it is damaged, incomplete or has other settings."""
     try:
         body = json.loads(path.read_text())
-        if body["format"] != FORMAT or body["experiment"] != experiment.to_json():
+        if body["format"] != FORMAT or Experiment(**body["experiment"]) != experiment:
             return None
         curves, evaluations, tensors = (_from_lists(body[name]) for name in ("curves", "evaluations", "tensors"))
         if not {*POSITIONS, "loss"} <= curves.keys():

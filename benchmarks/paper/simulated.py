@@ -24,7 +24,7 @@ _NOTHING_LEARNED = CHANCE - 0.05
 
 
 def run(
-    experiment: Experiment, task: Task, told: Callable[[int], None] = lambda gradients: None, rows: int = ROWS,
+    experiment: Experiment, task: Task, report: Callable[[int], None] = lambda gradients: None, rows: int = ROWS,
     hopeless: float = 1.0,
 ) -> Result:  # fmt: skip
     """Trains with as many gradients of each worker as the experiment has steps.
@@ -32,11 +32,11 @@ def run(
     Args:
         experiment: Its settings.
         task: What is trained.
-        told: Called with the number of gradients done, at each point of the curves.
+        report: Called with the number of gradients done, at each point of the curves.
         rows: Points of the curves: each has the mean loss since the one before.
         hopeless: The run ends after this share of it if nothing has been learned until then.
     """
-    began, seconds = time.monotonic(), list[float]()
+    began, seconds, losses = time.monotonic(), list[float](), list[float]()
     torch.set_num_threads(1)
     settings = Hyperparameters(
         rule=experiment.rule, learning_rate=experiment.learning_rate, momentum=experiment.momentum, kappa=experiment.kappa,
@@ -52,15 +52,16 @@ def run(
 
     def tell(row: Row) -> object:
         seconds.append(time.monotonic() - began)
-        told(int(row["version"]) * experiment.local_steps)
-        return STOP if row["version"] >= hopeless * commits and row["loss"] > _NOTHING_LEARNED else None
+        losses.append(row["loss"])
+        report(int(row["version"]) * experiment.local_steps)
+        return STOP if row["version"] >= hopeless * commits and min(losses) > _NOTHING_LEARNED else None
 
-    found = train(task, settings, turns, experiment.workers, max(1, commits // rows), tell)
-    last = found[-1]
+    rows_made = train(task, settings, turns, experiment.workers, max(1, commits // rows), tell)
+    last = rows_made[-1]
     diverged = not math.isfinite(last["loss"])
-    seconds += [time.monotonic() - began] * diverged  # the last row was not told
+    seconds += [time.monotonic() - began] * diverged  # the last row was not reported
     version, loss, staleness = (
-        np.array([row.get(name, math.nan) for row in found], float) for name in ("version", "loss", "staleness")
+        np.array([row.get(name, math.nan) for row in rows_made], float) for name in ("version", "loss", "staleness")
     )
     samples = version * experiment.local_steps * experiment.batch_size
     curves = {"version": version, "samples": samples, "seconds": np.array(seconds), "loss": loss, "staleness": staleness}

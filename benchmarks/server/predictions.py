@@ -31,7 +31,7 @@ FEW, MANY, FILLING_LOAD = 4, 64, 4.0
 _HEAD = (
     f"{'workers':>7s} {'load':>5s} {'compute':>10s}   {'commits/s':>9s} {'simulated':>9s} {'ratio':>5s} {'plan':>8s}   "
     f"{'τ mean':>7s} {'sim.':>7s} {'95 %':>6s} {'sim.':>6s}   {'round trip':>10s} {'simulated':>10s}   "
-    f"{'CPU':>7s} {'workers':>7s}"
+    f"{'server CPU':>10s} {'client CPU':>10s}"
 )
 
 
@@ -176,7 +176,7 @@ def _row(of: Compared) -> str:
         f"{of.rate:9.1f} {told.commits_per_second:9.1f} {of.ratio:5.2f} {of.planned:8.1f}   "
         f"{of.staleness_mean:7.1f} {told.staleness.mean:7.1f} {of.staleness_p95:6.0f} {told.staleness.p95:6.0f}   "
         f"{1e3 * of.round_trip:7.1f} ms {1e3 * told.round_trip:7.1f} ms   "
-        f"{1e3 * of.server_cpu:4.2f} ms {1e3 * of.workers_cpu:4.2f} ms"
+        f"{1e3 * of.server_cpu:7.2f} ms {1e3 * of.workers_cpu:7.2f} ms"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import multiprocessing as mp
+import queue
 import select
 import socket
 import time
@@ -109,13 +110,24 @@ def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float, 
     end = time.monotonic()
     server_cpu, workers_cpu = machine.cpu_seconds([pid]) - server_cpu, machine.cpu_seconds(pids) - workers_cpu
     stop.set()
-    commits = np.concatenate([results.get() for _ in clients])
+    commits = np.concatenate([_result(results, clients) for _ in clients])
     for client in clients:
         client.join()
     answered = commits[:, 0]
     round_trip, staleness, computed = commits[(begin <= answered) & (answered < end), 1:].T
     count = max(1, len(round_trip))
     return Seen(end - begin, round_trip, staleness, computed, server_cpu / count, workers_cpu / count)
+
+
+def _result(results: Any, clients: list[Any]) -> Column:
+    """The rows of one process. Raises RuntimeError if a process has failed."""
+    while True:
+        try:
+            rows: Column = results.get(timeout=1.0)
+            return rows
+        except queue.Empty:
+            if any(client.exitcode for client in clients):
+                raise RuntimeError("a process of workers has failed; its error is above") from None
 
 
 def _client(address: str, work: Work, count: int, number: int, ready: Any, stop: Any, results: Any) -> None:
@@ -159,6 +171,7 @@ class _Crowd:
         self._random = random
         self._gradient = np.full(work.parameters, 1e-6, np.float32).data.cast("B")
         self._room = memoryview(bytearray(1 << 20))  # what is received into, again and again
+        self._poll = select.epoll()  # before the sockets: `select` takes descriptors below 1,024 only
         layout = Layout.of({_PARAMETER: (work.parameters,)})
         with open_channel(address) as channel:
             stub, host = Stub(channel, address=address), address.rpartition(":")[0]
@@ -174,15 +187,14 @@ class _Crowd:
             worker.answered = now
             self._asleep.append((now + self._random.random() * self._work.compute_seconds, index))
         heapq.heapify(self._asleep)
-        poll = select.epoll()
         by_descriptor = {worker.sock.fileno(): index for index, worker in enumerate(self._workers)}
         for descriptor in by_descriptor:
-            poll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+            self._poll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
         while not stop.is_set():
             self._wake()
             pause = min(0.1, max(0.0, self._asleep[0][0] - time.monotonic())) if self._asleep else 0.1
-            select.select((poll,), (), (), pause)  # epoll itself rounds the pause up to a millisecond
-            for descriptor, _ in poll.poll(0):
+            select.select((self._poll,), (), (), pause)  # epoll itself rounds the pause up to a millisecond
+            for descriptor, _ in self._poll.poll(0):
                 self._go_on(by_descriptor[descriptor])
         for worker in self._workers:
             worker.sock.close()

@@ -5,31 +5,35 @@ from __future__ import annotations
 import numpy as np
 
 
-def batch_sizes(samples: int, batch_size: int, variation: float, random: np.random.Generator) -> list[int]:
+def batch_sizes(samples: int, batch_size: int, variation: float, random: np.random.Generator, together: int = 1) -> list[int]:
     """Cuts a shard into ⌈samples / batch_size⌉ batches.
 
-    Without variation all batches but the last have `batch_size` samples. Otherwise their sizes are random, from
-    (1 − variation) to (1 + variation) times `batch_size`, and so are the times that their gradients take. Workers on equal
-    machines then do not commit in lockstep (docs/results/many-workers). The number of batches is the same, so that it stays
-    known in advance.
+    Without variation all batches but the last have `batch_size` samples. Otherwise their sizes are random, and so are the times
+    that their gradients take: workers on equal machines then do not commit in lockstep (docs/results/many-workers). The number
+    of batches is the same, so that it stays known in advance.
 
     Args:
         samples: Samples in the shard, at least 1.
-        batch_size: Mean samples in a batch of a whole shard.
-        variation: From 0 to less than 1.
+        batch_size: Samples in a batch; with variation the mean, if the shard has whole batches.
+        variation: A batch has from (1 − variation) to (1 + variation) times `batch_size` samples; fewer if the shard is too
+            small for that. From 0 to less than 1.
         random: The source of randomness.
+        together: Batches in a commit. They get the same size: if each varied by itself, their sum would hardly vary.
     """
     count = -(-samples // batch_size)
     if not variation:
         return [batch_size] * (count - 1) + [samples - (count - 1) * batch_size]
     smallest = max(1, round(batch_size * (1 - variation)))
     largest = 2 * batch_size - smallest
-    smallest = min(smallest, samples // count)  # the end of an epoch may have fewer samples for as many batches
-    sizes: list[int] = []
-    for others in reversed(range(count)):  # each leaves enough samples for the others, and not too many
-        sizes.append(
-            int(random.integers(max(smallest, samples - others * largest), min(largest, samples - others * smallest) + 1))
-        )
-        samples -= sizes[-1]
-    random.shuffle(sizes)  # the last one drawn makes up for the others
-    return sizes
+    smallest = min(smallest, samples // count)
+    commits = [together] * (count // together) + [count % together] * (count % together > 0)
+    cut: list[list[int]] = [[]] * len(commits)
+    for place in random.permutation(len(commits)):  # the last one drawn makes up for the others
+        batches = commits[place]
+        count -= batches  # what is left must be possible for the others
+        least = max(batches * smallest, samples - count * largest)
+        most = min(batches * largest, samples - count * smallest)
+        drawn = int(random.integers(least, most + 1))
+        samples -= drawn
+        cut[place] = [(drawn + batch) // batches for batch in range(batches)]
+    return [size for sizes in cut for size in sizes]

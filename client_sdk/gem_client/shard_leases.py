@@ -66,6 +66,12 @@ class ShardLeases:
                 "batches hold at most %d samples instead of %d, the run's shard size: start the run with a larger --shard-size",
                 settings.shard_size, batch_size,
             )  # fmt: skip
+        commit = batch_size * self.batches_per_commit
+        if settings.batch_variation and settings.shard_size < 2 * commit:
+            log.warning(
+                "batches do not vary: a commit takes a whole shard of %d samples; start the run with --shard-size %d or more",
+                settings.shard_size, 4 * commit,
+            )  # fmt: skip
         self._shards = Shards(self, samples, batch_size)
         return self._shards
 

@@ -85,7 +85,8 @@ class Shards:
     Args:
         source: Where the shards come from, in a session that has joined the run.
         samples: Number of samples in the training set.
-        batch_size: Indices per batch, on average if the run varies it; a shard's last batch may have fewer.
+        batch_size: Indices per batch. A shard's last batch may have fewer. If the run has a batch variation, it is the mean,
+            and the batches of one commit get the same size.
 
     Attributes:
         complete: Whether the run is complete, or this worker has done its steps.
@@ -142,9 +143,10 @@ class Shards:
 
     @property
     def samples_in_hand(self) -> int:
-        """Samples of the youngest batch that the loop has; 0 if it has none."""
+        """Samples of the youngest batch that the loop has; 0 if it has none, or if that is not known."""
         with self._lock:
-            return self._in_hand[self._visible - 1].samples if self._visible else 0
+            known = self._visible and (self._certain or self._ended)
+            return self._in_hand[self._visible - 1].samples if known else 0
 
     @property
     def in_hand(self) -> int:
@@ -264,8 +266,8 @@ class Shards:
             self._held = {id_: held for id_, held in self._held.items() if held.generation == generation}
             self._held[shard_id] = shard
         settings, end = self._source.hyperparameters, 0
-        random = np.random.default_rng((settings.seed, shard_id))
-        for size in batch_sizes(len(indices), self._batch_size, settings.batch_variation, random):
+        random, together = np.random.default_rng((settings.seed, shard_id)), self._source.batches_per_commit
+        for size in batch_sizes(len(indices), self._batch_size, settings.batch_variation, random, together):
             if self._source.generation != generation:
                 return  # the lease has ended: others train on the rest
             if not self._steps_left:

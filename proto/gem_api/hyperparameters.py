@@ -266,13 +266,20 @@ class Hyperparameters:
     )
     batch_variation: float = _declare(
         0.0,
-        "How much the sizes of batches vary at random, as a share of --batch-size. 0.9 keeps many equal workers from "
-        "committing in lockstep; 0: all batches are alike.",
+        "How much batch sizes vary at random: from (1 − this) to (1 + this) times --batch-size. 0.9 keeps many equal workers "
+        "out of lockstep; 0: all batches have the same size.",
         heading="Run",
         values=Range(ge=0, le=0.9),
         workers_use=True,
-        status=("batches vary", "±{:.0%}"),
+        status=("variation", "batches ±{:g}"),
     )
+
+    @property
+    def default_shard_size(self) -> int:
+        """Samples per shard if the user gives none. A batch never spans two shards, so they are a multiple of the batch size.
+        If batches vary, they are enough for four commits, because all shards take equally long."""
+        commit = self.batch_size * (self.local_steps if self.batch_variation else 1)
+        return -(-max(SHARD_SIZE, 4 * commit if self.batch_variation else 0) // commit) * commit
 
     @property
     def endless(self) -> bool:
@@ -325,11 +332,6 @@ def decay_of_workers(settings: Hyperparameters) -> float:
 def flag(name: str) -> str:
     """The command-line flag of a hyper-parameter."""
     return "--" + name.replace("_", "-")
-
-
-def default_shard_size(batch_size: int) -> int:
-    """Samples per shard if the user gives none: a multiple of the batch size, because a batch never spans two shards."""
-    return -(-SHARD_SIZE // batch_size) * batch_size
 
 
 def _require_valid(name: str, value: Any, allowed: Range | tuple[str, ...] | None, kind: type) -> None:

@@ -14,12 +14,13 @@ VARIATIONS = (0.0, 0.1, 0.5, 0.9)
 
 
 @given(
-    samples=st.integers(1, 5000), batch=st.integers(1, 300), variation=st.sampled_from(VARIATIONS), seed=st.integers(0, 1000)
-)
+    samples=st.integers(1, 5000), batch=st.integers(1, 300), variation=st.sampled_from(VARIATIONS), seed=st.integers(0, 1000),
+    together=st.integers(1, 9),
+)  # fmt: skip
 def test_a_shard_is_cut_into_as_many_batches_as_without_variation(
-    samples: int, batch: int, variation: float, seed: int
+    samples: int, batch: int, variation: float, seed: int, together: int
 ) -> None:
-    sizes = batch_sizes(samples, batch, variation, np.random.default_rng(seed))
+    sizes = batch_sizes(samples, batch, variation, np.random.default_rng(seed), together)
     assert sum(sizes) == samples
     assert len(sizes) == -(-samples // batch)
     assert min(sizes) >= 1
@@ -37,6 +38,27 @@ def test_sizes_are_uniform_wherever_in_the_shard() -> None:
     assert (drawn.min(), drawn.max()) == (6, 122)
     assert drawn.mean(axis=0) == pytest.approx(64, rel=0.03)
     assert drawn.std(axis=0) == pytest.approx((122 - 6) / 12**0.5, rel=0.15)  # that of a uniform distribution
+
+
+@pytest.mark.parametrize("local_steps", [1, 4, 8])
+@pytest.mark.parametrize("batch_size", [1, 64, 256, 300])
+def test_commits_vary_with_the_default_shards_whatever_the_local_steps_and_the_batch(local_steps: int, batch_size: int) -> None:
+    run = settings(batch_size=batch_size, local_steps=local_steps, batch_variation=0.9)
+    commit = batch_size * local_steps
+    random, samples = np.random.default_rng(2), []
+    for _ in range(500):
+        commits = np.reshape(batch_sizes(run.default_shard_size, batch_size, 0.9, random, local_steps), (-1, local_steps))
+        assert (commits.max(axis=1) - commits.min(axis=1)).max() <= 1
+        samples += commits.sum(axis=1).tolist()
+    assert np.mean(samples) == commit
+    if batch_size > 1:  # a single sample can't vary
+        assert np.std(samples) / commit == pytest.approx(0.9 / 3**0.5, rel=0.15)
+
+
+def test_a_shard_that_one_commit_takes_whole_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(config(settings(shard_size=8, local_steps=2, batch_variation=0.5))) as live, joined(live, "a") as session:
+        session.shards(SAMPLES)
+    assert "a commit takes a whole shard of 8 samples; start the run with --shard-size 32 or more" in caplog.text
 
 
 def test_workers_get_batches_of_varied_size_and_each_sample_once() -> None:
@@ -67,7 +89,9 @@ def test_a_worker_can_tell_the_size_of_the_batch_that_it_has() -> None:
         shards = session.shards(40)
         assert shards.samples_in_hand == 0
         seen = []
+        shards.loader_tells()
         for batch in shards:
+            shards.deliver()
             seen.append((shards.samples_in_hand, len(batch)))
             train_all(session, [batch])
     assert all(told == size for told, size in seen)

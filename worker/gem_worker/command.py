@@ -32,8 +32,8 @@ step_seconds_option = option(
     "--step-seconds",
     type=Number(0),
     default=0.0,
-    help="Simulated compute time: the minimum time for one gradient; the worker sleeps for the rest. For experiments on "
-    "machines with few cores.",
+    help="Simulated compute time: the minimum time for one gradient; the worker sleeps for the rest. With --batch-variation "
+    "it is in proportion to the batch. For experiments on machines with few cores.",
 )
 
 

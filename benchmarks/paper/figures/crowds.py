@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.plan import Scale
+from itertools import cycle
+
+from benchmarks.paper.plan import AT_RANDOM, Scale
 from benchmarks.paper.statistics import Measured, accuracy, final_loss
 from benchmarks.paper.style import OTHERS, RULE_COLOURS, Drawing, legend, panels
 
@@ -13,12 +15,12 @@ def accuracies(measured: list[Measured], scale: Scale) -> Drawing:
     """Test accuracy by the number of workers; a rule that was tried at several rates has its best, by its training loss."""
     drawing, (axes,) = panels(1, 1, f"{scale.beyond_steps} gradients of each worker", 7.5, 4.6)
     labels = list(dict.fromkeys(each.label for each in measured))
-    others = iter(OTHERS)
+    others = cycle(OTHERS)
     for label in labels:
         lines = best_by_workers([each for each in measured if each.label == label])
-        ours = lines[0].experiment.rule == "gem"
-        colour = RULE_COLOURS["gem"] if ours else RULE_COLOURS.get(lines[0].experiment.rule) or next(others)
-        style = "o--" if lines[0].experiment.batch_variation else "o:" if ours and lines[0].experiment.spread < 1 else "o-"
+        first = lines[0].experiment
+        colour = RULE_COLOURS.get(first.rule) or next(others)
+        style = "o-" if first.spread == AT_RANDOM else "o--" if first.batch_variation else "o:"
         counts = [float(each.experiment.workers) for each in lines]
         drawing.points(axes, "test accuracy", label, counts, [accuracy(each.results) for each in lines], colour, 100, style)
     axes.set(xlabel="workers", ylabel="test accuracy, %", xscale="log")

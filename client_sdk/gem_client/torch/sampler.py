@@ -62,7 +62,7 @@ class ShardSampler(Sampler[list[int]]):
 
     @property
     def samples_in_hand(self) -> int:
-        """Number of samples in the youngest batch that the loop has; 0 if it has none."""
+        """Number of samples in the youngest batch that the loop has; 0 if it has none, or if that is not known."""
         return self._shards.samples_in_hand
 
     def loader(self, **settings: Any) -> Loader:

@@ -105,7 +105,7 @@ class ServerAddress(click.ParamType[str]):
             self.fail(str(error), param, ctx)
 
 
-DERIVED_SHARD_SIZE = "256, or the next multiple of --batch-size"
+DERIVED_SHARD_SIZE = "256, or the next multiple of --batch-size; with --batch-variation at least 4 commits"
 
 
 def _type_of(name: str, declared: Declaration) -> click.ParamType[Any] | None:

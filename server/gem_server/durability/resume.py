@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gem_api.hyperparameters import FIXED, SHARD_SIZE, USED_BY_WORKERS, Hyperparameters, default_shard_size
+from gem_api.hyperparameters import FIXED, SHARD_SIZE, USED_BY_WORKERS, Hyperparameters
 from gem_api.process.logs import Logger
 
 from gem_server.config import ServerConfig, StartError
@@ -79,7 +79,7 @@ def _new_hyperparameters(config: ServerConfig, logger: Logger) -> Hyperparameter
     """The hyperparameters of a new run. Raises ValueError if the user wants shards smaller than a batch."""
     settings = config.hyperparameters
     if settings.shard_size == SHARD_SIZE and "shard_size" not in config.given:
-        settings = replace(settings, shard_size=default_shard_size(settings.batch_size))
+        settings = replace(settings, shard_size=settings.default_shard_size)
         if settings.shard_size != SHARD_SIZE:
             logger.info("shards hold whole batches", shard_size=settings.shard_size, batch_size=settings.batch_size)
     if settings.shard_size < settings.batch_size:

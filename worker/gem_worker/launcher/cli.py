@@ -9,14 +9,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 from gem_api import __version__
-from gem_api.hyperparameters import FIXED, Hyperparameters, default_shard_size
+from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.process.extras import install, needs
 from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
 from gem_api.process.options import (
@@ -360,8 +360,8 @@ def _program() -> str:
 
 
 def _hyperparameters(options: dict[str, Any]) -> Hyperparameters:
-    shard_size = options["shard_size"] or default_shard_size(options["batch_size"])
-    return Hyperparameters(**{name: options[name] for name in _HYPERPARAMETERS} | {"shard_size": shard_size})
+    given = Hyperparameters(**{name: options[name] for name in _HYPERPARAMETERS})
+    return replace(given, shard_size=options["shard_size"] or given.default_shard_size)
 
 
 def _completed(options: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def train(
     while not sampler.complete:  # a loader that runs ahead of the commits may end more than once
         for batch in metrics.timing("data", loader):
             with metrics.phase("compute"):
-                with limits.step(sampler.samples_in_hand / hyperparameters.batch_size):
+                with limits.step(
+                    sampler.samples_in_hand / hyperparameters.batch_size if hyperparameters.batch_variation else 1
+                ):
                     optimizer.zero_grad()
                     loss = task.loss(model, moved(batch, device))
                     loss.backward()
