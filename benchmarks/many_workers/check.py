@@ -41,7 +41,7 @@ class Comparison:
 def compare(workers: int, task: Task, data: Path) -> Comparison:
     """Makes both runs. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="gem-many-") as name:
-        made = Experiment("mnist", workers=workers, steps=STEPS)
+        made = Experiment("mnist", workers=workers, steps=STEPS, turns="random")
         folder = launch(command(made, data, Path(name), processes=2), Path(name) / "output.txt")
         real = folder.history()["loss"].reshape(PARTS, -1).mean(axis=1)
         accuracy = json.loads(folder.summary.read_text())["test_accuracy"]

@@ -30,6 +30,7 @@ class Experiment:
         setting: What runs it.
         slowdown: In a staged run, the factor by which the first worker's `step_seconds` is longer.
         replacements: How many times, in a staged run, a group of workers leaves and another joins.
+        turns: As in gem-train. All of the paper's workers are equal, so they march in lockstep.
         spread: In a simulated run, the standard deviation of the time for a gradient, as a share of its mean.
         batch_variation: In a simulated run, as gem-train's.
     """
@@ -51,6 +52,7 @@ class Experiment:
     setting: Setting = "service"
     slowdown: float = 1.0
     replacements: int = 0
+    turns: str = "fixed"
     spread: float = 0.0
     batch_variation: float = 0.0
 

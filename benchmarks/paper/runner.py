@@ -148,6 +148,6 @@ def command(experiment: Experiment, data: Path | None, runs: Path, processes: in
         flags += [f"--commits={commits}", f"--processes={_GROUPS}"]
         flags += [f"--slowdown={experiment.slowdown}", f"--replacements={experiment.replacements}"]
     else:
-        flags += [f"--steps={experiment.commits_each}", "--durability=memory"]
+        flags += [f"--steps={experiment.commits_each}", "--durability=memory", f"--turns={experiment.turns}"]
         flags += [f"--processes={processes}"] if processes < experiment.workers else []
     return [sys.executable, "-m", "benchmarks.paper.staged" if staged else "gem_worker.launcher.cli", *flags]

@@ -131,7 +131,7 @@ def _cluster(
 
     def member(name: str, count: int, step_seconds: float) -> Member:
         more = [f"--workers={count}"] if count > 1 else []
-        more += [f"--step-seconds={step_seconds}"] if step_seconds else []
+        more += ["--turns=fixed", *([f"--step-seconds={step_seconds}"] if step_seconds else [])]
         return Process(
             name, folder.logs / f"{name}.log", python("gem_worker", f"--name={name}", *common, *more), WORKER_NICENESS
         )

@@ -1,12 +1,14 @@
-"""The compute gate: a few threads at a time, in random order."""
+"""The compute gate: a few threads at a time, in random or in fixed order."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
+from random import Random
 
 import pytest
-from gem_worker.process.compute_gate import ComputeGate
+from gem_worker.process.compute_gate import TURNS, ComputeGate
 from live import wait_until
 
 
@@ -33,9 +35,9 @@ def test_so_many_get_through_at_once_and_no_more() -> None:
     assert max(most) <= 2
 
 
-def order_of_turns(seed: int, threads: int = 20) -> list[int]:
+def order_of_turns(choose: Callable[[int], int], threads: int = 20) -> list[int]:
     """The order in which threads get a turn that have asked for it one after the other."""
-    gate, order = ComputeGate(1, seed), []
+    gate, order = ComputeGate(1, choose), []
 
     def work(number: int) -> None:
         with gate.slot():
@@ -55,9 +57,13 @@ def order_of_turns(seed: int, threads: int = 20) -> list[int]:
 
 
 def test_turns_come_in_a_random_order_and_everybody_gets_one() -> None:
-    orders = [order_of_turns(seed) for seed in (0, 0, 1)]
+    orders = [order_of_turns(Random(seed).randrange) for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
     assert all(sorted(order) == list(range(20)) != order for order in orders)
+
+
+def test_fixed_turns_are_first_come_first_served() -> None:
+    assert order_of_turns(TURNS["fixed"]) == list(range(20))
 
 
 def test_a_turn_is_given_back_by_one_that_fails() -> None:

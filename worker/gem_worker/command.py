@@ -14,6 +14,7 @@ import structlog
 from gem_api.process.options import Number, ServerAddress, credential_options, option, together
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
+from gem_worker.process.compute_gate import TURNS
 from gem_worker.tasks import BUILT_IN
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4
@@ -28,12 +29,22 @@ device_option = option(
     help="Device to compute on: cpu, cuda, cuda:N, mps, or auto. auto deals the machine's CUDA devices to the workers in turn.",
 )
 
-step_seconds_option = option(
-    "--step-seconds",
-    type=Number(0),
-    default=0.0,
-    help="Simulated compute time: the minimum time for one gradient; the worker sleeps for the rest. With --batch-variation "
-    "it is in proportion to the batch. For experiments on machines with few cores.",
+# When workers of one machine compute their gradients.
+pace_options = together(
+    option(
+        "--step-seconds",
+        type=Number(0),
+        default=0.0,
+        help="Simulated compute time: the minimum time for one gradient; the worker sleeps for the rest. With "
+        "--batch-variation it is in proportion to the batch. For experiments on machines with few cores.",
+    ),
+    option(
+        "--turns",
+        type=click.Choice(list(TURNS)),
+        default="random",
+        help="Which worker computes next if a process has more workers than cores. random: any that waits. fixed: first come, "
+        "first served, so that they commit in lockstep, as workers on equal machines do; for experiments.",
+    ),
 )
 
 

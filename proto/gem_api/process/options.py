@@ -43,7 +43,7 @@ HEADINGS = {
     "Schedule of the learning rate": _declared_under("Schedule of the learning rate"),
     "Security": ("tokens", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_client_ca", "max_norm_ratio",
                  "quarantine_after"),
-    "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "log_format"),
+    "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "turns", "log_format"),
 }  # fmt: skip
 DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
 _MAX_NAME_WIDTH = 30  # where click's own column for options ends

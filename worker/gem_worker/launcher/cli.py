@@ -44,7 +44,7 @@ from gem_worker.command import (
     device_option,
     exchange_options,
     ignore_signals,
-    step_seconds_option,
+    pace_options,
     task_option,
 )
 from gem_worker.device import devices
@@ -113,7 +113,7 @@ class _RunToResume(click.Path):
     type=click.Path(exists=True, file_okay=False),
     help="Folder that Ray copies to each node, and in which the workers start: the one with your task's module.",
 )
-@step_seconds_option
+@pace_options
 @task_option
 @data_option
 @device_option

@@ -104,6 +104,8 @@ def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
         common.append(f"--data={options['data']}")
     if options["step_seconds"]:
         common.append(f"--step-seconds={options['step_seconds']}")
+    if options["turns"] != "random":
+        common.append(f"--turns={options['turns']}")
     return common
 
 

@@ -30,11 +30,11 @@ from gem_worker.command import (
     exchange_options,
     log_as,
     member_options,
-    step_seconds_option,
+    pace_options,
     stop_on_signals,
 )
 from gem_worker.device import devices
-from gem_worker.process.compute_gate import ComputeGate
+from gem_worker.process.compute_gate import TURNS, ComputeGate
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.pool import WorkerPool
 from gem_worker.process.step_limits import StepLimits
@@ -61,7 +61,7 @@ from gem_worker.tasks import TaskError, load_task
     default=0,
     help="Number of the process's first worker, for names of several workers and for --device auto.",
 )
-@step_seconds_option
+@pace_options
 @exchange_options
 @option(
     "--stopped-status",
@@ -208,4 +208,4 @@ def _workers(
 def _limits(device: torch.device, options: dict[str, Any], stopping: Stopping) -> StepLimits:
     """The limits that the workers on a device share. A GPU computes one gradient at a time, and holds its activations alone."""
     slots = cores() // options["threads"] or 1 if device.type == "cpu" else 1
-    return StepLimits(options["step_seconds"], sleep=stopping.sleep, gate=ComputeGate(slots))
+    return StepLimits(options["step_seconds"], sleep=stopping.sleep, gate=ComputeGate(slots, TURNS[options["turns"]]))
