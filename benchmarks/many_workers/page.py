@@ -46,6 +46,7 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, fol
         "counts": _count_table(runs, counted),
         "checks": table(checks),
         "rivals": rivals.table(tuned),
+        "progress": rivals.progress(tuned),
         "seeds": _seeds(runs),
         "varied": f"{stable_below(uniform_times(REMEDIES['both'].varied), Case().momentum):.0f}",
     }

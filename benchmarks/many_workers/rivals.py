@@ -155,6 +155,12 @@ def best_known(known: Outcomes) -> list[Trial]:
     return [min(trials, key=lambda trial: known[trial].final_loss) for trials in groups.values()]
 
 
+def progress(known: Outcomes) -> str:
+    """A sentence about the rows that the table still lacks, with a space at its end; empty if it has all."""
+    missing = len(trials()) - len(best_known(known))
+    return f"{missing} of {len(trials())} rows are still to be run. " if missing else ""
+
+
 def table(known: Outcomes) -> str:
     """The page's table: every rule at its best rate, and at the paper's."""
     rows = [
@@ -176,7 +182,7 @@ def _accuracies(known: Outcomes, trial: Trial) -> str:
     found = [known[one] for seed in SEEDS if (one := replace(trial, seed=seed)) in known]
     if not found:
         return "–"
-    return ", ".join("failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f}" for each in found) + " %"
+    return ", ".join("failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f} %" for each in found)
 
 
 def load(path: Path) -> dict[Trial, Outcome]:

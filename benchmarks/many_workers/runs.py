@@ -97,7 +97,7 @@ REMEDIES = {
     "μ = 0.5": Case(momentum=0.5),
     "π at most 1": Case(pi_max=1),
     "4 local steps": Case(local_steps=4),
-    "the moment is the mean of all workers' (`proxy=global`)": Case(proxy="global"),
+    "eight moments for all workers (`proxy=global`)": Case(proxy="global"),
     "AdamW on the server, η = 0.001": Case(optimizer="adamw", learning_rate=0.001),
 }
 

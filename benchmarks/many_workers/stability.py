@@ -12,7 +12,7 @@ c is κ, times how much larger the moments that decide are than their mean. For 
 
 The run is stable as long as every root λ has a negative real part. If all take the same time, φ = exp(−λ) gives k < 2(1 + μ),
 as for momentum SGD on one machine. If times are distributed exponentially, φ = 1/(1 + λ) gives λ² + (1 − μ + k)λ + k = 0, whose
-roots are negative for every k > 0: then no learning rate is too large, in this model.
+roots have negative real parts for every k > 0: then no learning rate is too large, in this model.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _scale(data: Path | None, is_quick: bool, steps: int | None, seeds: int | No
     task = "mnist" if data is not None else "digits"
     scale = quick(task) if is_quick else Scale(task)
     if steps is not None:
-        scale = replace(scale, steps=steps, rounds=min(scale.rounds, steps), beyond_steps=steps)
+        scale = replace(scale, steps=steps, rounds=min(scale.rounds, steps), beyond_steps=min(scale.beyond_steps, steps))
     return replace(scale, seeds=seeds) if seeds is not None else scale
 
 

@@ -84,6 +84,11 @@ def test_the_block_of_hyperparameters_is_derived_from_their_declarations() -> No
     assert block == expected, f"this block of .env.example must read:\n{expected}"
 
 
+def test_the_example_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
+    sentence = EXAMPLE.partition("A resumed run keeps ")[2].partition(";")[0]
+    assert set(re.findall(r"GEM_\w+", sentence)) == {variable(name) for name, each in DECLARATIONS.items() if each.fixed}
+
+
 def test_every_variable_is_explained_or_speaks_for_itself() -> None:
     lines = EXAMPLE.splitlines()
     bare = {"GEM_THETA_DTYPE", "GEM_PROMETHEUS_PORT", "GEM_GRAFANA_PORT"}

@@ -28,7 +28,7 @@ def page(folder: Path) -> str:
 def test_all_results_make_tables_and_pictures(tmp_path: Path) -> None:
     write_page({case: run(case) for case in [*order_cases(), *number_cases()]}, [CHECK], {}, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"README.md", "order.png", "energies.png", "number.png"}
-    assert "the mean of 2 seeds." in page(tmp_path)
+    assert "are means of 2 seeds, others" in page(tmp_path)
     assert "| 0.5 | 6.1 | 2.00 | 90.50 % | 2.00 | 90.50 % |" in page(tmp_path)
     assert "| 300 | 20.00 | 90.00 % | 1.00 | 90.00 % |" in page(tmp_path)
     assert "| 30 | simulation | 2.10, 0.90 | 97.00 % |" in page(tmp_path)

@@ -10,7 +10,20 @@ import pytest
 from gem_worker.tasks import load_task
 
 from benchmarks.many_workers import rivals
-from benchmarks.many_workers.rivals import RATES, Outcome, Trial, best_known, first, load, measure, save, table, tune
+from benchmarks.many_workers.rivals import (
+    RATES,
+    Outcome,
+    Trial,
+    best_known,
+    first,
+    load,
+    measure,
+    progress,
+    save,
+    table,
+    trials,
+    tune,
+)
 from benchmarks.many_workers.runs import SEEDS
 from benchmarks.paper.plan import RULES
 
@@ -56,7 +69,8 @@ def test_the_table_has_the_best_of_every_rule(tmp_path: Path) -> None:
     save(tmp_path / "rivals.json", lab.known)
     known = load(tmp_path / "rivals.json")
     assert best_known(known) == [replace(TRIAL, learning_rate=0.15)]
-    assert table(known).splitlines()[2] == "| 30 | random | GEM | 5, 0.005 to 0.5 | 0.15 | 90.00, 90.00 % | 90.00 % |"
+    assert table(known).splitlines()[2] == "| 30 | random | GEM | 5, 0.005 to 0.5 | 0.15 | 90.00 %, 90.00 % | 90.00 % |"
+    assert progress(known) == f"{len(trials()) - 1} of {len(trials())} rows are still to be run. "
 
 
 @pytest.mark.parametrize("setup", RULES, ids=lambda setup: setup.label)

@@ -77,7 +77,7 @@ class _Picture(click.Path):
     "--commits",
     type=click.IntRange(1000, 10_000_000),
     default=MAX_COMMITS,
-    help="Most commits to simulate, in each simulation.",
+    help="Maximum number of commits in each simulation.",
 )
 @option("--plot", type=_Picture(dir_okay=False), help="Draw the results too, as .png, .svg or .pdf.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
