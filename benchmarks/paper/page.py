@@ -139,7 +139,8 @@ def rules_page(state: State) -> str:
         "# All rules on the same data",
         "",
         f"Task {first.task}, η = {first.learning_rate}, {first.steps} gradients of each worker, batch {first.batch_size}. "
-        f"{_amounts(state)} A rule with λ local steps makes one commit of λ gradients. No rule was tuned.",
+        f"{_amounts(state)} A rule with λ local steps makes one commit of λ gradients. No rule was tuned. "
+        "The workers commit in [lockstep](../many-workers/README.md).",
         "",
         "Each cell has the test accuracy of the last θ (lowest to highest seed) and the mean final training loss. It also has "
         "the options that depend on the number of workers, and the number of failed runs, if there are any.",
