@@ -13,5 +13,5 @@ DRAWINGS: dict[str, Callable[[list[Measured], Scale], Drawing]] = {
     "1": workers.loss, "2": workers.many, "3": workers.pi, "4": speed.split_batch, "5": speed.against_sequential,
     "6": settings.misspecified, "8": settings.kappas, "9-10": tensors.medians, "conventions": beyond.conventions,
     "straggler": beyond.straggler, "churn": beyond.churn, "proxies": beyond.proxies, "rules": beyond.rules,
-    "beyond": crowds.accuracies,
+    "beyond": crowds.errors,
 }  # fmt: skip
