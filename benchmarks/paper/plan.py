@@ -116,9 +116,10 @@ def rates(rule: str, workers: int) -> list[float]:
     The best with 30 and 100 workers are in docs/results/many-workers. Those of `adaptive`, which divides by the staleness, do
     not depend on the number of workers. Under other rules all gradients that are under way move θ together: rates fall with it.
     """
-    tried = (0.05, 0.15, 0.5) if rule == "adaptive" else (0.015, 0.05, 0.15, 0.5)
-    less = 1.0 if rule == "adaptive" else min(1.0, 30 / workers)
-    return [float(f"{rate * less:.2g}") for rate in tried]
+    if rule == "adaptive":
+        return [0.05, 0.15, 0.5]
+    less = min(1.0, 30 / workers)
+    return [float(f"{rate * less:.2g}") for rate in (0.015, 0.05, 0.15, 0.5)]
 
 
 def _group(scale: Scale, label: str, **changes: Any) -> Group:
