@@ -18,12 +18,15 @@ def errors(measured: list[Measured], scale: Scale) -> Drawing:
     labels = list(dict.fromkeys(each.label for each in measured))
     others = cycle(OTHERS)
     for label in labels:
-        lines = best_by_workers([each for each in measured if each.label == label])
+        tried = [each for each in measured if each.label == label]
+        lines = best_by_workers(tried)
         first = lines[0].experiment
         colour = RULE_COLOURS.get(first.rule) or next(others)
         style = "o-" if first.spread == AT_RANDOM else "o--" if first.batch_variation else "o:"
         counts = [float(each.experiment.workers) for each in lines]
-        drawing.points(axes, "test error", label, counts, [_error(each) for each in lines], colour, 100, style)
+        rates = len(tried) // len(lines)
+        name = f"{label}, best of {rates} rates" if rates > 1 else label
+        drawing.points(axes, "test error", name, counts, [_error(each) for each in lines], colour, 100, style)
     axes.set(xlabel="workers", ylabel="test error, % (log scale)", xscale="log", yscale="log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
