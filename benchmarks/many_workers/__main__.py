@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import torch
 from gem_api.process.lifetime import interruptible
-from gem_worker.tasks import Task, load_task
+from gem_worker.tasks import Task, TaskError, load_task
 
 from benchmarks.many_workers import check, rivals, runs
 from benchmarks.many_workers.page import write_page
@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parents[2] / "docs/results/many-workers"
 PARTS = ("check", "order", "number", "rivals")
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @interruptible()
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder with MNIST's four files.")
 @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Make only these runs. [default: all]")
@@ -29,11 +29,15 @@ def main(data: Path | None, parts: tuple[str, ...]) -> None:
     """
     torch.set_num_threads(1)
     if data is not None:
-        task = load_task("mnist", data)
+        try:
+            task = load_task("mnist", data)
+        except TaskError as error:
+            raise click.UsageError(str(error)) from None
         for part in parts or PARTS:
             {"check": _check, "order": _order, "number": _number, "rivals": _rivals}[part](task, data)
     known = runs.load(RESULTS / "runs.json")
     write_page(known, check.load(RESULTS / "check.json"), rivals.load(RESULTS / "rivals.json"), RESULTS)
+    click.echo(f"results: {RESULTS / 'README.md'}")
 
 
 def _check(task: Task, data: Path) -> None:

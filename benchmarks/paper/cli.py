@@ -31,7 +31,12 @@ _QUICK_NOTE = "A quick look: fewer workers, steps and seeds than the paper has, 
 @click.option("--quick", "is_quick", is_flag=True, help="Two numbers of workers, 150 steps, one seed: about twelve minutes.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), show_default=f"{_OUT}, with --quick {_QUICK_OUT}",
               help="Folder for results, plots and page; results in it are not run again.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), show_default="937, with --quick 150", help="Gradients of each worker.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    show_default="937, with --quick 150",
+    help="Gradients of each worker; beyond has at most 60.",
+)
 @click.option(
     "--seeds", type=click.IntRange(1), show_default="3, with --quick 1", help="Runs of each experiment, with different seeds."
 )
@@ -43,11 +48,14 @@ def main(
     figures: tuple[str, ...], data: Path | None, is_quick: bool, out: Path | None, steps: int | None, seeds: int | None,
     processes: int, draw_only: bool,
 ) -> None:  # fmt: skip
-    """Makes the paper's figures: FIGURES are some of 1 2 3 4 5 6 8 9-10 conventions straggler churn proxies rules beyond;
-    without any, all of them. Ctrl-C ends it; the same command continues later."""
+    """Makes the runs of the paper's figures: FIGURES are some of 1 2 3 4 5 6 8 9-10 conventions straggler churn proxies rules
+    beyond; without any, of all of them. Then draws every figure that has results. Ctrl-C ends it; the same command
+    continues later."""
     chosen = _chosen(figures)
-    scale = _scale(data, is_quick, steps, seeds)
     folder = out or (_QUICK_OUT if is_quick else _OUT)
+    if draw_only and not any((folder / "runs").glob("*.json")):
+        raise click.UsageError(f"there are no results in {folder / 'runs'}: name their folder with --out")
+    scale = _scale(data, is_quick, steps, seeds, draw_only)
     runner = Runner(folder / "runs", data, processes, click.echo)
     try:
         if not draw_only:
@@ -89,13 +97,13 @@ def _chosen(names: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(known)) or list(FIGURES)
 
 
-def _scale(data: Path | None, is_quick: bool, steps: int | None, seeds: int | None) -> Scale:
+def _scale(data: Path | None, is_quick: bool, steps: int | None, seeds: int | None, draw_only: bool) -> Scale:
     """The scale of the experiments, and their data."""
-    if data is None and not is_quick:
+    if data is None and not (is_quick or draw_only):
         raise click.UsageError("give --data DIR, the folder of MNIST's four IDX files; with --quick it can be left out")
     if data is not None and not any((data / f"{_MNIST}{ending}").is_file() for ending in ("", ".gz")):
         raise click.UsageError(f"--data {data} holds no {_MNIST}: give the folder of MNIST's four IDX files")
-    task = "mnist" if data is not None else "digits"
+    task = "digits" if data is None and is_quick else "mnist"
     scale = quick(task) if is_quick else Scale(task)
     if steps is not None:
         scale = replace(scale, steps=steps, rounds=min(scale.rounds, steps), beyond_steps=min(scale.beyond_steps, steps))

@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 
+def smallest_batch(batch_size: int, variation: float) -> int:
+    """The fewest samples in a batch of a large shard; `batch_size` if so small batches can't vary."""
+    return max(1, round(batch_size * (1 - variation)))
+
+
 def batch_sizes(samples: int, batch_size: int, variation: float, random: np.random.Generator, together: int = 1) -> list[int]:
     """Cuts a shard into ⌈samples / batch_size⌉ batches.
 
@@ -23,7 +28,7 @@ def batch_sizes(samples: int, batch_size: int, variation: float, random: np.rand
     count = -(-samples // batch_size)
     if not variation:
         return [batch_size] * (count - 1) + [samples - (count - 1) * batch_size]
-    smallest = max(1, round(batch_size * (1 - variation)))
+    smallest = smallest_batch(batch_size, variation)
     largest = 2 * batch_size - smallest
     smallest = min(smallest, samples // count)
     commits = [together] * (count // together) + [count % together] * (count % together > 0)

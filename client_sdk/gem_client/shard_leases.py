@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from gem_api.errors import InvalidRequest, LeaseEnded, TransportError
 from gem_api.hyperparameters import Hyperparameters
 
+from gem_client.batch_sizes import smallest_batch
 from gem_client.membership import Membership
 from gem_client.retry import Retry
 from gem_client.shards import Batch, LeasedShard, Shards
@@ -67,7 +68,12 @@ class ShardLeases:
                 settings.shard_size, batch_size,
             )  # fmt: skip
         commit = batch_size * self.batches_per_commit
-        if settings.batch_variation and settings.shard_size < 2 * commit:
+        if settings.batch_variation and smallest_batch(batch_size, settings.batch_variation) == batch_size:
+            log.warning(
+                "batches do not vary: %g of %d samples is no whole sample; start the run with a larger --batch-size",
+                settings.batch_variation, batch_size,
+            )  # fmt: skip
+        elif settings.batch_variation and settings.shard_size < 2 * commit:
             log.warning(
                 "batches do not vary: a commit takes a whole shard of %d samples; start the run with --shard-size %d or more",
                 settings.shard_size, 4 * commit,

@@ -61,6 +61,12 @@ def test_a_shard_that_one_commit_takes_whole_is_reported(caplog: pytest.LogCaptu
     assert "a commit takes a whole shard of 8 samples; start the run with --shard-size 32 or more" in caplog.text
 
 
+def test_batches_that_are_too_small_to_vary_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(config(settings(batch_size=1, batch_variation=0.9))) as live, joined(live, "a") as session:
+        session.shards(SAMPLES)
+    assert "0.9 of 1 samples is no whole sample; start the run with a larger --batch-size" in caplog.text
+
+
 def test_workers_get_batches_of_varied_size_and_each_sample_once() -> None:
     varied = settings(shard_size=20, batch_variation=0.75)
     with serving(config(varied)) as live, joined(live, "a") as session:

@@ -296,6 +296,15 @@ def test_pull_from_an_unreachable_server_is_one_line_on_a_real_terminal(tmp_path
     assert line == f"gem-ctl: no server at {NOBODY} (is gem-server running?)"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_to_a_full_disk_is_one_line() -> None:
+    command = [sys.executable, "-m", "gem_client", "plan", "--parameters", "1M"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=DEADLINE)
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == ["gem-ctl: can't write: No space left on device"]
+
+
 def test_pull_gives_up_after_the_timeout_given() -> None:
     result = in_background(lambda: ctl("--server", NOBODY, "--timeout", "0.2", "pull", "m")).result(DEADLINE)
     assert_one_line(result, f"gem-ctl: no server at {NOBODY} (is gem-server running?)")

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from gem_client.ctl.cli import main
 from gem_client.ctl.plan import Setup, plan
+from matplotlib.figure import Figure
 
 BASE = ["simulate", "--parameters", "1M", "--compute-seconds", "0.3"]
 
@@ -65,6 +66,8 @@ def test_json_has_everything() -> None:
 def test_a_link_is_in_bits_per_second() -> None:
     done = run("--workers", "1000", "--bandwidth", "32M", "--json")
     assert json.loads(done.stdout)["outcomes"][0]["commits_per_second"] == pytest.approx(1.0, rel=0.02)
+    for same in ("32Mbit", "32m", "32Mbps", "32Mbit/s", "32000000"):
+        assert run("--workers", "1000", "--bandwidth", same, "--json").stdout == done.stdout
 
 
 def test_costs_may_be_ones_own_for_plan_too() -> None:
@@ -90,9 +93,29 @@ def test_a_plot_is_written_as_its_name_ends(tmp_path: Path, name: str, begins: b
 
 
 def test_a_plot_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:
-    done = run("--workers", "1", "--plot", str(tmp_path / "none" / "a.png"))
+    done = run("--workers", "1", "--plot", str(tmp_path / f"{'a' * 300}.png"))
     assert done.exit_code == 1
     assert "Error: can't write" in done.stderr.splitlines()[-1]
+
+
+def test_a_plot_of_one_rate_has_an_axis_that_shows_no_rounding_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    run("--workers", "100,200,400", "--plot", str(tmp_path / "a.png"))  # all beyond saturation
+    low, high = drawn[0].axes[0].get_ylim()
+    assert high > 2 * low
+
+
+def test_each_number_of_workers_has_one_line_in_order() -> None:
+    lines = run("--workers", "20,3,20").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["3", "20"]
+    assert not lines[3]
+
+
+def test_a_share_of_the_workers_that_is_none_is_said() -> None:
+    done = run("--workers", "4,50", "--slow", "10%:5")
+    assert "note: 10 % of 4 are none: nobody computes 5 times as long" in done.stdout
+    assert "of 50 are none" not in done.stdout
 
 
 def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,12 +132,18 @@ def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.Monk
         (["--workers", "10,,20"], "not numbers of workers"),
         (["--workers", "many"], "write 100 or 10,100,1k"),
         (["--workers", "2M"], "not numbers of workers"),
+        (["--workers", "1.5"], "not numbers of workers"),
         (["--slow", "10:5"], "write 10%:5"),
         (["--slow", "110%:5"], "is not a share of the workers"),
-        (["--slow", "10%:0"], "a factor up to 1000"),
+        (["--slow", "10%:0.5"], "a factor from 1 to 1000"),
         (["--slow", "60%:5", "--slow", "60%:2"], "more than 100 % together"),
         (["--bandwidth", "fast"], "write 10G or 100M"),
+        (["--bandwidth", "bit"], "write 10G or 100M"),
         (["--plot", "plot.jpeg"], "does not end in .png, .svg, .pdf"),
+        (["--plot", "none/plot.png"], "there is no folder none"),
+        (["--compute-seconds", "300ms"], "'300ms' is not a valid number"),
+        (["--compute-seconds", "1e308"], "is not in the range"),
+        (["--shared-memory", "--latency", "0.1"], "shared memory has no network"),
         (["--spread", "nan"], "is not a finite number"),
         (["--commit-seconds", "0"], "is not in the range"),
         (["--servers", "2", "--rule", "fedbuff"], "needs one server"),

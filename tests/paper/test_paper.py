@@ -125,6 +125,7 @@ def test_figures_are_drawn_of_what_is_kept(tmp_path: Path) -> None:
     [
         (["7", "--quick"], "no figure '7': choose from 1, 2"),
         (["1"], "give --data DIR"),
+        (["--draw-only", "--out", "no-such-folder"], "there are no results in no-such-folder/runs: name their folder"),
         (["1", "--quick", "--data", "no-such-folder"], "--data no-such-folder holds no train-images-idx3-ubyte"),
     ],
 )

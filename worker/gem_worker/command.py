@@ -43,7 +43,8 @@ pace_options = together(
         type=click.Choice(list(TURNS)),
         default="random",
         help="Which worker computes next if a process has more workers than cores. random: any that waits. fixed: first come, "
-        "first served, so that they commit in lockstep, as workers on equal machines do; for experiments.",
+        "first served, so that they commit in lockstep, as workers on equal machines do, even with "
+        "--batch-variation; for experiments.",
     ),
 )
 
@@ -64,7 +65,7 @@ exchange_options = together(
     option(
         "--overlap/--no-overlap",
         default=False,
-        help="Compute the next gradient while a commit is in progress. Staleness grows by one; worth it on a slow network.",
+        help="Compute the next gradient while a commit is in progress. Staleness about doubles; worth it on a slow network.",
     ),
     option(
         "--gradient-dtype",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -115,6 +116,11 @@ class _TypedErrors(WithHeadings, click.Group):
             return super().invoke(ctx)
         except GemError as error:
             click.echo(f"gem-ctl: {printable(text.error(error))}", err=True)
+            sys.exit(1)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            click.echo(f"gem-ctl: can't write: {error.strerror}", err=True)
             sys.exit(1)
 
 

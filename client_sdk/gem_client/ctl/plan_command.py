@@ -21,7 +21,9 @@ def run_options(workers: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return together(
         option("--parameters", type=Count(), required=True, help="Number of the model's parameters, for example 124M or 1B."),
         workers,
-        option("--compute-seconds", type=Number(0), default=0.1, help="Seconds for the forward and backward pass of one step."),
+        option(
+            "--compute-seconds", type=Number(0, 1e6), default=0.1, help="Seconds for the forward and backward pass of one step."
+        ),
         option("--local-steps", type=click.IntRange(1, 10_000), default=1, help="Steps that a worker makes per commit."),
         option("--rule", type=click.Choice(RULES), default="gem", help="The update rule."),
         option("--proxy", type=click.Choice(list(PROXIES)), default="momentum", help="The proxy of the rule gem."),

@@ -193,7 +193,9 @@ def servers_needed(count: int | None, memory: int) -> str:
 
 
 def brief(seconds: float) -> str:
-    """A time in ms, or in seconds from 1 s."""
+    """A time in ms, or in seconds from 1 s. Less than a nanosecond is 0: it is what rounding leaves."""
+    if seconds < 1e-9:
+        return "0 ms"
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 

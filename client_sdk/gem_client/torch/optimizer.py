@@ -64,9 +64,10 @@ class Optimizer(torch.optim.Optimizer):
         batches_per_step: Number of batches that go into one step; more than 1 if the loop accumulates gradients. A commit of λ
             local steps then covers λ times as many batches.
         overlap: Whether to compute the next gradient while a commit is under way, on the θ that the previous commit returned.
-            A step then waits for the network only if the network takes longer than computing. The staleness grows by one, and
-            the server keeps one more snapshot for the worker. A step raises the errors of the commit before it; `finish` waits
-            for the last commit. Not available in runs with local steps or deltas.
+            A step then waits for the network only if the network takes longer than computing. With n workers the staleness
+            is 2n − 1 on average instead of n − 1, and the server keeps one more snapshot of the worker. A step raises
+            the errors of the commit before it; `finish` waits for the last commit. Not available in runs with local steps or
+            deltas.
         in_place: Whether the parameters may live in the memory that the server writes θ to, instead of being copied from it.
             This applies to packed float32 parameters on the CPU, with shared memory, without `overlap` and without local
             steps; others are copied all the same. It saves P·4 bytes and the time of a copy: 0.3 % of a step of ResNet-50 on

@@ -31,18 +31,21 @@ def _declared_under(heading: str) -> tuple[str, ...]:
 # The headings of --help and the options under each, in the order of their first mention.
 HEADINGS = {
     "Task": ("task", "data"),
-    "Run": ("epochs", "steps", "until_stopped", *_declared_under("Run"), "runs", "evaluate_every", "once",
-            "parameters", "compute_seconds"),
-    "Cluster": ("servers", "workers", "workers_per_process", "processes", "device", "name", "first_worker", "min_workers",
-                "lease_seconds", "stopped_status", "on", "ray_address", "resources", "working_dir"),
+    "Run": ("parameters", "compute_seconds", "epochs", "steps", "until_stopped", *_declared_under("Run"), "runs",
+            "evaluate_every", "once"),
+    "Cluster": ("servers", "server_spread", "workers", "spread", "slow", "workers_per_process", "processes", "device", "name",
+                "first_worker", "min_workers", "lease_seconds", "stopped_status", "on", "ray_address", "resources",
+                "working_dir"),
     "Network": ("server", "range", "peers", "listen", "lane_listen", "timeout", "give_up_after", "metrics_listen",
-                "memory_socket", "shared_memory", "overlap", "gradient_dtype", "theta_dtype"),
+                "memory_socket", "shared_memory", "overlap", "latency", "bandwidth", "gradient_dtype", "theta_dtype"),
     "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
     "Rule": ("rule", "rule_options", "proxy", *_declared_under("Rule")),
     "Steps of the workers": _declared_under("Steps of the workers"),
     "Schedule of the learning rate": _declared_under("Schedule of the learning rate"),
     "Security": ("tokens", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_client_ca", "max_norm_ratio",
                  "quarantine_after"),
+    "Costs": ("commit_seconds", "parameter_seconds", "byte_seconds"),
+    "Bounds": ("server_memory", "server_load"),
     "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "turns", "log_format"),
 }  # fmt: skip
 DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
@@ -74,6 +77,8 @@ def heading_of(param: click.Parameter) -> str:
 
 class Number(click.FloatRange):
     """A finite float in a range; "nan" and "inf" are rejected."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))

@@ -63,9 +63,11 @@ def make(kind: type[T], options: str, settings: Mapping[str, object], what: str 
     given = {name: value for name, value in settings.items() if name in known}
     for option in options.split():
         name, equals, text = option.partition("=")
-        if not equals or name not in own:
+        if name not in own:
             valid = f"its options are {', '.join(own)}, given as NAME=VALUE" if own else "it has no options"
             raise ValueError(f"the {what} has no option {option!r}: {valid}")
+        if not equals:
+            raise ValueError(f"the {what}'s option {name!r} has no value: write {name}=VALUE")
         given[name] = _value(name, text, types[name], what)
     if lacking := [name for name in own if name not in given and _required(known[name])]:
         raise ValueError(f"the {what} needs options without a default: {', '.join(f'{name}=…' for name in lacking)}")

@@ -31,8 +31,8 @@ class _Slow(click.ParamType[Slow]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Slow:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)%:(\d+(?:\.\d+)?)", str(value).strip())
         share, factor = (float(match[1]) / 100, float(match[2])) if match else (0.0, 0.0)
-        if not (0 <= share <= 1 and 0 < factor <= _MAX_FACTOR):
-            self.fail(f"{value!r} is not a share of the workers and a factor up to {_MAX_FACTOR}; write 10%:5", param, ctx)
+        if not (0 <= share <= 1 and 1 <= factor <= _MAX_FACTOR):
+            self.fail(f"{value!r} is not a share of the workers and a factor from 1 to {_MAX_FACTOR}; write 10%:5", param, ctx)
         return Slow(share, factor)
 
 
@@ -43,6 +43,8 @@ class _Picture(click.Path):
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if path.suffix.lower() not in _PICTURES:
             self.fail(f"{str(value)!r} does not end in {', '.join(_PICTURES)}", param, ctx)
+        if not os.access(path.parent, os.W_OK):  # said now: a simulation may take a while
+            self.fail(f"can't write {path}: there is no folder {path.parent} that you may write to", param, ctx)
         return path
 
 
@@ -55,15 +57,15 @@ class _Picture(click.Path):
         help="Numbers of workers to simulate, with commas between them.",
     )
 )
-@option("--spread", type=Number(0, 10), default=0.1, help="Standard deviation of the time of a step, relative to its mean.")
+@option("--spread", type=Number(0, 1), default=0.1, help="Standard deviation of the time of a step, relative to its mean.")
 @option("--slow", type=_Slow(), multiple=True, help="Slower workers: 10%:5 are a tenth that compute 5 times as long.")
-@option("--latency", type=Number(0), default=0.0, help="Seconds between a worker and a server, one way.")
+@option("--latency", type=Number(0, 1e6), default=0.0, help="Seconds between a worker and a server, one way.")
 @option(
     "--bandwidth", type=BitsPerSecond(), help="Bits per second of each machine's link, such as 10G.", show_default="no limit"
 )
 @option(
     "--server-spread",
-    type=Number(0, 10),
+    type=Number(0, 1),
     default=0.0,
     help="Standard deviation of a server's time for a commit, relative to its mean.",
 )
@@ -100,6 +102,8 @@ def simulate_run(
     """
     if sum(group.share for group in slow) > 1 + 1e-9:
         raise click.UsageError("the shares of --slow are more than 100 % together")
+    if options["shared_memory"] and (latency or bandwidth):
+        raise click.UsageError("shared memory has no network: leave out --shared-memory, or --latency and --bandwidth")
     measured = costs(options)
     described = setup(bool(server_memory or server_load), workers=workers[0], **options)
     scenario = Scenario(described, measured, spread, server_spread, slow, latency, bandwidth or 0.0)

@@ -98,7 +98,7 @@ def simulate(times: Times, commits: int, seed: int = 0) -> Trace:
     phases = generator.random(len(compute)) * times.compute
     heap = sorted(zip(phases.tolist(), range(len(compute)), strict=True))
     factors = _factors(generator, times.spread)
-    servers = _Servers(times, generator) if times.server_spread else _Alike(times)
+    servers = _Servers(times, generator) if times.server_spread >= _MIN_SPREAD else _Alike(times)
     uplink, downlink = _Link(times.up), _Link(times.down)
     pulled = [0] * len(compute)  # the version that a worker's gradient is computed on
     received = [0] * len(compute)  # the version of the answer to the worker's last commit
@@ -166,21 +166,23 @@ class _Servers:
     """Servers whose times vary: each applies its parts of the commits, first come, first served."""
 
     def __init__(self, times: Times, generator: np.random.Generator) -> None:
-        self._free = [0.0] * times.servers
-        self._seconds = times.server
-        self._factors = _factors(generator, times.server_spread)
+        self._free = np.zeros(times.servers)
+        self._times = self._draw(generator, times)
 
     def serve(self, arrived: float) -> tuple[float, float, float]:
         """When the last server begins, when the last one is done, and their mean time. Call it in the order of arrival."""
-        free = self._free
-        last_start = total = 0.0
-        for number, before in enumerate(free):
-            start = max(before, arrived)
-            busy = self._seconds * next(self._factors)
-            free[number] = start + busy
-            last_start = max(last_start, start)
-            total += busy
-        return last_start, max(free), total / len(free)
+        start = np.maximum(self._free, arrived)
+        busy = next(self._times)
+        self._free = start + busy
+        return float(start.max()), float(self._free.max()), float(busy.mean())
+
+    @staticmethod
+    def _draw(generator: np.random.Generator, times: Times) -> Iterator[Column]:
+        """The times of all servers for one commit after another."""
+        shape = times.server_spread**-2
+        size = max(1, _DRAWS // times.servers), times.servers
+        while True:
+            yield from times.server * generator.gamma(shape, 1 / shape, size)
 
 
 def _factors(generator: np.random.Generator, spread: float) -> Iterator[float]:

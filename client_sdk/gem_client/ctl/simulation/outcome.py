@@ -12,7 +12,7 @@ from gem_client.ctl.simulation.events import Integers, Times, Trace, simulate
 from gem_client.ctl.simulation.scenario import Scenario, alone, bottleneck, speeds, times
 
 MAX_COMMITS = 1_000_000
-_MIN_COMMITS = 10_000
+_MIN_COMMITS, _SPREAD = 10_000, 0.33  # with a larger spread more commits: the rate's error is spread / √commits
 _WARM_UP, _MEASURED = 2, 10  # in rounds: the time of a commit of the slowest worker
 
 
@@ -92,7 +92,9 @@ def outcome(scenario: Scenario, seed: int = 0, max_commits: int = MAX_COMMITS) -
     """
     of = times(scenario)
     one = commits_in_a_round(of)
-    total = min(max_commits, max(_MIN_COMMITS, math.ceil((_WARM_UP + _MEASURED) * one)))
+    spread = max(of.spread, of.server_spread)
+    least = round(_MIN_COMMITS * max(1, (spread / _SPREAD) ** 2))
+    total = min(max_commits, max(least, math.ceil((_WARM_UP + _MEASURED) * one)))
     warm_up = max(1, total * _WARM_UP // (_WARM_UP + _MEASURED))
     return _evaluate(scenario, simulate(of, total, seed), warm_up, settled=total - warm_up >= 2 * one)
 

@@ -12,6 +12,7 @@ from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 from gem_client.ctl.simulation.study import Study
 
 _INK, _BAND, _MARK, _OTHER = "#1f4e79", "#9db8d2", "#c0392b", "#5d6d7e"
+_LEAST_RANGE = 3.0  # of a logarithmic axis: its highest value by its lowest
 
 
 def draw(study: Study, path: Path) -> None:
@@ -50,6 +51,10 @@ def _logarithmic(axes: Axes, unit: str) -> None:
     """A logarithmic y axis, whose small ticks have numbers too if there are few large ones."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
+    if high < _LEAST_RANGE * low:  # nearly constant: no axis that shows rounding errors
+        middle = (low * high) ** 0.5
+        low, high = middle / _LEAST_RANGE**0.5, middle * _LEAST_RANGE**0.5
+        axes.set_ylim(low, high)
     axes.yaxis.set_major_formatter(EngFormatter(unit))
     axes.yaxis.set_minor_formatter(EngFormatter(unit) if high < 10 * low else NullFormatter())
 

@@ -16,7 +16,7 @@ class Slow:
 
     Attributes:
         share: Their share of all workers, 0 to 1.
-        factor: How many times as long they compute.
+        factor: How many times as long they compute, at least 1.
     """
 
     share: float

@@ -11,7 +11,7 @@ from gem_api.ranges import MAX_RANGES, UNIT
 from gem_client.ctl.simulation.outcome import MAX_COMMITS, outcome
 from gem_client.ctl.simulation.scenario import Scenario, alone, bottleneck, times
 
-SATURATED = 0.99  # share of the most commits per second that the servers and their links can do
+SATURATED = 0.99  # share of the time in which the servers, or their links, are busy
 MAX_WORKERS = 100_000  # more are not simulated to find the number that saturates
 _TOLERANCE = 0.01
 _COMMITS, _ROUNDS = 50_000, 10  # a search simulates at most _COMMITS + _ROUNDS * workers commits at a time
@@ -33,11 +33,13 @@ def saturating_workers(scenario: Scenario, seed: int = 0, max_commits: int = MAX
     closed = full_at(scenario)
     if closed > MAX_WORKERS:
         return None
-    most = 1 / bottleneck(times(_with_workers(scenario, 1)))
+    of = times(_with_workers(scenario, 1))
+    link = max(of.up.server, of.down.server)
 
     def saturated(workers: int) -> bool:
         commits = min(max_commits, _COMMITS + _ROUNDS * workers)
-        return outcome(_with_workers(scenario, workers), seed, commits).commits_per_second >= SATURATED * most
+        found = outcome(_with_workers(scenario, workers), seed, commits)
+        return max(found.load, found.commits_per_second * link) >= SATURATED
 
     low, high = 0, max(1, round(closed))
     while not saturated(high):

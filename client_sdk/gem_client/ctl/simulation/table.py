@@ -78,6 +78,11 @@ def _needs(study: Study) -> Iterator[tuple[str, ...]]:
 
 def _notes(study: Study) -> Iterator[str]:
     for outcome in study.outcomes:
+        factors = {group.factor for group in outcome.groups}
+        for group in study.scenario.slow:
+            if group.factor not in factors and group.share:
+                share, times = f"{100 * group.share:g} %", f"{group.factor:g} times"
+                yield f"note: {share} of {outcome.workers:,} are none: nobody computes {times} as long"
         if not outcome.settled:
             yield (
                 f"note: too short for {outcome.workers:,} workers, as the slowest made fewer than two commits: "
