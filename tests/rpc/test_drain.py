@@ -225,7 +225,7 @@ def test_impossible_settings_are_refused_with_advice(changes: dict[str, Any], me
         (["--memory-limit", "plenty"], "write 8G or 512M"),
         (["--memory-limit", "-1"], "can't be negative"),
         (["--momentum", "1.5"], "0<=x<1"),
-        (["--learning-rate", "fast"], "not a valid float"),
+        (["--learning-rate", "fast"], "not a valid number"),
         (["--lease-seconds", "0"], "1<=x<=3600"),
         (["--lease-seconds", "nan"], "lease-seconds"),
         (["--checkpoint-interval", "nan"], "checkpoint-interval"),
