@@ -70,8 +70,8 @@ class ShardLeases:
         commit = batch_size * self.batches_per_commit
         if settings.batch_variation and smallest_batch(batch_size, settings.batch_variation) == batch_size:
             log.warning(
-                "batches do not vary: %g of %d samples is no whole sample; start the run with a larger --batch-size",
-                settings.batch_variation, batch_size,
+                "batches of %d are too small to vary in size by a factor of %g: start the run with a larger --batch-size",
+                batch_size, settings.batch_variation,
             )  # fmt: skip
         elif settings.batch_variation and settings.shard_size < 2 * commit:
             log.warning(
