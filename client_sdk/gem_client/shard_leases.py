@@ -70,7 +70,7 @@ class ShardLeases:
         commit = batch_size * self.batches_per_commit
         if settings.batch_variation and smallest_batch(batch_size, settings.batch_variation) == batch_size:
             log.warning(
-                "batches of %d are too small to vary in size by a factor of %g: start the run with a larger --batch-size",
+                "batches of %d are too small for --batch-variation %g: start the run with a larger --batch-size",
                 batch_size, settings.batch_variation,
             )  # fmt: skip
         elif settings.batch_variation and settings.shard_size < 2 * commit:

@@ -64,7 +64,7 @@ def test_a_shard_that_one_commit_takes_whole_is_reported(caplog: pytest.LogCaptu
 def test_batches_that_are_too_small_to_vary_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     with serving(config(settings(batch_size=1, batch_variation=0.9))) as live, joined(live, "a") as session:
         session.shards(SAMPLES)
-    assert "batches of 1 are too small to vary in size by a factor of 0.9: start the run with a larger --batch-size" in caplog.text
+    assert "batches of 1 are too small for --batch-variation 0.9: start the run with a larger --batch-size" in caplog.text
 
 
 def test_workers_get_batches_of_varied_size_and_each_sample_once() -> None:
