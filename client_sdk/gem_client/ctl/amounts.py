@@ -51,7 +51,7 @@ class BitsPerSecond(click.ParamType[float]):
     name = "bits"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        bits = _number(re.sub(r"(?<=[\dKMGTkmgt])(bps|bit(/s)?)$", "", str(value).strip(), flags=re.IGNORECASE))
+        bits = _number(str(value), unit="(?<!B)(?:BPS|BIT(?:/S)?)")
         if not 1 <= bits <= 1e15:
             self.fail(f"{value!r} is not a number of bits per second; write 10G or 100M", param, ctx)
         return bits / 8
@@ -63,9 +63,9 @@ def _whole(written: str) -> int:
     return round(number) if abs(number - round(number)) < _ROUNDING * number else 0
 
 
-def _number(written: str) -> float:
-    """A number with an optional suffix k, M, B, G or T; 0 if it is none."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBGT]?)", written.strip().upper())
+def _number(written: str, unit: str = "") -> float:
+    """A number with an optional suffix k, M, B, G or T, and then an optional `unit` (a pattern); 0 if it is none."""
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?)([KMBGT]?)(?:{unit})?", written.strip().upper())
     return float(match[1]) * _POWERS[match[2]] if match else 0.0
 
 

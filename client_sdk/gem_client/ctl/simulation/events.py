@@ -167,7 +167,8 @@ class _Servers:
 
     def __init__(self, times: Times, generator: np.random.Generator) -> None:
         self._free = np.zeros(times.servers)
-        self._times = self._draw(generator, times)
+        size = max(1, _DRAWS // times.servers), times.servers
+        self._times = chain.from_iterable(times.server * _gamma(generator, times.server_spread, size) for _ in repeat(None))
 
     def serve(self, arrived: float) -> tuple[float, float, float]:
         """When the last server begins, when the last one is done, and their mean time. Call it in the order of arrival."""
@@ -176,18 +177,15 @@ class _Servers:
         self._free = start + busy
         return float(start.max()), float(self._free.max()), float(busy.mean())
 
-    @staticmethod
-    def _draw(generator: np.random.Generator, times: Times) -> Iterator[Column]:
-        """The times of all servers for one commit after another."""
-        shape = times.server_spread**-2
-        size = max(1, _DRAWS // times.servers), times.servers
-        while True:
-            yield from times.server * generator.gamma(shape, 1 / shape, size)
-
 
 def _factors(generator: np.random.Generator, spread: float) -> Iterator[float]:
-    """Random factors with mean 1 and this standard deviation: gamma distributed, as the sum of such times is too."""
+    """Random factors, one after another; all 1 without a spread."""
     if spread < _MIN_SPREAD:
         return repeat(1.0)
+    return chain.from_iterable(_gamma(generator, spread, (_DRAWS,)).tolist() for _ in repeat(None))
+
+
+def _gamma(generator: np.random.Generator, spread: float, size: tuple[int, ...]) -> Column:
+    """Random factors with mean 1 and this standard deviation: gamma distributed, as the sum of such times is too."""
     shape = spread**-2
-    return chain.from_iterable(generator.gamma(shape, 1 / shape, _DRAWS).tolist() for _ in repeat(None))
+    return generator.gamma(shape, 1 / shape, size)
