@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ def make_core(
     first_id: int = 1,
     min_workers: int = 1,
     logged: bool = False,
+    stated: Collection[str] = (),
     part: Range = WHOLE,
 ) -> Core:
     """A core whose lease ids are lease-1, lease-2 …"""
@@ -47,6 +48,7 @@ def make_core(
         memory_limit=memory_limit,
         min_workers=min_workers,
         logged=logged,
+        stated=stated,
         part=part,
         new_id=lambda: f"lease-{next(numbers)}",
     )

@@ -48,11 +48,11 @@ class Staged(Cluster):
     ending: bool = False
     gone: list[Member] = field(default_factory=list)
 
-    def tend(self, healthy: bool) -> None:
+    def tend(self, healthy: bool, now: float) -> None:
         """As `Cluster` does, until the end is near. Raises ClusterError."""
         if self.ending:
             return
-        super().tend(healthy)
+        super().tend(healthy, now)
         version = self.version()
         if version >= self.end:
             self.ending = True

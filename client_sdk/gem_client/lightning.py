@@ -28,6 +28,8 @@ from gem_client.torch.passes import Passes
 __all__ = ["GemCallback"]
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same library under two names; a user imports one of them
+# Callbacks that end with their own average in the module. A worker that leaves early would commit it.
+AVERAGING = ("StochasticWeightAveraging", "WeightAveraging")
 
 
 class GemCallback:
@@ -50,7 +52,7 @@ class GemCallback:
 
     Raises:
         InvalidRequest: In `fit`, if the trainer has a setting that can't work: several processes, several optimizers, a
-            `ckpt_path`, a limit of training batches, or a schedule that is the server's.
+            `ckpt_path`, a limit of training batches, a callback that averages weights, or a schedule that is the server's.
         ModuleNotFoundError: Lightning is not installed.
     """
 
@@ -99,6 +101,12 @@ class GemCallback:
             raise InvalidRequest(
                 "limit_train_batches, overfit_batches and fast_dev_run are not available: a shard that is cut short is trained "
                 "on again. Use max_steps"
+            )
+        kinds = {kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__}
+        if averaging := sorted(kinds & set(AVERAGING)):
+            raise InvalidRequest(
+                f"{averaging[0]} is not available: it would replace the run's final θ. To average θ, do it in another process, "
+                "with session.read()"
             )
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

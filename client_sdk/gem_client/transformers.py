@@ -94,6 +94,8 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Makes the trainer's optimizer, and joins the run with it. The model is on its device by then."""
         if self._gem_optimizer is None:
+            if self._on == "server" and self.lr_scheduler is not None:
+                raise InvalidRequest("the schedule is the server's (gem-server --schedule): leave it out of optimizers=")
             inner = super().create_optimizer(*args, **kwargs)
             names = self.model.named_parameters()
             batches = self.args.gradient_accumulation_steps
@@ -123,11 +125,9 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
                     warnings.simplefilter("ignore")
                     self._follow_run()
                     self.lr_scheduler.step()
-        elif self.lr_scheduler is None:
+        else:
             self.lr_scheduler = _ServersSchedule(optimizer or self.optimizer)
             self._created_lr_scheduler = True
-        else:
-            raise InvalidRequest("the schedule is the server's (gem-server --schedule): leave it out of optimizers=")
         return self.lr_scheduler
 
     def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +186,9 @@ class GemTrainerMixin(Trainer):  # type: ignore[misc]  # Any to mypy, which does
         assert self._passes is not None
         if self.args.max_grad_norm > 0:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+        accumulated = self._session.batches_in_hand
         self._gem_optimizer.finish()
+        self.state.global_step += self._session.batches_in_hand < accumulated  # by which the trainer divides the sum of losses
         self.model.zero_grad()
         # The trainer also stops if the first pass is empty, because other workers trained on everything.
         if (stopping and not self._passes.complete) or self._passes.more():

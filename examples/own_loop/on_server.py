@@ -20,7 +20,9 @@ weights = [(name, p) for name, p in model.named_parameters() if p.ndim > 1]
 biases = [(name, p) for name, p in model.named_parameters() if p.ndim == 1]
 groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
 optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.003)
-optimizer = gem_client.torch.Optimizer(optimizer, gem_client.connect("127.0.0.1:50051"), on="server")
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * len(loader))
+session = gem_client.connect("127.0.0.1:50051")
+optimizer = gem_client.torch.Optimizer(optimizer, session, on="server", schedule=scheduler)
 
 for epoch in range(EPOCHS):
     for batch, labels in loader:

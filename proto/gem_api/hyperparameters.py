@@ -21,7 +21,7 @@ SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "worker")
 _NOT_SGD = OPTIMIZERS[1:]
-SCHEDULES = ("constant", "step", "cosine")
+SCHEDULES = ("constant", "step", "cosine", "onecycle")
 SHARD_SIZE = 256  # the default; a larger batch raises it
 
 _MAX_UINT32 = (1 << 32) - 1
@@ -219,28 +219,37 @@ class Hyperparameters:
     schedule: str = _declare(
         "constant",
         "How the learning rate changes with the version. constant: not at all; step: it is multiplied by --decay-factor every "
-        "--decay-versions commits; cosine: it falls to that share within --decay-versions commits, then stays.",
+        "--decay-versions commits; cosine: it falls to that share within --decay-versions commits, then stays; onecycle: as "
+        "cosine, and its warm-up is a cosine too. Unless an option of the schedule is given, a new run takes the schedule "
+        "that its first worker brings.",
         heading="Schedule of the learning rate",
         values=SCHEDULES,
         workers_use=True,
     )
     warmup_versions: int = _declare(
         0,
-        "Commits over which the learning rate first rises linearly to its value; 0: no warm-up.",
+        "Commits over which the learning rate first rises to its value; 0: no warm-up.",
         heading="Schedule of the learning rate",
         values=Range(ge=0, le=_MAX_COUNT),
         workers_use=True,
     )
+    warmup_factor: float = _declare(
+        0.0,
+        "Share of the learning rate at version 0, where the warm-up begins; 0: it begins one step above 0.",
+        heading="Schedule of the learning rate",
+        values=Range(ge=0, le=1),
+        workers_use=True,
+    )
     decay_versions: int = _declare(
         0,
-        "Commits between two drops (schedule step), or until the end of the fall (schedule cosine).",
+        "Commits between two drops (schedule step), or until the end of the fall (cosine, onecycle).",
         heading="Schedule of the learning rate",
         values=Range(ge=0, le=_MAX_COUNT),
         workers_use=True,
     )
     decay_factor: float = _declare(
         0.1,
-        "Factor of each drop (schedule step), or the final share of the learning rate (schedule cosine).",
+        "Factor of each drop (schedule step), or the final share of the learning rate (cosine, onecycle).",
         heading="Schedule of the learning rate",
         values=Range(ge=0, le=1),
         workers_use=True,

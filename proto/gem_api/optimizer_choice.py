@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from gem_api.schedule import Schedule
 from gem_api.v1 import training_pb2 as pb
 
 
@@ -17,12 +18,14 @@ class OptimizerChoice:
         options: Its options, as in `Hyperparameters.optimizer_options`.
         learning_rate: η; None: the server's.
         weight_decay: λ; None: the server's.
+        schedule: How η changes with the commits of all workers; None: the server's.
     """
 
     optimizer: str
     options: str = ""
     learning_rate: float | None = None
     weight_decay: float | None = None
+    schedule: Schedule | None = None
 
     def to_message(self) -> pb.OptimizerChoice:
         """The wire form."""
@@ -31,6 +34,7 @@ class OptimizerChoice:
             options=self.options,
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
+            schedule=pb.Schedule(**asdict(self.schedule)) if self.schedule else None,
         )
 
     @classmethod
@@ -38,4 +42,5 @@ class OptimizerChoice:
         """Reads the wire form."""
         rate = message.learning_rate if message.HasField("learning_rate") else None
         decay = message.weight_decay if message.HasField("weight_decay") else None
-        return cls(message.optimizer, message.options, rate, decay)
+        schedule = Schedule.of(message.schedule) if message.HasField("schedule") else None
+        return cls(message.optimizer, message.options, rate, decay, schedule)

@@ -3,27 +3,65 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields
 
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import DEFAULTS, Hyperparameters
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The hyper-parameters that are a schedule together. A run takes all of them from its server, or all from a worker."""
+
+    schedule: str = DEFAULTS["schedule"]
+    warmup_versions: int = DEFAULTS["warmup_versions"]
+    warmup_factor: float = DEFAULTS["warmup_factor"]
+    decay_versions: int = DEFAULTS["decay_versions"]
+    decay_factor: float = DEFAULTS["decay_factor"]
+
+    @classmethod
+    def of(cls, settings: object) -> Schedule:
+        """The schedule of a run's hyper-parameters, or of a message that has these fields."""
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
+
+    def __str__(self) -> str:
+        """For people, such as "warm-up over 10 versions, then cosine to ×0.1 over 200 versions"; "constant" if it is that."""
+        parts = {
+            "constant": [],
+            "step": [f"×{self.decay_factor:g} every {self.decay_versions} versions"],
+        }.get(self.schedule, [f"cosine to ×{self.decay_factor:g} over {self.decay_versions} versions"])
+        if self.warmup_versions:
+            shape = "cosine warm-up" if self.schedule == "onecycle" else "warm-up"
+            start = f" from ×{self.warmup_factor:g}" if self.warmup_factor else ""
+            parts = [f"{shape}{start} over {self.warmup_versions} versions", *parts]
+        return ", then ".join(parts) or "constant"
 
 
 def factor(hyperparameters: Hyperparameters, version: int) -> float:
     """The factor of η at version t, in [0, 1]: η_t = η · warm-up · decay.
 
-    With w = warmup_versions, T = decay_versions, γ = decay_factor and u = max(0, t − w):
-        warm-up     (t + 1) / w if t < w, else 1
+    With w = warmup_versions, f = warmup_factor, T = decay_versions, γ = decay_factor, u = max(0, t − w) and
+    fall(x) = ½·(1 + cos(π·min(1, x))):
+        warm-up     f + (1 − f)·x if t < w, else 1. x = t/w, but (t + 1)/w if f = 0: the first rate is not 0
         constant    1
         step        γ^⌊u/T⌋
-        cosine      γ + (1 − γ)·½·(1 + cos(π·min(1, u/T)))      (Loshchilov & Hutter 2016, arXiv 1608.03983, Eq. 5, one period)
+        cosine      γ + (1 − γ)·fall(u/T)       (Loshchilov & Hutter 2016, arXiv 1608.03983, Eq. 5, one period)
+        onecycle    as cosine; its warm-up has 1 − fall(x) in place of x
     """
+    start, last, span = hyperparameters.warmup_factor, hyperparameters.decay_factor, hyperparameters.decay_versions
     if version < hyperparameters.warmup_versions:
-        return (version + 1) / hyperparameters.warmup_versions
-    passed, span, last = version - hyperparameters.warmup_versions, hyperparameters.decay_versions, hyperparameters.decay_factor
+        risen = (version if start else version + 1) / hyperparameters.warmup_versions
+        return start + (1 - start) * (1 - _fall(risen) if hyperparameters.schedule == "onecycle" else risen)
+    passed = version - hyperparameters.warmup_versions
     if hyperparameters.schedule == "step":
         return float(last ** (passed // span))
-    if hyperparameters.schedule == "cosine":
-        return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * min(1.0, passed / span)))
+    if hyperparameters.schedule in ("cosine", "onecycle"):
+        return last + (1 - last) * _fall(passed / span)
     return 1.0
+
+
+def _fall(passed: float) -> float:
+    """Half a period of a cosine, from 1 at 0 to 0 at 1, and 0 from there on."""
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, passed)))
 
 
 def rate(hyperparameters: Hyperparameters, version: int) -> float:

@@ -74,7 +74,7 @@ def test_the_defaults_are_valid() -> None:
         ("epochs", 1.5, "--epochs must be of type int, not '1.5'"),
         ("epochs", True, "--epochs must be of type int, not 'True'"),
         ("local_steps", 0, "--local-steps must be at least 1 and at most 10000, not 0"),
-        ("schedule", "linear", "--schedule must be one of constant, step, cosine, not 'linear'"),
+        ("schedule", "linear", "--schedule must be one of constant, step, cosine, onecycle, not 'linear'"),
         ("rule", 3, "--rule must be of type str, not '3'"),
         ("rule_options", "proxy=\udcff", "--rule-options is not valid UTF-8: 'proxy=\\udcff'"),
     ],
@@ -97,7 +97,7 @@ def test_what_a_resumed_run_keeps_and_what_workers_use() -> None:
     }  # fmt: skip
     assert {name for name, declared in DECLARATIONS.items() if declared.fixed} == kept
     assert {name for name, declared in DECLARATIONS.items() if declared.workers_use and not declared.fixed} == {
-        "learning_rate", "schedule", "warmup_versions", "decay_versions", "decay_factor",
+        "learning_rate", "schedule", "warmup_versions", "warmup_factor", "decay_versions", "decay_factor",
         "weight_decay", "local_momentum", "steps", "batch_variation",
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 from core_helpers import commit, make_core, restored, save_core, start
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout
-from gem_api.schedule import factor, rate
+from gem_api.schedule import Schedule, factor, rate
 from gem_server.durability.resume import resumed_hyperparameters
 
 ONE = Layout.of({"w": (1,)})
@@ -26,6 +26,38 @@ def test_a_constant_rate_is_the_learning_rate_at_every_version() -> None:
 def test_warm_up_rises_in_equal_steps_and_ends_at_the_whole_rate() -> None:
     settings = Hyperparameters(warmup_versions=4)
     assert values(settings, 0, 1, 2, 3, 4, 5) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_warm_up_may_begin_at_a_share_and_reach_the_whole_rate_after_it() -> None:
+    settings = Hyperparameters(warmup_versions=4, warmup_factor=0.2)
+    assert values(settings, 0, 1, 2, 3, 4, 5) == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0], abs=1e-15)
+    then = Hyperparameters(schedule="step", warmup_versions=4, warmup_factor=0.2, decay_versions=2, decay_factor=0.5)
+    assert values(then, 4, 5, 6) == [1.0, 1.0, 0.5]
+
+
+def test_one_cycle_rises_and_falls_in_two_halves_of_a_cosine() -> None:
+    settings = Hyperparameters(schedule="onecycle", warmup_versions=4, warmup_factor=0.2, decay_versions=8, decay_factor=0.1)
+    assert values(settings, 0, 2, 4, 8, 12, 99) == pytest.approx([0.2, 0.6, 1.0, 0.55, 0.1, 0.1], abs=1e-15)
+    assert values(settings, 1)[0] == pytest.approx(0.2 + 0.8 * (2 - 2**0.5) / 4, abs=1e-15)  # an eighth of a turn
+    from_nothing = Hyperparameters(schedule="onecycle", warmup_versions=2, decay_versions=8)
+    assert values(from_nothing, 0, 1, 2) == pytest.approx([0.5, 1.0, 1.0], abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (Schedule(), "constant"),
+        (Schedule(warmup_versions=5), "warm-up over 5 versions"),
+        (Schedule("step", 5, 0.25, 9, 0.5), "warm-up from ×0.25 over 5 versions, then ×0.5 every 9 versions"),
+        (Schedule("cosine", 0, 0.0, 9, 0.0), "cosine to ×0 over 9 versions"),
+        (
+            Schedule("onecycle", 3, 0.04, 9, 4e-6),
+            "cosine warm-up from ×0.04 over 3 versions, then cosine to ×4e-06 over 9 versions",
+        ),
+    ],
+)
+def test_a_schedule_says_what_it_is(schedule: Schedule, words: str) -> None:
+    assert str(schedule) == words
 
 
 def test_steps_fall_at_their_version_and_not_before() -> None:
@@ -57,9 +89,11 @@ def test_the_rate_is_the_learning_rate_times_the_factor() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"schedule": "linear"}, "--schedule must be one of constant, step, cosine, not 'linear'"),
+        ({"schedule": "linear"}, "--schedule must be one of constant, step, cosine, onecycle, not 'linear'"),
         ({"schedule": "step"}, "--schedule step needs --decay-versions"),
         ({"schedule": "cosine"}, "--schedule cosine needs --decay-versions"),
+        ({"schedule": "onecycle", "warmup_versions": 9}, "--schedule onecycle needs --decay-versions"),
+        ({"warmup_versions": 9, "warmup_factor": 1.5}, "--warmup-factor must be at least 0 and at most 1"),
         ({"schedule": "step", "decay_versions": 1, "decay_factor": 1.5}, "--decay-factor must be at least 0 and at most 1"),
         ({"decay_factor": float("nan")}, "--decay-factor must be at least 0 and at most 1"),
     ],

@@ -73,7 +73,7 @@ def test_workers_get_batches_of_varied_size_and_each_sample_once() -> None:
         shards = session.shards(SAMPLES)
         most = shards.most_batches
         sizes = [len(batch) for batch in train_each(session, shards)]
-        assert live.on_loop(lambda: live.core.ledger.all_complete)
+        assert live.on_loop(lambda: live.core.complete)
         assert live.on_loop(lambda: live.core.samples_committed) == SAMPLES
     assert len(sizes) == most == 6
     assert sum(sizes[:5]) == 20

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from gem_api.errors import InvalidRequest, NonFiniteGradient
-from gem_api.hyperparameters import Hyperparameters
+from client.brought_helpers import INPUTS, PLAIN, adamw, assert_close, groups, make_model, simple, train
+from gem_api.errors import InvalidRequest, LayoutMismatch, NonFiniteGradient
 from gem_client import OptimizerChoice, connect
 from gem_client.torch import Optimizer
 from gem_client.torch.local_steps import LocalSteps
@@ -17,48 +17,11 @@ from live import Live, config, serving
 from session_helpers import version
 from torch import Tensor, nn
 
-INPUTS = torch.linspace(-1, 1, 24).view(8, 3)
-PLAIN = Hyperparameters(epochs=0, steps=10_000, batch_size=4, shard_size=4)
 Make = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-
-
-def groups(model: nn.Module) -> list[dict[str, Any]]:
-    """No decay on biases, and a slower first layer."""
-    named = dict(model.named_parameters())
-    return [
-        {"params": [(name, p) for name, p in named.items() if name == "0.weight"], "lr": 0.005, "weight_decay": 0.1},
-        {"params": [(name, p) for name, p in named.items() if name == "2.weight"], "weight_decay": 0.1},
-        {"params": [(name, p) for name, p in named.items() if name.endswith("bias")], "weight_decay": 0.0},
-    ]
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups(model), lr=0.01, betas=(0.8, 0.95))
-
-
-def train(model: nn.Module, optimizer: Any, steps: int, scheduler: Any = None) -> None:
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = ((model(INPUTS) - INPUTS.sum(1, keepdim=True) + step / 100) ** 2).mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
 
 
 def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
-
-
-def assert_close(ours: nn.Module, theirs: nn.Module) -> None:
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
 
 
 MAKES: dict[str, Make] = {
@@ -141,10 +104,6 @@ def faster(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def plain(model: nn.Module) -> Any:
     return model.named_parameters()
-
-
-def simple(model: nn.Module) -> Any:
-    return torch.optim.AdamW(model.named_parameters(), lr=0.01)
 
 
 OTHERS: list[tuple[Callable[[nn.Module], Any], str, Callable[[nn.Module], Any], str, str]] = [
@@ -266,7 +225,10 @@ def test_a_run_that_everybody_left_before_it_began_takes_the_next_workers_optimi
     ("make", "words"),
     [
         (lambda m: torch.optim.RMSprop(m.parameters()), r"the server has no RMSprop: use SGD, Adam, AdamW, Lion"),
-        (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), r"the server has no momentum=0\.9"),
+        (
+            lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+            r"the server has no momentum=0\.9 for all workers, because .* diverges: give the parameters alone, .*--momentum",
+        ),
         (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "the server has no amsgrad=True"),
         (
             lambda m: torch.optim.AdamW([{"params": m[0].parameters(), "betas": (0.5, 0.9)}, {"params": m[2].parameters()}]),
@@ -314,7 +276,7 @@ def test_a_scheduler_on_an_optimizer_that_the_server_keeps_is_refused() -> None:
         model = make_model()
         inner = adamw(model)
         optimizer = Optimizer(inner, session, on="server")
-        with pytest.raises(InvalidRequest, match="don't use a scheduler here"):
+        with pytest.raises(InvalidRequest, match="delete scheduler"):
             train(model, optimizer, 3, cosine(inner))
 
 
@@ -327,6 +289,8 @@ def test_the_state_is_that_of_the_inner_optimizer() -> None:
         assert optimizer.inner is not None
         saved = optimizer.state_dict()
         assert set(saved["state"]) == {0, 1, 2, 3}
+        optimizer.inner.load_state_dict(saved)
+        assert optimizer.param_groups is optimizer.inner.param_groups
         optimizer.load_state_dict(saved)
         assert optimizer.param_groups is optimizer.inner.param_groups
         assert optimizer.state is optimizer.inner.state
@@ -351,6 +315,29 @@ def test_names_can_be_given_to_an_optimizer_that_has_none() -> None:
         assert list(session.layout.split(session.read())) == [name for name, _ in model.named_parameters()]
 
 
+def test_names_can_be_given_beside_parameters_alone_and_must_be_theirs() -> None:
+    with serving(config(PLAIN)) as live, connect(live.address) as session:
+        model = make_model()
+        with pytest.raises(InvalidRequest, match="names= has none of the parameters to train"):
+            Optimizer(torch.optim.SGD(model.parameters()), session, names=make_model().named_parameters())
+        Optimizer(model.parameters(), session, names=model.named_parameters())
+        assert list(session.layout.split(session.read())) == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("first", [nn.Module.named_parameters, nn.Module.parameters], ids=["named", "nameless"])
+def test_a_worker_with_names_and_one_without_learn_how_to_give_them(
+    first: Callable[[nn.Module], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever comes first. Who has none is told at once, before the model is saved as tensors 0, 1, and so on."""
+    second = nn.Module.parameters if first is nn.Module.named_parameters else nn.Module.named_parameters
+    with serving(config(PLAIN)) as live, connect(live.address) as one, connect(live.address) as other:
+        Optimizer(torch.optim.AdamW(first(make_model())), one)
+        told = [record.getMessage() for record in caplog.records if "names=model.named_parameters()" in record.getMessage()]
+        assert len(told) == (first is nn.Module.parameters)
+        with pytest.raises(LayoutMismatch, match=r"a position, not a name.*names=model\.named_parameters\(\)"):
+            Optimizer(torch.optim.AdamW(second(make_model())), other)
+
+
 def test_closures_are_called_by_the_inner_optimizer() -> None:
     """LBFGS calls its closure several times a step."""
     with serving(config(PLAIN)) as live, connect(live.address) as session:
@@ -372,11 +359,14 @@ def test_closures_are_called_by_the_inner_optimizer() -> None:
         assert version(live) == 3
 
 
-def test_finish_asks_for_the_closure_that_an_optimizer_needs() -> None:
-    """Three batches and two to a step: the gradient of the last one is left, and LBFGS makes no step without a closure."""
+@pytest.mark.parametrize("stepped", [False, True])
+def test_finish_skips_accumulated_batches_of_an_optimizer_that_needs_a_closure(
+    stepped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three batches and two to a step: one is left. It is skipped, with a line in the log, unless the loop steps before."""
     with serving(config(replace(PLAIN, epochs=1, steps=0))) as live, connect(live.address) as session:
         model = make_model()
-        optimizer = Optimizer(torch.optim.LBFGS(model.parameters()), session, batches_per_step=2)
+        optimizer = Optimizer(torch.optim.LBFGS(model.named_parameters()), session, batches_per_step=2)
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -384,20 +374,17 @@ def test_finish_asks_for_the_closure_that_an_optimizer_needs() -> None:
             loss.backward()
             return loss
 
-        batches = iter(session.shards(12))
-        for number in range(3):
-            next(batches)
+        shards = session.shards(12)
+        for number, _ in enumerate(shards):
             closure()
-            if number == 1:
+            if number == 1 or (number == 2 and stepped):
                 optimizer.step(closure)
-        assert list(batches) == []
-        with pytest.raises(
-            InvalidRequest, match=r"LBFGS needs a closure for the last 1 batches: call step\(closure\) or skip\(1\)"
-        ):
-            optimizer.finish()
-        optimizer.skip()
         optimizer.finish()
-        assert version(live) == 1
+        assert list(shards) == []
+        assert shards.complete, "the last shard went back: its batches would be trained on again"
+        assert (version(live), session.skipped) == ((2, 0) if stepped else (1, 1))
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert [("last 1 batches" in line, "step(closure)" in line) for line in warnings] == [(True, True)] * (not stepped)
 
 
 @pytest.mark.parametrize("make", [*MAKES.values(), lambda model: torch.optim.LBFGS(model.parameters())])

@@ -288,7 +288,7 @@ def test_the_end_of_the_data_cuts_the_last_window_short_and_no_sample_is_left_ou
         assert sorted(sizes) == [2, 2, 3, 4, 4, 4, 4]
         assert (version(live), session.steps_done) == (3, 3)
         assert live.on_loop(lambda: live.core.samples_committed) == 23
-        assert live.on_loop(lambda: live.core.ledger.all_complete)
+        assert live.on_loop(lambda: live.core.complete)
 
 
 def test_a_window_cut_short_commits_the_mean_of_the_steps_made() -> None:

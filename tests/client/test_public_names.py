@@ -9,8 +9,8 @@ from gem_client.torch import Loader, Optimizer, ShardSampler
 PACKAGE = """
     Admin Answer CheckpointFailed DeadlineExceeded Draining GemError Group Hyperparameters IncompleteTransfer InvalidRequest
     Layout LayoutMismatch LeaseEnded NonFiniteGradient NormOutOfBounds NotInitialized OptimizerChoice Overloaded
-    PermissionDenied Quarantined RejectedCommit Retry RuleFailed SequenceGap ServerUnavailable Session Superseded
-    TransportError Unauthenticated connect
+    PermissionDenied Quarantined RejectedCommit Retry RuleFailed SequenceGap ServerUnavailable Session SettingsDiffer
+    Superseded TransportError Unauthenticated connect
 """
 ADMIN = "checkpoint close drain healthy lift_quarantine quarantine report_evaluation status"
 ANSWER = "discarded dropped pi_median staleness theta version"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -288,6 +289,25 @@ def test_an_optimizer_takes_what_the_other_ranges_have_applied(tmp_path: Path) -
 # -- servers that do not fit
 
 
+@pytest.mark.parametrize("lease_is_there", [True, False])
+def test_an_older_copy_of_the_folder_of_a_range_is_refused(lease_is_there: bool, tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    with ranges(tmp_path / "run", 2, PLAIN) as run, connect(run.address) as session:
+        session.join(large_model())
+        session.commit(GRADIENT)
+        if not lease_is_there:
+            expire_all(run.lives[1])
+        run.lives[1].stop()
+        copytree(tmp_path / "run" / "1", older)
+        run.back(1)
+        for _ in range(3):
+            session.commit(GRADIENT)
+        run.lives[1].stop()
+        run.back(1, checkpoint_dir=older)
+        with pytest.raises(InvalidRequest, match=r"range 1/2 at .* older than its workers know: version \d then, 1 now"):
+            session.commit(GRADIENT)
+
+
 def test_a_range_that_lost_its_folder_is_refused_and_goes_on_once_it_has_it_again(tmp_path: Path) -> None:
     with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
         session.join(large_model())
@@ -339,7 +359,7 @@ def test_addresses_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
 
 def test_a_lead_named_as_another_range_is_refused(tmp_path: Path) -> None:
     with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as session:
-        swapped(run, (run.address,))
+        swapped(run, (run.address.replace("127.0.0.1", "localhost"),))  # under its own name it would not start
         with pytest.raises(InvalidRequest, match="this server leads"):
             session.join(large_model())
 

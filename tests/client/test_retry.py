@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from gem_client import (
     SequenceGap,
     ServerUnavailable,
 )
+from gem_client.retry import logging_failures
 
 
 class Time:
@@ -157,3 +159,15 @@ def test_each_failure_is_reported_with_the_pause_that_follows_but_the_last_is_ra
             always(ServerUnavailable("down")), lambda error, pause: told.append((str(error), pause))
         )
     assert told == [("down", 1.0), ("down", 2.0)]
+
+
+def test_while_it_lasts_an_error_is_logged_once_a_minute_and_another_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    time = Time()
+    report = logging_failures("ann", lambda: time.now)
+    with caplog.at_level(logging.WARNING, "gem_client"), pytest.raises(Overloaded):
+        time.retry(give_up_after=150.0, first_pause=5.0).call(always(Overloaded("full")), report)
+    assert len(time.pauses) == 30
+    assert caplog.messages == ["ann: full; trying again"] * 3
+    report(Draining("ends"), 1.0)
+    report(Overloaded("full"), 1.0)
+    assert caplog.messages[3:] == ["ann: ends; trying again"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator
 
@@ -53,7 +54,7 @@ def test_one_worker_sees_every_sample_of_every_epoch_once(mode: str, epochs: int
             "samples_completed": SAMPLES * epochs,
             "samples_committed": SAMPLES * epochs,
         }
-        assert live.on_loop(lambda: live.core.ledger.all_complete)
+        assert live.on_loop(lambda: live.core.complete)
 
 
 def test_each_epoch_has_an_order_of_its_own() -> None:
@@ -224,6 +225,17 @@ def test_a_session_hands_out_shards_once(live: Live) -> None:
         session.shards(SAMPLES)
         with pytest.raises(InvalidRequest, match="already"):
             session.shards(SAMPLES)
+
+
+def test_a_sampler_refuses_copies_and_batches_in_another_order(live: Live) -> None:
+    """A batch that overtakes another would complete it."""
+    with joined(live, "a") as session:
+        sampler = ShardSampler(session, Numbers(SAMPLES))
+        with pytest.raises(InvalidRequest, match="in_order=False is not available"):
+            sampler.loader(num_workers=2, in_order=False)
+        sampler.loader(in_order=True)
+        with pytest.raises(InvalidRequest, match="a sampler can't be copied or pickled"):
+            copy.deepcopy(sampler)
 
 
 def test_shards_need_a_run(live: Live) -> None:

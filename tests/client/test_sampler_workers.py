@@ -42,7 +42,7 @@ def test_the_final_model_is_the_same_for_every_worker_and_has_all_commits_in_it(
             train_all(slow, batches)
             np.testing.assert_array_equal(loaded.result(DEADLINE), theta(live))
             np.testing.assert_array_equal(slow.pull_final(), theta(live))
-        assert live.on_loop(lambda: live.core.ledger.all_complete)
+        assert live.on_loop(lambda: live.core.complete)
         patience.run_out()
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from client.conftest import Transport
 from gem_client import InvalidRequest, Session, connect
+from gem_server.rpc.training import TrainingServicer
 from live import DEADLINE, Live, config, serving
 from session_helpers import GRADIENT, ended, in_background, model, workers
 
@@ -65,6 +67,22 @@ def test_closing_does_not_wait_long_for_a_server_that_is_gone(transport: Transpo
         session.join(model())
         live.stop()
         in_background(session.close).result(DEADLINE)
+
+
+def test_closing_waits_for_a_server_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many workers end at once: each goodbye must outlast the queue before it, or a lease expires for nothing."""
+    leave, patience = TrainingServicer.leave_cluster, []
+
+    async def noting(servicer: TrainingServicer, call: Any, request: Any, context: Any) -> Any:
+        patience.append(context.time_remaining())
+        return await leave(servicer, call, request, context)
+
+    monkeypatch.setattr(TrainingServicer, "leave_cluster", noting)
+    with serving() as live:
+        with connect(live.address) as session:
+            session.join(model())
+        assert ended(live) == {"left": 1}
+    assert 20 < patience[0] < 40
 
 
 LEFT_OPEN = """

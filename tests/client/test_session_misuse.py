@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,6 +76,8 @@ def test_a_first_value_that_is_no_number_is_refused_and_leaves_room_for_a_good_o
 
 def test_nothing_but_pull_works_before_join(live: Live) -> None:
     with connect(live.address) as session:
+        with pytest.raises(InvalidRequest, match="make the Optimizer first, or call join"):
+            session.shards(10)
         with pytest.raises(InvalidRequest, match="join"):
             session.commit(GRADIENT)
         with pytest.raises(InvalidRequest, match="join"):
@@ -83,11 +88,21 @@ def test_nothing_but_pull_works_before_join(live: Live) -> None:
 
 def test_steps_of_no_batch_and_batches_of_no_sample_are_refused(live: Live) -> None:
     with connect(live.address) as session:
-        with pytest.raises(InvalidRequest, match="batches_per_step is at least 1, not 0"):
+        with pytest.raises(InvalidRequest, match="batches_per_step is a whole number, at least 1, not 0"):
             session.join(model(), batches_per_step=0)
+        with pytest.raises(InvalidRequest, match=r"batches_per_step is a whole number, at least 1, not 2\.5"):
+            session.join(model(), batches_per_step=2.5)  # type: ignore[arg-type]
         session.join(model())
-        with pytest.raises(InvalidRequest, match="at least 1 sample, not -1"):
+        with pytest.raises(InvalidRequest, match="at least 1, not -1"):
             session.shards(10, -1)
+        with pytest.raises(InvalidRequest, match=r"a whole number of samples, at least 1, not 2\.5"):
+            session.shards(10, 2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
+def test_a_copy_of_a_session_is_refused(session: Session, take: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidRequest, match="a session can't be copied or pickled"):
+        take(session)
 
 
 def test_a_second_join_is_refused(session: Session) -> None:

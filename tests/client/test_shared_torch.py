@@ -243,12 +243,6 @@ def halves() -> list[nn.Parameter]:
     return [nn.Parameter(storage[:4]), nn.Parameter(storage[4:])]
 
 
-def same_memory() -> list[nn.Parameter]:
-    """Two parameters over the same elements."""
-    storage = torch.arange(4.0)
-    return [nn.Parameter(storage), nn.Parameter(storage.view(2, 2))]
-
-
 def beside_a_frozen_one() -> list[nn.Parameter]:
     """A trained parameter and a frozen one over the same elements."""
     storage = torch.arange(4.0)
@@ -269,7 +263,6 @@ STUCK: dict[str, Callable[[], list[nn.Parameter]]] = {
     "part of something larger": lambda: [nn.Parameter(torch.arange(8.0)[2:6])],
     "expanded": lambda: [nn.Parameter(torch.zeros(1, 4).expand(3, 4).contiguous()[1:])],
     "halves of one storage": halves,
-    "the same elements twice": same_memory,
     "the elements of a frozen one": beside_a_frozen_one,
     "torch's own shared memory": in_torchs_shared_memory,
 }

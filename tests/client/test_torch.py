@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from client.torch_helpers import flat, loss_of, network, training
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, LayoutMismatch, NonFiniteGradient, Session, connect
 from gem_client.torch import Optimizer
+from gem_client.torch.parameters import require_apart
 from live import Live, config, serving
 from session_helpers import expire_all, outcomes, theta, version
 from torch import Tensor, nn
@@ -181,6 +183,60 @@ def test_a_tied_weight_counts_once_and_stays_tied(plain: Live, remove_duplicate:
         optimizer.step()
         assert model.two.weight is model.one.weight
         torch.testing.assert_close(model.one.weight.detach(), first - RATE * gradient)
+
+
+ALONE: Callable[[Any], Any] = list
+WITH_SGD: Callable[[Any], Any] = torch.optim.SGD
+
+
+@pytest.mark.parametrize(("make", "settings"), [(ALONE, {}), (WITH_SGD, {"on": "server"})], ids=["alone", "server"])
+def test_parameters_that_share_memory_are_refused_for_one_gradient_would_be_lost(
+    plain: Live, make: Callable[[Any], Any], settings: dict[str, Any]
+) -> None:
+    memory = torch.ones(4, 4)
+
+    def of(*views: Tensor) -> Any:
+        return make([(str(view.shape), nn.Parameter(view)) for view in views])
+
+    with connect(plain.address) as session:
+        for views in [(memory, memory[1:2]), (memory, memory.view(2, 8)), (memory[:, :2], memory[:1, 0])]:
+            with pytest.raises(InvalidRequest, match=r"share memory.*assigning the Parameter itself"):
+                Optimizer(of(*views), session, **settings)
+        Optimizer(of(memory[:2, :1], memory[2:], memory[:2, 2:], memory[:0]), session, **settings)
+
+
+def test_10_000_parameters_are_compared_by_their_order_in_memory_not_pair_by_pair() -> None:
+    require_apart({str(number): part for number, part in enumerate(torch.ones(10_000, 1).unbind())})
+
+
+def test_the_names_of_a_compiled_model_are_those_of_the_plain_one(live: Live) -> None:
+    compiled, plain = nn.Module(), network()
+    compiled._orig_mod = nn.Sequential(nn.ModuleDict({"_orig_mod": plain}))
+    with training(live, compiled) as (_, session):
+        assert names(session) == [f"0.{name}" for name, _ in plain.named_parameters()]
+
+
+def test_a_model_without_values_is_refused(live: Live) -> None:
+    with connect(live.address) as session, pytest.raises(InvalidRequest, match="'weight' is on the meta device"):
+        Optimizer(nn.Linear(2, 2, device="meta").named_parameters(), session)
+
+
+@pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
+def test_a_copy_of_an_optimizer_is_refused(live: Live, take: Callable[[Any], Any]) -> None:
+    with training(live, network()) as (optimizer, _), pytest.raises(InvalidRequest, match="can't be copied or pickled"):
+        take(optimizer)
+
+
+@pytest.mark.parametrize("loss", ["x", torch.ones(2), None])
+def test_a_loss_that_is_no_number_is_refused_when_it_is_noted(live: Live, loss: Any) -> None:
+    model = network()
+    with training(live, model) as (optimizer, _):
+        with pytest.raises(InvalidRequest, match="a loss is a number or a one-element tensor"):
+            optimizer.note(loss)
+        optimizer.note(torch.ones(1))
+        loss_of(model, 0).backward()
+        optimizer.step()
+        assert reported_loss(live) == 1
 
 
 def test_a_parameter_without_a_gradient_stays_where_it_is(plain: Live) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from core_helpers import SMALL, commit, make_core
 from gem_api.errors import InvalidRequest, Overloaded
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Group, Layout
 from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.schedule import Schedule
 
 HUGE = Layout.of({"w": (1_000_000,)})
 ADAMW = OptimizerChoice("adamw", "beta2=0.9", 0.01, 0.1)
@@ -54,6 +60,70 @@ def test_an_invalid_rate_is_named(rate: float) -> None:
     with pytest.raises(InvalidRequest, match="--learning-rate must be"):
         core.register("ann", SMALL, 0.0, choice=OptimizerChoice("adamw", "", rate))
     assert not core.leases.live
+
+
+COSINE = Schedule("cosine", 10, 0.1, 90, 0.0)
+
+
+def brings(schedule: Schedule | None) -> OptimizerChoice:
+    return OptimizerChoice("adamw", "", 0.01, 0.1, schedule)
+
+
+def test_the_first_workers_schedule_is_the_runs_and_others_bring_the_same_or_none() -> None:
+    core = make_core()
+    core.register("ann", SMALL, 0.0, choice=brings(COSINE))
+    assert Schedule.of(core.settings) == COSINE
+    core.register("bob", SMALL, 0.0, choice=brings(COSINE))
+    core.register("cat", SMALL, 0.0, choice=brings(None))
+    run = (
+        "this run's schedule is warm-up from ×0.1 over 10 versions, then cosine to ×0 over 90 versions, and the worker brings "
+    )
+    for change in DIFFERENCES:
+        other = replace(COSINE, **change)
+        with pytest.raises(InvalidRequest, match=re.escape(f"{run}{other}: give all workers the same")):
+            core.register("dan", SMALL, 0.0, choice=brings(other))
+    assert len(core.leases.live) == 3
+
+
+DIFFERENCES: list[dict[str, Any]] = [
+    {"schedule": "onecycle"}, {"warmup_versions": 9}, {"warmup_factor": 0.0}, {"decay_versions": 91}, {"decay_factor": 0.5},
+]  # fmt: skip
+
+
+def test_a_worker_that_brings_a_schedule_to_a_run_without_is_refused() -> None:
+    core = make_core()
+    core.register("ann", SMALL, 0.0, choice=brings(None))
+    with pytest.raises(InvalidRequest, match="this run's schedule is constant, and the worker brings warm-up from"):
+        core.register("bob", SMALL, 0.0, choice=brings(COSINE))
+
+
+@pytest.mark.parametrize("name", ["schedule", "warmup_versions", "warmup_factor", "decay_versions", "decay_factor"])
+def test_one_part_of_a_schedule_that_the_user_stated_keeps_out_the_workers(name: str) -> None:
+    started = Hyperparameters(schedule="step", warmup_versions=3, decay_versions=7, decay_factor=0.5)
+    core = make_core(started, stated={name})
+    core.register("ann", SMALL, 0.0, choice=brings(COSINE))
+    core.register("bob", SMALL, 0.0, choice=brings(replace(COSINE, decay_versions=91)))
+    assert Schedule.of(core.settings) == Schedule.of(started)
+    assert core.settings.learning_rate == 0.01, "the rest is the worker's"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (Schedule("linear"), "--schedule must be one of"),
+        (Schedule("cosine"), "--schedule cosine needs --decay-versions"),
+        (Schedule("step", decay_versions=1, decay_factor=float("nan")), "--decay-factor must be"),
+        (Schedule("step", decay_versions=1, decay_factor=2.0), "--decay-factor must be"),
+        (Schedule(warmup_versions=1, warmup_factor=-0.5), "--warmup-factor must be"),
+        (Schedule("cosine", decay_versions=(1 << 64) - 1), "--decay-versions must be"),
+    ],
+)
+def test_an_invalid_schedule_is_named_and_changes_nothing(schedule: Schedule, words: str) -> None:
+    core = make_core()
+    before = core.settings
+    with pytest.raises(InvalidRequest, match=words):
+        core.register("ann", SMALL, 0.0, choice=brings(schedule))
+    assert (core.settings, core.leases.live) == (before, {})
 
 
 def test_a_refused_layout_changes_nothing() -> None:

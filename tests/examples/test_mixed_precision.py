@@ -29,7 +29,7 @@ def test_what_overflows_is_skipped_and_every_other_sample_is_trained_on(
         assert found, "the script printed neither what it skipped nor its accuracy"
         skipped, accuracy = int(found[0][0]), float(found[0][1])
         assert (skipped > 0) == overflows
-        assert live.core.ledger.all_complete
+        assert live.core.complete
         assert live.core.ledger.samples_completed == SETTINGS.epochs * SAMPLES
         left_out = SETTINGS.epochs * SAMPLES - live.core.samples_committed
         assert 0 <= 64 * skipped - left_out <= 64 * skipped * 0.9, "only what was skipped was left out"

@@ -235,10 +235,13 @@ def test_a_worker_that_fails_leaves_the_run(before: Callable[[int], None], error
         ({"world_size": 2}, "one of 2 ranks"),
         ({"ckpt_path": "last.ckpt"}, "ckpt_path is not available"),
         ({"limit_train_batches": 10}, "limit_train_batches"),
+        ({"callbacks": [pl.callbacks.StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging is not available"),
+        ({"callbacks": [pl.callbacks.EMAWeightAveraging()]}, "WeightAveraging is not available"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_worker_joins(live: Live, settings: dict[str, Any], words: str) -> None:
-    fine = {"world_size": 1, "ckpt_path": None, "limit_train_batches": 1.0, "overfit_batches": 0.0}
+    fine: dict[str, Any] = {"world_size": 1, "ckpt_path": None, "callbacks": []}
+    fine |= {"limit_train_batches": 1.0, "overfit_batches": 0.0}
     with worker(live) as (_, gem):
         gem.loader(Sums())
         gem.setup(SimpleNamespace(**fine), None, "fit")

@@ -176,11 +176,14 @@ def test_accumulated_batches_are_one_commit_that_reports_their_mean_loss(tmp_pat
     data, model, reported = Sums(True), Model(), []
     with serving(config(RUN)) as live, worker(live, tmp_path, model, data, gradient_accumulation_steps=5) as (_, trainer):
         trainer.add_callback(Watch(lambda state: reported.append(reported_loss(live))))
-        trainer.train()
+        trained = trainer.train()
         assert completed(live) == 2 * SAMPLES
         assert set(data.read.values()) == {2}
         assert commits(live) == 5
         assert reported[0] == pytest.approx(sum(model.losses[:5]) / 5)
+        assert trained.global_step == 5
+        steps = [model.losses[begin : begin + 5] for begin in range(0, 24, 5)]
+        assert trained.training_loss == pytest.approx(sum(sum(losses) / len(losses) for losses in steps) / 5, rel=1e-3)
 
 
 def test_gradients_are_clipped_before_they_are_committed_also_those_of_a_short_accumulation(tmp_path: Path) -> None:

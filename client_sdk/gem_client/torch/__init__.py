@@ -7,7 +7,10 @@ each worker, which must load frozen parameters itself.
 To evaluate, read θ into another model. This does not affect the model in training:
 
     tensors = session.layout.split(session.read())
-    evaluated.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, strict=False)
+    loaded = evaluated.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, strict=False)
+    assert not loaded.unexpected_keys
+
+Of a model that `torch.compile` wraps, `evaluated` is the plain one.
 
 If the model has BatchNorm, recompute its statistics afterwards, for example with `torch.optim.swa_utils.update_bn`.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -11,8 +11,10 @@ from gem_api.errors import InvalidRequest
 from gem_api.layout import PLAIN, Group
 from gem_api.optimizer_choice import OptimizerChoice
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
-from gem_client.torch.parameters import Parameters, trained_of
+from gem_client.torch.parameters import Parameters, require_apart, trained_of
+from gem_client.torch.schedules import name_of_rate, schedule_of
 
 On = Literal["worker", "server"]
 
@@ -24,7 +26,7 @@ _ON_SERVER = {
     "Lion": ("lion", ("beta1", "beta2")),
 }
 # Settings that the server has no equivalent for, and the value at which they change nothing.
-_WITHOUT_EQUIVALENT = {"momentum": 0, "dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}
+_WITHOUT_EQUIVALENT = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}
 
 
 @dataclass(frozen=True)
@@ -53,32 +55,52 @@ class Brought:
         return self.choice is not None and self.choice.optimizer == "worker"
 
 
-def bring(params: Parameters | torch.optim.Optimizer, on: On, names: Iterable[tuple[str, Tensor]] = ()) -> Brought:
+def bring(
+    params: Parameters | torch.optim.Optimizer,
+    on: On,
+    names: Iterable[tuple[str, Tensor]] = (),
+    schedule: LRScheduler | None = None,
+) -> Brought:
     """Reads the arguments of `Optimizer`. Raises InvalidRequest if it can't be trained so."""
     if on not in ("worker", "server"):
         raise InvalidRequest(f'on is "worker" or "server", not {on!r}')
+    if schedule is not None and (on == "worker" or not isinstance(params, torch.optim.Optimizer)):
+        raise InvalidRequest(
+            'schedule= hands a scheduler to the server, with an optimizer and on="server": a worker\'s own optimizer takes its '
+            "scheduler as in PyTorch, with scheduler.step() in the loop"
+        )
+    entries: list[Any] = _named(params) if isinstance(params, torch.optim.Optimizer) else list(params)
+    tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
+    given = {id(parameter): name for name, parameter in names}
+    if given and not any(id(tensor) in given for tensor in tensors):
+        raise InvalidRequest("names= has none of the parameters to train: give the named_parameters() of the same model")
+    trained = trained_of(entries, given)
     if not isinstance(params, torch.optim.Optimizer):
-        given: list[Any] = list(params)
-        return Brought(trained_of(given), [entry[1] if isinstance(entry, tuple) else entry for entry in given])
-    pairs = _named(params, {id(parameter): name for name, parameter in names})
-    trained, tensors = trained_of(pairs), [parameter for _, parameter in pairs]
+        require_apart(trained)
+        return Brought(trained, tensors)
     if on == "worker":
         return Brought(trained, tensors, params, OptimizerChoice("worker"), factors=())
-    rate, decay = (max(_number(group, name) for group in params.param_groups) for name in ("lr", "weight_decay"))
+    require_apart(trained)
+    if schedule is None and any("initial_lr" in group for group in params.param_groups):
+        raise InvalidRequest(
+            'a scheduler was made on this optimizer: hand it over, as Optimizer(..., on="server", schedule=scheduler)'
+        )
+    handed = None if schedule is None else schedule_of(schedule, params)
+    rates = [_number(group, name_of_rate(schedule)) for group in params.param_groups]
+    rate, decay = max(rates), max(_number(group, "weight_decay") for group in params.param_groups)
     if not rate:
         raise InvalidRequest("the learning rate of every parameter group is 0: nothing would be trained")
-    factors = tuple(_number(group, "lr") / rate for group in params.param_groups)
-    choice = _choice(params, rate, decay)
-    return Brought(trained, tensors, params, choice, _groups(params, trained, rate, decay), factors)
+    factors = tuple(own / rate for own in rates)
+    choice = replace(_choice(params, rate, decay), schedule=handed)
+    return Brought(trained, tensors, params, choice, _groups(params, trained, factors, decay), factors)
 
 
-def _named(optimizer: torch.optim.Optimizer, given: Mapping[int, str]) -> list[tuple[str, Tensor]]:
-    """The parameters of all groups, with the names `given` by their id, or the optimizer's; else their position is the name."""
+def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+    """The parameters of all groups, with the optimizer's names; else their position is the name."""
     pairs: list[tuple[str, Tensor]] = []
     for group in optimizer.param_groups:
         positions = [str(len(pairs) + position) for position in range(len(group["params"]))]
-        named = zip(group.get("param_names", positions), group["params"], strict=True)
-        pairs += [(given.get(id(parameter), name), parameter) for name, parameter in named]
+        pairs += zip(group.get("param_names", positions), group["params"], strict=True)
     return pairs
 
 
@@ -100,6 +122,12 @@ def _choice(optimizer: torch.optim.Optimizer, rate: float, decay: float) -> Opti
 
 def _options(group: Mapping[str, Any]) -> dict[str, float]:
     """The betas and the epsilon of a group. Raises InvalidRequest for a setting that the server has no equivalent for."""
+    if momentum := group.get("momentum", 0):
+        raise InvalidRequest(
+            f"the server has no momentum={momentum} for all workers, because it adds up their stale steps, and training "
+            "diverges: give the parameters alone, and the server's default rule (gem) keeps a momentum for each worker "
+            '(--momentum); or leave out on="server"'
+        )
     for name, neutral in _WITHOUT_EQUIVALENT.items():
         if group.get(name, neutral) != neutral:
             raise InvalidRequest(
@@ -110,15 +138,17 @@ def _options(group: Mapping[str, Any]) -> dict[str, float]:
     return {"beta1": beta1, "beta2": beta2, "epsilon": float(group.get("eps", 0.0))}
 
 
-def _groups(optimizer: torch.optim.Optimizer, trained: Mapping[str, Tensor], rate: float, decay: float) -> dict[str, Group]:
+def _groups(
+    optimizer: torch.optim.Optimizer, trained: Mapping[str, Tensor], factors: Iterable[float], decay: float
+) -> dict[str, Group]:
     """The tensors that differ from the others. Raises InvalidRequest for a third weight decay: a tensor has the run's or
     none."""
     groups: dict[int, Group] = {}
-    for group in optimizer.param_groups:
+    for group, factor in zip(optimizer.param_groups, factors, strict=True):
         own = _number(group, "weight_decay")
         if own not in (0.0, decay):
             raise InvalidRequest(f'on="server", a parameter group has the weight decay {decay} or 0, not {own}')
-        kind = Group(_number(group, "lr") / rate, own == decay)
+        kind = Group(factor, own == decay)
         groups |= {id(parameter): kind for parameter in group["params"]}
     named = {name: groups[id(parameter)] for name, parameter in trained.items()}
     return {name: group for name, group in named.items() if group != PLAIN}

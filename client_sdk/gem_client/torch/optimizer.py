@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from gem_api.errors import InvalidRequest, RejectedCommit
 from gem_api.hyperparameters import decay_of_workers, flag
-from gem_api.layout import Vector
-from gem_api.schedule import rate
+from gem_api.layout import NAME_TENSORS, Vector
+from gem_api.schedule import Schedule, rate
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from gem_client.answer import Answer
 from gem_client.session import Session
@@ -34,7 +35,8 @@ class Optimizer(torch.optim.Optimizer):
         "worker"    This worker. Each λ-th step commits what the last λ steps have changed. Parameter groups, weight decay,
                     schedulers (on `inner`), closures and clipping work as without a server. λ is the run's `--local-steps`.
         "server"    The server, one state for all workers. Adam, AdamW, Lion, and SGD without momentum; with parameter groups
-                    that differ in their learning rate, or have no weight decay. The schedule is the server's, too.
+                    that differ in their learning rate, or have no weight decay. The schedule is the server's, too:
+                    `schedule` hands it a scheduler of PyTorch.
 
     A server that was started without `--optimizer` takes what the first worker brings; later workers must bring the same.
 
@@ -51,6 +53,13 @@ class Optimizer(torch.optim.Optimizer):
     hold. A step raises InvalidRequest if something else, such as a scheduler, has changed the rate. Weight decay is added to
     each gradient here, with the parameters that the gradient was computed on.
 
+    **A schedule on the server.** Its steps are the commits of the whole run, of all workers together: give it as many as these
+    are. The server makes them, so the loop has no `scheduler.step()`:
+
+        adamw = torch.optim.AdamW(model.named_parameters(), lr=3e-4)
+        scheduler = CosineAnnealingLR(adamw, T_max=9_400)
+        optimizer = Optimizer(adamw, session, on="server", schedule=scheduler)
+
     **The model** may be moved or converted (`.cuda()`, `.bfloat16()`), shared with other processes, and viewed, as with any
     optimizer of PyTorch. If a conversion replaces the Parameter objects
     (`torch.__future__.set_overwrite_module_params_on_conversion`), make the optimizer after it.
@@ -58,9 +67,13 @@ class Optimizer(torch.optim.Optimizer):
     Args:
         params: `model.named_parameters()`, or an optimizer of PyTorch. Tensors without names are named by their position.
         session: A session that has not joined yet. The optimizer joins the run with it and loads θ into the parameters.
-        names: `model.named_parameters()`, if the optimizer of PyTorch was made without names. The tensors' names are those in
-            checkpoints, in `gem-ctl pull` and for evaluators.
+        names: `model.named_parameters()`, if `params` has no names. The tensors' names are those in checkpoints, in
+            `gem-ctl pull` and for evaluators. The name `_orig_mod`, which `torch.compile` inserts, is left out of them.
         on: Who makes the steps of an optimizer of PyTorch: "worker" or "server".
+        schedule: With `on="server"`, a scheduler of PyTorch on that optimizer, not stepped yet: CosineAnnealingLR, StepLR,
+            LinearLR as a warm-up, SequentialLR of such a LinearLR and one of the other two, or OneCycleLR with
+            `cycle_momentum=False`. The first worker's counts; later workers must bring the same, or none. A schedule that the
+            server was started with counts instead.
         batches_per_step: Number of batches that go into one step; more than 1 if the loop accumulates gradients. A commit of λ
             local steps then covers λ times as many batches.
         overlap: Whether to compute the next gradient while a commit is under way, on the θ that the previous commit returned.
@@ -77,7 +90,8 @@ class Optimizer(torch.optim.Optimizer):
 
     Raises:
         InvalidRequest: A parameter is not a real floating-point tensor, two parameters have the same name, the run has
-            another optimizer, the server can't keep this one, or `overlap` is set in a run with local steps or deltas.
+            another optimizer or schedule, the server can't keep this one, or `overlap` is set in a run with local steps or
+            deltas.
         LayoutMismatch: The run has a model with other names or shapes.
 
     Attributes:
@@ -91,15 +105,16 @@ class Optimizer(torch.optim.Optimizer):
         session: Session,
         *,
         on: On = "worker",
+        schedule: LRScheduler | None = None,
         names: Iterable[tuple[str, Tensor]] = (),
         batches_per_step: int = 1,
         overlap: bool = False,
         in_place: bool = False,
     ) -> None:
-        self._brought = brought = bring(params, on, names)
+        self._brought = brought = bring(params, on, names, schedule)
         if overlap and brought.steps_itself:
             raise InvalidRequest('overlap is not available if the worker makes its own steps: leave it out, or use on="server"')
-        self.inner = brought.inner
+        self.inner, self._schedule = brought.inner, schedule
         self._trained = brought.trained
         trained = list(self._trained.values())
         self._in_place = alone_in_memory(trained, brought.tensors) if in_place else [False] * len(trained)
@@ -120,11 +135,15 @@ class Optimizer(torch.optim.Optimizer):
             batches_per_step=batches_per_step,
             pull_only_reads=True,
         )
+        if all(tensor.nameless for tensor in session.layout.tensors):
+            log.warning("the tensors have no names: checkpoints and gem-ctl pull call them 0, 1, and so on; %s", NAME_TENSORS)
         self._bound: Any = None
         self._staging: Staging | None = None
         self._generation = 0
         super().__init__(trained, {"lr": session.learning_rate})
         self._share_groups()
+        if self.inner is not None:
+            self.inner.register_load_state_dict_post_hook(self._inner_has_loaded)
         self._joined = True
         self._load()
 
@@ -132,6 +151,14 @@ class Optimizer(torch.optim.Optimizer):
         """Has the groups and the state of the optimizer that was given, so that what changes them there changes them here."""
         if self.inner is not None:
             self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults
+
+    def _inner_has_loaded(self, inner: torch.optim.Optimizer) -> None:
+        """Follows the optimizer that was given, which has replaced its groups and its state."""
+        self._share_groups()
+        self._show_rates()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest("this optimizer can't be copied or pickled, as its worker is in the run once: use state_dict()")
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer that was given. What the server keeps is not in it."""
@@ -141,10 +168,9 @@ class Optimizer(torch.optim.Optimizer):
         """Loads the state of the optimizer that was given."""
         if self.inner is None:
             super().load_state_dict(state_dict)
+            self._show_rates()
         else:
             self.inner.load_state_dict(state_dict)
-            self._share_groups()
-        self._show_rates()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises InvalidRequest: the run's tensors are fixed once the optimizer has joined it."""
@@ -172,7 +198,8 @@ class Optimizer(torch.optim.Optimizer):
             The loss that `closure` returned, or `loss` if there is no closure.
 
         Raises:
-            InvalidRequest: The learning rate in `param_groups` is not the server's.
+            InvalidRequest: The learning rate in `param_groups` is not the server's, or the loop steps a scheduler that the
+                server steps.
             NonFiniteGradient: A gradient holds a NaN or an infinity. θ is unchanged.
             NormOutOfBounds: The norm of the gradients exceeds the server's bound. θ is unchanged, and the loop may continue.
             Quarantined: The server has rejected too many gradients in a row.
@@ -188,7 +215,10 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             loss: A number or a one-element tensor.
         """
-        self._noted.append(loss.detach() if isinstance(loss, Tensor) else loss)
+        try:
+            self._noted.append(loss.detach().reshape(()) if isinstance(loss, Tensor) else float(loss))
+        except (TypeError, ValueError, RuntimeError):
+            raise InvalidRequest(f"a loss is a number or a one-element tensor, not {loss!r}") from None
 
     def skip(self, batches: int = 1) -> None:
         """Leaves the last batch out of the run. Call it instead of `step`, for example if the loss is not finite, or if a
@@ -207,17 +237,22 @@ class Optimizer(torch.optim.Optimizer):
         """Commits what the end of the data has cut short, and loads θ. Call it after the last step. Raises as `step` does.
 
         It makes a step if gradients of fewer than `batches_per_step` batches are accumulated, commits an incomplete window of
-        local steps, and with `overlap` waits for the commit under way. With a GradScaler, accumulated gradients are still
+        local steps, and with `overlap` waits for the commit under way. A loop that accumulates and clips its gradients must
+        clip them before `finish` too, as before each `step`. With a GradScaler, accumulated gradients are still
         scaled, so `finish` ignores them: call the scaler's `step` first, or their batches are trained on again. An optimizer
-        that can't do without a closure (LBFGS) makes no step here: `finish` raises InvalidRequest if gradients are left."""
+        that can't do without a closure (LBFGS) makes no step here: `finish` skips the accumulated batches, and the log says
+        so. Call `step(closure)` first to train on them."""
         rest = self._session.batches_in_hand
         if 0 < rest < self._batches_per_step and not self._scaled and self._gradients_are_new():
             if self._local is not None and self._local.needs_closure:
-                raise InvalidRequest(
-                    f"{type(self.inner).__name__} needs a closure for the last {rest} batches: call step(closure) or "
-                    f"skip({rest}) before finish()"
-                )
-            self._make_step(None, None, rest)
+                log.warning(
+                    "the last %d batches are skipped: %s makes no step without a closure. To train on them, call "
+                    "step(closure) before finish()",
+                    rest, type(self.inner).__name__,
+                )  # fmt: skip
+                self.skip(rest)
+            else:
+                self._make_step(None, None, rest)
         if self._local is not None and self._local.made:
             self._commit_window(self._local)
         self.answer = self._session.finish_commit() or self.answer
@@ -370,10 +405,14 @@ class Optimizer(torch.optim.Optimizer):
             self._local.begin()
 
     def _require_servers_rate(self) -> None:
+        if self._schedule is not None and self._schedule.last_epoch:
+            raise InvalidRequest("delete scheduler.step(): the server steps this schedule, with the commits of all workers")
         for group, factor in zip(self.param_groups, self._brought.factors, strict=False):
             if group["lr"] != factor * self._rate:
                 raise InvalidRequest(
-                    f"the learning rate is the server's ({factor * self._rate}): set it there, and don't use a scheduler here"
+                    f"the learning rate is the server's ({factor * self._rate}), but was set to {group['lr']} here: delete "
+                    'scheduler.step(), and hand the scheduler over, as Optimizer(..., on="server", schedule=scheduler); or set '
+                    "--schedule on the server"
                 )
 
     def _follow_server(self) -> None:
@@ -406,6 +445,13 @@ class Optimizer(torch.optim.Optimizer):
             brought, own = getattr(choice, name, None), getattr(self._settings, name)
             if brought is not None and brought != own:
                 log.warning("the server was started with %s %s, which is used instead of %s", flag(name), own, brought)
+        if choice is not None and choice.schedule is not None:
+            schedule = Schedule.of(self._settings)
+            log.info("the server's schedule counts the commits of all workers: %s", schedule)
+            if schedule != choice.schedule:
+                log.warning(
+                    "the server was started with the schedule %s, which is used instead of %s", schedule, choice.schedule
+                )
 
     def _local_steps(self) -> LocalSteps | None:
         """Makes local steps; None if each gradient is committed as it is.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -15,8 +17,9 @@ from gem_client.torch.staging import send
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
 
-def trained_of(params: Parameters) -> dict[str, Tensor]:
-    """Maps names to parameters. Frozen parameters are left out; a tied one appears once."""
+def trained_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({})) -> dict[str, Tensor]:
+    """Maps names to parameters; `names` has other names, by the parameter's id. Frozen parameters are left out; a tied one
+    appears once."""
     trained: dict[str, Tensor] = {}
     seen: set[int] = set()
     for position, entry in enumerate(params):
@@ -27,6 +30,7 @@ def trained_of(params: Parameters) -> dict[str, Tensor]:
         name, parameter = entry if isinstance(entry, tuple) else (str(position), entry)
         if not parameter.requires_grad or id(parameter) in seen:
             continue
+        name = plain_name(names.get(id(parameter), name))
         if name in trained:
             raise InvalidRequest(
                 f"two parameters have the name {name!r}: add a prefix for each module, for example "
@@ -36,9 +40,37 @@ def trained_of(params: Parameters) -> dict[str, Tensor]:
             raise InvalidRequest(
                 f"parameter {name!r} has dtype {parameter.dtype}: only real floating-point parameters can be trained"
             )
+        if parameter.is_meta:
+            raise InvalidRequest(
+                f"parameter {name!r} is on the meta device, where it has no values: move it to another one, and initialise it"
+            )
         seen.add(id(parameter))
         trained[name] = parameter
     return trained
+
+
+def plain_name(name: str) -> str:
+    """The name that a parameter has without `torch.compile`, which wraps a model, or a part of it, in a module `_orig_mod`."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def require_apart(trained: Mapping[str, Tensor]) -> None:
+    """Raises InvalidRequest if two parameters share memory: θ has both, and the one that is loaded last would undo the other's
+    step."""
+    spans = sorted((*_span(parameter), name) for name, parameter in trained.items() if parameter.numel())
+    for (_, end, one), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise InvalidRequest(
+                f"the parameters {one!r} and {other!r} share memory, so one of their gradients would be lost: tie them by "
+                "assigning the Parameter itself, not its .data"
+            )
+
+
+def _span(parameter: Tensor) -> tuple[int, int]:
+    """The addresses of a parameter's bytes, from and to. Of one with gaps, in which another may lie, only the first element."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    elements = extent if extent == parameter.numel() else 1
+    return parameter.data_ptr(), parameter.data_ptr() + elements * parameter.element_size()
 
 
 def alone_in_memory(parameters: list[Tensor], given: list[Tensor]) -> list[bool]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from typing import Any
+from typing import Any, NoReturn
 
+from gem_api.errors import InvalidRequest
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from gem_client.session import Session
@@ -46,6 +47,11 @@ class ShardSampler(Sampler[list[int]]):
         self._dataset = dataset
         self._shards = session.shards(len(dataset), batch_size)
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest(
+            "a sampler can't be copied or pickled, as its shards are dealt to one worker: make one per session"
+        )
+
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self._shards)
 
@@ -71,7 +77,15 @@ class ShardSampler(Sampler[list[int]]):
         Args:
             settings: Further arguments of `DataLoader`, such as `num_workers` and `collate_fn`. Worker processes are spawned
                 unless `multiprocessing_context` says otherwise.
+
+        Raises:
+            InvalidRequest: The batches would come in another order (`in_order=False`).
         """
+        if not settings.get("in_order", True):
+            raise InvalidRequest(
+                "in_order=False is not available: a commit completes the batches in the order in which they were dealt. Leave "
+                "it out"
+            )
         if settings.get("num_workers"):
             settings = {"multiprocessing_context": "spawn", **settings}
         dataset: Dataset[Any] = self._dataset  # type: ignore[assignment]

@@ -36,12 +36,14 @@ class BeginCheckpointResponse(_message.Message):
     def __init__(self, taken: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
 
 class WriteManifestRequest(_message.Message):
-    __slots__ = ("ranges", "cut")
+    __slots__ = ("ranges", "cut", "complete")
     RANGES_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     ranges: _containers.RepeatedCompositeFieldContainer[RangeCheckpoint]
     cut: Cut
-    def __init__(self, ranges: _Optional[_Iterable[_Union[RangeCheckpoint, _Mapping]]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ...) -> None: ...
+    complete: bool
+    def __init__(self, ranges: _Optional[_Iterable[_Union[RangeCheckpoint, _Mapping]]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., complete: bool = ...) -> None: ...
 
 class RangeCheckpoint(_message.Message):
     __slots__ = ("address", "path", "version", "sha256")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gem_api/v1/errors.proto\x12\ngem_api.v1*\x9c\x04\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45RROR_CODE_LEASE_ENDED\x10\x01\x12\x1e\n\x1a\x45RROR_CODE_LAYOUT_MISMATCH\x10\x02\x12\"\n\x1e\x45RROR_CODE_INCOMPLETE_TRANSFER\x10\x03\x12\"\n\x1e\x45RROR_CODE_NON_FINITE_GRADIENT\x10\x04\x12\x1b\n\x17\x45RROR_CODE_SEQUENCE_GAP\x10\x05\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10\x06\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x07\x12\x17\n\x13\x45RROR_CODE_DRAINING\x10\x08\x12\x1e\n\x1a\x45RROR_CODE_NOT_INITIALIZED\x10\t\x12\x19\n\x15\x45RROR_CODE_SUPERSEDED\x10\n\x12 \n\x1c\x45RROR_CODE_CHECKPOINT_FAILED\x10\x0b\x12!\n\x1d\x45RROR_CODE_NORM_OUT_OF_BOUNDS\x10\r\x12\x1a\n\x16\x45RROR_CODE_QUARANTINED\x10\x0e\x12\x1e\n\x1a\x45RROR_CODE_UNAUTHENTICATED\x10\x0f\x12 \n\x1c\x45RROR_CODE_PERMISSION_DENIED\x10\x10\x12\x1a\n\x16\x45RROR_CODE_RULE_FAILED\x10\x11\"\x04\x08\x0c\x10\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gem_api/v1/errors.proto\x12\ngem_api.v1*\xbc\x04\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45RROR_CODE_LEASE_ENDED\x10\x01\x12\x1e\n\x1a\x45RROR_CODE_LAYOUT_MISMATCH\x10\x02\x12\"\n\x1e\x45RROR_CODE_INCOMPLETE_TRANSFER\x10\x03\x12\"\n\x1e\x45RROR_CODE_NON_FINITE_GRADIENT\x10\x04\x12\x1b\n\x17\x45RROR_CODE_SEQUENCE_GAP\x10\x05\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10\x06\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x07\x12\x17\n\x13\x45RROR_CODE_DRAINING\x10\x08\x12\x1e\n\x1a\x45RROR_CODE_NOT_INITIALIZED\x10\t\x12\x19\n\x15\x45RROR_CODE_SUPERSEDED\x10\n\x12 \n\x1c\x45RROR_CODE_CHECKPOINT_FAILED\x10\x0b\x12!\n\x1d\x45RROR_CODE_NORM_OUT_OF_BOUNDS\x10\r\x12\x1a\n\x16\x45RROR_CODE_QUARANTINED\x10\x0e\x12\x1e\n\x1a\x45RROR_CODE_UNAUTHENTICATED\x10\x0f\x12 \n\x1c\x45RROR_CODE_PERMISSION_DENIED\x10\x10\x12\x1a\n\x16\x45RROR_CODE_RULE_FAILED\x10\x11\x12\x1e\n\x1a\x45RROR_CODE_SETTINGS_DIFFER\x10\x12\"\x04\x08\x0c\x10\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gem_api.v1.errors_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERRORCODE']._serialized_start=40
-  _globals['_ERRORCODE']._serialized_end=580
+  _globals['_ERRORCODE']._serialized_end=612
 # @@protoc_insertion_point(module_scope)

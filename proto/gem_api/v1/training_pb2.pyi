@@ -43,6 +43,8 @@ class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_STATE_TRAINING: _ClassVar[RunState]
     RUN_STATE_COMPLETE: _ClassVar[RunState]
     RUN_STATE_DRAINING: _ClassVar[RunState]
+    RUN_STATE_STALLED: _ClassVar[RunState]
+    RUN_STATE_FOLLOWING: _ClassVar[RunState]
 SNAPSHOT_CONVENTION_UNSPECIFIED: SnapshotConvention
 SNAPSHOT_CONVENTION_AFTER: SnapshotConvention
 SNAPSHOT_CONVENTION_PAPER: SnapshotConvention
@@ -64,9 +66,11 @@ RUN_STATE_WAITING: RunState
 RUN_STATE_TRAINING: RunState
 RUN_STATE_COMPLETE: RunState
 RUN_STATE_DRAINING: RunState
+RUN_STATE_STALLED: RunState
+RUN_STATE_FOLLOWING: RunState
 
 class Hyperparameters(_message.Message):
-    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "decay_versions", "decay_factor", "optimizer", "optimizer_options", "batch_variation")
+    __slots__ = ("rule", "learning_rate", "momentum", "kappa", "epsilon", "pi_max", "snapshot", "batch_size", "epochs", "steps", "shards", "shard_size", "seed", "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "warmup_factor", "decay_versions", "decay_factor", "optimizer", "optimizer_options", "batch_variation")
     RULE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +90,7 @@ class Hyperparameters(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     WARMUP_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FACTOR_FIELD_NUMBER: _ClassVar[int]
     DECAY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     DECAY_FACTOR_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -110,24 +115,41 @@ class Hyperparameters(_message.Message):
     weight_decay: float
     schedule: str
     warmup_versions: int
+    warmup_factor: float
     decay_versions: int
     decay_factor: float
     optimizer: str
     optimizer_options: str
     batch_variation: float
-    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ..., batch_variation: _Optional[float] = ...) -> None: ...
+    def __init__(self, rule: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., kappa: _Optional[float] = ..., epsilon: _Optional[float] = ..., pi_max: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotConvention, str]] = ..., batch_size: _Optional[int] = ..., epochs: _Optional[int] = ..., steps: _Optional[int] = ..., shards: _Optional[_Union[ShardMode, str]] = ..., shard_size: _Optional[int] = ..., seed: _Optional[int] = ..., rule_options: _Optional[str] = ..., local_steps: _Optional[int] = ..., local_momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., warmup_factor: _Optional[float] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ..., batch_variation: _Optional[float] = ...) -> None: ...
 
 class OptimizerChoice(_message.Message):
-    __slots__ = ("optimizer", "options", "learning_rate", "weight_decay")
+    __slots__ = ("optimizer", "options", "learning_rate", "weight_decay", "schedule")
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     optimizer: str
     options: str
     learning_rate: float
     weight_decay: float
-    def __init__(self, optimizer: _Optional[str] = ..., options: _Optional[str] = ..., learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...
+    schedule: Schedule
+    def __init__(self, optimizer: _Optional[str] = ..., options: _Optional[str] = ..., learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ...) -> None: ...
+
+class Schedule(_message.Message):
+    __slots__ = ("schedule", "warmup_versions", "warmup_factor", "decay_versions", "decay_factor")
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    DECAY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    DECAY_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    schedule: str
+    warmup_versions: int
+    warmup_factor: float
+    decay_versions: int
+    decay_factor: float
+    def __init__(self, schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., warmup_factor: _Optional[float] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("worker_name", "layout", "overlap", "optimizer", "lead")
@@ -401,8 +423,20 @@ class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Stall(_message.Message):
+    __slots__ = ("reason", "seconds", "needed_bytes", "free_bytes")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    seconds: float
+    needed_bytes: int
+    free_bytes: int
+    def __init__(self, reason: _Optional[str] = ..., seconds: _Optional[float] = ..., needed_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version", "range_index", "range_count", "peers")
+    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version", "range_index", "range_count", "peers", "stall")
     class CommitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -440,6 +474,7 @@ class GetStatusResponse(_message.Message):
     RANGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     RANGE_COUNT_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    STALL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     version: int
@@ -463,7 +498,8 @@ class GetStatusResponse(_message.Message):
     range_index: int
     range_count: int
     peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ..., range_index: _Optional[int] = ..., range_count: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    stall: Stall
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ..., range_index: _Optional[int] = ..., range_count: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "rejected", "transport")

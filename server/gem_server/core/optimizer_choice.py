@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias
 
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import Hyperparameters, flag
 from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.schedule import Schedule
 
 from gem_server.rules.optimizers import make_optimizer
 
 Choice: TypeAlias = OptimizerChoice | None  # None: a worker that brings no optimizer
+_OF_SCHEDULE = frozenset(each.name for each in fields(Schedule))
 
 
 def settings_with(choice: Choice, settings: Hyperparameters, stated: Collection[str], new: bool) -> Hyperparameters:
@@ -37,7 +39,7 @@ def adopted(settings: Hyperparameters, stated: Collection[str], choice: Choice) 
     """
     if choice is None:
         return settings
-    changes = {name: value for name, value in _as_settings(choice).items() if name not in stated}
+    changes = {name: value for name, value in _as_settings(choice, stated).items() if name not in stated}
     settings = replace(settings, **changes).with_defaults({*stated, *changes})
     try:
         settings.require_valid()
@@ -50,8 +52,8 @@ def adopted(settings: Hyperparameters, stated: Collection[str], choice: Choice) 
 def require_agreement(settings: Hyperparameters, choice: Choice, stated: Collection[str]) -> None:
     """Raises InvalidRequest if a worker brings another optimizer than the run's, or another setting of it.
 
-    The learning rate and the weight decay that the user has `stated` count instead of the worker's, for example after a restart
-    with another rate."""
+    The learning rate, the weight decay and the schedule that the user has `stated` count instead of the worker's, for example
+    after a restart with another rate."""
     if choice is None:
         return
     if choice.optimizer != settings.optimizer:
@@ -69,15 +71,25 @@ def require_agreement(settings: Hyperparameters, choice: Choice, stated: Collect
             raise InvalidRequest(
                 f"the first worker brought {flag(name)} {own}, and this one brings {brought}: give all workers the same"
             )
+    run, schedule = Schedule.of(settings), _schedule(choice, stated)
+    if schedule is not None and schedule != run:
+        raise InvalidRequest(f"this run's schedule is {run}, and the worker brings {schedule}: give all workers the same")
 
 
-def _as_settings(choice: OptimizerChoice) -> dict[str, Any]:
+def _as_settings(choice: OptimizerChoice, stated: Collection[str]) -> dict[str, Any]:
     """The hyper-parameters that a choice sets."""
     values = {
         "optimizer": choice.optimizer, "optimizer_options": choice.options,
         "learning_rate": choice.learning_rate, "weight_decay": choice.weight_decay,
     }  # fmt: skip
-    return {name: value for name, value in values.items() if value is not None}
+    schedule = _schedule(choice, stated)
+    brought = asdict(schedule) if schedule is not None else {}
+    return {name: value for name, value in values.items() if value is not None} | brought
+
+
+def _schedule(choice: OptimizerChoice, stated: Collection[str]) -> Schedule | None:
+    """The worker's schedule; None if the user has stated a part of one: parts of two schedules are none."""
+    return choice.schedule if _OF_SCHEDULE.isdisjoint(stated) else None
 
 
 def _other_optimizer(ours: str, theirs: str) -> str:
