@@ -9,11 +9,12 @@ from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
-from gem_api.errors import GemError, InvalidRequest, LeaseEnded
+from gem_api.errors import GemError, InvalidRequest, LeaseEnded, SettingsDiffer
 from gem_api.framing import empty
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.ranges import older_than_known
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import ThetaFormat
 
@@ -24,7 +25,8 @@ from gem_client.retry import Retry, logging_failures
 log = logging.getLogger("gem_client")
 T = TypeVar("T")
 FINAL_POLL_SECONDS = 0.5
-LEAVE_SECONDS = 2.0  # that saying goodbye may take
+# That saying goodbye may take: many workers that end at once keep a small server busy. One that is gone refuses at once.
+LEAVE_SECONDS = 30.0
 
 
 class Membership:
@@ -80,7 +82,9 @@ class Membership:
     def registration(self) -> pb.RegisterWorkerResponse:
         """The response of the server that leads to the last registration. Raises InvalidRequest before the first."""
         if self._registration is None:
-            raise InvalidRequest("this session has not joined a run yet: call join with the model's parameters first")
+            raise InvalidRequest(
+                "this session has not joined a run yet: make the Optimizer first, or call join with the model's parameters"
+            )
         return self._registration
 
     @property
@@ -168,7 +172,8 @@ class Membership:
         return self._unless_ended(lambda: self._retry.call(lambda: attempt(self.registration.lease_id), self.report))
 
     def leave(self) -> None:
-        """Tells the servers, once, that the worker leaves. If that fails, the lease expires by itself."""
+        """Tells the servers, once, that the worker leaves; a busy server has time to answer. If it fails, the lease expires by
+        itself."""
         if self._registration is None:
             return
 
@@ -215,9 +220,13 @@ class Membership:
     # -- θ
 
     def pull(self, link: Link) -> bool:
-        """Makes one attempt to read a server's part of θ under the lease. Returns whether this worker must initialize it."""
+        """Makes one attempt to read a server's part of θ under the lease. Returns whether this worker must initialize it.
+
+        Raises InvalidRequest if a range is older than it was: each has a log, and loses no version that a worker knows."""
         header = link.connection.pull(self.registration.lease_id, lambda header: link.view(self.theta), self.theta_format)
         if not header.must_initialize:
+            if header.version < link.version and not link.part.whole:
+                raise InvalidRequest(older_than_known(link.version, header.version))
             link.version = header.version
         return header.must_initialize
 
@@ -280,6 +289,9 @@ class Membership:
         lead.registered(registration)
         self.links.arrange(registration.peers, layout.size)
         lead.require_part(registration.layout)
+        if previous is None or previous.run_id != registration.run_id:
+            for link in self.links:
+                link.version = 0  # those known are of another run
         answer = pb.LeadsAnswer(
             lease_id=registration.lease_id, run_id=registration.run_id, hyperparameters=registration.hyperparameters
         )
@@ -287,20 +299,30 @@ class Membership:
             self._register_with(peer, answer)
 
     def _register_with(self, peer: Link, answer: pb.LeadsAnswer) -> None:
-        """Registers with a server that does not lead, under the lease that the lead gave."""
+        """Registers with a server that does not lead, under the lease that the lead gave. While the two have different
+        hyper-parameters, waits for as long as for a server that is away: they may be restarted one by one with other ones."""
+        registration = self._retry.call(lambda: self._ask_to_register(peer, answer), self.report, (SettingsDiffer,))
+        peer.registered(registration)
+        peer.require_part(registration.layout)
+        if (registration.run_id, registration.lease_id) != (answer.run_id, answer.lease_id):
+            raise InvalidRequest(f"the server at {peer.address} belongs to run {registration.run_id}, not {answer.run_id}")
+
+    def _ask_to_register(self, peer: Link, answer: pb.LeadsAnswer) -> pb.RegisterWorkerResponse:
+        lead = self.links.lead
         try:
-            registration = peer.retry(
+            return peer.retry(
                 self._retry,
                 lambda: peer.connection.register(self._name, self.known_layout, self.overlap, self.choice, answer),
                 self.report,
             )
         except InvalidRequest:  # the lead may have begun another run since: then its lease has ended, and `enter` starts over
-            self._retry.call(self.links.lead.connection.renew, self.report)
+            self._retry.call(lead.connection.renew, self.report)
             raise
-        peer.registered(registration)
-        peer.require_part(registration.layout)
-        if (registration.run_id, registration.lease_id) != (answer.run_id, answer.lease_id):
-            raise InvalidRequest(f"the server at {peer.address} belongs to run {registration.run_id}, not {answer.run_id}")
+        except SettingsDiffer as differ:  # the lead may have been restarted since, and have other ones than it answered with
+            self._retry.call(lead.connection.renew, self.report)
+            now = self._retry.call(lead.connection.status, self.report).hyperparameters
+            answer.hyperparameters.CopyFrom(now)
+            raise SettingsDiffer(f"{differ}; range 0 is at {lead.address}") from None
 
     def _start(self, link: Link) -> None:
         """Opens a server's lane, initializes its part of θ if it asks for that, and pulls it."""

@@ -13,6 +13,7 @@ from gem_api.errors import GemError, Overloaded, TransportError
 
 log = logging.getLogger("gem_client")
 T = TypeVar("T")
+REMIND_SECONDS = 60.0  # between two log lines about the same error
 RETRYABLE = (TransportError, Overloaded)
 
 
@@ -39,22 +40,28 @@ class Retry:
     sleep: Callable[[float], None] = time.sleep
     uniform: Callable[[float, float], float] = random.uniform
 
-    def call(self, attempt: Callable[[], T], on_failure: Callable[[GemError, float], None] = lambda error, pause: None) -> T:
+    def call(
+        self,
+        attempt: Callable[[], T],
+        on_failure: Callable[[GemError, float], None] = lambda error, pause: None,
+        temporary: tuple[type[GemError], ...] = RETRYABLE,
+    ) -> T:
         """Calls `attempt` until it succeeds, and returns its result.
 
         Args:
             attempt: The call to make. It must be safe to repeat.
             on_failure: Called after each temporary error, with the error and the seconds until the next attempt.
+            temporary: The errors after which to try again.
 
         Raises:
-            TransportError, Overloaded: The last temporary error, after `give_up_after` seconds.
+            TransportError, Overloaded: Or what else is `temporary`: the last temporary error, after `give_up_after` seconds.
             GemError: Any other error, at once.
         """
         began, bound = self.clock(), self.first_pause
         while True:
             try:
                 return attempt()
-            except RETRYABLE as error:
+            except temporary as error:
                 pause = self.uniform(0, bound)
                 if self.clock() - began + pause > self.give_up_after:
                     error.add_note(
@@ -66,13 +73,16 @@ class Retry:
                 bound = min(2 * bound, self.longest_pause)
 
 
-def logging_failures(who: str) -> Callable[[GemError, float], None]:
-    """Returns a callback for `Retry.call` that logs each failure; briefly, if it is the same as the one before."""
-    last = ""
+def logging_failures(who: str, clock: Callable[[], float] = time.monotonic) -> Callable[[GemError, float], None]:
+    """Returns a callback for `Retry.call` that logs the failures, each error at most once in `REMIND_SECONDS`."""
+    logged: dict[str, float] = {}  # when, by the error's text
 
     def report(error: GemError, pause: float) -> None:
-        nonlocal last
-        same, last = str(error) == last, str(error)
-        log.warning("%s: %s; trying again in %.1f s", who, "still the same" if same else error, pause)
+        nonlocal logged
+        text, now = str(error), clock()
+        logged = {other: at for other, at in logged.items() if now - at < REMIND_SECONDS}
+        if text not in logged:
+            logged[text] = now
+            log.warning("%s: %s; trying again", who, text)
 
     return report

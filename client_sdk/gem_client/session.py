@@ -10,7 +10,9 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from numbers import Integral
 from types import MappingProxyType, TracebackType
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -184,7 +186,8 @@ class Session:
             pull_only_reads: Whether `pull` shall do the same as `read`; for an optimizer that takes θ by `take_theta`.
 
         Raises:
-            InvalidRequest: Two parameters have the same name, `batches_per_step` is below 1, or the session has joined already.
+            InvalidRequest: Two parameters have the same name, `batches_per_step` is not a whole number above 0, or the session
+                has joined already.
             LayoutMismatch: The run has a model with other names or shapes.
             Overloaded: The server had no room for another worker for as long as `retry` allows.
             NonFiniteGradient: θ's first value holds a NaN or an infinity.
@@ -192,8 +195,8 @@ class Session:
             TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._member.require_usable()
-        if batches_per_step < 1:
-            raise InvalidRequest(f"batches_per_step is at least 1, not {batches_per_step}")
+        if not isinstance(batches_per_step, Integral) or batches_per_step < 1:
+            raise InvalidRequest(f"batches_per_step is a whole number, at least 1, not {batches_per_step!r}")
         if self._member.joined:
             raise InvalidRequest("this session has joined already: open another session for another model")
         pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
@@ -378,6 +381,9 @@ class Session:
                 log.warning("%s: the last commit failed: %s", self.name, error)
             self._shard_leases.wait_for_reports()
         self._end()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest("a session can't be copied or pickled: open another one with gem_client.connect")
 
     def __enter__(self) -> Session:
         return self

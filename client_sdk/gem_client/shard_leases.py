@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from numbers import Integral
 
 from gem_api.errors import InvalidRequest, LeaseEnded, TransportError
 from gem_api.hyperparameters import Hyperparameters
@@ -58,8 +59,8 @@ class ShardLeases:
         """Makes the session's only iterator over batches. Raises InvalidRequest the second time."""
         if self._shards is not None:
             raise InvalidRequest("this session has a sampler already: use that one")
-        if batch_size is not None and batch_size < 0:
-            raise InvalidRequest(f"a batch holds at least 1 sample, not {batch_size}")
+        if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 0):
+            raise InvalidRequest(f"a batch holds a whole number of samples, at least 1, not {batch_size!r}")
         settings = self.hyperparameters
         batch_size = batch_size or settings.batch_size
         if batch_size > settings.shard_size:

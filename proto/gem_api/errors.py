@@ -7,6 +7,7 @@ GemError
 │   ├── Draining            UNAVAILABLE          the server is shutting down
 │   └── Superseded          ABORTED              another call under the same lease replaced this one
 ├── LeaseEnded              FAILED_PRECONDITION  register again, drop the gradient
+├── SettingsDiffer          FAILED_PRECONDITION  the servers of a run were started with different options: register again later
 ├── Overloaded              RESOURCE_EXHAUSTED   back off, then try again
 ├── NotInitialized          FAILED_PRECONDITION  the central variable has no value yet
 ├── Quarantined             PERMISSION_DENIED    too many rejected commits: an operator must lift the quarantine
@@ -96,6 +97,13 @@ class Overloaded(GemError):
 
     code = pb.ERROR_CODE_OVERLOADED
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class SettingsDiffer(GemError):
+    """The servers of the ranges have different hyper-parameters. Register again later: they may be restarted one by one."""
+
+    code = pb.ERROR_CODE_SETTINGS_DIFFER
+    status = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class NotInitialized(GemError):
@@ -188,6 +196,7 @@ _TYPED: dict[str, type[GemError]] = {
     for kind in (
         Draining,
         LeaseEnded,
+        SettingsDiffer,
         Overloaded,
         NotInitialized,
         Superseded,

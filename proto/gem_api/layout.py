@@ -23,6 +23,7 @@ MAX_TENSORS = 100_000
 MAX_PARAMETERS = 1 << 40
 MAX_NAME = 512
 MAX_AXES = 64  # as many as NumPy has
+NAME_TENSORS = "give all workers names: model.named_parameters(), or names=model.named_parameters() with an optimizer"
 MAX_RATE_FACTOR = 1.0  # the run has the largest rate of all tensors: rules bound their steps by it
 
 
@@ -61,6 +62,11 @@ class Tensor:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def nameless(self) -> bool:
+        """Whether the name is only a position: the SDK names a worker's tensors so if they have none."""
+        return self.name.isdecimal()
+
     def require_possible(self) -> None:
         """Raises InvalidRequest if the shape is negative or too large."""
         possible = len(self.shape) <= MAX_AXES and all(0 <= extent <= MAX_PARAMETERS for extent in self.shape)
@@ -88,11 +94,20 @@ class Layout:
     bounds: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
+        if self.bounds is None:  # else it is part of a layout that was checked
+            self._require_valid_tensors()
+        if not 0 <= self.begin < self.end <= self.parameters:
+            raise InvalidRequest(
+                f"the layout's range is [{self.begin}, {self.end}), which is no part of the model's [0, {self.parameters})"
+            )
+        if self.bounds is not None:  # a piece "w[4096:9000]" of tensor "w" beside a tensor of that name
+            _require_distinct([piece.name for piece in self.pieces])
+
+    def _require_valid_tensors(self) -> None:
         names = [tensor.name for tensor in self.tensors]
         if not names:
             raise InvalidRequest("the layout has no tensors: give at least one parameter to train")
-        if len(names) > MAX_TENSORS:
-            raise InvalidRequest(f"the layout has {len(names)} tensors; at most {MAX_TENSORS} are allowed")
+        _require_few(len(names))
         for name in names:
             if not 0 < len(name) <= MAX_NAME or not name.isprintable():
                 raise InvalidRequest(f"tensor name {name[:MAX_NAME]!r} must have 1 to {MAX_NAME} printable characters")
@@ -100,17 +115,9 @@ class Layout:
                 raise InvalidRequest("a tensor can't be named '__metadata__': safetensors files reserve that name")
         for tensor in self.tensors:
             tensor.require_possible()
-        if len(set(names)) != len(names):
-            twice = sorted(name for name, count in Counter(names).items() if count > 1)
-            raise InvalidRequest(
-                f"tensor names must be unique; these occur twice: {', '.join(twice[:5])}: prefix each with its module's name"
-            )
+        _require_distinct(names)
         if not 0 < self.parameters <= MAX_PARAMETERS:
             raise InvalidRequest(f"the layout holds {self.parameters} parameters; 1 to {MAX_PARAMETERS} are allowed")
-        if not 0 <= self.begin < self.end <= self.parameters:
-            raise InvalidRequest(
-                f"the layout's range is [{self.begin}, {self.end}), which is no part of the model's [0, {self.parameters})"
-            )
 
     @classmethod
     def of(
@@ -131,13 +138,24 @@ class Layout:
     @classmethod
     def from_message(cls, message: pb.TensorLayout) -> Layout:
         """Converts a message. Raises InvalidRequest if it is invalid."""
+        _require_few(len(message.tensors))  # before each becomes a Python object
         whole, bounds = cls(tuple(map(_from_spec, message.tensors))), (message.range_begin, message.range_end)
         return whole if bounds == (0, whole.parameters) else cls(whole.tensors, bounds)
 
     def to_message(self) -> pb.TensorLayout:
         """The wire form."""
+        message = pb.TensorLayout()
+        message.CopyFrom(self._message)
+        return message
+
+    @cached_property
+    def _message(self) -> pb.TensorLayout:
         specs = [_to_spec(tensor) for tensor in self.tensors]
         return pb.TensorLayout(tensors=specs, range_begin=self.begin, range_end=self.end)
+
+    def prepare(self) -> None:
+        """Computes what is kept once it was asked for, which takes a second for 100,000 tensors."""
+        _ = self.fingerprint, self._message
 
     def require_whole(self) -> None:
         """Raises InvalidRequest if this is a part of a model. A worker registers with all of it, and each server cuts its
@@ -149,7 +167,15 @@ class Layout:
 
     def part(self, of: Range) -> Layout:
         """The layout of one server's part of the model. Raises InvalidRequest if the model is too small for so many parts."""
-        return Layout(self.tensors, None if of.whole else of.bounds(self.parameters))
+        if of.whole:
+            return self.whole
+        if of not in self._parts:
+            self._parts[of] = Layout(self.tensors, of.bounds(self.parameters))
+        return self._parts[of]
+
+    @cached_property
+    def _parts(self) -> dict[Range, Layout]:
+        return {}
 
     @cached_property
     def whole(self) -> Layout:
@@ -246,7 +272,7 @@ class Layout:
 
     def require_same(self, other: Layout) -> None:
         """Raises LayoutMismatch, naming the first difference, unless `other` equals this layout."""
-        if self == other:
+        if self.fingerprint == other.fingerprint or self == other:
             return
         for ours, theirs in zip(self.tensors, other.tensors, strict=False):
             if ours != theirs:
@@ -254,6 +280,11 @@ class Layout:
                     raise LayoutMismatch(
                         f"tensor {theirs.name!r} has {_in_words(theirs)}, but in this run {_in_words(ours)}: give all workers "
                         "the same parameter groups"
+                    )
+                if ours.nameless != theirs.nameless:
+                    raise LayoutMismatch(
+                        f"tensor {theirs.name!r} does not match this run's {ours.name!r}: one of them is a position, not a "
+                        f"name. {NAME_TENSORS}"
                     )
                 raise LayoutMismatch(
                     f"tensor {theirs.name!r} of shape {theirs.shape} does not match this run's {ours.name!r} of shape "
@@ -267,10 +298,24 @@ class Layout:
         raise LayoutMismatch(f"the model has {len(other.tensors)} tensors, this run's has {len(self.tensors)}")
 
 
+def _require_distinct(names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        raise InvalidRequest(
+            f"tensor names must be unique; these occur twice: {', '.join(twice[:5])}: prefix each with its module's name"
+        )
+
+
+def _require_few(tensors: int) -> None:
+    if tensors > MAX_TENSORS:
+        raise InvalidRequest(f"the layout has {tensors} tensors; at most {MAX_TENSORS} are allowed")
+
+
 def _from_spec(spec: pb.TensorSpec) -> Tensor:
     """Without a factor on the wire it is 1: workers of earlier versions send none."""
     factor = spec.rate_factor if spec.HasField("rate_factor") else 1.0
-    return Tensor(spec.name, tuple(map(int, spec.shape)), factor, not spec.no_weight_decay)
+    shape = tuple(spec.shape[: MAX_AXES + 1])  # enough to see that there are too many
+    return Tensor(spec.name, shape, factor, not spec.no_weight_decay)
 
 
 def _to_spec(tensor: Tensor) -> pb.TensorSpec:

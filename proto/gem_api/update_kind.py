@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gem_api.errors import InvalidRequest
 from gem_api.v1 import training_pb2 as pb
 
 UpdateKind = Literal["gradient", "delta"]
@@ -11,5 +12,9 @@ KINDS: dict[UpdateKind, pb.UpdateKind] = {"gradient": pb.UPDATE_KIND_GRADIENT, "
 
 
 def kind_of(message: pb.UpdateKind) -> UpdateKind:
-    """The kind in a message; "gradient" if the field is not set."""
-    return "delta" if message == pb.UPDATE_KIND_DELTA else "gradient"
+    """The kind in a message; "gradient" if the field is not set. Raises InvalidRequest if there is no such kind."""
+    for kind, value in KINDS.items():
+        if message in (value, pb.UPDATE_KIND_UNSPECIFIED):
+            return kind
+    choices = ", ".join(f"{kind} ({value})" for kind, value in KINDS.items())
+    raise InvalidRequest(f"update kind {message} does not exist: send one of {choices}")

@@ -13,6 +13,7 @@ import pytest
 import structlog
 from core_helpers import commit, make_core, save_core, start
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.ranges import Range
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability.resume import lock_directory
 from gem_server.event_loop import DecidingLoop
@@ -30,6 +31,25 @@ class Broken(ArrayRule):
     def move(self, theta, update, buffers, rule_input):
         raise ValueError("a bug in the rule")
 """
+
+
+@pytest.mark.parametrize(
+    ("peers", "why"),
+    [
+        (("10.0.0.2:0",), "the port '0' is not a number from 1 to 65535"),
+        (("10.0.0.2\n:50051",), "is not a host name"),
+        (("10.0.0.2:50051\n",), "'10.0.0.2:50051\\n'"),
+        (("10.0.0.2:50051", "10.0.0.2:50051"), "names '10.0.0.2:50051' twice"),
+        (("127.0.0.1:50051",), "names this server's own address"),
+    ],
+    ids=["port 0", "a line break", "a line break at the end", "twice", "its own"],
+)
+def test_peers_that_cannot_be_the_other_ranges_are_named(peers: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    part = Range(0, 1 + len(peers))
+    with pytest.raises(StartError) as caught:
+        ServerConfig(range=part, peers=peers, listen="127.0.0.1:50051", durability="log", checkpoint_dir=tmp_path).validate()
+    assert "--peers" in str(caught.value)
+    assert why in str(caught.value)
 
 
 def failed_start(configuration: ServerConfig) -> StartError:

@@ -20,6 +20,7 @@ from gem_server.core.memory_budget import MAX_COPIES
 from gem_server.core.shards import MAX_SHARDS
 from gem_server.durability.segment import Segment
 from gem_server.lane import connection
+from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.listener import TOKEN_SECONDS
 from lane_client import header as lane_header
 from lane_client import offer
@@ -316,11 +317,11 @@ def test_a_worker_that_completes_no_shard_holds_so_many_and_no_more() -> None:
 
 
 def test_shards_that_a_worker_only_claims_to_hold_are_not_written_to_the_log(tmp_path: Path) -> None:
-    """A megabyte of made-up numbers with each question would fill the disk."""
+    """Kilobytes of made-up numbers with each question would fill the disk."""
     with serving(config(checkpoint_dir=tmp_path, durability="log")) as live, wired(live) as wire:
         worker = wire.started("worker")
         mine = ask(worker, []).shard.shard_id
-        ask(worker, [mine, *range(10**6, 10**6 + 100_000)])
+        ask(worker, [mine, *range(10**6, 10**6 + 10_000)])
         (segment,) = (tmp_path / "log").glob("segment-*")
         held = [entry.record.fields["holding"] for entry in Segment(segment).entries() if entry.record.kind == "dealt"]
         assert held == [[], [mine]]
@@ -365,9 +366,10 @@ def test_a_worker_that_opens_lane_after_lane_holds_one(way: str) -> None:
         streams = [opened(greedy, way) for _ in range(100)]
         for stream in streams:
             lanes.callback(stream.cancel)
+        assert {stream.refusal().error for stream in streams[:-1]} == {"SUPERSEDED"}
+        live.clock.advance(HELLO_SECONDS + 1)  # the older ones never close their end
         wait_until(lambda: live.on_loop(lambda: live.server.parts.lane.connections) == 1, "the older ones to end")
         assert descriptors() <= before + 3 * len(streams)  # ours: a socket each, and a mapping's descriptor in memory
-        assert {stream.refusal().error for stream in streams[:-1]} == {"SUPERSEDED"}
         greedy.pull()
         assert greedy.commit_on(streams[-1])[0].version == 1
         assert honest.commit()[0].version == 2
@@ -385,7 +387,7 @@ def test_a_lane_ends_with_its_lease_though_it_was_never_used(way: str) -> None:
             refusal = stream.refusal()
             assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
             stream.cancel()
-        assert live.on_loop(lambda: live.server.parts.lane.connections) <= 1
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.lane.connections) == 0, "the connections to end")
         assert honest.commit()[0].version == 1
 
 

@@ -6,18 +6,33 @@ of its own; it checks a gradient when it arrives, and each element once more in 
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import mmap
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from gem_api.region import region_bytes
 from gem_api.v1 import training_pb2 as pb
-from lane_client import LaneFailed, header
+from lane_client import LaneFailed, header, hello, offer, unix
 from live import Live, config, serving, wait_until
-from region_client import LARGE, PAGE, RULES, Shared, linux_only, queue_length, shared, sharing, theta_of
+from region_client import (
+    LARGE,
+    PAGE,
+    RULES,
+    Shared,
+    asked,
+    linux_only,
+    queue_length,
+    shared,
+    sharing,
+    theta_of,
+)
 from wire_client import SMALL, Wire, Worker, apply_thread_held, chunks, theta_bits, wired
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
@@ -127,3 +142,28 @@ def test_whatever_a_worker_does_to_its_side_the_server_goes_on(what: str, live: 
     honest.pull()
     assert honest.commit()[0].version == 3
     assert np.isfinite(theta_of(live)).all()
+
+
+def test_a_worker_that_leases_its_region_keeps_nobody_waiting(live: Live, wire: Wire, worker: Worker) -> None:
+    """The kernel would make whoever opens a leased file wait for 45 s: the server does that under its lock."""
+    offered = offer(worker)
+    with unix(offered.socket) as lane:
+        lane.send(hello(offered.token))
+        descriptor = lane.welcomed()
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # what asks for the lease back; by default it is ignored
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with asked(worker) as again:
+            assert again.refusal().error == "OVERLOADED"
+        worker.leave()
+        assert bytes_still_mapped(live) == region_bytes(P)
+        assert wire.join("honest").pull()
+    finally:
+        os.close(descriptor)
+    assert bytes_still_mapped(live) == 0
+
+
+def bytes_still_mapped(live: Live) -> int:
+    """Bytes that are counted for regions which processes still map."""
+    live.on_loop(live.server.parts.lane.regions.take_back)
+    return int(live.on_loop(lambda: live.core.memory.regions))

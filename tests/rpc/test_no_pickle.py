@@ -26,7 +26,8 @@ READERS = re.compile(
     r"pickle|marshal|shelve|joblib|\bdill\b|jsonpickle|torch\.(load|save)|np\.(load|save)\b|numpy\.load|\b(eval|exec)\("
     r"|yaml\.(load|unsafe_load|full_load)\(|__reduce|recv_obj|fromfile"
 )
-EVAL_MODE = ".eval()"  # a torch model's
+# A torch model's mode, and the refusal to be pickled.
+HARMLESS = re.compile(r"\.eval\(\)|def __reduce__\(self\) -> NoReturn:|copied or pickled")
 
 
 def test_no_source_that_is_shipped_names_a_reader_that_runs_code() -> None:
@@ -37,7 +38,7 @@ def test_no_source_that_is_shipped_names_a_reader_that_runs_code() -> None:
         for path in paths
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
     ]
-    assert [found for found in lines if READERS.search(found[2].replace(EVAL_MODE, ""))] == []
+    assert [found for found in lines if READERS.search(HARMLESS.sub("", found[2]))] == []
 
 
 @pytest.mark.parametrize("line", ["import pickle", "torch.load(f)", "np.load(f)", "eval(text)", "yaml.load(f)"])

@@ -73,6 +73,18 @@ def test_a_client_that_knows_of_no_kinds_commits_gradients(way: str) -> None:
         assert worker.whole(*commit_as(worker, UNSPECIFIED)).refusal().error == "INVALID_REQUEST"
 
 
+@pytest.mark.parametrize("kind", [3, 77, -1])
+@all_ways
+def test_a_kind_that_does_not_exist_is_no_gradient(kind: int, way: str) -> None:
+    with run("downpour", way=way) as (live, wire):
+        worker = wire.started("ann")
+        before = theta_bits(live)
+        refusal = worker.whole(*commit_as(worker, kind)).refusal()
+        assert (refusal.error, f"update kind {kind} does not exist" in refusal.details) == ("INVALID_REQUEST", True)
+        assert theta_bits(live) == before
+        assert worker.commit()[0].version == 1
+
+
 def test_the_runs_settings_reach_the_worker() -> None:
     settings: dict[str, Any] = {
         "weight_decay": 0.25,
@@ -80,6 +92,7 @@ def test_the_runs_settings_reach_the_worker() -> None:
         "decay_versions": 7,
         "decay_factor": 0.5,
         "warmup_versions": 3,
+        "warmup_factor": 0.25,
     }
     with run("diloco", "delay=3", local_steps=5, local_momentum=0.5, **settings) as (_, wire):
         told = Hyperparameters.from_message(wire.join("ann").registration.hyperparameters)

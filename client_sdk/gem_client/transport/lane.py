@@ -56,7 +56,7 @@ class Lane:
         self._room = memoryview(bytearray(PREFIX_BYTES + MAX_HEADER_BYTES))
         self._ahead = self._room[:0]  # bytes that were received with a header, and belong to what follows it
         self._whole = 0  # the flag of `recv` that waits for all bytes
-        self._sock.sendall(opening(Kind.HELLO, lane_pb2.LaneHello(token=token)))
+        self._send(opening(Kind.HELLO, lane_pb2.LaneHello(token=token)), ())
         self.region: Region | None = None
         if parameters is None:
             self._receive_message(Kind.WELCOME, lane_pb2.LaneWelcome)
@@ -164,7 +164,7 @@ class Lane:
             self._sock.close()
 
     def _send(self, start: bytes, pieces: Iterable[npt.NDArray[np.uint8]]) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the server has sent the reason before it closed the connection
+        with suppress(ConnectionError, ssl.SSLEOFError):  # the server may have sent the reason before: what is read next
             for piece in pieces:
                 # The header goes with the first piece: a packet of its own would wake the server for nothing.
                 sent = self._sock.sendmsg((start, piece.data)) if start and self._gathers else 0

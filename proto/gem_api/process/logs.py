@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
 import structlog
@@ -11,10 +10,11 @@ from gem_api.process.printable import printable
 
 Logger = structlog.typing.FilteringBoundLogger
 FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
 
 
-def configure(log_format: str) -> Logger:
-    """Configures the process's logging and returns its logger. `log_format` is one of FORMATS."""
+def configure(log_format: str, log_level: str = "info") -> Logger:
+    """Configures the process's logging and returns its logger. `log_format` is one of FORMATS, `log_level` one of LEVELS."""
     processors: list[structlog.typing.Processor] = []
     if log_format == "json":
         renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
@@ -31,7 +31,7 @@ def configure(log_format: str) -> Logger:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(log_level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 
@@ -26,5 +26,11 @@ def _json_value(message: Message, field: FieldDescriptor) -> Any:
     if field.message_type is not None:
         values = [as_dict(entry) for entry in values]
     elif field.enum_type is not None:
-        values = [field.enum_type.values_by_number[entry].name for entry in values]
+        values = [_name(field.enum_type, entry) for entry in values]
     return values if field.is_repeated else values[0]
+
+
+def _name(kind: EnumDescriptor, number: int) -> str:
+    """The name of an enum's value; its number if it has none here, as a newer server may send."""
+    known = kind.values_by_number.get(number)
+    return str(number) if known is None else str(known.name)

@@ -12,7 +12,7 @@ import click
 
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, RULES, Declaration, Hyperparameters, flag
 from gem_api.process.addresses import server_address
-from gem_api.process.logs import FORMATS
+from gem_api.process.logs import FORMATS, LEVELS
 from gem_api.process.secret_file import read_token
 
 # Every command passes these to click. An option's environment variable is GEM_ and its name; help shows it.
@@ -46,7 +46,7 @@ HEADINGS = {
                  "quarantine_after"),
     "Costs": ("commit_seconds", "parameter_seconds", "byte_seconds"),
     "Bounds": ("server_memory", "server_load"),
-    "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "turns", "log_format"),
+    "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "turns", "log_format", "log_level"),
 }  # fmt: skip
 DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
 _MAX_NAME_WIDTH = 30  # where click's own column for options ends
@@ -87,6 +87,12 @@ class Number(click.FloatRange):
         return number
 
 
+class Whole(click.IntRange):
+    """A whole number in a range, called that in help and errors."""
+
+    name = "whole number"
+
+
 class RuleName(click.ParamType[str]):
     """One of RULES, or a user's own rule as "module:Class", which the server imports."""
 
@@ -123,7 +129,7 @@ def _type_of(name: str, declared: Declaration) -> click.ParamType[Any] | None:
     if isinstance(allowed, tuple):
         return click.Choice(allowed)
     low, high = (allowed.ge if allowed.gt is None else allowed.gt), (allowed.le if allowed.lt is None else allowed.lt)
-    number: Any = click.IntRange if isinstance(DEFAULTS[name], int) else Number
+    number: Any = Whole if isinstance(DEFAULTS[name], int) else Number
     return number(low, high, min_open=allowed.gt is not None, max_open=allowed.lt is not None)  # type: ignore[no-any-return]
 
 
@@ -181,8 +187,11 @@ def _hyperparameter_option(name: str, default: Any, shown_default: str | bool) -
     return option(flag(name), type=_type_of(name, declared), default=default, show_default=shown_default, help=declared.help)
 
 
-log_format_option = option(
-    "--log-format", type=click.Choice(FORMATS), default="text", help="Format of the logs on standard error."
+log_level_option = option("--log-level", type=click.Choice(LEVELS), default="info", help="Least important log lines to write.")
+# Every process that logs has these.
+log_options = together(
+    option("--log-format", type=click.Choice(FORMATS), default="text", help="Format of the logs on standard error."),
+    log_level_option,
 )
 
 

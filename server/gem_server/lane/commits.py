@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from asyncio import Future
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gem_api.errors import GemError, IncompleteTransfer, InvalidRequest, Overloaded, PermissionDenied
-from gem_api.lane import Kind, error_message, opening
+from gem_api.lane import MAX_HEADER_BYTES, Kind, error_message, opening
 from gem_api.layout import Vector
 from gem_api.region import Region
 from gem_api.v1 import lane_pb2
@@ -24,8 +22,8 @@ from gem_server.core.facts import Admission, Header
 from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.event_loop import DecidingLoop
-from gem_server.lane.connection import Connection, PeerLeft
-from gem_server.lane.reactor import Steps, shut_down
+from gem_server.lane.connection import TURN_BYTES, Connection, PeerLeft, Waits
+from gem_server.lane.reactor import Steps, Wait
 from gem_server.lane.regions import Regions
 from gem_server.lane.visitors import Visitors
 from gem_server.rpc import messages
@@ -36,6 +34,7 @@ from gem_server.security.access import Identity
 _HELLO = {Kind.HELLO: lane_pb2.LaneHello}
 _LATER = {Kind.COMMIT: pb.CommitHeader, Kind.RENEW: lane_pb2.LaneRenewal}
 PIECE = 1 << 18  # elements that are copied and checked at a time, while they are in the cache
+TURN = TURN_BYTES // 4  # elements that are, before others have a turn
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,27 @@ class LaneServicer:
         self._regions = regions
         self._visitors = visitors
 
-    def serve(self, connection: Connection, sock: socket.socket) -> Steps:
+    def serve(self, connection: Connection) -> Steps:
         """A connection from its first byte to its last, as a generator that yields whatever it waits for."""
+        try:
+            last = yield from self._carry(connection)
+            if last is not None:
+                with self._lock:
+                    self._visitors.add(connection.served)
+                # An honest client has one commit under way at most.
+                yield from connection.finish(last, FLOAT32.nbytes(self._path.core.central.size) + MAX_HEADER_BYTES)
+        finally:
+            with self._lock:
+                connection.ended()
+                self._visitors.remove(connection.served)
+
+    def _carry(self, connection: Connection) -> Generator[Any, None, bytes | None]:
+        """Carries commits until the lane ends. Returns the message that says why, unless the client has left.
+
+        It returns no exception: with its traceback, that would keep the lease's memory.
+        """
         with self._lock:
-            call = self._path.calls.begin(lambda: _stop(call, connection, sock))
+            call = self._path.calls.begin(connection.stop)
         try:
             yield from connection.handshake()
             call.transport = connection.transport
@@ -90,15 +106,11 @@ class LaneServicer:
             while True:
                 yield from commits.next()
         except PeerLeft:
-            if call.error is not None:
-                yield from _send_error(connection, call.error)
+            return _last_message(call.error) if call.error is not None else None
         except GemError as error:
-            yield from self._skip_gradient(connection)
-            yield from _send_error(connection, error)
+            return _last_message(error)
         finally:
             with self._lock:
-                connection.ended()
-                self._visitors.remove(connection.served)
                 self._path.calls.finish(call)
 
     def _open(self, call: Call, connection: Connection) -> Generator[Any, None, tuple[str, Region | None]]:
@@ -121,20 +133,13 @@ class LaneServicer:
         try:
             with self._lock:
                 prepared = self._regions.prepare(ticket.lease_id)
-            yield prepared
-            prepared.result()
+            yield from connection.done(prepared)
             with self._lock:
                 region, descriptor = self._regions.hand_out(ticket.lease_id)
         except (OSError, MemoryError) as error:
             raise Overloaded(f"no memory can be shared: {error}") from None
         yield from connection.write_with_descriptor(welcome, descriptor)
         return ticket.lease_id, region
-
-    def _skip_gradient(self, connection: Connection) -> Steps:
-        """Reads the rest of a refused gradient: a client reads no error before it has sent all of it."""
-        with suppress(PeerLeft):
-            if connection.payload_left <= FLOAT32.nbytes(self._path.core.central.size):
-                yield from connection.skip()
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,6 @@ class _Commits:
                     self.path.refused(self.call, header, error)
             raise
         finally:
-            self.connection.sending = False
             self.path.calls.end_exchange(self.call)
         self.path.require_open()
 
@@ -185,7 +189,7 @@ class _Commits:
         if admission is Admission.FRESH:
             arrived, norm = yield from self._receive(gradient, upload)
             with self.lock:
-                reply = self._sent_now(self.path.submit(self.call, lease, header, arrived, norm))
+                reply = self.path.submit(self.call, lease, header, arrived, norm)
         else:
             yield from self.connection.skip()
             reply = yield from self._again(lease, header)
@@ -199,9 +203,9 @@ class _Commits:
             raise IncompleteTransfer(f"the message has a payload of {payload} bytes, but the gradient is in the shared memory")
         admission, lease, upload = yield from self._admit(header)
         if admission is Admission.FRESH:
-            norm = self._take_over(region.gradient, upload)
+            norm = yield from self._take_over(region.gradient, upload)
             with self.lock:
-                reply = self._sent_now(self.path.submit(self.call, lease, header, as_floats(upload), norm))
+                reply = self.path.submit(self.call, lease, header, as_floats(upload), norm)
         else:
             reply = yield from self._again(lease, header)
         result = yield from self._result(reply, lease, header)
@@ -219,8 +223,7 @@ class _Commits:
             upload = lease.upload  # a newer call of the lease takes another
             flushing = self.path.undurable(lease) if fresh else None
         if flushing is not None:  # the log still has to read the last gradient, which this one overwrites
-            yield flushing
-            flushing.result()
+            yield from self.connection.done(flushing)
         if fresh:
             self.path.require_writable()
         return admission, lease, upload
@@ -231,7 +234,7 @@ class _Commits:
         yield from self.connection.receive(gradient, upload, core.rule.largest, norm, kept)
         return as_floats(upload) if kept is None else Arrived(gradient.dtype, kept), norm
 
-    def _take_over(self, shared: Vector, upload: Vector) -> GradientNorm | None:
+    def _take_over(self, shared: Vector, upload: Vector) -> Waits[GradientNorm | None]:
         """Checks a gradient in shared memory, and copies it to `upload` unless that is the same memory: the worker may still
         change it there, so the rule checks what it reads again."""
         norm, limit = self.path.new_norm(), self.path.core.rule.largest
@@ -242,6 +245,8 @@ class _Commits:
             require_finite(piece, limit, "gradient")
             if norm is not None:
                 norm.add(piece)
+            if (begin + PIECE) % TURN == 0:
+                yield Wait.TURN
         return norm
 
     def _again(self, lease: Lease, header: Header) -> Generator[Any, None, Reply]:
@@ -249,26 +254,16 @@ class _Commits:
         with self.lock:
             self.call.answering = True
             written = self.path.rewrite_reply(lease)
-        yield written
-        written.result()
+        yield from self.connection.done(written)
         with self.lock:
-            return self._sent_now(self.path.reply(lease, header.sequence))
+            return self.path.reply(lease, header.sequence)
 
     def _result(self, reply: Reply, lease: Lease, header: Header) -> Generator[Any, None, pb.CommitResult]:
         """Waits until a commit is applied and durable."""
         while isinstance(reply, Future):
-            yield reply
-            reply.result()
+            yield from self.connection.done(reply)
             with self.lock:
-                reply = self._sent_now(self.path.reply(lease, header.sequence))
-        return reply
-
-    def _sent_now(self, reply: Reply) -> Reply:
-        """Notes, under the lock, that a result is being sent, unless it has to be waited for. Raises the error that the call
-        was ended with, if it was: θ may change since then."""
-        if not isinstance(reply, Future):
-            self.call.require_going_on()
-            self.connection.sending = True
+                reply = self.path.reply(lease, header.sequence)
         return reply
 
 
@@ -285,19 +280,5 @@ def _require_size(payload: int, gradient: Format, parameters: int) -> None:
         )
 
 
-def _send_error(connection: Connection, error: GemError) -> Steps:
-    with suppress(PeerLeft):
-        yield from connection.send_error(error)
-
-
-def _stop(call: Call, connection: Connection, sock: socket.socket) -> None:
-    """Wakes whoever serves a call that was ended. The lock is held.
-
-    It then sends the error, unless it is sending θ, which may change from now on, or waits for a commit in the queue; nobody
-    uses the socket during that wait, so the error is sent here.
-    """
-    assert call.error is not None
-    if call.answering and not connection.sending:
-        with suppress(OSError):
-            sock.send(opening(Kind.ERROR, error_message(call.error)))
-    shut_down(sock, socket.SHUT_RDWR if call.answering else socket.SHUT_RD)
+def _last_message(error: GemError) -> bytes:
+    return opening(Kind.ERROR, error_message(error))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import threading
+from asyncio import Future
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
-from gem_api.errors import GemError, InvalidRequest
+from gem_api.errors import InvalidRequest
 from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, bytes_of
-from gem_api.lane import MAX_HEADER_BYTES, PREFIX_BYTES, Kind, error_message, opening, parse_header, parse_prefix
+from gem_api.lane import MAX_HEADER_BYTES, PREFIX_BYTES, Kind, parse_header, parse_prefix
 from gem_api.layout import Vector
 from gem_api.wire import FLOAT32, Format, ThetaFormat
 
 from gem_server.core.central_variable import require_finite
 from gem_server.core.norm_bound import GradientNorm
-from gem_server.lane.reactor import Served, Wait
+from gem_server.lane.reactor import QUIET_SECONDS, Served, Wait, shut_down
 from gem_server.telemetry.progress import Traffic
 
 T = TypeVar("T")
@@ -26,10 +29,11 @@ HELLO_SECONDS = 10.0  # from the connection to its complete first message
 PATIENCE_SECONDS = 60.0  # without progress in the middle of a message
 _ROOM = 2048  # bytes; usual headers are smaller, larger ones get memory of their own
 _PIECE = CHUNK_BYTES  # bytes that are received and then checked, while they are in the cache
+TURN_BYTES = 8 << 20  # of one message that a fast client can move before others have a turn
 
 
 class PeerLeft(Exception):
-    """The client has closed the connection, or it was shut down."""
+    """The client has closed the connection, or the server has stopped it."""
 
 
 class Connection:
@@ -42,7 +46,6 @@ class Connection:
 
     Attributes:
         payload_left: Bytes of the last message's payload that have not been read.
-        sending: Whether θ or a result is being sent.
         served: What the reactor knows about it.
     """
 
@@ -53,9 +56,12 @@ class Connection:
         self._clock = clock
         self._room = memoryview(bytearray(_ROOM))
         self._ahead = self._room[:0]  # bytes that were received with a header, and belong to what follows it
+        self._moved = 0  # bytes since others had a turn
         self._opened = False
+        self._stopped = False
+        self._sending = threading.Lock()  # held while the system copies what is sent
+        self._between = not self._encrypted  # whether a message may begin: not in the handshake, nor inside another message
         self.payload_left = 0
-        self.sending = False
         self.served: Served
 
     # -- bytes
@@ -73,7 +79,7 @@ class Connection:
             into = into[count:]
 
     def _read_some(self, into: memoryview) -> Waits[int]:
-        while True:
+        while not self._stopped:
             try:
                 count = self._sock.recv_into(into)
             except (BlockingIOError, ssl.SSLWantReadError):
@@ -88,7 +94,11 @@ class Connection:
                 raise PeerLeft
             self._meter.received += count
             self._progressed()
+            self._moved += count
+            if self._moved >= TURN_BYTES:
+                yield from self._turn()
             return count
+        raise PeerLeft
 
     def write(self, *parts: bytes | memoryview) -> Waits[None]:
         """Sends all parts, one after the other. Raises PeerLeft."""
@@ -96,9 +106,16 @@ class Connection:
         rest = [memoryview(part).cast("B") for part in parts if len(part)]
         while rest:
             try:
-                # TLS sends all that it is given before it returns: a slow peer would be taken for one that has stopped.
-                count = self._sock.send(rest[0][:_PIECE]) if self._encrypted else self._sock.sendmsg(rest)
-            except (BlockingIOError, ssl.SSLWantWriteError):
+                with self._sending:
+                    if self._stopped:
+                        raise PeerLeft
+                    # TLS sends all that it is given before it returns: a slow peer would be taken for one that has stopped.
+                    count = self._sock.send(rest[0][:_PIECE]) if self._encrypted else self._sock.sendmsg(rest)
+            except BlockingIOError:
+                yield Wait.WRITE
+                continue
+            except ssl.SSLWantWriteError:
+                self._between = False  # it keeps the beginning until there is room
                 yield Wait.WRITE
                 continue
             except ssl.SSLWantReadError:
@@ -107,17 +124,28 @@ class Connection:
             except OSError as error:
                 raise PeerLeft from error
             self._meter.sent += count
+            self._moved += count
             while rest and count >= len(rest[0]):
                 count -= len(rest.pop(0))
             if count:
                 rest[0] = rest[0][count:]
+            self._between = not rest
             self._progressed()
+            if self._moved >= TURN_BYTES:
+                yield from self._turn()
+
+    def _turn(self) -> Waits[None]:
+        self._moved = 0
+        yield Wait.TURN
 
     def handshake(self) -> Waits[None]:
         """Completes the handshake of TLS. Raises PeerLeft if the client is refused."""
         while self._encrypted:
+            if self._stopped:
+                raise PeerLeft
             try:
                 self._sock.do_handshake()  # type: ignore[attr-defined]
+                self._between = True
                 return
             except ssl.SSLWantReadError:
                 yield Wait.READ
@@ -125,6 +153,47 @@ class Connection:
                 yield Wait.WRITE
             except OSError as error:
                 raise PeerLeft from error
+
+    def done(self, future: Future[T]) -> Generator[Future[T], None, T]:
+        """Waits for a future and returns its result. Raises what the future raises, or PeerLeft if the lane is stopped."""
+        while not future.done():
+            if self._stopped:
+                raise PeerLeft
+            yield future
+        return future.result()
+
+    # -- the end
+
+    def stop(self) -> None:
+        """Has whoever serves it end with PeerLeft soon, from any thread. What is being sent may change from now on."""
+        with self._sending:
+            self._stopped = True
+        self.served.wake()
+
+    def finish(self, last: bytes, most: int) -> Waits[None]:
+        """Sends the last message, unless another one was cut off, and ends the connection without losing it.
+
+        A socket that is closed while bytes are unread, or still come, resets the connection: the client might lose what it has
+        not read yet. So up to `most` bytes are dropped until the client closes its end, or its time is up.
+        """
+        self._opened = self._stopped = False
+        if self._between:
+            with suppress(PeerLeft):
+                yield from self.write(last)
+        shut_down(self._sock, socket.SHUT_WR)
+        while most > 0:
+            self.served.quiet_at = self._clock() + QUIET_SECONDS
+            yield Wait.READ  # before each piece: others have their turn
+            try:
+                dropped = len(socket.socket.recv(self._sock, _PIECE))  # TLS need not decrypt it
+            except BlockingIOError:
+                continue
+            except OSError:
+                return
+            if not dropped:
+                return
+            self._meter.received += dropped
+            most -= dropped
 
     def ended(self) -> None:
         """Call this at the end, under the lock: the bytes stay counted."""
@@ -152,8 +221,9 @@ class Connection:
             self.served.give_up_at = None  # a worker may compute for as long as its lease lasts
         received = len(self._ahead)
         self._room[:received], self._ahead = self._ahead, self._room[:0]
-        if not received and not self._encrypted:  # TLS may hold bytes that the socket has given up already
-            yield Wait.READ
+        self._moved = 0
+        # No client of ours sends a message before the last one is answered: one that does has others served in between.
+        yield Wait.TURN if received or self._pending() else Wait.READ
         received = yield from self._at_least(PREFIX_BYTES, self._room, received)
         prefix = parse_prefix(self._room[:PREFIX_BYTES])
         if prefix.kind not in expected:
@@ -174,6 +244,10 @@ class Connection:
             received += yield from self._read_some(room[received:])
         return received
 
+    def _pending(self) -> int:
+        """Bytes that TLS holds, so that no wait on the socket would notice them."""
+        return self._sock.pending() if isinstance(self._sock, ssl.SSLSocket) else 0
+
     @property
     def transport(self) -> str:
         """How tensors travel: "memory", "tls" or "tcp"."""
@@ -193,9 +267,6 @@ class Connection:
         finally:
             os.close(descriptor)
         yield from self.write(message[sent:])
-
-    def send_error(self, error: GemError) -> Waits[None]:
-        yield from self.write(opening(Kind.ERROR, error_message(error)))
 
     # -- payloads
 
@@ -245,4 +316,5 @@ class Connection:
             return
         for piece in form.pieces(theta):
             yield from self.write(start, piece.data)
-            start = b""
+            start, self._between = b"", False
+        self._between = True

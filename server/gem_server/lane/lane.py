@@ -114,6 +114,7 @@ class Lane:
             sock.close()
             return
         connection = Connection(sock, self._traffic, self._clock)
-        served = connection.served = Served(sock, self._servicer.serve(connection, sock))
+        reactor = self._memory if sock.family == socket.AF_UNIX else self._network
+        served = connection.served = Served(sock, self._servicer.serve(connection), reactor.wake)
         self._visitors.add(served)
-        (self._memory if sock.family == socket.AF_UNIX else self._network).serve(served)
+        reactor.serve(served)

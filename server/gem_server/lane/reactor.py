@@ -2,7 +2,8 @@
 
 A thread that waits for a connection's next bytes stays with it for a moment, if other threads are free for other connections:
 the peer of a fast exchange answers at once, and a hand-over between threads costs more than the wait. With more active
-connections than threads, nobody waits: all are served in the order in which they become ready.
+connections than threads, nobody waits: all are served in the order in which they become ready. A client whose bytes never end
+has no claim to a thread either: its connection yields TURN now and then.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from gem_server.event_loop import DecidingLoop
 _STAY_MS = 2  # how long a thread waits for one connection alone
 _SWEEP_SECONDS = 2.0
 GRACE_SECONDS = 5.0
+QUIET_SECONDS = 0.25  # a client that has its error, and sends nothing for so long, holds up no shutdown
 
 
 class Wait(Enum):
-    """What a connection waits for on its socket."""
+    """What a connection waits for: its socket, or others that were ready before."""
 
     READ = select.EPOLLIN
     WRITE = select.EPOLLOUT
+    TURN = 0
 
 
 Steps = Generator["Wait | Future[Any]", None, None]
@@ -41,20 +44,32 @@ Steps = Generator["Wait | Future[Any]", None, None]
 class Served:
     """One connection being served.
 
-    Attributes:
+    Args:
         sock: Its socket, non-blocking.
+        steps: The connection. It may be resumed before what it waits for has come; it then waits again.
+        wake: The reactor's.
+
+    Attributes:
         give_up_at: When it is closed unless it goes on before, on the reactor's clock; None: it may wait for ever.
+        quiet_at: From when on a shutdown does not wait for it, on the reactor's clock; None: it may have a reply to send.
     """
 
-    def __init__(self, sock: socket.socket, steps: Steps) -> None:
+    def __init__(self, sock: socket.socket, steps: Steps, wake: Callable[[Served], None]) -> None:
         self.sock = sock
         self.steps = steps
+        self._wake = wake
+        self.turn = threading.Lock()  # held by the thread that resumes it
         self.give_up_at: float | None = None
+        self.quiet_at: float | None = None
         self.fileno = sock.fileno()
         self.watched = False  # whether the epoll knows it
-        self.alone = {wait: select.poll() for wait in Wait}
+        self.alone = {wait: select.poll() for wait in (Wait.READ, Wait.WRITE)}
         for wait, poll in self.alone.items():
             poll.register(sock, select.POLLIN if wait is Wait.READ else select.POLLOUT)
+
+    def wake(self) -> None:
+        """Has it resumed soon, from any thread, though what it waits for may not have come."""
+        self._wake(self)
 
 
 class Reactor:
@@ -94,12 +109,12 @@ class Reactor:
     def serve(self, served: Served) -> None:
         """Begins to serve a connection, from any thread."""
         self._served[served.fileno] = served
-        self._wake(served)
+        served.wake()
 
     def close(self) -> None:
         """Waits a moment for connections that send something, then ends the threads and closes all connections."""
         end = time.monotonic() + GRACE_SECONDS
-        while self._served and time.monotonic() < end:
+        while self._busy() and time.monotonic() < end:
             time.sleep(0.01)
         self._closed = True
         os.eventfd_write(self._bell, len(self._threads))
@@ -110,6 +125,11 @@ class Reactor:
             self._drop(served)
         self._epoll.close()
         os.close(self._bell)
+
+    def _busy(self) -> bool:
+        """Whether a connection has a reply to send, or a client still sends although it was told why the lane ends."""
+        now = self._clock()
+        return any(served.quiet_at is None or now < served.quiet_at for served in list(self._served.values()))
 
     def _run(self) -> None:
         while not self._closed:
@@ -123,7 +143,8 @@ class Reactor:
             for fileno, _ in events:
                 served = self._next_woken() if fileno == self._bell else self._served.get(fileno)
                 if served is not None:
-                    self._advance(served)
+                    with served.turn:
+                        self._advance(served)
             self._sweep()
 
     def _next_woken(self) -> Served | None:
@@ -150,7 +171,10 @@ class Reactor:
             self._logger.exception("internal error while serving a lane; please report it")
             self._drop(served)
         else:
-            self._watch(served, wait)
+            if wait is Wait.TURN:
+                served.wake()  # behind those that are ready
+            else:
+                self._watch(served, wait)
 
     def _watch(self, served: Served, wait: Wait) -> None:
         """Has the connection resumed, by one thread, once its socket is ready. Nobody touches it before that."""
@@ -160,7 +184,16 @@ class Reactor:
 
     def _ready_soon(self, served: Served, wait: Wait) -> bool:
         """Waits a moment for a connection, unless all other threads are busy."""
+        if wait is Wait.TURN:
+            self._sweep()  # a client that never waits must not keep others for ever
+            return self._free > 0 or not self._others_ready()
         return self._free > 0 and bool(served.alone[wait].poll(_STAY_MS))
+
+    def _others_ready(self) -> bool:
+        """Whether a connection is ready that no thread serves."""
+        ready = select.poll()
+        ready.register(self._epoll, select.POLLIN)
+        return bool(ready.poll(0))
 
     def _wait_for(self, future: Future[Any], served: Served) -> bool:
         """Has the connection resumed once the future is done. Returns False if it is done already."""
@@ -168,17 +201,20 @@ class Reactor:
             if future.done():
                 return False
             served.give_up_at = None  # the server keeps the client waiting, not the client the server
-            future.add_done_callback(lambda _: self._wake(served))
+            future.add_done_callback(_notice)
+            future.add_done_callback(lambda _: served.wake())
             return True
 
-    def _wake(self, served: Served) -> None:
+    def wake(self, served: Served) -> None:
+        """As `Served.wake`."""
         if not self._closed:
             self._woken.append(served)
             os.eventfd_write(self._bell, 1)
 
     def _drop(self, served: Served) -> None:
-        if self._served.pop(served.fileno, None) is None:
+        if self._served.get(served.fileno) is not served:  # a late wake of one whose number another socket has by now
             return
+        del self._served[served.fileno]
         served.steps.close()
         served.sock.close()  # and the epoll forgets it
 
@@ -192,6 +228,12 @@ class Reactor:
         for served in list(self._served.values()):
             if served.give_up_at is not None and served.give_up_at < now:
                 shut_down(served.sock)
+
+
+def _notice(future: Future[Any]) -> None:
+    """Looks at a future's error: the connection may wait for it no longer, and asyncio would warn."""
+    if not future.cancelled():
+        future.exception()
 
 
 def shut_down(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:

@@ -1,4 +1,7 @@
-"""The connections that have not shown their token yet: a bounded number of them, each for a bounded time."""
+"""The connections without a lane: they have not shown their token yet, or were told why their lane has ended.
+
+There is a bounded number of them, each for a bounded time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ MOMENT_SECONDS = 1.0  # an honest client shows its token sooner, unless hundreds
 
 
 class Visitors:
-    """Connections between their first byte and their token. Used under the event loop's lock.
+    """Connections before their token, and after their error. Used under the event loop's lock.
 
     Args:
         clock: Returns monotonic seconds.
@@ -26,9 +29,9 @@ class Visitors:
         return len(self._since)
 
     def add(self, served: Served) -> None:
-        """Gives a new connection its time."""
-        now = self._clock()
-        self._since[served] = now
+        """Gives a connection its time: a new one, or one that was told why its lane has ended."""
+        self.remove(served)
+        now = self._since[served] = self._clock()
         served.give_up_at = now + HELLO_SECONDS
 
     def remove(self, served: Served) -> None:

@@ -52,7 +52,7 @@ class AdminServicer:
 
     async def write_manifest(self, call: Call, request: pb.WriteManifestRequest, context: Context) -> pb.WriteManifestResponse:
         entries = [Entry(each.address, each.path, each.version, each.sha256.hex()) for each in request.ranges]
-        path = await self._range_checkpoint.write_manifest(entries, request.cut.sequences)
+        path = await self._range_checkpoint.write_manifest(entries, request.cut.sequences, request.complete)
         return pb.WriteManifestResponse(path=str(path))
 
     async def drain(self, call: Call, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

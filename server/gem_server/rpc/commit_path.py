@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gem_api.errors import CheckpointFailed, Draining, GemError, LeaseEnded, RejectedCommit, SequenceGap
+from gem_api.errors import CheckpointFailed, Draining, GemError, LeaseEnded, Overloaded, RejectedCommit, SequenceGap
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
@@ -198,6 +198,12 @@ class CommitPath:
         if self._progress.draining:
             raise Draining(DRAINING)
 
+    def require_recordable(self) -> None:
+        """Call this before a change of the run that a reply waits for: a call that is repeated while nothing can be written
+        then changes nothing. Raises Draining once the server shuts down, and Overloaded meanwhile."""
+        self.require_open()
+        self._durability.require_writable()
+
     def undurable(self, lease: Lease) -> Future[None] | None:
         """What to wait for until the lease's last commit is on the disk; None if it is there."""
         return self._durability.awaited(lease.recorded)
@@ -218,7 +224,7 @@ class CommitPath:
             self.lease_ends(dropped, call)
 
     def _count(self, header: Header, error: GemError) -> None:
-        if isinstance(error, Draining):
+        if isinstance(error, Draining | Overloaded):
             return  # nothing is wrong with the commit: the worker sends it again
         self.core.outcomes[Outcome.REJECTED] += 1
         lease = self.core.leases.live.get(header.lease_id)

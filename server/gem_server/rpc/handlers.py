@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 from gem_api.errors import GemError, InvalidRequest, PermissionDenied, Unauthenticated
-from gem_api.methods import Method, methods
+from gem_api.methods import LARGER_REQUESTS, MAX_REQUEST_BYTES, Method, methods
 from gem_api.process.logs import Logger
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
@@ -57,9 +57,10 @@ class _Guarded:
                 if call.error is None:
                     raise
                 await _abort(context, call.error)
-            except Exception:
-                if context.cancelled():
-                    raise asyncio.CancelledError from None  # the client has gone; gRPC reports that in many ways
+            except Exception as error:
+                # The client has gone. gRPC reports that in many ways: a frame may fail before the call counts as cancelled.
+                if context.cancelled() or isinstance(error, grpc.aio.InternalError):
+                    raise asyncio.CancelledError from None
                 self.logger.exception("internal error while serving a call; please report it", rpc=self.method.name)
                 await context.abort(grpc.StatusCode.INTERNAL, "internal server error; see the server's log")
         raise AssertionError("abort does not return")
@@ -79,12 +80,20 @@ class _Guarded:
 def _parse(method: Method, request: bytes, call: Call) -> Any:
     """Parses a request, and checks that the lease that it names, if any, is the caller's. For streams, `Transfer` checks it."""
     assert method.parse_request is not None
+    # Before it is parsed: that holds the event loop, and each value takes many times its bytes.
+    require_short(f"{method.name}Request", len(request), LARGER_REQUESTS.get(method.name, MAX_REQUEST_BYTES))
     try:
         message = method.parse_request(request)
     except DecodeError as error:
         raise InvalidRequest(f"can't parse the {len(request)} bytes as {method.name}Request: {error}") from None
     call.require_own(getattr(message, "lease_id", ""))
     return message
+
+
+def require_short(what: str, size: int, limit: int = MAX_REQUEST_BYTES) -> None:
+    """Raises InvalidRequest if something of this size in bytes is too large to be looked at."""
+    if size > limit:
+        raise InvalidRequest(f"{what} has {size} bytes: at most {limit} are allowed")
 
 
 async def _abort(context: Context, error: GemError) -> None:

@@ -19,6 +19,7 @@ from gem_server.core.leases import Lease
 from gem_server.core.shards import Shard
 from gem_server.core.shuffle import Indices
 from gem_server.core.state_machine import Core
+from gem_server.durability.journal import Stall
 from gem_server.rules import PiFacts
 from gem_server.telemetry.progress import Evaluation, Progress
 
@@ -62,8 +63,8 @@ def leads_answer(message: pb.LeadsAnswer) -> LeadsAnswer:
     """Raises InvalidRequest if the message is invalid."""
     if not re.fullmatch("[0-9a-f]{16,64}", message.lease_id):
         raise InvalidRequest(f"the lead's lease id has 16 to 64 characters of 0-9 and a-f, not {message.lease_id[:70]!r}")
-    if not re.fullmatch("[!-~]{1,64}", message.run_id):
-        raise InvalidRequest(f"the lead's run id has 1 to 64 printable characters, not {message.run_id[:70]!r}")
+    if not re.fullmatch("[!-~]{8}", message.run_id):  # as many as a log's segment holds
+        raise InvalidRequest(f"the lead's run id has 8 printable characters, not {message.run_id[:70]!r}")
     try:
         return LeadsAnswer(message.lease_id, message.run_id, Hyperparameters.from_message(message.hyperparameters))
     except ValueError as error:
@@ -96,19 +97,23 @@ def evaluation(message: pb.ReportEvaluationRequest) -> Evaluation:
     return Evaluation(message.version, message.loss, message.accuracy if message.HasField("accuracy") else None)
 
 
-def run_state(core: Core, draining: bool) -> pb.RunState:
+def run_state(core: Core, draining: bool, stalled: bool) -> pb.RunState:
     if draining:
         return pb.RUN_STATE_DRAINING
+    if stalled:
+        return pb.RUN_STATE_STALLED
     if not core.central.initialized or core.workers_awaited:
         return pb.RUN_STATE_WAITING
-    return pb.RUN_STATE_COMPLETE if core.ledger.all_complete else pb.RUN_STATE_TRAINING
+    if not core.part.leads:
+        return pb.RUN_STATE_FOLLOWING
+    return pb.RUN_STATE_COMPLETE if core.complete else pb.RUN_STATE_TRAINING
 
 
 def status(
     core: Core,
     progress: Progress,
     queue_length: int,
-    draining: bool,
+    stall: Stall | None,
     now: float,
     max_workers: int | None = None,
     peers: Sequence[str] = (),
@@ -118,7 +123,7 @@ def status(
     leases = islice(core.leases.live.values(), max_workers)
     return pb.GetStatusResponse(
         run_id=core.run_id,
-        state=run_state(core, draining),
+        state=run_state(core, progress.draining, stall is not None),
         version=core.central.version,
         hyperparameters=core.settings.to_message(),
         parameter_count=core.central.size,
@@ -140,7 +145,13 @@ def status(
         range_index=core.part.index,
         range_count=core.part.count,
         peers=peers,
+        stall=_stall(stall, now) if stall is not None else None,
     )
+
+
+def _stall(stall: Stall, now: float) -> pb.Stall:
+    seconds = now - stall.since
+    return pb.Stall(reason=stall.why, seconds=seconds, needed_bytes=stall.needed or None, free_bytes=stall.free)
 
 
 def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: float) -> pb.WorkerStatus:

@@ -86,8 +86,8 @@ class RangeCheckpoint:
         yield
         self._path.end_hold(hold)
 
-    async def write_manifest(self, ranges: Sequence[Entry], cut: Mapping[str, int]) -> Path:
-        """Writes down which checkpoints of all ranges belong together.
+    async def write_manifest(self, ranges: Sequence[Entry], cut: Mapping[str, int], complete: bool) -> Path:
+        """Writes down which checkpoints of all ranges belong together. `complete`: the lead has done so.
 
         Raises:
             InvalidRequest: This server holds everything, or the entries are not those of all ranges.
@@ -97,7 +97,8 @@ class RangeCheckpoint:
         part = self._core.part
         if len(ranges) != part.count:
             raise InvalidRequest(f"the manifest names {len(ranges)} ranges, but the model has {part.count}")
-        return await self._checkpointer.write_manifest(Manifest(self._core.run_id, dict(cut), tuple(ranges)), part.index)
+        manifest = Manifest(self._core.run_id, dict(cut), tuple(ranges))
+        return await self._checkpointer.write_manifest(manifest, part.index, complete)
 
     @property
     def held_back(self) -> int:

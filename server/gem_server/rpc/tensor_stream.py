@@ -8,14 +8,15 @@ from typing import Any
 import grpc
 import numpy as np
 from gem_api.errors import DeadlineExceeded, IncompleteTransfer
-from gem_api.framing import ChunkView, Frame, parse_frame
+from gem_api.framing import CHUNK_BYTES, ChunkView, Frame, parse_frame
 from gem_api.layout import Vector
+from gem_api.methods import MAX_REQUEST_BYTES
 from gem_api.wire import FLOAT32, Format, ThetaFormat
 
 from gem_server.core.central_variable import require_finite
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.rpc.calls import Call
-from gem_server.rpc.handlers import Context
+from gem_server.rpc.handlers import Context, require_short
 from gem_server.telemetry.progress import Traffic
 
 
@@ -67,6 +68,7 @@ class Transfer:
         if frame is grpc.aio.EOF:
             return None
         self._meter.received += len(frame)
+        require_short("a frame", len(frame), CHUNK_BYTES + MAX_REQUEST_BYTES)
         return parse_frame(frame, self._message_type)
 
     async def require_end(self) -> None:

@@ -10,6 +10,9 @@ from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidReques
 from gem_api.layout import Layout
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.logs import Logger
+from gem_api.ranges import Range
+from gem_api.schedule import Schedule
+from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, Format, ThetaFormat, gradient_format, stated_theta_format
 
@@ -24,7 +27,7 @@ from gem_server.durability.group_commit import Durability
 from gem_server.rpc import messages
 from gem_server.rpc.calls import Call, Calls
 from gem_server.rpc.commit_path import DRAINING, CommitPath
-from gem_server.rpc.handlers import Context
+from gem_server.rpc.handlers import Context, require_short
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rules.base import largest
 from gem_server.security.access import Identity, require_name
@@ -32,6 +35,7 @@ from gem_server.telemetry.progress import Progress, Traffic
 
 SHARD_WAIT_SECONDS = 0.5
 READER_SECONDS = 60.0
+MAX_INLINE_TENSORS = 1000  # of a layout that is converted on the event loop, in 10 ms
 
 
 class TrainingServicer:
@@ -78,6 +82,7 @@ class TrainingServicer:
         self._clock = clock
         self._logger = logger
         self._changed = asyncio.Event()
+        self._converting = asyncio.Lock()  # one large layout after the other
 
     # -- commits
 
@@ -135,6 +140,7 @@ class TrainingServicer:
             await transfer.write(self._pull_opening(must_initialize=True))
             return
         lease = self._core.renew(request.lease_id, self._clock())
+        self._durability.require_writable()
         with self._calls.exchange(call, request.lease_id):
             version = await self._apply_loop.between_commits(lambda: self._core.plan_pull(lease))
             await self._durability.settled()
@@ -166,9 +172,11 @@ class TrainingServicer:
             await transfer.require_end()
             self._core.require_initializer(header.lease_id, self._clock())
             self._core.initialized()
-            await self._durability.begin()
+            try:
+                await self._durability.begin()
+            finally:  # whatever becomes of this call, θ has its value: wake the workers that wait for it
+                self.notify()
         self._logger.info("central variable initialised", worker=lease.worker, parameters=self._core.central.size)
-        self.notify()
         return pb.InitializeCentralResponse(version=self._core.central.version)
 
     # -- leases
@@ -179,10 +187,13 @@ class TrainingServicer:
         self._path.require_open()
         caller = call.identify()
         require_name(caller, request.worker_name)
-        layout = Layout.from_message(request.layout)
-        layout.require_whole()
+        for field in ("optimizer", "lead"):
+            require_short(f"RegisterWorkerRequest.{field}", getattr(request, field).ByteSize())
+        layout = await self._layout_of(request.layout)
+        self._path.require_recordable()
         choice = OptimizerChoice.from_message(request.optimizer) if request.HasField("optimizer") else None
         lead = messages.leads_answer(request.lead) if request.HasField("lead") else None
+        before = self._core.settings
         try:
             registration = self._core.register(
                 request.worker_name, layout, self._clock(), request.overlap, caller.owner, choice, lead
@@ -194,8 +205,21 @@ class TrainingServicer:
             self.lease_ended(registration.ended)
         awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}
         self._logger.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
+        if (settings := self._core.settings) != before:
+            servers = {"learning_rate": settings.learning_rate, "schedule": str(Schedule.of(settings))}
+            self._logger.info(
+                "the run takes what its first worker brings; a version is a commit of any worker",
+                optimizer=settings.optimizer, **({} if settings.optimizer == "worker" else servers),
+            )  # fmt: skip
         await self._durability.settled()
         return messages.registration(registration, self._core, self._peers)
+
+    async def _layout_of(self, message: tensors_pb2.TensorLayout) -> Layout:
+        """The layout in a registration. Raises InvalidRequest if it is invalid, or only a part of a model."""
+        if len(message.tensors) <= MAX_INLINE_TENSORS:
+            return _whole_layout(message)
+        async with self._converting:
+            return await asyncio.to_thread(_prepared_layout, message, self._core.part)
 
     async def renew_lease(self, call: Call, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseResponse:
         self._core.renew(request.lease_id, self._clock())
@@ -236,7 +260,7 @@ class TrainingServicer:
     # -- shards, evaluation, status
 
     async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse:
-        self._path.require_open()
+        self._path.require_recordable()
         self._require_leading()
         shard = self._core.lease_shard(request.lease_id, request.sample_count, self._clock(), set(request.holding))
         await self._durability.settled()
@@ -248,6 +272,7 @@ class TrainingServicer:
 
     async def complete_shard(self, call: Call, request: pb.CompleteShardRequest, context: Context) -> pb.CompleteShardResponse:
         self._require_leading()
+        self._durability.require_writable()
         accepted = self._core.complete_shard(request.lease_id, request.shard_id, self._clock())
         await self._durability.settled()
         return pb.CompleteShardResponse(accepted=accepted)
@@ -266,8 +291,8 @@ class TrainingServicer:
 
     def status(self, max_workers: int | None = None) -> pb.GetStatusResponse:
         """The run's status, with at most `max_workers` of its live workers. Call it on the event loop's thread."""
-        queued, draining = self._apply_loop.queue_length, self._progress.draining
-        return messages.status(self._core, self._progress, queued, draining, self._clock(), max_workers, self._peers)
+        queued, stall = self._apply_loop.queue_length, self._durability.stall
+        return messages.status(self._core, self._progress, queued, stall, self._clock(), max_workers, self._peers)
 
     def _require_leading(self) -> None:
         if not self._core.part.leads:
@@ -285,3 +310,16 @@ class TrainingServicer:
         self._progress.draining = True
         self._calls.end_unanswered(Draining(DRAINING))
         self.notify()
+
+
+def _whole_layout(message: tensors_pb2.TensorLayout) -> Layout:
+    layout = Layout.from_message(message)
+    layout.require_whole()
+    return layout
+
+
+def _prepared_layout(message: tensors_pb2.TensorLayout, part: Range) -> Layout:
+    """The layout with all that the event loop will ask of it."""
+    layout = _whole_layout(message)
+    layout.part(part).prepare()
+    return layout

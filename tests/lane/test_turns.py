@@ -1,0 +1,126 @@
+"""A client whose bytes never end: it has no claim to a thread, so the others are served and looked after meanwhile."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from certificates import Authority
+from gem_api.v1 import lane_pb2
+from gem_api.wire import FLOAT32
+from gem_server.lane import lane as lane_module
+from gem_server.lane.commits import _Commits
+from gem_server.lane.connection import HELLO_SECONDS, TURN_BYTES, Connection
+from gem_server.lane.reactor import Wait
+from gem_server.security.tls import TlsFiles
+from gem_server.telemetry.progress import Traffic
+from lane_client import RENEW, RawLane, committed, message, opened, opened_in_memory, tcp
+from live import DEADLINE, Live, config, serving, wait_until
+from region_client import abstract
+from session_helpers import in_background
+from ways import IN_MEMORY
+from wire_client import Wire, Worker, received_bytes, wired
+
+SIGNS = message(RENEW, lane_pb2.LaneRenewal().SerializeToString()) * 10_000
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+    """A server with one thread for each kind of lane."""
+    monkeypatch.setattr(lane_module, "NETWORK_THREADS", 1)
+    with serving(config(memory_socket=abstract())) as server:
+        yield server
+
+
+@contextmanager
+def flooded(live: Live, lane: RawLane) -> Iterator[None]:
+    """Signs of life on a lane, as many as the server takes, until the block ends."""
+    before, done = received_bytes(live), threading.Event()
+
+    def flood() -> None:
+        with suppress(OSError):
+            while not done.is_set():
+                lane.sock.sendall(SIGNS)
+
+    flooding = in_background(flood)
+    wait_until(lambda: received_bytes(live) > before + len(SIGNS), "the flood to arrive")
+    try:
+        yield
+    finally:
+        done.set()
+        lane.close()
+        flooding.exception(DEADLINE)
+
+
+@pytest.mark.parametrize("way", ["tcp", IN_MEMORY])
+def test_a_lane_that_always_has_a_message_waiting_leaves_others_their_turn(way: str, live: Live, wire: Wire) -> None:
+    open_lane = opened if way == "tcp" else opened_in_memory
+    honest = wire.started("honest")
+    with open_lane(honest) as lane, flooded(live, open_lane(wire.join("loud"))):
+        for version in range(1, 4):
+            assert committed(honest, lane)[0].version == version
+
+
+def test_an_encrypted_lane_that_always_has_a_message_waiting_does_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module, "NETWORK_THREADS", 1)
+    authority = Authority(tmp_path)
+    own = authority.issue("server")
+    credentials = grpc.ssl_channel_credentials(authority.cert.read_bytes())
+    context = ssl.create_default_context(cafile=str(authority.cert))
+    with serving(config(tls=TlsFiles(own.cert, own.key))) as live, wired(live, credentials=credentials) as wire:
+        honest = wire.started("honest")
+        with opened(honest, context) as lane, flooded(live, opened(wire.join("loud"), context)):
+            for version in range(1, 4):
+                assert committed(honest, lane)[0].version == version
+
+
+def test_the_time_of_others_is_up_though_a_lane_always_has_a_message_waiting(live: Live, worker: Worker) -> None:
+    with tcp(live.server.parts.lane._listener.port) as silent, flooded(live, opened(worker)):
+        live.clock.advance(HELLO_SECONDS + 1)
+        assert silent.closed()
+
+
+# -- long messages
+
+
+class Endless:
+    """A socket whose other end is faster than the server."""
+
+    family = None
+
+    def recv_into(self, into: memoryview) -> int:
+        return len(into)
+
+    def sendmsg(self, parts: list[memoryview]) -> int:
+        return min(sum(map(len, parts)), 1 << 20)
+
+
+def turns(steps: Iterator[Any]) -> int:
+    waits = list(steps)
+    assert set(waits) <= {Wait.TURN}
+    return len(waits)
+
+
+LONG = np.ones(3 * TURN_BYTES // 4, np.float32)
+
+
+def test_a_long_message_leaves_others_their_turn() -> None:
+    connection: Any = Connection(Endless(), Traffic(), lambda: 0.0)  # type: ignore[arg-type]
+    assert turns(connection.receive(FLOAT32, LONG.copy(), np.float32(2), None, None)) == 3
+    assert turns(connection.send_theta(b"", LONG, FLOAT32)) == 3
+
+
+def test_a_long_gradient_in_shared_memory_leaves_others_their_turn() -> None:
+    path: Any = SimpleNamespace(new_norm=lambda: None, core=SimpleNamespace(rule=SimpleNamespace(largest=np.float32(2))))
+    commits = _Commits(path, None, None, None, "", None)  # type: ignore[arg-type]
+    assert turns(commits._take_over(LONG, LONG)) == 3

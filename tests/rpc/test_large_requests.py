@@ -1,0 +1,71 @@
+"""Requests that are large on purpose cost no more than their bytes, and a large layout keeps no other client waiting."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gem_api import layout as layout_module
+from gem_api.layout import Layout
+from gem_api.methods import ADMIN, LARGER_REQUESTS, MAX_REQUEST_BYTES, TRAINING, methods
+from gem_api.ranges import Range
+from gem_api.v1 import training_pb2 as pb
+from gem_server.rpc import training
+from live import Live, config, serving
+from wire_client import CHUNK, RPCS, SMALL, Wire, wired
+
+ONE_MESSAGE = [method.name for service in (TRAINING, ADMIN) for method in methods(service) if method.parse_request]
+LONG = "beta2=0.9 " * (MAX_REQUEST_BYTES // 10 + 1)
+BESIDE_THE_LAYOUT: dict[str, dict[str, Any]] = {
+    "options": {"optimizer": pb.OptimizerChoice(optimizer="adam", options=LONG)},
+    "an optimizer": {"optimizer": pb.OptimizerChoice(optimizer=LONG)},
+    "a rule": {"lead": pb.LeadsAnswer(hyperparameters=pb.Hyperparameters(rule=LONG))},
+}
+
+
+@pytest.mark.parametrize("rpc", ONE_MESSAGE)
+def test_a_request_that_is_too_large_is_not_even_parsed(rpc: str, live: Live, wire: Wire) -> None:
+    limit = LARGER_REQUESTS.get(rpc, MAX_REQUEST_BYTES)
+    refusal = wire.whole(rpc, b"\xff" * (limit + 1)).refusal()
+    assert (refusal.error, f"has {limit + 1} bytes: at most {limit} are" in refusal.details) == ("INVALID_REQUEST", True)
+
+
+@pytest.mark.parametrize("what", BESIDE_THE_LAYOUT)
+def test_what_a_registration_says_beside_its_layout_is_short(what: str, wire: Wire) -> None:
+    request = pb.RegisterWorkerRequest(worker_name="x", layout=SMALL.to_message(), **BESIDE_THE_LAYOUT[what])
+    refusal = wire.refusal("RegisterWorker", request)
+    assert (refusal.error, f"at most {MAX_REQUEST_BYTES} are" in refusal.details) == ("INVALID_REQUEST", True)
+
+
+@pytest.mark.parametrize("rpc", [name for name, method in RPCS.items() if method.client_streaming])
+def test_a_frame_that_is_too_large_is_not_even_parsed(rpc: str, wire: Wire) -> None:
+    refusal = wire.whole(rpc, b"\xff" * (CHUNK + MAX_REQUEST_BYTES + 1)).refusal()
+    assert (refusal.error, "a frame has" in refusal.details) == ("INVALID_REQUEST", True)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_large_layout_is_converted_beside_the_event_loop(
+    servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "MAX_INLINE_TENSORS", 1, raising=False)
+    threads: set[int] = set()
+
+    def noting(convert: Any) -> Any:
+        def convert_here(value: Any) -> Any:
+            threads.add(threading.get_ident())
+            return convert(value)
+
+        return convert_here
+
+    model = Layout.of({"w": (100, 100), "b": (5000,)})
+    lead = config(range=Range(0, servers), durability="log", checkpoint_dir=tmp_path, peers=("127.0.0.1:1",) * (servers - 1))
+    with serving(lead) as live, wired(live) as wire:
+        request = pb.RegisterWorkerRequest(layout=model.to_message())
+        for name in ("_from_spec", "_to_spec", "_group"):
+            monkeypatch.setattr(layout_module, name, noting(getattr(layout_module, name)))
+        for request.worker_name in ("first", "second"):
+            wire.call("RegisterWorker", request)
+        assert threads
+        assert live.on_loop(threading.get_ident) not in threads
