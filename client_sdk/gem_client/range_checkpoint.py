@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gem_api.errors import GemError, InvalidRequest
+from gem_api.errors import CheckpointFailed, GemError, InvalidRequest
 from gem_api.v1 import admin_pb2 as pb
 from gem_api.v1 import training_pb2
 
@@ -67,7 +67,7 @@ def checkpoint_all(
         GemError: It failed at a range, which the message names. No range holds commits back then: one out of
             reach does so for 30 seconds at most. It can be tried again.
     """
-    _each(servers, lambda server: _require_range(server, run_id, len(servers), quick))
+    statuses = _each(servers, lambda server: _require_range(server, run_id, len(servers), quick))
     begun: list[RangeServer] = []
 
     def begin(server: RangeServer) -> pb.BeginCheckpointResponse:
@@ -86,6 +86,7 @@ def checkpoint_all(
     written: list[pb.CreateCheckpointResponse] = _each(
         servers, lambda server: server.stub.CreateCheckpoint(request, timeout=timeout)
     )
+    _require_one_age(written, statuses)
     for server, response in zip(servers, written, strict=True):
         log.info("range %d: version %d in %s on %s", server.index, response.version, response.path, server.address)
     return written, _write_manifests(servers, written, cut, timeout)
@@ -123,16 +124,22 @@ def drain_all(servers: Sequence[RangeServer], timeout: float) -> int:
 def _write_manifests(
     servers: Sequence[RangeServer], written: Sequence[pb.CreateCheckpointResponse], cut: pb.Cut, timeout: float
 ) -> str:
-    """Has every range write the manifest, the lead last. Returns its path there."""
+    """Has every range write the manifest, the lead last. Returns its path there.
+
+    Until the lead has it, the others keep the checkpoints of older manifests too: if this program dies on the way, the lead's
+    manifest is the one that is complete."""
     ranges = [
         pb.RangeCheckpoint(address=server.address, path=each.path, version=each.version, sha256=each.sha256)
         for server, each in zip(servers, written, strict=True)
     ]
     request = pb.WriteManifestRequest(ranges=ranges, cut=cut)
-    for part in (servers[1:], servers[:1]):
-        paths = _each(part, lambda server: server.stub.WriteManifest(request, timeout=timeout).path)
-    log.info("the checkpoints of all ranges belong together: %s on %s", paths[0], servers[0].address)
-    return str(paths[0])
+    _each(servers[1:], lambda server: server.stub.WriteManifest(request, timeout=timeout))
+    path = str(_each(servers[:1], lambda server: server.stub.WriteManifest(request, timeout=timeout).path)[0])
+    log.info("the checkpoints of all ranges belong together: %s on %s", path, servers[0].address)
+    request.complete = True
+    with suppress(GemError):  # a range that is away keeps its older checkpoints until the next manifest
+        _each(servers[1:], lambda server: server.stub.WriteManifest(request, timeout=timeout))
+    return path
 
 
 def _release(servers: Sequence[RangeServer], timeout: float) -> None:
@@ -142,15 +149,39 @@ def _release(servers: Sequence[RangeServer], timeout: float) -> None:
             server.stub.CreateCheckpoint(pb.CreateCheckpointRequest(cut=_NO_CUT), timeout=timeout)
 
 
-def _require_range(server: RangeServer, run_id: str, count: int, timeout: float) -> None:
-    """Raises InvalidRequest unless a server holds its range of the run."""
-    status = server.stub.GetStatus(training_pb2.GetStatusRequest(), timeout=timeout)
+def most_apart(one: training_pb2.GetStatusResponse, other: training_pb2.GetStatusResponse) -> int:
+    """By how many versions two ranges of a run may differ: by the commits that were cut short, with at most one for each
+    lease and two for one that overlaps, and by those that one range rejected or discarded."""
+    return sum(
+        2 * (len(each.workers) + sum(each.leases_ended.values())) + each.commits["rejected"] + each.commits["discarded"]
+        for each in (one, other)
+    )
+
+
+def _require_one_age(
+    written: Sequence[pb.CreateCheckpointResponse], statuses: Sequence[training_pb2.GetStatusResponse]
+) -> None:
+    """Raises CheckpointFailed if the versions of ranges at one cut differ by more than workers can cause."""
+    newest = max(range(len(written)), key=lambda index: written[index].version)
+    for index, each in enumerate(written):
+        if written[newest].version - each.version > most_apart(statuses[newest], statuses[index]):
+            raise CheckpointFailed(
+                f"the checkpoints do not belong together: range {index} is at version {each.version}, range {newest} at "
+                f"{written[newest].version}. The folder of range {index} was probably replaced by an older copy: stop all "
+                "servers, and make new folders for all ranges from the last manifest with `gem-ctl reshard`"
+            )
+
+
+def _require_range(server: RangeServer, run_id: str, count: int, timeout: float) -> training_pb2.GetStatusResponse:
+    """The status of a server. Raises InvalidRequest unless it holds its range of the run."""
+    status: training_pb2.GetStatusResponse = server.stub.GetStatus(training_pb2.GetStatusRequest(), timeout=timeout)
     known = status.run_id == run_id or not status.parameter_count  # without a model it has not joined the run yet
     if not known or (status.range_index, status.range_count) != (server.index, count):
         raise InvalidRequest(
             f"it holds range {status.range_index}/{status.range_count} of run {status.run_id}, not {server.index}/{count} of "
             f"{run_id}: check --peers of the lead"
         )
+    return status
 
 
 def _each(servers: Sequence[RangeServer], call: Callable[[RangeServer], T]) -> list[T]:

@@ -23,7 +23,7 @@ from live import wait_until
 KINDS = [Kind(shared_memory=True), Kind(shards=True)]
 PARAMETERS = 200_000
 _DISK_MIB = 400  # a segment takes 64 MiB at a time, a start a segment
-REFUSAL = "the disk of the server's log is full"
+REFUSAL = "too little room on the disk of the server's log"
 
 
 @dataclass

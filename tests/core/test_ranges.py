@@ -6,11 +6,20 @@ from dataclasses import replace
 
 import pytest
 from core_helpers import commit, header, make_core, send
-from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, NonFiniteGradient, PermissionDenied, SequenceGap
+from gem_api.errors import (
+    InvalidRequest,
+    LayoutMismatch,
+    LeaseEnded,
+    NonFiniteGradient,
+    PermissionDenied,
+    SequenceGap,
+    SettingsDiffer,
+)
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.ranges import Range
+from gem_api.schedule import Schedule
 from gem_server.core.facts import EndReason, LeadsAnswer
 from gem_server.core.state_machine import Core
 
@@ -99,17 +108,18 @@ def test_with_a_model_a_range_stays_with_its_run() -> None:
 
 def test_all_servers_have_the_same_hyperparameters() -> None:
     core = make_core(Hyperparameters(learning_rate=0.1), part=SECOND)
-    with pytest.raises(InvalidRequest, match=r"learning_rate 0\.05 there, 0\.1 here\): give all servers the same options"):
+    with pytest.raises(SettingsDiffer, match=r"learning_rate 0\.05 there, 0\.1 here\): give all servers the same options"):
         core.register("ann", LAYOUT, 0.0, lead=lead())
     assert not core.leases.live
 
 
 def test_the_optimizer_that_a_worker_brings_counts_on_every_range() -> None:
-    choice = OptimizerChoice("adamw", "", 0.001, 0.1)
+    choice = OptimizerChoice("adamw", "", 0.001, 0.1, Schedule("cosine", 10, 0.1, 90, 0.0))
     first, second = make_core(part=Range(0, 2)), make_core(part=SECOND)
     lease = first.register("ann", LAYOUT, 0.0, choice=choice).lease_id
     second.register("ann", LAYOUT, 0.0, choice=choice, lead=lead(lease, settings=first.settings))
     assert second.settings == first.settings != Hyperparameters()
+    assert Schedule.of(second.settings) == choice.schedule
 
 
 def test_the_model_must_be_the_runs_and_large_enough() -> None:
@@ -148,6 +158,17 @@ def test_a_restarted_range_does_not_take_a_gap_for_lost_commits() -> None:
     core.came_back(None)
     with pytest.raises(LeaseEnded, match="restarted without this worker's last commit"):
         core.admit(replace(header(core, "a" * 32, 4), base_version=1), 0.0)
+
+
+def test_a_range_that_is_older_than_a_worker_knows_says_so_and_keeps_the_lease() -> None:
+    """It has a log: no crash loses what a worker knows. Ending the lease alone would let the worker train on."""
+    core = started()
+    commit(core, "a" * 32, 1, 1.0)
+    core.came_back(None)
+    late = replace(header(core, "a" * 32, 4), base_version=core.central.version + 3)
+    with pytest.raises(InvalidRequest, match=r"older than its workers know: version 4 then, 1 now.*gem-ctl reshard"):
+        core.admit(late, 0.0)
+    assert list(core.leases.live) == ["a" * 32]
 
 
 def test_a_rejected_part_leaves_its_range_as_it_was() -> None:

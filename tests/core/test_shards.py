@@ -112,7 +112,7 @@ def test_every_sample_of_every_epoch_is_trained_on_whatever_workers_do(
     expected = {(group, epoch, sample) for group in groups for epoch in range(epochs) for sample in range(samples)}
     assert set(run.times) == expected
     assert set(run.times.values()) == {1}, "a shard that was never completed does not count, one that was counts once"
-    assert run.book.all_complete
+    assert run.book.complete_for(WORKERS)
     assert (run.book.pending, len(run.book.held)) == (0, 0)
     assert run.book.samples_completed == len(expected)
 
@@ -177,10 +177,10 @@ def test_while_others_hold_the_last_shards_a_worker_waits() -> None:
     book = ledger(epochs=1, shard_size=10)
     held = take(book, "ann")
     assert book.lease("lease-bob", "bob", 10) == NoShard(complete=False)
-    assert not book.all_complete
+    assert not book.complete_for(WORKERS)
     book.complete("lease-ann", held.shard_id)
     assert book.lease("lease-bob", "bob", 10) == NoShard(complete=True)
-    assert book.all_complete
+    assert book.complete_for(WORKERS)
 
 
 def test_the_next_epoch_does_not_wait_for_the_last_shards_of_this_one() -> None:
@@ -191,7 +191,7 @@ def test_the_next_epoch_does_not_wait_for_the_last_shards_of_this_one() -> None:
 def test_without_a_number_of_epochs_there_is_no_end() -> None:
     book = ledger(epochs=0, shard_size=10)
     assert [take(book, "ann").epoch for _ in range(50)] == list(range(50))
-    assert not book.all_complete
+    assert not book.complete_for(WORKERS)
 
 
 def test_a_shard_is_completed_by_its_holder_only() -> None:
@@ -224,7 +224,7 @@ def test_an_empty_data_set_is_refused(samples: int) -> None:
 
 def test_counts_say_what_is_pending_held_and_done() -> None:
     book = ledger()
-    assert (book.pending, book.epoch, book.all_complete) == (0, 0, False)
+    assert (book.pending, book.epoch, book.complete_for(WORKERS)) == (0, 0, False)
     first = take(book, "ann")
     take(book, "bob")
     assert (book.pending, book.held_by_lease()) == (1, {"lease-ann": 1, "lease-bob": 1})
@@ -236,10 +236,10 @@ def test_counts_say_what_is_pending_held_and_done() -> None:
 def test_a_resumed_run_may_go_on_for_more_epochs() -> None:
     book = ledger(epochs=1, shard_size=10)
     book.complete("lease-ann", take(book, "ann").shard_id)
-    assert book.all_complete
+    assert book.complete_for(WORKERS)
     longer = ledger(epochs=2, shard_size=10)
     longer.restore(json.loads(json.dumps(book.state())))
-    assert not longer.all_complete
+    assert not longer.complete_for(WORKERS)
     assert ranges([take(longer, "ann")]) == [(1, 0, 10)]
 
 
@@ -264,3 +264,21 @@ def test_a_worker_that_holds_too_many_shards_gets_no_more_and_keeps_those(monkey
     with pytest.raises(InvalidRequest, match="holds 2 shards already"):
         core.lease_shard(ann, 10, 0.0, held)
     assert core.ledger.held_of(ann, held) == held
+
+
+def test_a_replica_whose_worker_has_gone_does_not_keep_the_run_open() -> None:
+    book = ledger("replicate", epochs=1, shard_size=10)
+    book.complete("lease-ann", take(book, "ann").shard_id)
+    take(book, "bob")
+    assert not book.complete_for({"ann", "bob"})
+    book.release("lease-bob")
+    assert book.complete_for({"ann"})
+    assert not book.complete_for({"ann", "bob"})  # bob is back
+
+
+def test_a_run_whose_workers_have_all_gone_is_not_complete() -> None:
+    for mode in SHARD_MODES:
+        book = ledger(mode)
+        take(book, "ann")
+        book.release("lease-ann")
+        assert not book.complete_for(set())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ from gem_api.layout import Layout
 from gem_server.core.facts import Admission, Applied
 from gem_server.core.shards import NoShard, Shard
 from gem_server.core.state_machine import Core
+from gem_server.durability import checkpoint
 from gem_server.durability.checkpoint import newest, restore
+from gem_server.rpc.messages import commit_result
 from gem_server.rules import RULES
 from gem_server.rules.proxies import PROXIES
 
@@ -27,11 +28,10 @@ def answers(core: Core) -> dict[str, Any]:
 
 
 def plain(applied: Applied | None) -> dict[str, Any] | None:
-    """An answer with its arrays as lists, to be compared."""
+    """An answer, with what a worker is told about π."""
     if applied is None:
         return None
-    pi = asdict(applied.pi).items() if applied.pi else ()
-    return {**vars(applied), "pi": {name: np.asarray(value).tolist() for name, value in pi}}
+    return {**vars(applied), "pi": commit_result(applied, 0).pi}
 
 
 SETTINGS = [
@@ -178,3 +178,21 @@ def test_a_run_whose_losses_are_no_numbers_can_be_kept(tmp_path: Path) -> None:
     save_core(core, tmp_path)
     again = restored(tmp_path)
     assert str([again.leases.get(lease_id).last_applied.loss for lease_id in ("lease-1", "lease-2")]) == "[nan, inf]"  # type: ignore[union-attr]
+
+
+def test_answers_become_json_while_commits_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 1,000 workers would hold the event loop for a second."""
+    converted: list[Applied] = []
+    convert = checkpoint._applied_state
+
+    def noted(applied: Applied) -> dict[str, Any]:
+        converted.append(applied)
+        return convert(applied)
+
+    monkeypatch.setattr(checkpoint, "_applied_state", noted)
+    core = trained(Hyperparameters())
+    captured = checkpoint.capture(core)
+    assert not converted
+    captured.copy_theta()
+    checkpoint.write(tmp_path, captured, 1)
+    assert converted

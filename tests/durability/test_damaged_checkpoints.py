@@ -66,6 +66,16 @@ def remove(name: str) -> Callable[[Path], object]:
     return lambda path: (path / name).unlink()
 
 
+def pipe(name: str) -> Callable[[Path], object]:
+    """Opening it waits for a writer, who never comes."""
+
+    def replace(path: Path) -> None:
+        (path / name).unlink()
+        os.mkfifo(path / name)
+
+    return replace
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     **{f"{name} is missing": (remove(name), name) for name in FILES},
     **{f"{name} is truncated": (truncate(name, 50), name) for name in FILES},
@@ -80,6 +90,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "state.json is a list": (text("state.json", b"[]"), "state.json"),
     "state.json is null": (text("state.json", b"null"), "state.json"),
     "state.json names no files": (edit(lambda state: state.pop("files")), "files"),
+    "state.json is a pipe": (pipe("state.json"), "state.json"),
     "state.json has an unknown setting": (edit(lambda state: state["hyperparameters"].update(new=1)), "new"),
 }  # fmt: skip
 

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+import structlog
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError, Overloaded, Session, connect
+from gem_client.ctl import text
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import segment, storage
 from gem_server.durability.capture import Capture
 from gem_server.durability.scratch import Scratch
 from live import DEADLINE, Live, config, serving, wait_until
 from region_client import abstract, linux_only
-from session_helpers import GRADIENT, Patience, in_background, model, theta, version
+from session_helpers import GRADIENT, Patience, ended, in_background, model, outcomes, theta, version, workers
 from simulation.truth import fingerprint
+from structlog.testing import capture_logs
+from wire_client import SMALL, wired
 
 
 @pytest.fixture(autouse=True)
@@ -223,30 +232,101 @@ def test_nothing_is_acknowledged_before_the_first_checkpoint(logged: ServerConfi
         assert second.result(DEADLINE)[1].version == 1
 
 
+def test_a_stop_during_the_first_checkpoint_ends_the_server_and_keeps_the_first_value(
+    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was acknowledged yet, and the log has nothing to follow: it must not be waited for."""
+    asked, go_on, prepare = threading.Event(), threading.Event(), Scratch.prepare
+
+    def slow(scratch: Scratch, count: int) -> Scratch:
+        asked.set()
+        assert go_on.wait(DEADLINE)
+        return prepare(scratch, count)
+
+    monkeypatch.setattr(Scratch, "prepare", slow)
+    live = Live(logged)
+    with wired(live) as wire:
+        answer = in_background(partial(wire.join("ann").initialize, np.ones(SMALL.size, np.float32)))
+        assert asked.wait(DEADLINE)
+        live.on_loop(lambda: live.server.stop("test"))
+        wait_until(lambda: live.server.parts.apply_loop._closed, "the queue to be closed")
+        go_on.set()
+        live._thread.join(DEADLINE)
+        assert not live._thread.is_alive()
+        live.stop()
+        assert answer.exception(DEADLINE) is not None
+    assert logged.checkpoint_dir is not None
+    with serving(replace(logged, resume=True, memory_socket=abstract())) as back:
+        assert (version(back), theta(back).size) == (0, SMALL.size)
+
+
+def test_workers_that_wait_for_the_first_value_go_on_though_its_checkpoint_failed(
+    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, failing = Scratch.prepare, threading.Event()
+
+    def failed(scratch: Scratch, count: int) -> Scratch:
+        if failing.is_set():
+            raise MemoryError
+        return prepare(scratch, count)
+
+    monkeypatch.setattr(Scratch, "prepare", failed)
+    failing.set()
+    with serving(logged) as live, wired(live) as wire:
+        ann, bob = wire.join("ann"), wire.join("bob")
+        answer = in_background(bob.pull)
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.training._calls._by_lease), "bob to wait")
+        with pytest.raises(grpc.RpcError, match="first checkpoint"):
+            ann.initialize(np.ones(SMALL.size, np.float32))
+        wait_until(answer.done, "bob's answer")
+        failing.clear()
+
+
 # -- a full disk
 
 
+FREE = 39 << 20
+
+
 class Disk:
-    """Makes writing to the log fail."""
+    """Makes writing to the log fail, although FREE bytes are free."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.full = False
+        self.full = False  # nothing can be written
+        self.crowded = False  # no segment can begin
         self.error = errno.ENOSPC
-        write = storage._File.write
+        write, allocate = storage._File.write, storage._File.allocate
 
         def wrote(file: Any, offset: int, pieces: Any) -> None:
             if self.full:
                 raise OSError(self.error, os.strerror(self.error))
             write(file, offset, pieces)
 
+        def allocated(file: Any, nbytes: int) -> None:
+            if self.full or self.crowded:
+                raise OSError(self.error, os.strerror(self.error))
+            allocate(file, nbytes)
+
         patch.setattr(storage._File, "write", wrote)
+        patch.setattr(storage._File, "allocate", allocated)
+        patch.setattr(storage.Storage, "free", lambda storage, path: FREE)
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk(monkeypatch)
     yield disk
-    disk.full = False
+    disk.full = disk.crowded = False
+
+
+@pytest.fixture
+def warned() -> Iterator[list[Any]]:
+    """The warnings and errors that the server logs."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    with capture_logs() as lines:
+        yield lines
+    structlog.configure(**before)
 
 
 def impatient(live: Live, name: str) -> tuple[Session, Patience]:
@@ -282,9 +362,68 @@ def test_the_error_says_what_to_do(logged: ServerConfig, disk: Disk) -> None:
             session.join(model())
             disk.full = True
             patience.run_out()
-            with pytest.raises(Overloaded, match="free disk space"):
+            with pytest.raises(Overloaded, match="free space"):
                 session.commit(GRADIENT)
         disk.full = False
+
+
+def test_while_the_log_is_stalled_the_status_says_so_and_how_much_room_is_needed(
+    logged: ServerConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment, "_ALLOCATION", 64 << 20)
+    disk.crowded = True
+    with serving(logged) as live, Admin(live.address) as admin:
+        with connect(live.address, name="ann", retry=Patience().retry()) as session:
+            waiting = in_background(lambda: session.join(model()))
+            wait_until(lambda: admin.status().state == pb.RUN_STATE_STALLED, "the log to be stalled")
+            live.clock.advance(90)
+            run = admin.status()
+            assert (run.stall.needed_bytes, run.stall.free_bytes) == (64 << 20, FREE)
+            assert 90 <= run.stall.seconds < 90 + DEADLINE
+            (line,) = [line for line in text.status(run).splitlines() if line.startswith("stalled")]
+            assert re.match(
+                r"stalled +for 0:0[12]:\d\d: the log needs 64 MiB, 39 MiB are free; too little room on the disk", line
+            )
+            live.on_loop(live.server.parts.checkpointer._notified)
+            assert admin.status().state == pb.RUN_STATE_STALLED, "a checkpoint that is written makes no room for the log"
+            disk.crowded = False
+            waiting.result(DEADLINE)
+        run = admin.status()
+        assert (run.state, run.HasField("stall")) == (pb.RUN_STATE_TRAINING, False)
+
+
+def test_while_the_log_is_stalled_workers_that_try_again_get_no_leases_and_fill_no_log(
+    logged: ServerConfig, disk: Disk, warned: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gem_server.durability.group_commit.RETRY_SECONDS", 0.01)
+    with serving(logged) as live, connect(live.address, name="ann") as session:
+        session.join(model())
+        disk.full = True
+        waiting = in_background(lambda: session.commit(GRADIENT))
+        wait_until(lambda: stalled(live) == 1, "the log to be stalled")
+        records = live.server.registry.get_sample_value("gem_log_waiting_records")
+        for name in ("ann", "bob"):
+            _try_to_join(live, name)
+        seen = (
+            workers(live),
+            ended(live),
+            "rejected" in outcomes(live),
+            live.server.registry.get_sample_value("gem_log_waiting_records"),
+        )
+        disk.full = False
+        waiting.result(DEADLINE)
+    assert seen == (["ann"], {}, False, records)
+    assert [line["event"] for line in warned] == ["no commit is acknowledged until there is room on the disk"]
+
+
+def _try_to_join(live: Live, name: str) -> None:
+    session, patience = impatient(live, name)
+    with session:
+        joining = in_background(lambda: session.join(model()))
+        wait_until(lambda: patience.pauses > 5, "the worker to try again")
+        patience.run_out()
+        with pytest.raises(Overloaded):
+            joining.result(DEADLINE)
 
 
 def test_a_disk_that_fails_in_another_way_ends_the_server(logged: ServerConfig, disk: Disk) -> None:

@@ -18,10 +18,10 @@ from gem_api.ranges import Range
 from gem_api.v1 import admin_pb2
 from gem_client import Admin
 from gem_server.durability import checkpoint, reshard
-from gem_server.durability.manifest import NAME, read_manifest
+from gem_server.durability.manifest import NAME, kept_checkpoints, read_manifest
 from gem_server.durability.range_files import BadRanges
 from live import DEADLINE, config, serving, wait_until
-from range_wire import SUMS, TWO, Ranges, commit_all, serving_ranges
+from range_wire import SUMS, TWO, Ranges, commit_all, serving_ranges, with_cut
 from safetensors.numpy import load_file
 from wire_client import Worker, chunks, wired
 
@@ -142,6 +142,71 @@ def test_a_checkpoint_that_waits_for_its_manifest_is_kept(tmp_path: Path) -> Non
         assert read_manifest(tmp_path / "range-1" / NAME).ranges[1].version == 1
 
 
+class DyingClient:
+    """Makes checkpoints over all ranges, and dies before it is done."""
+
+    def __init__(self, ranges: Ranges, worker: list[Worker]) -> None:
+        self._ranges, self._worker = ranges, worker
+
+    def checkpoints(self) -> admin_pb2.WriteManifestRequest:
+        """Writes the checkpoints, with one more commit. Returns what the manifest would say."""
+        commit_all(self._worker)
+        for index in range(2):
+            self._ranges.begin(index)
+        request = with_cut({self._worker[0].lease_id: self._worker[0].sequence - 1})
+        written = [wire.call("CreateCheckpoint", request) for wire in self._ranges.wires]
+        entries = [admin_pb2.RangeCheckpoint(address="a", path=w.path, version=w.version, sha256=w.sha256) for w in written]
+        return admin_pb2.WriteManifestRequest(ranges=entries, cut=request.cut)
+
+
+def leads_manifest_is_whole(folder: Path) -> int:
+    """Returns the version of the lead's manifest, whose checkpoints must all be there."""
+    entries = read_manifest(folder / "range-0" / NAME).ranges
+    assert [entry.path for entry in entries if not Path(entry.path).exists()] == []
+    return entries[0].version
+
+
+def test_clients_that_die_while_they_write_manifests_leave_one_complete(tmp_path: Path) -> None:
+    with serving_ranges(tmp_path, checkpoint_keep=1) as ranges, Admin(ranges.lives[0].address) as admin:
+        ann = ranges.started("ann")
+        commit_all(ann)
+        admin.checkpoint()
+        client = DyingClient(ranges, ann)
+        for _ in range(2):
+            ranges.wires[1].call("WriteManifest", client.checkpoints())  # and dies before the lead has it
+            assert leads_manifest_is_whole(tmp_path) == 1
+        client.checkpoints()
+        for live in ranges.lives:
+            live.server.parts.checkpointer._of_all_ranges = ""  # as after a restart
+        for wire in ranges.wires:
+            commit_all(ann)
+            wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
+        assert leads_manifest_is_whole(tmp_path) == 1
+        manifest = client.checkpoints()
+        ranges.wires[1].call("WriteManifest", manifest)
+        ranges.wires[0].call("WriteManifest", manifest)  # and dies before it says so to the others
+        client.checkpoints()
+        assert leads_manifest_is_whole(tmp_path) > 1
+        admin.checkpoint()
+        commit_all(ann)
+        for index, wire in enumerate(ranges.wires):
+            wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
+            assert len(checkpoint.list_checkpoints(tmp_path / f"range-{index}")) == 2, "older ones are kept no longer"
+
+
+def test_a_late_word_of_an_older_manifest_releases_nothing(tmp_path: Path) -> None:
+    with serving_ranges(tmp_path, checkpoint_keep=1) as ranges:
+        client = DyingClient(ranges, ranges.started("ann"))
+        first, second = client.checkpoints(), None
+        ranges.wires[1].call("WriteManifest", first)
+        second = client.checkpoints()
+        ranges.wires[1].call("WriteManifest", second)
+        first.complete = True
+        ranges.wires[1].call("WriteManifest", first)
+        kept = kept_checkpoints(tmp_path / "range-1", 1)
+        assert kept == {Path(each.ranges[1].path).name for each in (first, second)}
+
+
 def test_a_manifest_that_is_not_of_this_run_is_refused(ranges: Ranges) -> None:
     ranges.started("ann")
     written = ranges.wires[0].call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
@@ -198,6 +263,16 @@ def test_a_range_that_cannot_write_fails_the_checkpoint_and_can_be_tried_again(r
         commits_go_on(ann)
         assert not (tmp_path / "range-0" / NAME).exists()
         assert admin.checkpoint().version == 2
+
+
+def test_a_range_of_another_age_gets_no_manifest(ranges: Ranges, tmp_path: Path) -> None:
+    """As if the folder of range 1 had been replaced by an older copy: the manifest would bless it."""
+    commit_all(ranges.started("ann"))
+    lead = ranges.lives[0]
+    lead.on_loop(lambda: setattr(lead.core.central, "version", lead.core.central.version + 100))
+    with Admin(lead.address) as admin, pytest.raises(CheckpointFailed, match=r"range 1 is at version 1, range 0 at 101"):
+        admin.checkpoint()
+    assert not list(tmp_path.glob(f"*/{NAME}"))
 
 
 def test_wrong_peers_are_said(tmp_path: Path) -> None:

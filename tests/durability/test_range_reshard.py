@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -231,6 +232,21 @@ def test_a_checkpoint_that_the_manifest_does_not_name_is_refused(tmp_path: Path)
     shutil.rmtree(paths[1])
     with pytest.raises(BadRanges, match=r"range 1 .*is not here: copy it to .*range-1"):
         reshard.load(manifest, 2)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800", "a pipe"])
+def test_a_manifest_with_a_path_that_no_checkpoint_can_have_is_refused(path: str, tmp_path: Path) -> None:
+    manifest, paths = with_manifest(tmp_path / "in", trained(2))
+    shutil.rmtree(paths[1])
+    if path == "a pipe":
+        os.mkfifo(tmp_path / "state.json")
+        path = str(tmp_path)
+    content = json.loads(manifest.read_text())
+    content["ranges"][1]["path"] = path
+    manifest.write_text(json.dumps(content))
+    result = CliRunner().invoke(reshard_cli.main, [str(manifest), str(tmp_path / "out"), "--ranges", "2"])
+    assert isinstance(result.exception, SystemExit)
+    assert "of range 1 (on the server at host-1:50051), which is not here" in result.output
 
 
 def test_what_is_no_manifest_is_refused(tmp_path: Path) -> None:

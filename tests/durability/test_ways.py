@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gem_server.durability import segment
+from gem_server.durability.journal import Stall
 from ways import all_ways, running
 from wire_client import SMALL, theta_bits
 
@@ -41,9 +42,9 @@ def test_no_commit_is_taken_while_the_disk_is_full(way: str, tmp_path: Path) -> 
         group_commit = live.server.parts.group_commit
         assert group_commit is not None
         journal = group_commit.journal
-        live.on_loop(lambda: setattr(journal, "trouble", "the disk is full: free some space"))
+        live.on_loop(lambda: setattr(journal, "stall", Stall("the disk is full: free some space", 0.0, 0, 0)))
         refusal = worker.whole(worker.header(), *worker.body()).refusal()
         assert (refusal.error, "free some space" in refusal.details) == ("OVERLOADED", True)
         assert theta_bits(live) == before
-        live.on_loop(lambda: setattr(journal, "trouble", ""))
+        live.on_loop(lambda: setattr(journal, "stall", None))
         assert worker.commit()[0].version == 2

@@ -215,10 +215,10 @@ def carry_on(directory: Path) -> None:
         raise BadCheckpoint(f"{error} ({'; '.join(refused)})") from error
     assert recovered is not None, "a checkpoint was overlooked"
     core = recovered.core
-    messages.status(core, Progress(started=0.0), 0, False, 0.0).SerializeToString()
+    messages.status(core, Progress(started=0.0), 0, None, 0.0).SerializeToString()
     layout = core.central.layout
     assert layout is not None
-    json.dumps(checkpoint.capture(core).state)
+    json.dumps(checkpoint.capture(core).state, default=checkpoint._applied_state)
     registration = core.register("honest", layout, 0.0)
     messages.registration(registration, core).SerializeToString()
     core.pull(core.leases.get(registration.lease_id))

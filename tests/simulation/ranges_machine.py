@@ -8,7 +8,7 @@ from typing import Any
 from gem_api.errors import GemError, LeaseEnded, RejectedCommit, SequenceGap
 from gem_server.core.facts import LeadsAnswer
 from gem_server.durability import checkpoint
-from gem_server.durability.manifest import Entry, named_checkpoint
+from gem_server.durability.manifest import Entry, kept_checkpoints
 from gem_server.rpc.hold import Hold
 from gem_server.rpc.range_checkpoint import RangeCheckpoint
 from simulation.client import Request, Response
@@ -88,7 +88,7 @@ class RangeMachine(Machine):
         self._begin_job(request, self._ranged().write(cut))
 
     def _serve_manifest(self, request: Request, entries: Sequence[Entry], cut: Mapping[str, int]) -> None:
-        self._begin_job(request, self._ranged().write_manifest(entries, cut))
+        self._begin_job(request, self._ranged().write_manifest(entries, cut, complete=False))
 
     def _ranged(self) -> RangeCheckpoint:
         return RangeCheckpoint(self.server.core, Path(self), self.checkpointer())  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ class RangeMachine(Machine):
 
     def _damage_a_checkpoint(self) -> None:
         found, checkpointer = checkpoint.list_checkpoints(self.disk.root), self.server.checkpointer
-        named = {named_checkpoint(self.disk.root, self.setup.part.index), checkpointer._of_all_ranges if checkpointer else ""}
+        named = kept_checkpoints(self.disk.root, self.setup.part.index) | {checkpointer._of_all_ranges if checkpointer else ""}
         if found and found[0].name not in named:  # a manifest may name it: nothing could replace it then
             super()._damage_a_checkpoint()
 

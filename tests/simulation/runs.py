@@ -7,6 +7,7 @@ from random import Random
 
 from gem_api.hyperparameters import OPTIMIZERS, Hyperparameters
 from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.schedule import Schedule
 from simulation.client import SHARD
 
 EPOCHS = 2
@@ -31,5 +32,6 @@ def some_optimizer(settings: Hyperparameters, random: Random) -> tuple[Hyperpara
         return settings, None
     optimizer = random.choice(OPTIMIZERS)
     if random.random() < 0.5:
-        return settings, OptimizerChoice(optimizer)
+        schedule = Schedule("step", 3, 0.1, 5, 0.5) if random.random() < 0.5 else None
+        return settings, OptimizerChoice(optimizer, schedule=schedule)
     return replace(settings, optimizer=optimizer), None

@@ -184,7 +184,7 @@ def forgets_the_commits_that_were_held_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def removes_checkpoints_that_a_manifest_names(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(checkpointer, "named_checkpoint", lambda directory, index: "")
+    patch.setattr(checkpointer, "kept_checkpoints", lambda directory, index: set())
 
 
 BUGS = [

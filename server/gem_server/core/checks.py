@@ -5,6 +5,7 @@ from __future__ import annotations
 from gem_api.errors import InvalidRequest, LayoutMismatch, PermissionDenied, SequenceGap
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
+from gem_api.ranges import older_than_known
 from gem_api.update_kind import UpdateKind
 
 from gem_server.core.facts import Admission, Header
@@ -14,6 +15,7 @@ from gem_server.rules.base import require_by_element
 
 MAX_NAME = 128  # characters
 MAX_SAMPLES = 1 << 32  # in one commit
+MAX_SEQUENCE = (1 << 63) - 1  # a record in the log can hold it
 
 
 def require_valid_name(worker: str) -> None:
@@ -70,13 +72,23 @@ def knows_lost_commits(lease: Lease, header: Header, gaps: bool) -> bool:
     return header.base_version not in known or (header.sequence > lease.sequence + 1 and not gaps)
 
 
+def require_not_older(lease: Lease, header: Header) -> None:
+    """Raises InvalidRequest if a part of θ is older than the worker knows it.
+
+    A part always has a log, and no version is told before it is on the disk. So no crash can do this, only another folder."""
+    known = max(lease.base_version, lease.spare_version) if lease.overlaps else lease.base_version
+    if lease.restored and header.base_version > known:
+        raise InvalidRequest(older_than_known(header.base_version, known))
+
+
 def require_due(lease: Lease, sequence: int, gaps: bool) -> None:
     """Raises SequenceGap unless this is the lease's next commit, and none waits in the FIFO.
 
-    With `gaps`, any later commit counts as the next: another range may have applied one that this range rejected."""
+    With `gaps`, any later commit that the log can hold counts as the next: another range may have applied one that this range
+    rejected."""
     if lease.queued is not None:
         raise SequenceGap(f"commit {sequence} of this lease arrived while commit {lease.queued} still waits in the queue")
-    if sequence <= lease.sequence or (sequence != lease.sequence + 1 and not gaps):
+    if not lease.sequence < sequence <= (MAX_SEQUENCE if gaps else lease.sequence + 1):
         raise SequenceGap(f"commit {sequence} of this lease arrived; expected was {lease.sequence + 1}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gem_api.errors import InvalidRequest
+from gem_api.errors import InvalidRequest, SettingsDiffer
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import Range
 
@@ -28,11 +28,11 @@ def require_known_run(lead: LeadsAnswer, run_id: str) -> None:
 
 
 def require_same_settings(lead: LeadsAnswer, settings: Hyperparameters) -> None:
-    """Raises InvalidRequest, naming the differences, if the lead has other hyper-parameters."""
+    """Raises SettingsDiffer, naming the differences, if the lead has other hyper-parameters."""
     differing = [f"{name} {getattr(lead.settings, name)} there, {own} here" for name, own in vars(settings).items()
                  if own != getattr(lead.settings, name)]  # fmt: skip
     if differing:
-        raise InvalidRequest(
+        raise SettingsDiffer(
             f"the server of range 0 has other hyper-parameters ({'; '.join(differing)}): give all servers the same options"
         )
 

@@ -13,6 +13,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_server.core.shuffle import Indices, shuffled
 
 MAX_SHARDS = 1000  # shards that one worker may hold at once
+MAX_SAMPLES = 1 << 40  # of a training set; sums over 2²³ epochs still fit the contract's 64 bits
 _IDS = 1 << 32  # range of shard ids for each start of the server
 
 
@@ -117,6 +118,8 @@ class ShardLedger:
         """Raises InvalidRequest if a worker's training set is empty, or of another size than the run's."""
         if samples < 1:
             raise InvalidRequest("the training set has no samples: give a data set with at least one")
+        if samples > MAX_SAMPLES:
+            raise InvalidRequest(f"the training set has {samples} samples: at most {MAX_SAMPLES} are allowed")
         if samples != (self.samples or samples):
             raise InvalidRequest(
                 f"the training set has {samples} samples, but this run's has {self.samples}: use the same data set"
@@ -162,9 +165,13 @@ class ShardLedger:
     def pending(self) -> int:
         return sum(deck.pending for deck in tuple(self.decks.values()))
 
-    @property
-    def all_complete(self) -> bool:
-        return bool(self.decks) and all(deck.complete for deck in self.decks.values())
+    def complete_for(self, workers: Collection[str]) -> bool:
+        """Whether these workers, all that are in the run, have nothing left to train on.
+
+        In `replicate` mode the deck of a worker that has gone does not count: the worker may never return. At least one deck
+        must be complete, as a run whose workers have all died is not."""
+        awaited = (deck for group, deck in self.decks.items() if not group or group in workers)
+        return any(deck.complete for deck in self.decks.values()) and all(deck.complete for deck in awaited)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON values."""

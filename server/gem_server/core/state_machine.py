@@ -11,11 +11,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
-from gem_api.errors import (
-    GemError,
-    InvalidRequest,
-    LeaseEnded,
-)
+from gem_api.errors import GemError, InvalidRequest, LeaseEnded
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.ranges import WHOLE, Range
@@ -159,7 +155,8 @@ class Core:
 
         Raises:
             InvalidRequest: The worker's name is empty, too long or not printable; the rule can't train this layout; or the lead
-                has another run or other hyper-parameters.
+                has another run.
+            SettingsDiffer: The lead has other hyper-parameters.
             LeaseEnded: The lease that the lead gave has ended here already.
             PermissionDenied: A worker with other credentials holds the name.
             LayoutMismatch: The worker's model is not the run's.
@@ -347,7 +344,8 @@ class Core:
                 to be applied, and the lease ends now.
             LayoutMismatch: The fingerprint is not the run's.
             SequenceGap: The sequence is neither the next, nor the queued, nor the last one; a part of θ takes any later one.
-            InvalidRequest: The base version does not exist yet, or the rule does not take this kind of update.
+            InvalidRequest: The base version does not exist yet, the rule does not take this kind of update, or a part of θ is
+                older than the worker knows it.
             NotInitialized: θ has no value yet.
         """
         lease = self.leases.renew(header.lease_id, now)
@@ -357,6 +355,8 @@ class Core:
             self.outcomes[Outcome.REPEATED] += 1
             return repeat, lease
         gaps = not self.part.whole
+        if gaps:
+            checks.require_not_older(lease, header)
         if checks.knows_lost_commits(lease, header, gaps):
             self._dropped.append(self._end(lease, EndReason.ROLLED_BACK))
             raise LeaseEnded("the server restarted without this worker's last commit: register again", EndReason.ROLLED_BACK)
@@ -473,6 +473,11 @@ class Core:
         self.ledger.require_samples(samples)
         self.ledger.release(lease.lease_id, but=holding)
         return self.ledger.lease(lease.lease_id, lease.worker, samples)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the workers in the run have nothing left to train on."""
+        return self.ledger.complete_for({lease.worker for lease in self.leases.live.values()})
 
     def complete_shard(self, lease_id: str, shard_id: int, now: float) -> bool:
         """Marks a shard as completed. Returns False if this lease does not hold it."""

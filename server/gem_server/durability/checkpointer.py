@@ -17,7 +17,7 @@ from gem_server.apply_loop import ApplyLoop
 from gem_server.core.state_machine import Core
 from gem_server.durability.capture import Capture, copies_at_most
 from gem_server.durability.journal import Journal
-from gem_server.durability.manifest import Manifest, named_checkpoint, write_manifest
+from gem_server.durability.manifest import Manifest, kept_checkpoints, succeeding, write_manifest
 from gem_server.durability.recovery import capture, save
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.storage import Storage
@@ -131,9 +131,9 @@ class Checkpointer:
         async with self._one_at_a_time:
             pass
 
-    async def write_manifest(self, manifest: Manifest, index: int) -> Path:
+    async def write_manifest(self, manifest: Manifest, index: int, complete: bool) -> Path:
         """Writes the manifest of a checkpoint over all ranges beside the checkpoints, and returns its path. The checkpoint of
-        range `index`, which it names, is kept until there is a newer manifest.
+        range `index`, which it names, is kept until a newer manifest is `complete`: all ranges have it.
 
         Raises:
             CheckpointFailed: That checkpoint is not in the folder, or the manifest can't be written.
@@ -144,7 +144,8 @@ class Checkpointer:
         async with self._one_at_a_time:  # which may remove older ones
             _require_there(directory / entry.name, entry.sha256)
             try:
-                return await self._in_thread(lambda: write_manifest(directory, manifest, self._storage))
+                following = succeeding(directory, index, manifest, complete)
+                return await self._in_thread(lambda: write_manifest(directory, following, self._storage))
             except OSError as error:
                 raise CheckpointFailed(f"could not write the manifest to {directory}: {error}") from error
 
@@ -212,7 +213,7 @@ class Checkpointer:
         directory = self._directory
         assert directory is not None
         self._before()
-        kept = {named_checkpoint(directory, self._core.part.index), self._of_all_ranges}
+        kept = {*kept_checkpoints(directory, self._core.part.index), self._of_all_ranges}
         try:
             path = save(directory, captured, self._keep, self._storage, self._logger, kept)
             return Written(captured.state["version"], path, _sha256(path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -12,16 +12,21 @@ from typing import NamedTuple, Protocol
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.logs import Logger
 
-from gem_server.durability.journal import Journal, Waiting
+from gem_server.durability.journal import Journal, Stall, Waiting
+from gem_server.durability.storage import FULL, NoRoom
 from gem_server.event_loop import running_loop
 
 RETRY_SECONDS = 1.0
+REMIND_SECONDS = 60.0  # between two log lines about the same stall
 THREADS = 2  # and so many syncs in parallel
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Durability(Protocol):
     """What a servicer waits for before it replies."""
+
+    @property
+    def stall(self) -> Stall | None:
+        """Why no commit can be acknowledged at present; None if all is well."""
 
     async def begin(self) -> None:
         """Call this when θ has its first value. Returns once that is saved. Raises Overloaded if it can't be saved now."""
@@ -42,6 +47,8 @@ class Durability(Protocol):
 
 class Unlogged:
     """A server without a log: waits for nothing."""
+
+    stall: Stall | None = None
 
     async def begin(self) -> None: ...
 
@@ -94,13 +101,15 @@ class GroupCommit:
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
+        self._said_at = -math.inf
         self._threads = [threading.Thread(target=self._work, name=f"log-{n}", daemon=True) for n in range(THREADS)]
 
     def based(self) -> None:
         """Call this when a checkpoint is complete: the log may now be written, as it follows that checkpoint."""
+        if not self._based:
+            self._well()  # the first checkpoint could not be written; later, only a group that is written says that all is well
         self._based, self._beginning = True, False
         self._changed.notify_all()
-        self._well()
         for number, waiting in self._waiters:
             if number <= self.journal.durable:  # it was too early for the log, and is in the checkpoint
                 _resolve(waiting)
@@ -110,12 +119,17 @@ class GroupCommit:
         try:
             await self._checkpoint()
         except CheckpointFailed as error:
-            self._refuse(f"can't write the run's first checkpoint ({error}): free disk space, commits wait until then")
+            why = f"can't write the run's first checkpoint ({error}): free space, commits wait until then"
+            self._refuse(why, 0, self.journal.free())
             self.require_writable()
 
+    @property
+    def stall(self) -> Stall | None:
+        return self.journal.stall
+
     def require_writable(self) -> None:
-        if self.journal.trouble:
-            raise Overloaded(self.journal.trouble)
+        if self.journal.stall is not None:
+            raise Overloaded(self.journal.stall.why)
 
     def awaited(self, number: int) -> asyncio.Future[None] | None:
         if number <= self.journal.durable and not self._beginning:
@@ -133,6 +147,12 @@ class GroupCommit:
 
     async def settled(self) -> None:
         await self.reached(self.journal.appended)
+
+    async def finished(self) -> None:
+        """As `settled`, at the end. Returns at once if no checkpoint was completed that the log could follow: nothing was
+        acknowledged then, and the last checkpoint will hold it all."""
+        if self._based:
+            await self.settled()
 
     async def run(self) -> None:
         """Writes group after group until it is cancelled. Raises OSError if the disk fails."""
@@ -186,7 +206,7 @@ class GroupCommit:
                 try:
                     self.journal.write(batch)
                 except OSError as error:
-                    if error.errno not in _FULL:
+                    if error.errno not in FULL:
                         raise
                     self._wait_for_room(error)
                     continue
@@ -220,23 +240,28 @@ class GroupCommit:
             self._loop.wake()
 
     def _wait_for_room(self, error: OSError) -> None:
+        why = f"too little room on the disk of the server's log ({error.strerror}): free space there, commits wait until then"
+        needed, free = error.nbytes if isinstance(error, NoRoom) else 0, self.journal.free()
         with self._changed:
-            self._refuse(
-                f"the disk of the server's log is full ({error.strerror}): free disk space there, commits wait until then"
-            )
+            self._refuse(why, needed, free)
             self._loop.wake()
             self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
 
-    def _refuse(self, trouble: str) -> None:
-        if not self.journal.trouble:
-            self._logger.error("the disk is full: no commit is acknowledged until there is room", why=trouble)
-        self.journal.trouble = trouble
-        self._stop(Overloaded(trouble))
+    def _refuse(self, why: str, needed: int, free: int) -> None:
+        now, stall = self._clock(), self.journal.stall
+        self.journal.stall = stall = Stall(why, stall.since if stall else now, needed, free)
+        if now - self._said_at >= REMIND_SECONDS:
+            self._said_at = now
+            self._logger.error(
+                "no commit is acknowledged until there is room on the disk", why=why, seconds=round(now - stall.since),
+                needed_mib=needed >> 20 or "unknown", free_mib=free >> 20,
+            )  # fmt: skip
+        self._stop(Overloaded(why))
 
     def _well(self) -> None:
-        if self.journal.trouble:
+        if self.journal.stall is not None:
             self._logger.info("the disk has room again: commits are acknowledged")
-            self.journal.trouble = ""
+            self.journal.stall, self._said_at = None, -math.inf
 
     def _stop(self, error: Overloaded) -> None:
         while self._waiters:

@@ -51,6 +51,22 @@ class LogPosition(NamedTuple):
     number: int
 
 
+class Stall(NamedTuple):
+    """Why no commit can be acknowledged at present.
+
+    Attributes:
+        why: What is wrong, and what to do.
+        since: When it began, in seconds of the server's clock.
+        needed: Bytes that the log needs to go on; 0 if that is not known.
+        free: Bytes that are free on its disk.
+    """
+
+    why: str
+    since: float
+    needed: int
+    free: int
+
+
 class Journal:
     """The log of one run.
 
@@ -68,7 +84,7 @@ class Journal:
         serial: Serial number of the segment that the next record goes to.
         size: Approximate bytes since the last cut.
         run_id: The run's id, for the next segment.
-        trouble: Why no commit can be acknowledged at present; empty if all is well.
+        stall: Why no commit can be acknowledged at present; None if all is well.
     """
 
     def __init__(
@@ -89,7 +105,7 @@ class Journal:
         self.appended = self.durable = number
         self.serial = serial
         self.size = 0
-        self.trouble = ""
+        self.stall: Stall | None = None
         self._cut_at = number
 
     def append(self, record: Record) -> int:
@@ -136,6 +152,10 @@ class Journal:
     def done(self, number: int) -> None:
         """Reports that all records up to `number` are on the disk."""
         self.durable = number
+
+    def free(self) -> int:
+        """Bytes that are free on the log's disk."""
+        return self._storage.free(self._directory)
 
     def close(self) -> None:
         if self._segment is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.options import SETTINGS
+from gem_api.process.options import SETTINGS, Whole
 from gem_api.ranges import Range
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
@@ -75,7 +75,7 @@ def _contents(segment: Segment, due: int | None) -> tuple[str, int]:
 
 @main.command(short_help="Rebuilds the model as it was at a version.")
 @_FOLDER
-@click.option("--to", "version", type=click.IntRange(0), help="The version to rebuild; the newest if not given.")
+@click.option("--to", "version", type=Whole(0), help="The version to rebuild; the newest if not given.")
 @click.option("--rule", help="The run's rule, if it is your own class (module:Class): its code is loaded.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The safetensors file to write the model to."

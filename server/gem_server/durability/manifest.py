@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from gem_server.durability.storage import Storage
 FORMAT = "gem-manifest/1"
 NAME = "manifest.json"
 _ENTRY = {"address": str, "path": str, "version": COUNT, "sha256": str}
-_MANIFEST = {"format": str, "run_id": str, "cut": {str: COUNT}, "ranges": [_ENTRY]}
+_MANIFEST = {"format": str, "run_id": str, "cut": {str: COUNT}, "ranges": [_ENTRY], "earlier": [str]}
 
 
 class BadManifest(ValueError):
@@ -55,11 +55,14 @@ class Manifest:
         run_id: The run's id.
         cut: Lease id to the largest sequence number of its commits that the checkpoints have.
         ranges: One entry for each range.
+        earlier: Names of older checkpoints of the range that has this file. They are kept too, as the newest complete manifest
+            may name one of them: the lead writes a manifest last, and only then is it complete.
     """
 
     run_id: str
     cut: Mapping[str, int]
     ranges: tuple[Entry, ...]
+    earlier: tuple[str, ...] = ()
 
 
 def write_manifest(directory: Path, manifest: Manifest, storage: Storage | None = None) -> Path:
@@ -91,17 +94,42 @@ def read_manifest(path: Path) -> Manifest:
         raise BadManifest(f"{path}: its format is {content['format']!r}, this version reads {FORMAT!r}")
     if not 1 <= len(content["ranges"]) <= MAX_RANGES:
         raise BadManifest(f"{path} names {len(content['ranges'])} ranges: 1 to {MAX_RANGES} are possible")
-    return Manifest(content["run_id"], content["cut"], tuple(Entry(**_known(entry)) for entry in content["ranges"]))
+    return Manifest(
+        content["run_id"],
+        content["cut"],
+        tuple(Entry(**_known(entry)) for entry in content["ranges"]),
+        tuple(content["earlier"]),
+    )
 
 
 def _known(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: entry[name] for name in _ENTRY}
 
 
-def named_checkpoint(directory: Path, index: int) -> str:
-    """The name of the checkpoint of range `index` that the manifest in its folder names. Empty if there is no manifest, or it
+def succeeding(directory: Path, index: int, manifest: Manifest, complete: bool) -> Manifest:
+    """The manifest, with the checkpoints of range `index` that must be kept beside the one that it names.
+
+    Args:
+        directory: The folder with the manifest so far.
+        index: The range.
+        manifest: What comes next.
+        complete: Whether the lead has written it, as the last of all.
+    """
+    try:
+        before = read_manifest(directory / NAME)
+    except (OSError, BadManifest):
+        return manifest
+    if not index or (complete and before.ranges == manifest.ranges):
+        return manifest
+    earlier = {*before.earlier, before.ranges[index].name} - {manifest.ranges[index].name}
+    return replace(manifest, earlier=tuple(sorted(earlier)))
+
+
+def kept_checkpoints(directory: Path, index: int) -> set[str]:
+    """The names of the checkpoints of range `index` that the manifest in its folder keeps. Empty if there is no manifest, or it
     can't be read."""
     try:
-        return read_manifest(directory / NAME).ranges[index].name
+        manifest = read_manifest(directory / NAME)
+        return {manifest.ranges[index].name, *manifest.earlier}
     except (OSError, BadManifest, IndexError):
-        return ""
+        return set()

@@ -48,5 +48,5 @@ class LogMetrics(Collector):
         yield GaugeMetricFamily(
             "gem_log_stalled",
             "1 while the log can't be written, so that no commit is acknowledged; else 0.",
-            int(bool(journal.trouble)),
+            int(journal.stall is not None),
         )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
+from gem_api.process.printable import printable
 from gem_api.ranges import Range
 from safetensors import SafetensorError, safe_open
 
@@ -94,16 +95,16 @@ def _named(manifest: Path, index: int, entry: Entry) -> Path:
     others = []
     for place in places:
         try:
-            content = (place / "state.json").read_bytes()
-        except OSError:
+            content = checkpoint.read_regular(place / "state.json")
+        except (OSError, ValueError):  # ValueError: no file can have such a name
             continue
         if hashlib.sha256(content).hexdigest() == entry.sha256:
             return place
         others.append(str(place))
     looked = f"; {', '.join(others)} is another one or was changed (its SHA-256 differs)" if others else ""
     raise BadRanges(
-        f"{manifest} names {entry.path} of range {index} (on the server at {entry.address}), which is not here{looked}: copy "
-        f"it to {beside / f'range-{index}'}"
+        f"{manifest} names {printable(entry.path)} of range {index} (on the server at {printable(entry.address)}), which is "
+        f"not here{looked}: copy it to {beside / f'range-{index}'}"
     )
 
 

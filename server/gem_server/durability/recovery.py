@@ -214,7 +214,7 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
 def log_position_of(path: Path) -> LogPosition | None:
     """The log position that follows a checkpoint; None if it has no log."""
     try:
-        log = json.loads((path / "state.json").read_text(encoding="utf-8")).get("log")
+        log = json.loads(checkpoint.read_regular(path / "state.json")).get("log")
         return LogPosition(*log) if log else None
     except (OSError, ValueError, TypeError):
         return LogPosition(0, 0)  # it can't be read now: keep all segments, as it may need any

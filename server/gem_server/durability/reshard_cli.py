@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import click
-from gem_api.process.options import SETTINGS
+from gem_api.process.options import SETTINGS, Whole
 from gem_api.ranges import MAX_RANGES, Range
 
 from gem_server.durability import reshard
@@ -17,7 +17,7 @@ from gem_server.durability.range_files import BadRanges
 @click.command(context_settings=SETTINGS, short_help="Cuts a run's checkpoints anew, for another number of servers.")
 @click.argument("source", metavar="IN", type=click.Path(exists=True, path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--ranges", "count", type=click.IntRange(1, MAX_RANGES), required=True, help="The number of servers to come.")
+@click.option("--ranges", "count", type=Whole(1, MAX_RANGES), required=True, help="The number of servers to come.")
 def main(source: Path, out: Path, count: int) -> None:
     """Cuts the checkpoints IN of a run anew, for another number of servers. It reads files only, and changes nothing in IN.
 

@@ -26,7 +26,7 @@ from gem_api.framing import Bytes
 
 from gem_server.core.records import Record
 from gem_server.durability.records import from_text, to_text
-from gem_server.durability.storage import NewFile, Storage
+from gem_server.durability.storage import FULL, NewFile, NoRoom, Storage
 
 _HEADER = struct.Struct("<8sQQI8s")
 _RECORD = struct.Struct("<QQIQI")
@@ -89,7 +89,7 @@ def _take_spare(storage: Storage, directory: Path) -> tuple[Path, NewFile, int]:
 
 
 class SegmentWriter:
-    """A new segment. All methods raise OSError; a batch that failed can be written again.
+    """A new segment. All methods raise OSError, and NoRoom if the disk can't hold it; a batch that failed can be written again.
 
     Args:
         storage: The file operations to write it with.
@@ -138,7 +138,12 @@ class SegmentWriter:
     def _allocate(self, end: int) -> None:
         if end > self._allocated:
             size = -(-end // _ALLOCATION) * _ALLOCATION
-            self._file.allocate(size)
+            try:
+                self._file.allocate(size)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                raise NoRoom(error, size - self._allocated) from None
             self._allocated = size
 
 

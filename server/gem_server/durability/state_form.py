@@ -27,7 +27,7 @@ _LEDGER = {
 # Hyper-parameters that the first checkpoints and logs did not have yet.
 _ADDED_LATER = frozenset({
     "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "decay_versions",
-    "decay_factor", "optimizer", "optimizer_options", "batch_variation",
+    "decay_factor", "optimizer", "optimizer_options", "batch_variation", "warmup_factor",
 })  # fmt: skip
 _STATE = {
     "run_id": str, "hyperparameters": {}, "layout": [(str, [COUNT])],

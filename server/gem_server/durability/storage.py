@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -11,7 +12,16 @@ from typing import Protocol
 
 from gem_api.framing import Bytes
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_PIECES = 1000  # for one system call; the lowest limit in use (IOV_MAX) is 1,024
+
+
+class NoRoom(OSError):
+    """The disk has too little room for a file, which needs `nbytes` bytes more."""
+
+    def __init__(self, error: OSError, nbytes: int) -> None:
+        super().__init__(error.errno, error.strerror)
+        self.nbytes = nbytes
 
 
 class NewFile(Protocol):
@@ -69,6 +79,10 @@ class Storage:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+    def free(self, path: Path) -> int:
+        """Bytes that are free on the disk of a folder."""
+        return shutil.disk_usage(path).free
 
     def sync_directory(self, path: Path) -> None:
         """Returns once a folder's entries (the names of its files) are on the disk."""
