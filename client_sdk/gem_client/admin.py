@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from gem_api.errors import InvalidRequest
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -61,9 +62,9 @@ class Admin:
 
         If several servers hold the model and this one leads, all of them write one, with the same commits of each worker. The
         peers must be reachable from here, with the same credentials. The response is the lead's. An error names the range that
-        failed; no server holds commits back then, and you can try again.
+        failed; no server holds commits back then, and you can try again. Raises InvalidRequest if this server does not lead.
         """
-        status = self.status()
+        status = self._status_of_lead()
         if status.peers:
             with all_ranges(self._stub, status, self._security) as servers:
                 written, _ = checkpoint_all(servers, status.run_id, self._timeout, timeout)
@@ -77,14 +78,24 @@ class Admin:
         """Makes the server apply the queued commits, write a checkpoint and exit; returns how many commits were queued.
 
         If several servers hold the model and this one leads, all of them do so, the lead last. If one can't be reached, the
-        others still exit, and the error names it.
+        others still exit, and the error names it. Raises InvalidRequest if this server does not lead.
         """
-        status = self.status()
+        status = self._status_of_lead("; to stop this one alone, send it SIGTERM")
         if status.peers:
             with all_ranges(self._stub, status, self._security) as servers:
                 return drain_all(servers, self._timeout)
         response: admin_pb2.DrainResponse = self._stub.Drain(admin_pb2.DrainRequest(), timeout=self._timeout)
         return response.queue_length
+
+    def _status_of_lead(self, otherwise: str = "") -> pb.GetStatusResponse:
+        """The status. Raises InvalidRequest if another server leads: only that one knows all ranges."""
+        status = self.status()
+        if status.range_index:
+            raise InvalidRequest(
+                f"this server holds range {status.range_index} of {status.range_count} and does not lead: ask the server of "
+                f"range 0, which does this on all of them{otherwise}"
+            )
+        return status
 
     def quarantine(self) -> list[admin_pb2.QuarantinedWorker]:
         """Returns the quarantined workers, whose gradients were rejected too often; the longest quarantined first."""

@@ -20,14 +20,16 @@ from gem_api.process.options import (
     DURABILITIES,
     SETTINGS,
     Number,
+    Whole,
     WithHeadings,
     given,
     hyperparameter_options,
-    log_format_option,
+    log_options,
     option,
     until_stopped_option,
     without_end,
 )
+from gem_api.process.stacks import print_stacks_on_signal
 from gem_api.ranges import WHOLE, Range
 
 from gem_server.config import ServerConfig, StartError, private_socket
@@ -35,6 +37,7 @@ from gem_server.event_loop import DecidingLoop
 from gem_server.security.tls import TlsFiles
 
 try:
+    print_stacks_on_signal()  # before the imports that take seconds: from here on the signal doesn't end the process
     from gem_server.server import serve
 except RuntimeError as error:  # numba's: no folder to keep compiled code in, as on a read-only root
     if "no locator available" not in str(error):
@@ -149,7 +152,9 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 @option("--tls-key", type=_FILE, help="The certificate's private key, PEM.")
 @option("--tls-client-ca", type=_FILE, help="Reject clients without a certificate from these authorities, PEM.")
 @_config_option(
-    "--metrics-listen", help="Address of the live page (/) and the Prometheus metrics (/metrics); empty: neither is served."
+    "--metrics-listen",
+    help="Address of the live page (/), the Prometheus metrics (/metrics) and the probes (/healthz, /readyz); empty: none of "
+    "them is served.",
 )
 @_config_option("--checkpoint-dir", type=_FOLDER, help="Folder for checkpoints; without it nothing is saved.")
 @_config_option(
@@ -168,7 +173,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     show_default="1G",
     help="With --durability log: write a checkpoint when the log since the last one exceeds this size.",
 )
-@_config_option("--checkpoint-keep", type=click.IntRange(1), help="Checkpoints to keep; older ones are removed.")
+@_config_option("--checkpoint-keep", type=Whole(1), help="Checkpoints to keep; older ones are removed.")
 @_config_option("--resume/--no-resume", help="Continue from the newest checkpoint in --checkpoint-dir, if there is one.")
 @_config_option(
     "--history", type=_FILE, help="CSV file that gets a line for every commit; an existing file is renamed to FILE.old."
@@ -184,7 +189,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 )
 @_config_option(
     "--apply-threads",
-    type=click.IntRange(0),
+    type=Whole(0),
     help="Threads that apply a commit of a large model; 0: one for each core, at most 8.",
 )
 @option(
@@ -197,7 +202,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 )
 @_config_option(
     "--min-workers",
-    type=click.IntRange(1),
+    type=Whole(1),
     help="Hand out the first shard only after this number of workers has joined, so that all start together.",
 )
 @_config_option(
@@ -208,21 +213,22 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 )
 @_config_option(
     "--quarantine-after",
-    type=click.IntRange(0),
+    type=Whole(0),
     show_default="3 with --max-norm-ratio, else 0",
     help="Quarantine a worker after this number of rejected gradients in a row (too large, NaN or infinite); 0: never. "
     "It stays out of the run until gem-ctl quarantine lifts it.",
 )
 @hyperparameter_options(shard_size=(SHARD_SIZE, DERIVED_SHARD_SIZE))
 @until_stopped_option
-@log_format_option
+@log_options
 @click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
     """Runs a GEM parameter server: holds the model's parameters and applies the workers' commits in FIFO order.
 
     Every option can also be set by the environment variable shown with it; a flag wins over the environment.
-    SIGTERM or Ctrl-C finishes the queued commits and writes a checkpoint (with --checkpoint-dir).
+    SIGTERM or Ctrl-C finishes the queued commits and writes a checkpoint (with --checkpoint-dir). SIGUSR1 prints what each
+    thread does to standard error.
 
     Exit status: 0 after SIGTERM, Ctrl-C or gem-ctl drain; 1 after an unexpected error; 2 if the server can't start (wrong
     options, an address in use, no usable checkpoint), or can't write its log or its last checkpoint.
@@ -237,7 +243,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     tune_allocator()
     _allow_many_files()
     end_with_launcher()
-    logger = logs.configure(options["log_format"])
+    logger = logs.configure(options["log_format"], options["log_level"])
     try:
         with asyncio.Runner(loop_factory=DecidingLoop) as runner:
             runner.run(serve(config, logger))

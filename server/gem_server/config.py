@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.process.addresses import is_tcp_address, names_a_port
+from gem_api.process.addresses import is_tcp_address, names_a_port, server_address
 from gem_api.process.host_memory import default_limit
 from gem_api.process.options import DURABILITIES
 from gem_api.ranges import WHOLE, Range
@@ -170,6 +171,14 @@ class ServerConfig:
         for address in self.peers:
             if not names_a_port(address):
                 yield f"--peers names {address!r}: give each server's HOST:PORT, such as 10.0.0.2:50051,10.0.0.3:50051"
+                continue
+            try:
+                server_address(address)
+            except ValueError as error:
+                yield f"--peers: {error}"
+        if twice := [address for address, count in Counter((*self.peers, self.listen)).items() if count > 1]:
+            which = "this server's own address" if self.listen in twice else f"{twice[0]!r} twice"
+            yield f"--peers names {which}: give each other range's server once, in order"
 
 
 _MINIMA = {

@@ -1,8 +1,9 @@
-"""The ports that a server listens on: gRPC with health checks and reflection; HTTP with the live page and metrics."""
+"""The ports that a server listens on: gRPC with health checks and reflection; HTTP with the live page, metrics and probes."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from gem_server.rpc.handlers import rpc_handlers
 from gem_server.security.access import Access
 from gem_server.security.tls import Certificates
 from gem_server.security.tokens import TokenFile
+from gem_server.telemetry.health import Health
 from gem_server.telemetry.live_page import LivePage, LiveStatus
 
 REPLY_GRACE_SECONDS = 5.0
@@ -47,7 +49,8 @@ class Endpoint:
 
     Attributes:
         port: The port that gRPC is served on.
-        http_address: "host:port" of the live page and the metrics; empty if they are not served.
+        http_address: "host:port" of the live page, the metrics and the probes; empty if they are not served.
+        health: Answers the probes.
         access: Identifies callers.
         certificates: The server's certificates; None without TLS.
     """
@@ -55,8 +58,9 @@ class Endpoint:
     def __init__(self, config: ServerConfig, registry: CollectorRegistry, logger: Logger) -> None:
         self._logger = logger
         self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
-        self._health = HealthServicer()
-        self._page = LivePage(registry)
+        self._grpc_health = HealthServicer()
+        self.health = Health()
+        self._page = LivePage(registry, self.health)
         try:
             tokens = TokenFile(config.tokens, logger) if config.tokens is not None else None
             self.certificates = Certificates(config.tls, logger) if config.tls is not None else None
@@ -72,7 +76,7 @@ class Endpoint:
         for service, servicer in ((TRAINING, training), (ADMIN, admin)):
             handlers = rpc_handlers(service, servicer, calls, self.access, self._logger)
             self._server.add_generic_rpc_handlers([handlers])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._grpc_health, self._server)
         if not self.access.asks:
             services = (TRAINING, ADMIN, health_pb2.DESCRIPTOR.services_by_name["Health"])
             names = [service.full_name for service in services]
@@ -82,13 +86,15 @@ class Endpoint:
         """Shows the run on the live page. Call it on the event loop's thread."""
         self._page.show(status, asyncio.get_running_loop())
 
-    async def start(self) -> None:
-        """Serves, and reports it as healthy."""
+    async def start(self, why_stalled: Callable[[], str]) -> None:
+        """Serves, and reports it as healthy. `why_stalled` returns why commits can't be acknowledged; empty if they can."""
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self.health.serving(why_stalled)
 
     async def report_ending(self) -> None:
         """Health checks report from now on that the server is about to stop."""
+        self.health.ending()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def close(self) -> None:
@@ -97,7 +103,7 @@ class Endpoint:
 
     async def _set_health(self, status: int) -> None:
         for name in ("", TRAINING.full_name, ADMIN.full_name):
-            await self._health.set(name, status)
+            await self._grpc_health.set(name, status)
 
 
 def _bind(server: Any, address: str, certificates: Certificates | None) -> int:

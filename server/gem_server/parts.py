@@ -124,6 +124,11 @@ class Parts:
         self.endpoint.add_services(self.training, admin, calls)
         self.endpoint.add_live_status(LiveStatus(core, self.progress, self.curves, self.training.status))
 
+    def why_stalled(self) -> str:
+        """Why no commit can be acknowledged at present; empty if they can. From any thread."""
+        stall = self.group_commit.stall if self.group_commit else None
+        return f"stalled: {stall.why}" if stall is not None else ""
+
     def _queue_length(self) -> int:
         return self.apply_loop.queue_length
 

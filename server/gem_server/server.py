@@ -20,6 +20,7 @@ from gem_server.parts import Parts
 from gem_server.rules import is_users, where_raised
 from gem_server.security.exposure import what_is_open
 from gem_server.telemetry.curves import MIN_INTERVAL
+from gem_server.telemetry.health import BEAT_SECONDS
 from gem_server.warm_up import warm_up
 
 
@@ -112,7 +113,7 @@ class Server:
         """Compiles the update pass, then serves. Raises StartError if the user's own rule fails."""
         try:
             self._warm_up()
-            await self.parts.endpoint.start()
+            await self.parts.endpoint.start(self.parts.why_stalled)
             self.parts.lane.start()
         except BaseException:
             await self._close()
@@ -141,6 +142,7 @@ class Server:
         yield _repeat(min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
         if parts.endpoint.http_address:
             yield _repeat(MIN_INTERVAL, parts.curves.sample)
+            yield _repeat(BEAT_SECONDS, parts.endpoint.health.beat)
         yield _repeat(1.0, parts.commit_path.look_after_hold)
         yield parts.lane.run()
         yield _repeat(1.0, parts.lane.regions.take_back)
@@ -214,7 +216,7 @@ class Server:
             if self._logging.done():
                 self._logging.result()  # raises what ended it
             with suppress(Overloaded):  # the disk is full: the waiting calls got this error, and retry with the next server
-                await group_commit.settled()
+                await group_commit.finished()
         except OSError as error:
             raise StartError(f"can't write the write-ahead log: {error}; acknowledged commits are in it") from error
         finally:

@@ -81,7 +81,7 @@ class Patience:
         return Retry(give_up_after=2.0, clock=lambda: self.now, sleep=self.wait, uniform=lambda low, high: high)
 
 
-def test_without_a_server_that_is_said_once_and_then_briefly(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_server_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.WARNING, "gem_client"),
         connect("127.0.0.1:1", name="ann", retry=Patience().retry()) as session,
@@ -90,9 +90,7 @@ def test_without_a_server_that_is_said_once_and_then_briefly(caplog: pytest.LogC
         session.pull()
     nobody = "no server at 127.0.0.1:1 (is gem-server running?)"
     assert str(raised.value) == nobody
-    first, *others = caplog.messages
-    assert first == f"ann: {nobody}; trying again in 0.1 s"
-    assert others[:2] == ["ann: still the same; trying again in 0.2 s", "ann: still the same; trying again in 0.4 s"]
+    assert caplog.messages == [f"ann: {nobody}; trying again"]
 
 
 def test_gem_ctl_says_in_one_line_that_there_is_no_server() -> None:

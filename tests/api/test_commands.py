@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import faulthandler
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import pytest
+import structlog
 from click.testing import CliRunner
+from gem_api.process import logs
 from gem_api.process.options import heading_of
 from gem_client.ctl.cli import main as ctl
 from gem_server.cli import main as server
@@ -44,6 +53,95 @@ def test_a_list_of_commands_has_one_whole_line_for_each(arguments: list[str]) ->
     lines = text.partition("\nCommands:\n")[2].splitlines()
     assert lines
     assert all(re.fullmatch(r"  [a-z]+ +[A-Z].*\.", line) and "..." not in line for line in lines), text
+
+
+def all_options(command: click.Command) -> Iterator[click.Option]:
+    """The options of a command, and of those in it."""
+    yield from options(command)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from all_options(inner)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_whole_number_is_called_so_in_help_and_errors(name: str) -> None:
+    """Not an "integer range", as click calls it."""
+    whole = [each for each in all_options(COMMANDS[name]) if isinstance(each.type, click.IntRange | type(click.INT))]
+    assert whole
+    for each in whole:
+        with pytest.raises(click.BadParameter, match=r"'1\.5' is not a valid whole number"):
+            each.type.convert("1.5", each, None)
+    assert "INTEGER" not in help_of(COMMANDS[name], name)
+
+
+LOGGING = {name: COMMANDS[name] for name in ("gem-server", "gem-worker", "gem-evaluator")}
+
+
+@pytest.mark.parametrize("name", LOGGING)
+def test_every_command_that_logs_writes_the_lines_that_the_user_asks_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def configured(*settings: str) -> NoReturn:
+        raise RuntimeError(settings)
+
+    monkeypatch.setattr(logs, "configure", configured)
+    for module in ("gem_worker.process.cli", "gem_worker.evaluation.evaluator"):
+        monkeypatch.setattr(f"{module}.stop_on_signals", lambda: None)
+    for given, level in (([], "info"), (["--log-level", "error"], "error")):
+        error = CliRunner().invoke(LOGGING[name], [*given, "--log-format", "json"]).exception
+        assert error is not None
+        assert error.args == (("json", level),)
+
+
+@pytest.mark.parametrize("level", logs.LEVELS)
+def test_less_important_lines_are_left_out(level: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = structlog.get_config()
+    try:
+        logger = logs.configure("json", level)
+        for each in logs.LEVELS:
+            getattr(logger, each)("said")
+    finally:
+        structlog.configure(**before)
+    lines = [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()]
+    assert lines == list(logs.LEVELS[logs.LEVELS.index(level) :])
+
+
+# What a command imports that takes long.
+HEAVY = {
+    "gem_server.cli": "numba", "gem_worker.process.cli": "torch", "gem_worker.evaluation.evaluator": "torch",
+    "gem_worker.launcher.cli": "torch",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", HEAVY)
+def test_usr1_prints_all_stacks_and_ends_nothing_even_while_the_command_is_imported(module: str) -> None:
+    """The signal comes as the long import begins, the earliest moment that matters; what is registered stays."""
+    program = f"""
+import importlib, os, signal, sys, threading
+class Signalling:
+    def find_spec(self, name, *_):
+        if name == {HEAVY[module]!r}:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            print("alive", flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Signalling())
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+importlib.import_module({module!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    assert len(re.findall(r"^(?:Current thread|Thread) 0x", done.stderr, re.MULTILINE)) == 2
+
+
+def test_gem_ctl_prints_its_stacks_too(capfd: pytest.CaptureFixture[str]) -> None:
+    faulthandler.unregister(signal.SIGUSR1)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # or a failure would end the tests
+    CliRunner().invoke(ctl, ["quarantine", "--help"])
+    os.kill(os.getpid(), signal.SIGUSR1)
+    faulthandler.unregister(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+    assert "test_gem_ctl_prints_its_stacks_too" in capfd.readouterr().err
 
 
 def variable(option: click.Option) -> str:

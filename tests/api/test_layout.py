@@ -8,8 +8,9 @@ import struct
 import numpy as np
 import pytest
 from core_helpers import bits
+from gem_api import layout as layout_module
 from gem_api.errors import InvalidRequest, LayoutMismatch
-from gem_api.layout import MAX_PARAMETERS, MAX_TENSORS, Group, Layout, Tensor
+from gem_api.layout import MAX_AXES, MAX_PARAMETERS, MAX_TENSORS, Group, Layout, Tensor
 from gem_api.ranges import Range
 from gem_api.v1 import tensors_pb2 as pb
 from hypothesis import given
@@ -138,6 +139,25 @@ def test_a_layout_that_makes_no_sense_is_refused(pairs: list[tuple[str, tuple[in
 def test_too_many_tensors_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=str(MAX_TENSORS)):
         Layout(tuple(Tensor(f"t{number}", ()) for number in range(MAX_TENSORS + 1)))
+
+
+def test_a_message_with_too_many_tensors_is_refused_before_any_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "_from_spec", lambda spec: pytest.fail("it was converted"))
+    with pytest.raises(InvalidRequest, match=f"{MAX_TENSORS + 1} tensors; at most {MAX_TENSORS}"):
+        Layout.from_message(pb.TensorLayout(tensors=[pb.TensorSpec()] * (MAX_TENSORS + 1)))
+
+
+def test_no_more_axes_of_a_shape_are_converted_than_a_tensor_may_have() -> None:
+    spec = pb.TensorSpec(name="w", shape=[1] * 100_000)
+    assert len(layout_module._from_spec(spec).shape) == MAX_AXES + 1
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_AXES} axes"):
+        Layout.from_message(pb.TensorLayout(tensors=[spec]))
+
+
+def test_a_wire_form_that_was_changed_changes_no_other() -> None:
+    message = TWO.to_message()
+    message.tensors[0].name = "other"
+    assert Layout.from_message(TWO.to_message()) == TWO
 
 
 @pytest.mark.parametrize("bounds", [(0, 10), (9, 18), (0, 0), (5, 4), (9, 9)])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,12 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from click.testing import CliRunner, Result
+from gem_api.errors import ServerUnavailable
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.message_json import as_dict
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, Session, connect
+from gem_client.ctl import text
 from gem_client.ctl.cli import Target, main
 from gem_client.ctl.local_runs import Announcement, find_runs
 from gem_client.torch import Optimizer
@@ -297,12 +302,27 @@ def test_pull_from_an_unreachable_server_is_one_line_on_a_real_terminal(tmp_path
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_output_to_a_full_disk_is_one_line() -> None:
-    command = [sys.executable, "-m", "gem_client", "plan", "--parameters", "1M"]
+@pytest.mark.parametrize("arguments", [["plan", "--parameters", "1M"], ["--help"], ["plan", "--help"]], ids=" ".join)
+def test_output_to_a_full_disk_is_one_line(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "gem_client", *arguments]
     with open("/dev/full", "w") as full:
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=DEADLINE)
     assert result.returncode == 1
     assert result.stderr.splitlines() == ["gem-ctl: can't write: No space left on device"]
+
+
+def test_pull_gives_up_on_a_server_that_never_answers(tmp_path: Path) -> None:
+    """It accepts the connection, and says nothing. The SDK's own limit is 60 seconds."""
+    given: dict[str, Any] = {}
+
+    def connect(address: str, **options: Any) -> Any:
+        given.update(options)
+        raise ServerUnavailable("no answer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gem_client.ctl.cli.connect", connect)
+        ctl("--server", NOBODY, "--timeout", "0.5", "pull", str(tmp_path / "m"))
+    assert given["timeout"] == 0.5
 
 
 def test_pull_gives_up_after_the_timeout_given() -> None:
@@ -394,3 +414,48 @@ def test_help_shows_the_variables_and_defaults() -> None:
     text = ctl("--help").stdout
     assert "GEM_SERVER" in text
     assert "127.0.0.1:50051" in text
+
+
+# -- what others send, and what others install
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e300])
+def test_a_status_with_odd_numbers_is_shown(number: float) -> None:
+    odd = pb.GetStatusResponse(uptime_seconds=number, checkpoint_version=1, checkpoint_age_seconds=number, staleness=number)
+    odd.hyperparameters.CopyFrom(Hyperparameters().to_message())
+    odd.workers.add(name="w", lease_remaining_seconds=number)
+    assert "\ncheckpoint  version 1, " in text.status(odd)
+    assert as_dict(odd)["uptime_seconds"] == (number if math.isfinite(number) else None)
+
+
+def test_a_state_of_a_newer_server_is_shown_by_its_number() -> None:
+    newer = pb.GetStatusResponse()
+    newer.ParseFromString(b"\x10\x63")  # the second field: 99
+    assert text.state(newer) == "state 99"
+    assert as_dict(newer)["state"] == "99"
+
+
+def test_a_command_that_cannot_be_loaded_is_named_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(entry: EntryPoint) -> Any:
+        raise RuntimeError("cannot cache function 'gem': no locator available for file 'kernel.py'")
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    helped = ctl("--help")
+    assert helped.exit_code == 0
+    assert "Can't be loaded: RuntimeError." in helped.stdout
+    for arguments in (["reshard", "--help"], ["log", "verify", "folder"]):
+        result = ctl(*arguments)
+        assert result.exit_code == 1
+        (line,) = result.stderr.splitlines()
+        assert f"can't load the command {arguments[0]}: RuntimeError: cannot cache" in line
+        assert "set NUMBA_CACHE_DIR" in line
+
+
+def test_a_plan_for_more_workers_than_there_can_be_is_wrong_usage() -> None:
+    assert ctl("plan", "--parameters", "1M", "--workers", "9" * 400).exit_code == 2
+
+
+def test_a_pipe_in_place_of_an_address_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / "server.address")
+    assert in_background(lambda: find_runs(tmp_path)).result(DEADLINE) == {}

@@ -12,10 +12,12 @@ import safetensors.numpy
 from client.range_helpers import GRADIENT, SHAPES, SIZE, Ranges, large_model, ranges
 from ctl.test_ctl import as_json, ctl, names_of, on
 from ctl.test_top_picture import crew, drawn, status, watched, worker
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Session, connect
-from gem_client.ctl.ranges import Peers, RangeState, lines
+from gem_client.ctl.ranges import Peers, RangeState, _Server, lines
 from gem_client.ctl.watch import Watch
+from gem_client.range_checkpoint import most_apart
 from live import config, serving
 
 
@@ -58,6 +60,41 @@ def test_status_of_another_range_says_which_it_is_and_whom_to_ask(several: Range
     text = on(several.lives[1], "status").stdout
     assert "\nrange       1 of 3: ask the server of range 0 for the whole run\n" in text
     assert "range  server" not in text
+
+
+def test_every_range_shows_the_end_of_the_run_which_only_the_lead_knows(tmp_path: Path) -> None:
+    settings = Hyperparameters(rule="downpour", epochs=1, batch_size=4, shard_size=4)
+    with ranges(tmp_path, 2, settings) as run, connect(run.address) as session:
+        session.join(large_model())
+        for _ in session.shards(4):
+            session.commit(GRADIENT)
+        states = [row[-1] for row in ranges_of(ctl("--server", run.address, "status").stdout)]
+        assert states == ["complete", "complete"]
+        (other,) = as_json(ctl("--server", run.address, "status", "--json"))["ranges"]
+        assert other["status"]["state"] == "RUN_STATE_COMPLETE"
+        alone = on(run.lives[1], "status").stdout
+        assert ", following, up " in alone
+        assert "ask the server of range 0 for the whole run" in alone
+
+
+def test_what_a_range_says_of_itself_alone_stays_its_own() -> None:
+    """A lead that shuts down says nothing of the others, nor does one of another run."""
+    own = pb.GetStatusResponse(run_id="r", state=pb.RUN_STATE_FOLLOWING, range_index=1, range_count=2)
+    draining = pb.GetStatusResponse(run_id="r", state=pb.RUN_STATE_DRAINING, range_count=2)
+    complete = pb.GetStatusResponse(run_id="r", state=pb.RUN_STATE_COMPLETE, range_count=2)
+    assert shown_state(own, draining) == pb.RUN_STATE_FOLLOWING
+    assert shown_state(own, complete) == pb.RUN_STATE_COMPLETE
+    assert own.state == pb.RUN_STATE_FOLLOWING
+    own.state = pb.RUN_STATE_DRAINING
+    assert shown_state(own, complete) == pb.RUN_STATE_DRAINING
+
+
+def shown_state(own: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> pb.RunState:
+    server = _Server("h:1", _admin)
+    server._status = own
+    status = server.state(1, lead).status
+    assert status is not None
+    return status.state
 
 
 def test_status_says_which_range_is_out_of_reach_and_shows_the_others(several: Ranges, session: Session) -> None:
@@ -110,6 +147,39 @@ def _admin(address: str):  # type: ignore[no-untyped-def]
     from gem_client import Admin
 
     return Admin(address, 5.0)
+
+
+# -- checkpoint
+
+
+def test_a_checkpoint_of_several_servers_is_not_copied_in_part(several: Ranges, session: Session, tmp_path: Path) -> None:
+    """Nor written: the operator sees at once what to do."""
+    before = sorted(tmp_path.rglob("checkpoint-*"))
+    result = ctl("--server", several.address, "checkpoint", "--to", str(tmp_path / "copies"))
+    assert result.exit_code == 1
+    assert "--to is for a single server, and this run has 3" in result.stderr
+    assert "copy each server's folder" in result.stderr
+    assert not (tmp_path / "copies").exists()
+    assert sorted(tmp_path.rglob("checkpoint-*")) == before
+
+
+def test_a_range_that_is_older_than_workers_can_cause_is_named(several: Ranges, session: Session) -> None:
+    lead = _admin(several.address).status()
+    with Peers(_admin) as peers:
+        assert [state.trouble for state in peers.look(lead, 10.0)] == ["", ""]
+        lead.version += most_apart(lead, lead)
+        assert [state.trouble for state in peers.look(lead, 10.0)] == ["", ""]
+        lead.version += 1
+        troubles = [state.trouble for state in peers.look(lead, 10.0)]
+    assert all(trouble.startswith(f"older than range 0, at version {lead.version}: ") for trouble in troubles)
+
+
+@pytest.mark.parametrize("command", ["checkpoint", "drain"])
+def test_a_server_that_does_not_lead_does_nothing_for_all(several: Ranges, session: Session, command: str) -> None:
+    result = on(several.lives[1], command)
+    assert result.exit_code == 1
+    assert "holds range 1 of 3 and does not lead: ask the server of range 0" in result.stderr
+    assert session.commit(GRADIENT).version == 2
 
 
 # -- pull

@@ -348,6 +348,19 @@ def test_workers_that_are_off_are_counted_where_there_is_no_room_for_them() -> N
     assert drawn(watched(status(workers=workers)), 80, 24)[-1] == "… and 88 more  ! 2 of them abnormal"
 
 
+def test_only_the_rows_that_fit_are_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
+    formatted: list[str] = []
+    cells = Picture._cells
+
+    def counted(self: Picture, worker: pb.WorkerStatus, workers: int) -> dict[str, tuple[str, bool]]:
+        formatted.append(worker.name)
+        return cells(self, worker, workers)
+
+    monkeypatch.setattr(Picture, "_cells", counted)
+    drawn(watched(status(workers=crew(500))), 80, 24)
+    assert 0 < len(formatted) < 24
+
+
 def test_every_worker_is_there_where_the_height_has_no_end() -> None:
     assert len(names(drawn(watched(status(workers=crew(100))), height=None))) == 100
 

@@ -20,6 +20,7 @@ from gem_server.cli import main as server
 from gem_server.config import ServerConfig
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
+from live import config, serving
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -189,6 +190,25 @@ def test_only_the_server_gets_what_others_could_be_impersonated_with() -> None:
             assert secrets <= {f"{service}-token", "ca.pem"}
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)], ids=["tokens first", "TLS first"])
+def test_the_pages_commands_make_secrets_that_the_containers_can_read(order: tuple[int, ...], tmp_path: Path) -> None:
+    """The containers' user is neither the files' owner nor in their group."""
+    page = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(openssl .*?|mkdir .*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    (tmp_path / "docker").write_text("#!/bin/sh\n", encoding="utf-8")
+    (tmp_path / "docker").chmod(0o755)
+    for block in (blocks[each] for each in order):
+        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        subprocess.run(["bash", "-ec", "umask 077\n" + block], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    secrets = tmp_path / "secrets"
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    for name in ("compose.tokens.yml", "compose.tls.yml"):
+        for secret in override(name)["secrets"]:
+            assert (secrets / secret).stat().st_mode & 0o777 == 0o644, secret
+
+
 def test_secrets_are_kept_out_of_git_and_of_the_images() -> None:
     assert "secrets/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()
     allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
@@ -244,6 +264,23 @@ def test_clients_connect_to_the_lead_and_wait_for_both() -> None:
     assert COMPOSE["x-worker"]["depends_on"] == {"server": {"condition": "service_healthy"}}
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_the_health_check_is_that_of_a_server_that_is_ready() -> None:
+    command, *arguments = COMPOSE["services"]["server"]["healthcheck"]["test"]
+    assert command == "CMD"
+    with serving(config(metrics_listen="127.0.0.1:0")) as live:
+        address = live.server.parts.endpoint.http_address
+        (host, port), script = address.split(":"), arguments[-1].replace("$$", "$")
+        assert "GEM_METRICS_LISTEN=0.0.0.0:9464" in DOCKERFILE
+        check = [*arguments[:-1], script.replace("/127.0.0.1/9464", f"/{host}/{port}")]
+        done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "ready")
+        live.server.parts.endpoint.health.ending()
+        done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout.splitlines()[-1][:13]) == (1, "shutting down")
+    assert subprocess.run([*check], capture_output=True, timeout=60).returncode == 1, "nobody serves there"
+
+
 def test_prometheus_scrapes_both_servers_and_all_else_is_the_same() -> None:
     (volume,) = RANGES["services"]["prometheus"]["volumes"]
     source, target, _ = volume.split(":")
@@ -253,12 +290,28 @@ def test_prometheus_scrapes_both_servers_and_all_else_is_the_same() -> None:
     assert both == one.replace('["server:9464"]', str([f"{service}:9464" for service in SERVERS]).replace("'", '"'))
 
 
-@pytest.mark.skipif(shutil.which("docker") is None, reason="Docker's compose plug-in is not installed")
+def require_compose() -> None:
+    """Skips the test without Docker's compose plug-in. Without it, `docker` reads compose's options as its own."""
+    if shutil.which("docker") is None or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        pytest.skip("Docker's compose plug-in is not installed")
+
+
+@pytest.mark.parametrize("has_docker", [False, True])
+def test_without_the_plug_in_compose_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_docker: bool) -> None:
+    """Docker without the plug-in: `docker compose version` is an unknown command, and --env-file an unknown flag."""
+    if has_docker:
+        docker = tmp_path / "docker"
+        docker.write_text('#!/bin/sh\necho "unknown flag or command: $*" >&2\nexit 125\n', encoding="utf-8")
+        docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
+    with pytest.raises(pytest.skip.Exception):
+        test_compose_accepts_the_files_together()
+
+
 def test_compose_accepts_the_files_together() -> None:
+    require_compose()
     command = ["docker", "compose", "--env-file", os.devnull, "-f", "docker-compose.yml", "-f", "deploy/compose.ranges.yml"]
     done = subprocess.run([*command, "config", "--format", "json"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    if done.returncode and "is not a docker command" in done.stderr:
-        pytest.skip("Docker's compose plug-in is not installed")
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
     first, second = (services[service] for service in SERVERS)

@@ -17,12 +17,11 @@ import subprocess
 import tarfile
 import threading
 import time
+import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
 from engines.chart import Object
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 HELPER = "gem-server:chart-test"  # makes volumes as root, which owns what the kubelet makes
 POD = {"containers", "initContainers", "volumes", "securityContext", "restartPolicy", "terminationGracePeriodSeconds",
@@ -81,17 +80,14 @@ class Container:
     def probe(self, probe: str) -> bool:
         """Probes the container once, as the kubelet does."""
         wanted = self.spec[probe]
-        if "exec" in wanted:
-            command = ["docker", "exec", self.name, *wanted["exec"]["command"]]
-            return not subprocess.run(command, capture_output=True, timeout=60).returncode
-        with grpc.insecure_channel(f"{self.address}:{wanted['grpc']['port']}") as channel:
-            try:
-                answer = health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(), timeout=wanted["timeoutSeconds"]
-                )
-            except grpc.RpcError:
-                return False
-            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        ports = {port["name"]: port["containerPort"] for port in self.spec["ports"]}
+        get = wanted["httpGet"]
+        try:
+            url = f"http://{self.address}:{ports[get['port']]}{get['path']}"
+            with urllib.request.urlopen(url, timeout=wanted["timeoutSeconds"]):
+                return True
+        except OSError:  # refused, too late, or answered with an error
+            return False
 
 
 class Cluster:

@@ -315,11 +315,13 @@ def test_services_select_the_servers_pod_and_name_ports_that_it_has() -> None:
     assert stateful["spec"]["serviceName"] == headless["metadata"]["name"]
 
 
-def test_probes_speak_the_protocol_of_the_port() -> None:
-    for values, kind in (({}, "grpc"), (values_of("tls"), "exec")):
-        container = found(objects(values), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert kind in container[probe], f"{probe} of {values}"
+def test_a_server_is_replaced_only_if_it_hangs_and_gets_workers_only_if_it_can_train() -> None:
+    container = found(objects(), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    probes = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "readiness", "liveness")}
+    assert {probe: get["path"] for probe, get in probes.items()} == {
+        "startup": "/readyz", "readiness": "/readyz", "liveness": "/healthz",
+    }  # fmt: skip
+    assert {get["port"] for get in probes.values()} == {"http"}
     assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] == 1800
 
 

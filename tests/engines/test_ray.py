@@ -21,7 +21,7 @@ from engines.ray_cluster import OnRay, RayCluster
 from gem_client import Admin, Unauthenticated
 from gem_client.ctl.cli import main as ctl
 from gem_worker.launcher import on_ray
-from gem_worker.launcher.cluster import ClusterError
+from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError
 from gem_worker.launcher.on_ray import Actor, actor_class, parsed
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.ray import RunError
@@ -184,6 +184,17 @@ def test_a_task_that_only_this_process_has_is_answered_with_working_dir(train: C
     assert "can't import 'nowhere_else' for task 'nowhere_else:Good'" in str(told.value)
 
 
+def test_an_actor_that_dies_during_its_imports_ends_the_run_with_what_to_look_at(
+    train: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "structlog.py").write_text("import os\nos._exit(7)\n")  # a library of ours that Ray does not import
+    with pytest.raises(RunError) as told:
+        train("digits", workers=1, runtime_env={"working_dir": str(tmp_path)})
+    assert "worker-0 ended with status 2:" in str(told.value)
+    assert f"Ray started it {MAX_RESTARTS + 1} times at most, and it ended before it could begin" in str(told.value)
+    assert "/tmp/ray/session_latest/logs/worker-*.err" in str(told.value)
+
+
 def test_workers_start_in_the_working_dir_and_one_that_failed_is_started_again(
     train: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,7 +287,7 @@ def test_what_ray_reserves_for_an_actor() -> None:
     assert parsed("CPU=1, GPU=0.5,node=1") == {"CPU": 1.0, "GPU": 0.5, "node": 1.0}
     options = actor_class({"CPU": 2.0, "GPU": 0.5, "node": 1.0, "memory": 1e9})._default_options
     assert (options["num_cpus"], options["num_gpus"], options["resources"]) == (2.0, 0.5, {"node": 1.0})
-    assert (options["memory"], options["max_restarts"], options["max_task_retries"]) == (1e9, -1, -1)
+    assert (options["memory"], options["max_restarts"], options["max_task_retries"]) == (1e9, MAX_RESTARTS, -1)
 
 
 @pytest.mark.parametrize("text", ["CPU=inf", "CPU=nan", "CPU=-1", "CPU", "GPU=0.5.1"])

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import structlog
 from core_helpers import commit, make_core, start
+from gem_api.history import COLUMNS, read_history
 from gem_server.apply_loop import Timing
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.curves import MAX_POINTS, MIN_INTERVAL, Curves, Point
-from gem_server.telemetry.history import COLUMNS, History, curves
+from gem_server.telemetry.history import EarlierCurves, History
 from gem_server.telemetry.progress import Evaluation, Progress
 
 NO_TIME = Timing(0.0, 0.0)
@@ -134,8 +135,17 @@ def row(version: int, at: float, loss: object = 0.5, pi: object = "", discarded:
     return [str(values.get(name, "")) for name in COLUMNS]
 
 
-def test_a_history_becomes_curves_over_all_of_its_time() -> None:
-    points = curves([row(n, 1.7e9 + n / 10, loss=1000 - n, pi=0.5) for n in range(1, 100_001)])
+def curves(path: Path, rows: list[list[str]]) -> list[Point]:
+    """The points of a history with these rows."""
+    path.write_text("".join(",".join(fields) + "\r\n" for fields in [list(COLUMNS), *rows]))
+    earlier = EarlierCurves()
+    for piece in read_history(path):
+        earlier.add(piece.columns)
+    return earlier.points()
+
+
+def test_a_history_becomes_curves_over_all_of_its_time(tmp_path: Path) -> None:
+    points = curves(tmp_path / "h.csv", [row(n, 1.7e9 + n / 10, loss=1000 - n, pi=0.5) for n in range(1, 100_001)])
     assert len(points) == MAX_POINTS // 2
     assert (points[0].seconds, points[0].version, points[0].loss) == (0.0, 1, 999.0)
     assert points[-1].seconds == pytest.approx(9999.9)
@@ -146,25 +156,25 @@ def test_a_history_becomes_curves_over_all_of_its_time() -> None:
     assert seconds(points) == sorted(set(seconds(points)))
 
 
-def test_a_time_without_a_server_counts_as_a_minute_and_a_clock_set_back_as_nothing() -> None:
+def test_a_time_without_a_server_counts_as_a_minute_and_a_clock_set_back_as_nothing(tmp_path: Path) -> None:
     times = [0.0, 1.0, 2.0, 86400.0, 86401.0, 500.0, 501.0]
-    points = curves([row(n + 1, at) for n, at in enumerate(times)])
+    points = curves(tmp_path / "h.csv", [row(n + 1, at) for n, at in enumerate(times)])
     assert points[-1].seconds == pytest.approx(1 + 1 + 60 + 1 + 0 + 1)
 
 
-@pytest.mark.parametrize("damage", ["", "x", "nan", "inf", "-1e999"])
-def test_what_is_not_a_number_in_a_history_counts_as_unknown(damage: str) -> None:
+@pytest.mark.parametrize("damage", ["", "nan", "inf", "-1e999"])
+def test_what_is_not_a_number_in_a_history_counts_as_unknown(damage: str, tmp_path: Path) -> None:
     lines = [row(1, 1.0, loss=damage, pi=damage), row(2, 2.0)]
     lines[1][COLUMNS.index("unix_seconds")] = damage
-    points = curves(lines)
+    points = curves(tmp_path / "h.csv", lines)
     assert [point.version for point in points] in ([1, 2], [2])
     assert points[-1].loss == 0.5
     assert points[-1].pi_median is None
     assert all(math.isfinite(point.seconds) for point in points)
 
 
-def test_no_history_gives_no_points() -> None:
-    assert curves([]) == []
+def test_no_history_gives_no_points(tmp_path: Path) -> None:
+    assert curves(tmp_path / "h.csv", []) == []
 
 
 def test_a_resumed_run_shows_its_earlier_curve(watched: Watched, tmp_path: Path) -> None:
@@ -188,9 +198,9 @@ def test_a_resumed_run_shows_its_earlier_curve(watched: Watched, tmp_path: Path)
     assert resumed.curves.until_now()[-1].version == 220
 
 
-def test_a_long_run_that_is_resumed_again_and_again_keeps_the_shape_of_its_curve(watched: Watched) -> None:
+def test_a_long_run_that_is_resumed_again_and_again_keeps_the_shape_of_its_curve(watched: Watched, tmp_path: Path) -> None:
     """New points are as far apart as the earlier ones, so that thinning out treats all of them alike."""
-    earlier = curves([row(n, 1.7e9 + 10.0 * n) for n in range(1, 10_001)])  # 28 hours
+    earlier = curves(tmp_path / "h.csv", [row(n, 1.7e9 + 10.0 * n) for n in range(1, 10_001)])  # 28 hours
     watched.commit()
     resumed = Watched(watched.core, earlier=earlier)
     resumed.train(3600)

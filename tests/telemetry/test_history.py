@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,10 +12,11 @@ from typing import Any, cast
 import pytest
 import structlog
 from core_helpers import commit, make_core, start
+from gem_api.history import COLUMNS
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.apply_loop import Timing
 from gem_server.core.state_machine import Core
-from gem_server.telemetry.history import COLUMNS, History, open_history
+from gem_server.telemetry.history import History, open_history
 from live import config, serving
 from wire_client import wired
 
@@ -214,6 +216,64 @@ def test_a_damaged_history_is_set_aside_and_a_new_one_begun(content: bytes, tmp_
     assert [row["ticket"] for row in rows(path)] == ["4"]
     assert (tmp_path / "history.csv.old").read_bytes() == content
     assert len(log.warnings) == 1
+
+
+def test_a_damaged_line_takes_no_other_with_it(tmp_path: Path) -> None:
+    """An unbalanced quote does not make one field of all that follows. The file as it was is kept, as a line is lost."""
+    path, core, log = tmp_path / "history.csv", training(), Log()
+    write_commits(core, path, 5).close()
+    lines = path.read_text().splitlines(keepends=True)
+    lines[2] = lines[2].replace("ann", '"ann')
+    path.write_text("".join(lines))
+    history = open_history(path, core.next_ticket, lambda: 0.0, cast(Any, log))
+    assert history is not None
+    history.close()
+    assert versions(path) == [1, 3, 4, 5]
+    assert (tmp_path / "history.csv.old").read_text() == "".join(lines)
+    assert "1 of its lines" in str(log.warnings)
+
+
+def test_a_damaged_line_costs_that_line_alone_and_the_file_is_kept_as_it_was(tmp_path: Path) -> None:
+    path, log, core = tmp_path / "history.csv", Log(), training()
+    write_commits(core, path, 3).close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    content = b"".join([*lines[:2], b"3,7,\0\0\0\r\n", b"no line\r\n", *lines[2:]])
+    path.write_bytes(content)
+    history = open_history(path, core.next_ticket, lambda: 0.0, cast(Any, log))
+    assert history is not None
+    history.close()
+    assert path.read_bytes() == b"".join(lines)
+    assert (tmp_path / "history.csv.old").read_bytes() == content
+    assert log.warnings == ["2 of its lines can't be read"]
+    assert history.earlier[-1].version == 3
+
+
+def test_a_history_with_other_columns_is_set_aside(tmp_path: Path) -> None:
+    path, log = tmp_path / "history.csv", Log()
+    path.write_text("ticket,version,worker\n1,1,ann\n")
+    history = open_history(path, 4, lambda: 0.0, cast(Any, log))
+    assert history is not None
+    history.close()
+    assert rows(path) == []
+    assert (tmp_path / "history.csv.old").exists()
+    assert log.warnings == ["it has other columns: ticket, version, worker"]
+
+
+def test_a_long_history_is_taken_over_in_little_memory(tmp_path: Path) -> None:
+    path, count = tmp_path / "history.csv", 100_000
+    with path.open("w", newline="") as file:
+        file.write(",".join(COLUMNS) + "\r\n")
+        file.writelines(f"{n},{n},{1.7e9 + n},ann,{n},0,3,0.5,8,0.5,0,0,1,1\r\n" for n in range(1, count + 1))
+    size = path.stat().st_size
+    tracemalloc.start()
+    try:
+        history = History(path, count + 1, lambda: 0.0, structlog.get_logger())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    history.close()
+    assert (path.stat().st_size, history.earlier[-1].version) == (size, count)
+    assert peak < 12e6, f"{peak / 1e6:.1f} MB for a file of {size / 1e6:.1f} MB"
 
 
 def a_folder(path: Path) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import http.client
-import json
 import math
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +18,16 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.config import StartError
 from gem_server.security.exposure import what_is_open
 from gem_server.telemetry.curves import Point
+from gem_server.telemetry.health import Health
 from gem_server.telemetry.live_page import MAX_WORKERS, LivePage
 from live import DEADLINE, Live, config, serving, wait_until
 from prometheus_client import CollectorRegistry, generate_latest
+from telemetry.http_client import Response, ask_address
 from wire_client import SMALL, Wire, wired
 
 
-@dataclass
-class Response:
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-    def json(self) -> Any:
-        def refuse(constant: str) -> None:
-            raise AssertionError(f"{constant} is not JSON")
-
-        return json.loads(self.body, parse_constant=refuse)
-
-
 def ask(live: Live, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Response:
-    host, _, port = live.server.parts.endpoint.http_address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE)
-    try:
-        connection.request(method, path, headers=headers or {})
-        response = connection.getresponse()
-        return Response(response.status, response.headers, response.read())
-    finally:
-        connection.close()
+    return ask_address(live.server.parts.endpoint.http_address, path, method, headers)
 
 
 def status(live: Live, ready: Callable[[Any], Any] = lambda _: True) -> Any:
@@ -96,18 +75,21 @@ def test_the_page_is_one_file_that_needs_nothing_else(paged: Live) -> None:
 def test_an_unknown_path_is_not_found_and_told_which_ones_exist(path: str, paged: Live) -> None:
     response = ask(paged, path)
     assert response.status == 404
-    assert response.body == b"the live page is at /, its data at /status.json, Prometheus metrics at /metrics\n"
+    assert (
+        response.body
+        == b"the live page is at /, its data at /status.json, Prometheus metrics at /metrics, probes at /healthz and /readyz\n"
+    )
     assert response.headers["Content-Type"].startswith("text/plain")
 
 
-@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics"])
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/readyz"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
 def test_nothing_can_be_changed_here(method: str, path: str, paged: Live) -> None:
     response = ask(paged, path, method)
     assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
 
 
-@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/x"])
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/readyz", "/x"])
 def test_head_is_get_without_its_body(path: str, paged: Live) -> None:
     got, head = ask(paged, path), ask(paged, path, "HEAD")
     assert (head.status, head.body, head.headers["Content-Type"]) == (got.status, b"", got.headers["Content-Type"])
@@ -122,7 +104,7 @@ def test_metrics_are_byte_for_byte_what_prometheus_client_writes() -> None:
     registry = CollectorRegistry()
     started: list[Any] = []
     environ: Any = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "HTTP_ACCEPT": "text/plain"}
-    body = b"".join(LivePage(registry)(environ, lambda *line: started.extend(line)))  # type: ignore[arg-type]
+    body = b"".join(LivePage(registry, Health())(environ, lambda *line: started.extend(line)))  # type: ignore[arg-type]
     assert body == generate_latest(registry)
     assert started[0] == "200 OK"
 
@@ -193,7 +175,7 @@ def test_many_readers_cost_the_server_one_status() -> None:
     """A reader cannot make the event loop work more often than twice a second."""
     taken: list[float] = []
     now = [100.0]
-    page = LivePage(CollectorRegistry(), lambda: now[0])
+    page = LivePage(CollectorRegistry(), Health(), lambda: now[0])
     page._read = lambda: taken.append(now[0]) or b"{}"  # type: ignore[func-returns-value]
     environ: Any = {"REQUEST_METHOD": "GET", "PATH_INFO": "/status.json"}
     for tenth in range(1000):
@@ -223,7 +205,7 @@ def _not_ok(response: Response) -> Response | None:
 
 
 def test_before_the_run_is_there_the_page_is_and_its_status_says_so() -> None:
-    page, started = LivePage(CollectorRegistry()), []
+    page, started = LivePage(CollectorRegistry(), Health()), []
     for path, expected in (("/", "200 OK"), ("/status.json", "503 Service Unavailable")):
         environ: Any = {"REQUEST_METHOD": "GET", "PATH_INFO": path}
         page(environ, lambda line, headers: started.append(line))  # type: ignore[arg-type]

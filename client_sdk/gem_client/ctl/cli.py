@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
-import os
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 from gem_api import __version__
@@ -24,16 +22,19 @@ from gem_api.process.options import (
     SETTINGS,
     Number,
     ServerAddress,
+    Whole,
     WithHeadings,
     credential_options,
     credentials,
     option,
 )
 from gem_api.process.printable import printable
+from gem_api.process.stacks import print_stacks_on_signal
 from safetensors.numpy import save
 
 from gem_client import Admin, GemError, Retry, connect
-from gem_client.ctl import ranges, text
+from gem_client.ctl import output, ranges, text
+from gem_client.ctl.backup import BackupFailed, copy_checkpoint
 from gem_client.ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_client.ctl.picture import SORTS
 from gem_client.ctl.plan_command import plan_run
@@ -108,7 +109,7 @@ class _TypedErrors(WithHeadings, click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
         plugins = entry_points(group=_PLUGINS, name=cmd_name) if command is None else ()
-        return next((entry.load() for entry in plugins), command)
+        return next((_loaded(entry) for entry in plugins), command)
 
     @interruptible()
     def invoke(self, ctx: click.Context) -> Any:
@@ -117,11 +118,32 @@ class _TypedErrors(WithHeadings, click.Group):
         except GemError as error:
             click.echo(f"gem-ctl: {printable(text.error(error))}", err=True)
             sys.exit(1)
-        except OSError as error:
+
+    def main(self, *args: Any, **named: Any) -> Any:
+        try:
+            return super().main(*args, **named)
+        except OSError as error:  # not in `invoke`: help is printed before that
             if error.errno != errno.ENOSPC:
                 raise
             click.echo(f"gem-ctl: can't write: {error.strerror}", err=True)
             sys.exit(1)
+
+
+def _loaded(entry: EntryPoint) -> click.Command:
+    """A command of another package. If that can't be imported, one that says why: it must not take the others with it."""
+    try:
+        return cast(click.Command, entry.load())
+    except Exception as error:  # anything may happen in there
+        why = printable(f"{type(error).__name__}: {error}")
+        hint = "; set NUMBA_CACHE_DIR to a folder that you may write to" if "cannot cache function" in why else ""
+
+        def fail(_: list[str]) -> None:
+            raise click.ClickException(f"can't load the command {entry.name}: {why}{hint}")
+
+        rest = click.Argument(["_"], nargs=-1, type=click.UNPROCESSED)
+        settings = {"ignore_unknown_options": True, "help_option_names": []}
+        short = f"Can't be loaded: {type(error).__name__}."
+        return click.Command(entry.name, settings, fail, [rest], short_help=short)
 
 
 @click.group(cls=_TypedErrors, context_settings=SETTINGS)
@@ -157,6 +179,7 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
     Exit status of every command: 0 on success; 1 if it failed (the server is unreachable, rejects the request or is shutting
     down, a file can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends top with 0.
     """
+    print_stacks_on_signal()
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
     context.obj = Target(server, runs, timeout, options)
 
@@ -187,9 +210,7 @@ def status(target: Target, as_json: bool) -> None:
 
 @main.command(short_help="Shows the run live, until Ctrl-C.")
 @option("--every", envvar="GEM_TOP_EVERY", type=Number(0.01), default=1.0, help="Seconds between two updates.")
-@option(
-    "--count", envvar="GEM_TOP_COUNT", type=click.IntRange(min=0), default=0, help="Exit after this many updates; 0: never."
-)
+@option("--count", envvar="GEM_TOP_COUNT", type=Whole(min=0), default=0, help="Exit after this many updates; 0: never.")
 @option(
     "--sort",
     envvar="GEM_TOP_SORT",
@@ -222,15 +243,17 @@ def pull(target: Target, out: Path) -> None:
         what = _pull(target, out)
     except OSError as error:
         raise click.ClickException(f"can't write {out}: {error}") from error
-    click.echo(f"wrote {out}: {what}", err=str(out) == "-")
+    click.echo(f"wrote {out}: {what}", err=output.is_standard_output(out))
 
 
 def _pull(target: Target, out: Path) -> str:
     """Saves the model; returns what it is. Raises GemError or OSError."""
-    with connect(target.server, retry=Retry(give_up_after=target.timeout), **target.credentials()) as session:
+    with connect(
+        target.server, timeout=target.timeout, retry=Retry(give_up_after=target.timeout), **target.credentials()
+    ) as session:
         theta = session.pull()
         tensors = session.layout.split(theta)
-        _write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
+        output.write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
         return f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
 
 
@@ -319,10 +342,10 @@ def report(target: Target, run: Path | None, out: Path | None, prometheus: str |
     else:
         path, what, page = from_files(folder, out)
     try:
-        _write(path, page.encode(errors="replace"))
+        output.write(path, page.encode(errors="replace"))
     except OSError as error:
         raise click.ClickException(f"can't write the report: {error}") from error
-    click.echo(f"wrote {path}: {what}", err=str(path) == "-")
+    click.echo(f"wrote {path}: {what}", err=output.is_standard_output(path))
 
 
 @main.command(short_help="Exits with 0 if the server is healthy, else with 1.")
@@ -336,18 +359,38 @@ def health(target: Target) -> None:
 
 
 @main.command(short_help="Makes the server write a checkpoint now.")
+@click.option(
+    "--to",
+    envvar="GEM_CHECKPOINT_TO",
+    show_envvar=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Copy the checkpoint into this folder, for a backup. Run it where the server runs: the file system is the way there.",
+)
 @click.pass_obj
-def checkpoint(target: Target) -> None:
+def checkpoint(target: Target, to: Path | None) -> None:
     """Makes the server write a checkpoint now, and waits until it is written.
 
+    With --to, copies it to a folder that the server leaves alone, and checks the copy. A server resumes from a copy with
+    --resume --checkpoint-dir and that folder.
+
     Several servers that hold the model together write one each, with the same commits of every worker. A file manifest.json
-    beside it says which belong together; gem-ctl reshard reads it.
+    beside it says which belong together; gem-ctl reshard reads it. --to is for a single server.
     """
     with target.admin() as admin:
         ranges = admin.status().range_count
+        if to is not None and ranges > 1:
+            raise click.ClickException(
+                f"--to is for a single server, and this run has {ranges}: leave it out, then copy each server's folder; the "
+                "servers keep this checkpoint until the next gem-ctl checkpoint"
+            )
         written = admin.checkpoint()
     where = "on the server" if ranges <= 1 else f"on the server of range 0; manifest.json beside it names those of all {ranges}"
     click.echo(f"checkpoint of version {written.version} in {printable(written.path)} ({where})")
+    if to is not None:
+        try:
+            click.echo(f"copied to {copy_checkpoint(Path(written.path), written.sha256, to)}")
+        except BackupFailed as error:
+            raise click.ClickException(printable(str(error))) from error
 
 
 @main.command(short_help="Shuts the server down without losing a commit.")
@@ -393,21 +436,3 @@ def lift_quarantine(target: Target, worker: str) -> None:
     with target.admin() as admin:
         admin.lift_quarantine(worker)
     click.echo(f"{printable(worker)} may register again")
-
-
-def _write(out: Path, content: bytes) -> None:
-    """Writes a file atomically, or to standard output if `out` is "-". Raises OSError."""
-    if str(out) == "-":
-        sys.stdout.buffer.write(content)
-        return
-    if out.exists() and not out.is_file():  # a pipe or a device is written to, never replaced
-        out.write_bytes(content)
-        return
-    scratch = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        scratch.write_bytes(content)
-        scratch.replace(out)
-    except OSError:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
-        raise

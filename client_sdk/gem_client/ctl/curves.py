@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from gem_client.ctl.history import Column, Piece
+from gem_api.history import Column, Piece
 
 Flags = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
@@ -112,6 +111,16 @@ class Curves:
         """The mean of a column over the lines of each bin; NaN without a finite number."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray((self._sums[name] / self._known[name])[self._filled()])
+
+    def total_mean(self, name: str) -> float | None:
+        """The mean of a column over all lines; None without a finite number."""
+        known = self._known[name].sum()
+        return float(self._sums[name].sum() / known) if known else None
+
+    def staleness_below(self, share: float) -> float | None:
+        """The staleness that this share of the applied commits did not exceed; None without commits."""
+        counts = np.cumsum(self.distribution)
+        return float(np.searchsorted(counts, share * counts[-1])) if counts[-1] else None
 
     def smoothed(self, name: str, commits: int) -> Column:
         """The mean of a column over each bin and the bins before it, which hold about `commits` commits together."""

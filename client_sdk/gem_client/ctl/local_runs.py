@@ -44,6 +44,8 @@ def find_runs(runs: Path) -> dict[Path, str]:
     addresses = {}
     with suppress(OSError, ImportError):
         for path in sorted(runs.glob(f"*/{_FILE}")):
+            if not path.is_file():  # opening a pipe would wait for its writer
+                continue
             with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
                 address = file.read().strip()
                 # gem-train's server runs on this machine: a file with another address must not receive a token.

@@ -20,11 +20,18 @@ from gem_client.ctl.ranges import RangeState, cells, with_lead
 from gem_client.ctl.watch import Watch, known
 
 SORTS = ("name", "commits", "rate", "staleness", "loss")
-_STATES = {"waiting": "bold yellow", "training": "bold green", "complete": "bold cyan", "draining": "bold yellow"}
+_OFF = "bold red"
+_STATES = {
+    "waiting": "bold yellow",
+    "training": "bold green",
+    "complete": "bold cyan",
+    "draining": "bold yellow",
+    "stalled": _OFF,
+    "following": "bold green",
+}
 _COLUMNS = {"commits": 8, "commits/s": 10, "staleness": 10, "median π": 9, "loss": 10, "shards": 7, "via": 7, "lease": 7}
 _RANGE_COLUMNS = {"version": 10, "queue": 7, "memory": 24, "state": 12}
 _NAME = 16  # names may take this width, or less if all are shorter; if there is no room, columns are left out
-_OFF = "bold red"
 
 
 class Picture:
@@ -100,7 +107,9 @@ class Picture:
             self._figure("memory", text.memory(status), room, off=is_full(status)),
             self._figure("checkpoint", text.checkpoint(status), room),
         ]
+        stalled = [self._figure("stalled", text.stall(status.stall), width, off=True)] if status.HasField("stall") else []
         return [
+            *stalled,
             *(_line().join(pairs[begin : begin + columns]) for begin in range(0, len(pairs), columns)),
             self._figure("evaluation", text.evaluation(status), width, off=_is_off(status.evaluation.loss)),
             self._figure("leases", f"{workers} live; ended: {text.counts(status.leases_ended) or 'none'}", width),
@@ -121,33 +130,39 @@ class Picture:
         if not workers:
             return [_line(("no live workers", "bold yellow"))]
         fit = len(workers) if room is None or len(workers) <= room else room - 1
-        rows = [(printable(worker.name), self._cells(worker, len(workers))) for worker in workers]
-        longest = max(cell_len(name) for name, _ in rows)
+        rows = [(printable(worker.name), self._cells(worker, len(workers))) for worker in workers[:fit]]
+        longest = max((cell_len(name) for name, _ in rows), default=0)
         columns = _columns(width - min(longest, _NAME))
         names = max(6, min(longest, width - sum(columns.values())))
         title = "worker".ljust(names) + "".join(f"{column:>{size}}" for column, size in columns.items())
         lines = [
             _line((title.ljust(width), "bold underline")),
-            *(_row(name, names, cells, columns) for name, cells in rows[:fit]),
+            *(_row(name, names, cells, columns) for name, cells in rows),
         ]
-        if fit < len(rows):
-            off = sum(any(off for _, off in cells.values()) for _, cells in rows[fit:])
-            lines.append(_line((f"… and {len(rows) - fit} more", "dim"), (f"  ! {off} of them abnormal" if off else "", _OFF)))
+        if hidden := workers[fit:]:
+            off = sum(any(self._abnormal(worker, len(workers))) for worker in hidden)
+            lines.append(_line((f"… and {len(hidden)} more", "dim"), (f"  ! {off} of them abnormal" if off else "", _OFF)))
         return lines
 
     def _cells(self, worker: pb.WorkerStatus, workers: int) -> dict[str, tuple[str, bool]]:
         """A worker's values by column, and whether each is abnormal."""
         loss, lease = known(worker, "loss"), worker.lease_remaining_seconds
+        stale, lost, ending = self._abnormal(worker, workers)
         return {
             "commits": (str(worker.commits), False),
             "commits/s": (text.rate(self._watch.workers[worker.name].value), False),
-            "staleness": (str(worker.staleness), worker.staleness > 3 * max(1, workers - 1)),
+            "staleness": (str(worker.staleness), stale),
             "median π": (text.optional(worker, "pi_median", ".3f"), False),
-            "loss": (text.figure(loss), _is_off(loss)),
+            "loss": (text.figure(loss), lost),
             "shards": (str(worker.shards), False),
             "via": (text.via(worker), False),
-            "lease": (f"{lease:.0f} s", lease < self._watch.lease / 3),  # a live worker renews with two thirds left
+            "lease": (f"{lease:.0f} s", ending),
         }
+
+    def _abnormal(self, worker: pb.WorkerStatus, workers: int) -> tuple[bool, bool, bool]:
+        """Whether a worker's staleness, loss and lease are abnormal. A live worker renews with two thirds of its lease left."""
+        stale = worker.staleness > 3 * max(1, workers - 1)
+        return stale, _is_off(known(worker, "loss")), worker.lease_remaining_seconds < self._watch.lease / 3
 
     def _order(self, worker: pb.WorkerStatus) -> Any:
         """Sorts names with worker-2 before worker-10, and numbers descending with NaN first."""

@@ -25,6 +25,7 @@ from gem_api.region import region_bytes
 from gem_api.wire import gradient_format, theta_format
 
 FLOAT_BYTES = 4
+MAX_WORKERS = 10**9  # beyond that the figures mean nothing
 PROCESS_BYTES = 130 << 20  # the server without a model
 
 

@@ -7,13 +7,23 @@ from typing import Any
 
 import click
 from gem_api.hyperparameters import OPTIMIZERS, RULES
-from gem_api.process.options import DURABILITIES, Number, WithHeadings, option, together
+from gem_api.process.options import DURABILITIES, Number, Whole, WithHeadings, option, together
 from gem_api.ranges import MAX_RANGES
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
 from gem_client.ctl import text
 from gem_client.ctl.amounts import Bytes, Count
-from gem_client.ctl.plan import MEASURED, PROXIES, SHARED_OPTIMIZER_RULES, Costs, Setup, one_server_only, plan, servers_needed
+from gem_client.ctl.plan import (
+    MAX_WORKERS,
+    MEASURED,
+    PROXIES,
+    SHARED_OPTIMIZER_RULES,
+    Costs,
+    Setup,
+    one_server_only,
+    plan,
+    servers_needed,
+)
 
 
 def run_options(workers: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -24,7 +34,7 @@ def run_options(workers: Callable[[Any], Any]) -> Callable[[Any], Any]:
         option(
             "--compute-seconds", type=Number(0, 1e6), default=0.1, help="Seconds for the forward and backward pass of one step."
         ),
-        option("--local-steps", type=click.IntRange(1, 10_000), default=1, help="Steps that a worker makes per commit."),
+        option("--local-steps", type=Whole(1, 10_000), default=1, help="Steps that a worker makes per commit."),
         option("--rule", type=click.Choice(RULES), default="gem", help="The update rule."),
         option("--proxy", type=click.Choice(list(PROXIES)), default="momentum", help="The proxy of the rule gem."),
         option(
@@ -43,7 +53,7 @@ def run_options(workers: Callable[[Any], Any]) -> Callable[[Any], Any]:
             help="Format of gradients on the network.",
         ),
         option("--theta-dtype", type=click.Choice(list(THETA_FORMATS)), default="float32", help="Format of θ on the network."),
-        option("--servers", type=click.IntRange(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each."),
+        option("--servers", type=Whole(1, MAX_RANGES), default=1, help="Servers that hold a range of θ each."),
         option("--server-memory", type=Bytes(), help="Memory of each server, such as 32G, to see how many servers are needed."),
         option(
             "--commit-seconds",
@@ -91,7 +101,7 @@ def setup(ranges: bool, **options: Any) -> Setup:
 
 
 @click.command("plan", cls=WithHeadings, short_help="Predicts memory, network traffic and speed of a run.")
-@run_options(option("--workers", type=click.IntRange(1), default=10, help="Number of workers."))
+@run_options(option("--workers", type=Whole(1, MAX_WORKERS), default=10, help="Number of workers."))
 def plan_run(server_memory: int | None, **options: Any) -> None:
     """Predicts what a run needs: the server's memory, the network traffic, and how many workers one server can serve.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gem_api.errors import GemError
@@ -15,8 +15,10 @@ from gem_api.v1 import training_pb2 as pb
 
 from gem_client.admin import Admin
 from gem_client.ctl import text
+from gem_client.range_checkpoint import most_apart
 
 COLUMNS = ("range", "server", "version", "parameters", "memory", "queue", "state")
+_OF_THE_RUN = (pb.RUN_STATE_WAITING, pb.RUN_STATE_TRAINING, pb.RUN_STATE_COMPLETE)  # others are of one server
 _ROW = "{:<6} {:<28} {:>10} {:>12} {:>22} {:>6}  {}"
 
 
@@ -57,11 +59,11 @@ class Peers:
             self._asked.pop(address).close()
         servers = [self._server(address) for address in lead.peers]
         for server in servers:
-            server.ask()
+            server.ask(lead)
         until = time.monotonic() + patience
         for server in servers:
             server.answered.wait(max(0.0, until - time.monotonic()))
-        return [server.state(index, lead) for index, server in enumerate(servers, 1)]
+        return [server.with_age(server.state(index, lead)) for index, server in enumerate(servers, 1)]
 
     def _server(self, address: str) -> _Server:
         if address not in self._asked:
@@ -84,19 +86,21 @@ class _Server:
         self._admin: Admin | None = None
         self._status: pb.GetStatusResponse | None = None
         self._why = "no response yet"
+        self._age = ""
         self.answered = threading.Event()
         self.answered.set()
 
-    def ask(self) -> None:
-        """Asks for the status, unless the last request is still under way."""
+    def ask(self, lead: pb.GetStatusResponse) -> None:
+        """Asks for the status, unless the last request is still under way. `lead` is the lead's, which was asked before."""
         if self.answered.is_set():
             self.answered.clear()
-            threading.Thread(target=self._ask, daemon=True).start()
+            threading.Thread(target=self._ask, args=(lead,), daemon=True).start()
 
-    def _ask(self) -> None:
+    def _ask(self, lead: pb.GetStatusResponse) -> None:
         try:
             self._admin = self._admin or self._open_admin(self._address)
             self._status, self._why = self._admin.status(), ""
+            self._age = _age(self._status, lead)
         except (GemError, ValueError) as error:  # ValueError: the connection was closed meanwhile
             self._status = None
             self._why = f"unreachable: {text.error(error) if isinstance(error, GemError) else error}"
@@ -107,11 +111,22 @@ class _Server:
         """The server's last known state, as the server of a range of the lead's run."""
         status = self._status
         trouble = self._why if status is None else _trouble(index, status, lead)
-        return RangeState(index, self._address, status, trouble)
+        return RangeState(index, self._address, status if trouble else _with_the_runs_state(status, lead), trouble)
+
+    def with_age(self, state: RangeState) -> RangeState:
+        """The same state; if nothing else is wrong with it, its trouble says whether the server's data is too old."""
+        return replace(state, trouble=state.trouble or self._age)
 
     def close(self) -> None:
         if self._admin is not None:
             self._admin.close()
+
+
+def _age(status: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> str:
+    """Whether this server is more behind the lead, which was asked before it, than workers can cause; empty if not."""
+    if status.run_id != lead.run_id or lead.version - status.version <= most_apart(lead, status):
+        return ""
+    return f"older than range 0, at version {lead.version}: its folder was probably replaced; see gem-ctl reshard --help"
 
 
 def _trouble(index: int, status: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> str:
@@ -121,6 +136,16 @@ def _trouble(index: int, status: pb.GetStatusResponse, lead: pb.GetStatusRespons
     if status.run_id != lead.run_id and status.parameter_count:  # without a model, it joins the run with the first worker
         return f"serves another run: {status.run_id}"
     return ""
+
+
+def _with_the_runs_state(status: pb.GetStatusResponse | None, lead: pb.GetStatusResponse) -> pb.GetStatusResponse | None:
+    """The status of a server of the lead's run. A server that follows does not know the run's state; the lead does."""
+    if status is None or status.state != pb.RUN_STATE_FOLLOWING or lead.state not in _OF_THE_RUN:
+        return status
+    shown = pb.GetStatusResponse()
+    shown.CopyFrom(status)
+    shown.state = lead.state
+    return shown
 
 
 def with_lead(address: str, lead: pb.GetStatusResponse, others: Sequence[RangeState]) -> list[RangeState]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gem_api.history import HistoryError, read_history
+
 from gem_client.ctl.curves import COLUMNS, Curves
-from gem_client.ctl.history import HistoryError, read_history
 
 COMMITS = "commits.csv"
 _MAX_NUMBER = 1e100  # of an evaluation; a higher one comes from a damaged file
@@ -39,24 +40,31 @@ class RecordedRun:
     notes: list[str] = field(default_factory=list)
 
 
-def read_run(path: Path, *, in_progress: bool) -> RecordedRun:
-    """Reads the folder of a run, or a history file alone.
-
-    Args:
-        path: A folder of gem-train, or a file that `gem-server --history` writes, or the folder with that file.
-        in_progress: Whether the run goes on, so that a summary from before it was resumed is out of date.
-
-    Raises:
-        HistoryError: There is no history, or it is damaged throughout.
-        OSError: The history can't be read.
-    """
-    commits = history_file(path)
+def read_curves(commits: Path) -> Curves:
+    """Reads a history file. Raises HistoryError if it is damaged throughout, OSError if it can't be read."""
     curves = Curves()
     for piece in read_history(commits, COLUMNS):
         curves.add(piece)
     if curves.damaged and curves.first is None:
         raise HistoryError(f"{commits} is damaged: none of its {curves.damaged} lines is a line of a history")
     curves.end_of_history()
+    return curves
+
+
+def read_run(path: Path, *, in_progress: bool, curves: Curves | None = None) -> RecordedRun:
+    """Reads the folder of a run, or a history file alone.
+
+    Args:
+        path: A folder of gem-train, or a file that `gem-server --history` writes, or the folder with that file.
+        in_progress: Whether the run goes on, so that a summary from before it was resumed is out of date.
+        curves: The commits, if they have been read already.
+
+    Raises:
+        HistoryError: There is no history, or it is damaged throughout.
+        OSError: The history can't be read.
+    """
+    commits = history_file(path)
+    curves = curves or read_curves(commits)
     run = RecordedRun(path.resolve().name if path.is_dir() else path.stem, "", curves)
     if path.is_dir():
         _read_launcher_files(run, path, in_progress)

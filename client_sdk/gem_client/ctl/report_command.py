@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import click
+from gem_api.history import HistoryError
 
 from gem_client.ctl import recorded_run, report, run_report, text
-from gem_client.ctl.history import HistoryError
 from gem_client.ctl.local_runs import find_runs
 from gem_client.ctl.prometheus import Prometheus, PrometheusError
 

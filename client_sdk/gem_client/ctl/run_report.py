@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from gem_api import __version__
+from gem_api.history import Column
 
 from gem_client.ctl.curves import MAX_STALENESS, Curves
-from gem_client.ctl.history import Column
 from gem_client.ctl.page import Content, Picture, Section, build, clock, natural
 from gem_client.ctl.panels import Panel, Query
 from gem_client.ctl.plots import PlottedQuery, draw, draw_distribution
@@ -258,8 +258,10 @@ def _picture(
     return Picture(title, description, draw(panel, plotted, max(0.0, first - 1), last, "commits applied"))
 
 
-def write_report(folder: Path) -> Path:
-    """Writes report.html of a run that has ended into its folder, and returns its path. Raises HistoryError or OSError."""
+def write_report(folder: Path, curves: Curves) -> Path:
+    """Writes report.html of a run that has ended into its folder, and returns its path. `curves` are its commits.
+
+    Raises OSError."""
     out = folder / "report.html"
-    out.write_text(page(read_run(folder, in_progress=False), time.time()), encoding="utf-8", errors="replace")
+    out.write_text(page(read_run(folder, in_progress=False, curves=curves), time.time()), encoding="utf-8", errors="replace")
     return out

@@ -10,6 +10,7 @@ from typing import Any
 from gem_api.errors import GemError, ServerUnavailable
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters
 from gem_api.process.printable import printable
+from gem_api.schedule import Schedule
 from gem_api.v1 import training_pb2 as pb
 
 from gem_client.ctl.plan import Plan
@@ -36,6 +37,7 @@ def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
     rate = rates.get(settings.optimizer, f"learning rate {settings.learning_rate}, ") + f"batch {settings.batch_size}"
     return [
         ("run", f"{run.run_id}, {state(run)}, up {duration(run.uptime_seconds)}"),
+        *([("stalled", stall(run.stall))] if run.HasField("stall") else []),
         ("rule", f"{settings.rule}, {rate}"),
         *special(settings).items(),
         *([("range", place(run))] if run.range_count > 1 else []),
@@ -97,7 +99,15 @@ def error(failure: GemError) -> str:
 
 
 def state(status: pb.GetStatusResponse) -> str:
+    if status.state not in pb.RunState.values():
+        return f"state {status.state}"  # of a newer server
     return pb.RunState.Name(status.state).removeprefix("RUN_STATE_").lower()
+
+
+def stall(stalled: pb.Stall) -> str:
+    """How long no commit can be acknowledged, how much room the log needs on its disk, and why."""
+    needs = f"the log needs {size(stalled.needed_bytes)}, " if stalled.HasField("needed_bytes") else ""
+    return f"for {duration(stalled.seconds)}: {needs}{size(stalled.free_bytes)} are free; {stalled.reason}"
 
 
 def epoch(shards: pb.ShardStatus) -> str:
@@ -146,14 +156,8 @@ def schedule(settings: Hyperparameters) -> str:
     """The schedule of the learning rate; empty if it is constant, or if each worker has its own."""
     if settings.optimizer == "worker":
         return ""
-    span, last = settings.decay_versions, settings.decay_factor
-    parts = {
-        "step": [f"×{last:g} every {span} versions"],
-        "cosine": [f"cosine to ×{last:g} over {span} versions"],
-    }.get(settings.schedule, [])
-    if settings.warmup_versions:
-        parts = [f"warm-up over {settings.warmup_versions} versions", *parts]
-    return ", then ".join(parts)
+    shown = Schedule.of(settings)
+    return "" if str(shown) == "constant" else str(shown)
 
 
 def plan(planned: Plan) -> str:
@@ -200,6 +204,8 @@ def brief(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "–"
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 

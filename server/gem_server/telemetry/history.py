@@ -6,27 +6,34 @@ import csv
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from gem_api.history import COLUMNS, Column, HistoryError, read_history
 from gem_api.process.logs import Logger
 
 from gem_server.apply_loop import Timing
 from gem_server.core.facts import Applied
 from gem_server.telemetry.curves import MAX_POINTS, Point
 
-COLUMNS = (
-    "version", "ticket", "unix_seconds", "worker", "sequence", "discarded", "staleness", "loss", "samples",
-    "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy",
-)  # fmt: skip
 MAX_WAITING = 1 << 20  # lines kept in memory while the disk fails; beyond that the oldest are dropped
-_TICKET = COLUMNS.index("ticket")
-_LONGEST_LINE = 1 << 16  # characters; a worker's name has at most 128
+_MAX_KEPT = 4096  # points of a curve while a history is read
 _SMOOTHED = 50  # commits whose mean is a point of a curve, as in `Progress`
 _LONGEST_PAUSE = 60.0  # seconds; a longer time between two commits counts as this: the server was probably down
+
+
+class _Commit(NamedTuple):
+    """What a curve shows of a commit. `seconds` is the time since the first one, without times in which there was no server."""
+
+    seconds: float
+    version: float
+    loss: float
+    pi_median: float
+    staleness: float
 
 
 class History:
@@ -56,34 +63,47 @@ class History:
         if path.exists() and not path.is_file():
             raise OSError("it is not a file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = self._lines_before(next_ticket) if next_ticket > 1 and path.exists() else []
-        self.earlier = curves(kept)
-        if not kept and path.exists():
-            path.replace(path.with_name(path.name + ".old"))
         rewritten = path.with_name(path.name + ".new")
         self._file = rewritten.open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
+        earlier = EarlierCurves()
         try:
             self._writer.writerow(COLUMNS)
-            self._writer.writerows(kept)
+            whole = next_ticket > 1 and path.exists() and self._copy_lines_before(next_ticket, earlier)
             self._file.flush()
+            if not whole and path.exists():
+                path.replace(path.with_name(path.name + ".old"))
             rewritten.replace(path)
         except BaseException:
             with suppress(OSError):  # the disk may refuse the buffered lines again
                 self._file.close()
             raise
+        self.earlier = earlier.points()
 
-    def _lines_before(self, next_ticket: int) -> list[list[str]]:
-        """The file's complete lines of commits before a ticket; none if the file is damaged."""
+    def _copy_lines_before(self, next_ticket: int, earlier: EarlierCurves) -> bool:
+        """Copies the lines of commits before a ticket. Returns whether the old file is of no more use: it has such lines, and
+        no damaged ones."""
+        kept = damaged = 0
+        why = ""
         try:
-            return _lines_before(self._path, next_ticket)
-        except (ValueError, csv.Error) as error:
+            for piece in read_history(self._path):
+                if piece.names != list(COLUMNS):
+                    raise HistoryError(f"it has other columns: {', '.join(piece.names)[:200]}")
+                tickets = piece.columns["ticket"]
+                before = tickets < next_ticket
+                self._file.writelines(compress(piece.lines, before))
+                earlier.add({name: column[before] for name, column in piece.columns.items()})
+                kept += int(before.sum())
+                damaged += piece.damaged + int((~np.isfinite(tickets)).sum())
+        except HistoryError as error:
+            why = str(error)
+        if why or damaged:
             self._logger.warning(
-                "the history file is damaged: renamed to *.old; starting a new one",
+                "the history file is damaged: what can't be read is left out; the file as it was is renamed to *.old",
                 path=str(self._path),
-                why=str(error),
+                why=why or f"{damaged} of its lines can't be read",
             )
-            return []
+        return bool(kept) and not damaged and not why
 
     def applied(self, applied: Applied, timing: Timing) -> None:
         pi = applied.pi
@@ -127,60 +147,63 @@ def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger
         return None
 
 
-def _lines_before(path: Path, next_ticket: int) -> list[list[str]]:
-    """The file's complete lines of commits before a ticket. Raises ValueError or csv.Error if it is not a history."""
-    with path.open(newline="", encoding="utf-8") as file:
-        whole = [line for line in iter(lambda: file.readline(_LONGEST_LINE), "") if _is_whole(line)]
-    rows = [row for row in csv.reader(whole) if len(row) == len(COLUMNS) and row != list(COLUMNS)]
-    return [row for row in rows if int(row[_TICKET]) < next_ticket]
+class EarlierCurves:
+    """Condenses the commits of a history, which come piece by piece, into the points of a curve.
+
+    It keeps a bounded number of points on the way: if there are too many, every other one goes, and the time between new ones
+    doubles.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Point] = []
+        self._interval = 0.0  # seconds between two of them
+        self._time = math.nan  # of the last commit, Unix seconds
+        self._window: deque[_Commit] = deque(maxlen=_SMOOTHED)
+
+    def add(self, columns: Mapping[str, Column]) -> None:
+        """Adds the next commits: the columns of a history."""
+        shown = [columns[name].tolist() for name in ("unix_seconds", "version", "loss", "pi_median", "staleness")]
+        for time, *values in zip(*shown, strict=True):
+            self._add(time, *values)
+
+    def _add(self, time: float, version: float, loss: float, pi_median: float, staleness: float) -> None:
+        passed = time - self._time
+        self._time = time
+        before = self._window[-1].seconds if self._window else 0.0
+        seconds = before + (min(max(passed, 0.0), _LONGEST_PAUSE) if math.isfinite(passed) else 0.0)
+        if seconds > before and (not self._kept or before >= self._kept[-1].seconds + self._interval):
+            self._kept.append(self._point())
+            if len(self._kept) >= _MAX_KEPT:
+                self._kept = self._kept[::2]
+                self._interval = max(2 * self._interval, before / _MAX_KEPT)
+        self._window.append(_Commit(seconds, version, loss, pi_median, staleness))
+
+    def points(self) -> list[Point]:
+        """At most `MAX_POINTS`/2 points, evenly spaced in time. Each has the means of the last 50 commits before it.
+
+        What is not a number counts as unknown."""
+        if not self._window:
+            return []
+        points = [*self._kept, self._point()]
+        moments = np.linspace(0, points[-1].seconds, MAX_POINTS // 2)
+        ends = np.searchsorted([point.seconds for point in points], moments, side="right") - 1
+        return [points[end] for end in np.unique(ends)]
+
+    def _point(self) -> Point:
+        """The last commit, with the means of its window."""
+        first, last = self._window[0], self._window[-1]
+        span = last.seconds - first.seconds
+        return Point(
+            seconds=last.seconds,
+            version=int(last.version),
+            commits_per_second=(last.version - first.version) / span if span > 0 else None,
+            loss=_mean(commit.loss for commit in self._window),
+            pi_median=_mean(commit.pi_median for commit in self._window),
+            staleness=_mean(commit.staleness for commit in self._window),
+        )
 
 
-def _is_whole(line: str) -> bool:
-    """Whether a line ends with a newline; a crash may cut the last one short. Raises ValueError if it is too long, or has NUL
-    bytes."""
-    whole = line.endswith("\n")
-    if len(line) >= _LONGEST_LINE or (whole and "\0" in line):
-        raise ValueError("a line is too long, or has NUL bytes")
-    return whole
-
-
-def curves(rows: Sequence[Sequence[str]]) -> list[Point]:
-    """At most `MAX_POINTS`/2 points, evenly spaced in time, of the commits in a history's lines. Each has the means of the last
-    50 commits before it. What is not a number counts as unknown."""
-    if not rows:
-        return []
-    times = np.array([_number(row[COLUMNS.index("unix_seconds")]) for row in rows])
-    passed = np.clip(np.nan_to_num(np.diff(times, prepend=times[0])), 0, _LONGEST_PAUSE).cumsum()
-    moments = np.linspace(0, passed[-1], MAX_POINTS // 2)
-    ends = np.unique(np.searchsorted(passed, moments, side="right") - 1)
-    return [_point(rows, passed, int(end)) for end in ends]
-
-
-def _point(rows: Sequence[Sequence[str]], passed: Any, end: int) -> Point:
-    begin = max(0, end + 1 - _SMOOTHED)
-    window = rows[begin : end + 1]
-    version, before = (int(_number(row[COLUMNS.index("version")], 0)) for row in (window[-1], window[0]))
-    span = float(passed[end] - passed[begin])
-    return Point(
-        seconds=float(passed[end]),
-        version=version,
-        commits_per_second=(version - before) / span if span > 0 else None,
-        loss=_mean(window, "loss"),
-        pi_median=_mean(window, "pi_median"),
-        staleness=_mean(window, "staleness"),
-    )
-
-
-def _mean(rows: Sequence[Sequence[str]], column: str) -> float | None:
-    """The mean of a column's finite numbers; None if it has none."""
-    values = [_number(row[COLUMNS.index(column)]) for row in rows]
+def _mean(values: Iterable[float]) -> float | None:
+    """The mean of the finite numbers; None if there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else None
-
-
-def _number(text: str, otherwise: float = math.nan) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        return otherwise
-    return number if math.isfinite(number) else otherwise

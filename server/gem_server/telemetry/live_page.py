@@ -1,4 +1,4 @@
-"""The live page of a run, the status that it shows, and the metrics: what the server's HTTP port serves."""
+"""The live page of a run, the status that it shows, the metrics and the probes: what the server's HTTP port serves."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.curves import Curves, Point
+from gem_server.telemetry.health import Health
 from gem_server.telemetry.progress import Progress
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ T = TypeVar("T")
 MAX_WORKERS = 100  # in the status; a page with more rows is of no use
 FRESH_SECONDS = 0.5  # that a status is served again, so that many readers cost no more than one
 _PATIENCE = 5.0  # seconds; the event loop may be busy
-_PATHS = "the live page is at /, its data at /status.json, Prometheus metrics at /metrics\n"
+_PATHS = "the live page is at /, its data at /status.json, Prometheus metrics at /metrics, probes at /healthz and /readyz\n"
 Headers = list[tuple[str, str]]
 Reply = tuple[str, Headers, bytes]  # status line, headers, body
 
@@ -75,15 +76,18 @@ class LiveStatus:
 
 
 class LivePage:
-    """A WSGI application: the page at `/`, its data at `/status.json`, Prometheus metrics at `/metrics`.
+    """A WSGI application: the page at `/`, its data at `/status.json`, Prometheus metrics at `/metrics`; and for probes, which
+    look at the status line alone, `/healthz` (does the server live?) and `/readyz` (can workers train with it now?).
 
     Args:
         registry: The metrics.
+        health: Answers the probes.
         clock: Returns monotonic seconds.
     """
 
-    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, registry: CollectorRegistry, health: Health, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = make_wsgi_app(registry)
+        self._health = health
         self._clock = clock
         page = files("gem_server.telemetry").joinpath("live.html").read_text(encoding="utf-8")
         self._page = page.encode()
@@ -115,7 +119,14 @@ class LivePage:
             return "200 OK", [("Content-Type", "text/html; charset=utf-8"), *self._headers], self._page
         if path == "/status.json":
             return self._status_reply()
+        if path == "/healthz":
+            return self._probe(self._health.why_dead(), "alive")
+        if path == "/readyz":
+            return self._probe(self._health.why_unready(), "ready")
         return self._metrics_reply(environ) if path == "/metrics" else self._text("404 Not Found", _PATHS)
+
+    def _probe(self, problem: str, well: str) -> Reply:
+        return self._text("503 Service Unavailable" if problem else "200 OK", f"{problem or well}\n")
 
     def _text(self, line: str, text: str, more: Headers | None = None) -> Reply:
         return line, [("Content-Type", "text/plain; charset=utf-8"), *(more or []), *self._headers], text.encode()

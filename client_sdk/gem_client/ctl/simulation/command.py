@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 from gem_api.process.extras import install
-from gem_api.process.options import Number, WithHeadings, option
+from gem_api.process.options import Number, Whole, WithHeadings, option
 
 from gem_client.ctl.amounts import BitsPerSecond, Counts
 from gem_client.ctl.plan_command import costs, run_options, setup
@@ -74,10 +74,10 @@ class _Picture(click.Path):
     type=Number(0.01, 0.99),
     help="Share of the time that each server may be busy, such as 0.9, to see how many servers are needed.",
 )
-@option("--seed", type=click.IntRange(0), default=0, help="Seed of the random numbers.")
+@option("--seed", type=Whole(0), default=0, help="Seed of the random numbers.")
 @option(
     "--commits",
-    type=click.IntRange(1000, 10_000_000),
+    type=Whole(1000, 10_000_000),
     default=MAX_COMMITS,
     help="Maximum number of commits in each simulation.",
 )

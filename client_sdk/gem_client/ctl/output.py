@@ -1,0 +1,40 @@
+"""Writes what a command makes: to a file, to standard output, or to a pipe or device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+
+def is_standard_output(out: Path) -> bool:
+    """Whether this is "-", or a path to the file behind standard output, such as /dev/stdout."""
+    if str(out) == "-":
+        return True
+    try:
+        return os.path.samestat(out.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):
+        return False
+
+
+def write(out: Path, content: bytes) -> None:
+    """Replaces a file at once, and follows a symbolic link. A pipe or device is written to, never replaced. Raises OSError."""
+    if is_standard_output(out):
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    elif out.exists() and not out.is_file():  # a pipe or a device
+        out.write_bytes(content)
+    else:
+        _replace(Path(os.path.realpath(out)), content)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise
