@@ -37,7 +37,7 @@ def run(block: Block, names: dict[str, Any], address: str) -> None:
 
 def complete(live: Live) -> bool:
     """Whether every sample of every epoch was trained on."""
-    return bool(live.on_loop(lambda: live.core.ledger.all_complete))
+    return bool(live.on_loop(lambda: live.core.complete))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -98,7 +98,7 @@ def test_the_readmes_worker_is_short_and_trains(tmp_path: Path) -> None:
         assert [worker.returncode for worker in workers] == [0, 0]
         assert all(line.startswith("done at version") for line in output)
         assert live.on_loop(lambda: live.core.ledger.samples_completed) == 10 * 2048
-        assert live.on_loop(lambda: live.server.core.ledger.all_complete)
+        assert live.on_loop(lambda: live.server.core.complete)
         with Admin(live.address) as admin:
             assert admin.status().training_loss < 0.1
 

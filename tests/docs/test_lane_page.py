@@ -11,8 +11,9 @@ from gem_api import lane, region
 from gem_api.errors import GemError
 from gem_api.v1 import errors_pb2, lane_pb2
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
-from gem_server.lane.connection import PATIENCE_SECONDS
+from gem_server.lane.connection import HELLO_SECONDS, PATIENCE_SECONDS
 from gem_server.lane.listener import TOKEN_BYTES, TOKEN_SECONDS
+from gem_server.lane.reactor import QUIET_SECONDS
 from pages import ROOT
 
 PAGE = (ROOT / "docs/lane.md").read_text(encoding="utf-8")
@@ -87,7 +88,7 @@ def test_the_sizes_of_payloads_are_those_of_the_formats() -> None:
 def test_the_page_says_what_to_do_on_every_error_that_a_commit_may_have() -> None:
     told = set(re.findall(r"`([A-Z_]+)`", " ".join(row[0] for row in rows("Code | What to do"))))
     codes = {errors_pb2.ErrorCode.Name(error.code).removeprefix("ERROR_CODE_") for error in leaves(GemError)}
-    of_a_commit = codes - {"UNSPECIFIED", "CHECKPOINT_FAILED"}
+    of_a_commit = codes - {"UNSPECIFIED", "CHECKPOINT_FAILED", "SETTINGS_DIFFER"}
     assert told == of_a_commit
 
 
@@ -100,6 +101,8 @@ def leaves(error: type[GemError]) -> list[type[GemError]]:
 def test_the_limits_of_the_page_are_those_of_the_server() -> None:
     assert f"`token` | {TOKEN_BYTES} bytes. They open one lane for this lease, once, within {TOKEN_SECONDS:g} seconds." in PAGE
     assert f"| {PATIENCE_SECONDS:g} seconds, then the server closes the connection |" in section("8. Limits")
+    assert f"| {HELLO_SECONDS:g} seconds, and 4·P + {lane.MAX_HEADER_BYTES:,} bytes." in section("8. Limits")
+    assert f"send nothing for {QUIET_SECONDS:g} seconds" in section("8. Limits")
     vanished = max(
         lane._KEEPALIVE["TCP_KEEPIDLE"] + lane._KEEPALIVE["TCP_KEEPINTVL"] * lane._KEEPALIVE["TCP_KEEPCNT"],
         lane._KEEPALIVE["TCP_USER_TIMEOUT"] // 1000,

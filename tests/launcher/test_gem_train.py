@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import safetensors
 import safetensors.torch
+from gem_api.history import COLUMNS
 from gem_api.hyperparameters import Hyperparameters
-from gem_server.telemetry.history import COLUMNS
 from gem_worker.tasks.convnet import ConvNet
 from gem_worker.tasks.idx import read_idx
 from launcher.train_helpers import (

@@ -14,7 +14,16 @@ from gem_api.ranges import WHOLE, Range
 from gem_server.cli import main as gem_server
 from gem_worker.command import cores
 from gem_worker.launcher import cli as launcher
-from gem_worker.launcher.cluster import MAX_RESTARTS, Cluster, ClusterError, Member, Process, WrongSettings, ends_together
+from gem_worker.launcher.cluster import (
+    MAX_RESTARTS,
+    PAUSES,
+    Cluster,
+    ClusterError,
+    Member,
+    Process,
+    WrongSettings,
+    ends_together,
+)
 from gem_worker.launcher.members import Place, make_cluster, places
 from gem_worker.launcher.run_folder import RunFolder
 
@@ -101,45 +110,112 @@ def test_which_runs_end_for_all_at_once(run: Hyperparameters, together: bool) ->
 def test_a_restart_by_another_program_is_told_and_not_repeated(workers: list[Placed]) -> None:
     all_, said = cluster(workers)
     workers[1].news = "died; Ray restarted it on node2"
-    all_.tend(healthy=False)
-    all_.tend(healthy=False)
+    all_.tend(healthy=False, now=0.0)
+    all_.tend(healthy=False, now=0.0)
     assert said == ["worker-1 died; Ray restarted it on node2"]
     assert [worker.starts for worker in workers] == [0, 0, 0]
 
 
-def test_a_worker_that_keeps_dying_elsewhere_ends_the_run(workers: list[Placed]) -> None:
-    """But not if there are commits in between."""
+def test_a_worker_that_keeps_dying_elsewhere_ends_the_run_before_its_first_commit(workers: list[Placed]) -> None:
     all_, _ = cluster(workers)
     workers[0].log.write_text("a last line\n")
-    for _ in range(MAX_RESTARTS + 1):
+    for _ in range(MAX_RESTARTS):
         workers[0].news = "died"
-        all_.tend(healthy=True)
-    for _ in range(MAX_RESTARTS - 1):
-        workers[0].news = "died"
-        all_.tend(healthy=False)
+        all_.tend(healthy=False, now=0.0)
     workers[0].news = "died"
     with pytest.raises(ClusterError, match="worker-0 died:\na last line\nfull log: "):
-        all_.tend(healthy=False)
+        all_.tend(healthy=False, now=0.0)
 
 
 def test_a_worker_with_a_wrong_option_ends_the_run_before_the_first_commit(workers: list[Placed]) -> None:
     all_, _ = cluster(workers)
     workers[1].ending = 2
     with pytest.raises(ClusterError, match="worker-1 ended with status 2"):
-        all_.tend(healthy=False)
+        all_.tend(healthy=False, now=0.0)
 
 
-def test_a_worker_whose_machine_lacks_something_is_started_again_once_there_were_commits(workers: list[Placed]) -> None:
-    all_, said = cluster(workers)
-    all_.tend(healthy=True)
-    for _ in range(MAX_RESTARTS):
-        workers[1].ending = 2
-        all_.tend(healthy=False)
+def failing(all_: Cluster, worker: Placed, now: float = 0.0, status: int = 1) -> float:
+    """Has a worker fail until it is given up; returns how long it was not running. The others make commits all the time."""
+    paused = 0.0
+    while worker.name not in all_.given_up:
+        worker.ending = status
+        all_.tend(healthy=True, now=now)
+        while worker.due is not None:
+            paused, now = paused + 0.5, now + 0.5
+            all_.tend(healthy=True, now=now)
+    return paused
+
+
+@pytest.mark.parametrize("status", [1, 2, -9])
+def test_a_worker_that_keeps_failing_waits_longer_and_longer_and_is_given_up_while_others_commit(
+    workers: list[Placed], status: int
+) -> None:
+    all_, said = cluster(workers, together=False)
+    all_.tend(healthy=True, now=0.0)
+    workers[1].log.write_text("no such device\n")
+    assert failing(all_, workers[1], status=status) == sum(PAUSES)
     assert workers[1].starts == MAX_RESTARTS
-    workers[1].ending = 2
-    with pytest.raises(ClusterError, match="worker-1 ended with status 2"):
-        all_.tend(healthy=False)
-    assert said == ["worker-1 ended with status 2; restarting it"] * MAX_RESTARTS
+    assert [line.partition("; ")[2] for line in said[:-1]] == [
+        "restarting it", *(f"restarting it in {pause:g} s" for pause in PAUSES[1:])
+    ]  # fmt: skip
+    assert said[-1].startswith("going on without a worker that failed 6 times in a row: worker-1 ")
+    assert "no such device\nfull log: " in said[-1]
+    assert signal.SIGKILL in workers[1].signals, "Ray would start it again"
+    count = len(said)
+    all_.tend(healthy=True, now=1000.0)
+    assert (len(said), workers[1].starts) == (count, MAX_RESTARTS)
+    workers[0].ending = workers[2].ending = 0
+    assert all_.finished
+
+
+def test_a_worker_that_has_run_for_a_minute_begins_to_count_anew(workers: list[Placed]) -> None:
+    all_, said = cluster(workers)
+    for hour in range(2 * MAX_RESTARTS):
+        workers[1].ending = -9
+        all_.tend(healthy=True, now=3600.0 * hour)
+        all_.tend(healthy=True, now=3600.0 * hour + 59.0)
+        assert workers[1].restarts == 1, "a short life proves nothing: the commits may be those of others"
+        all_.tend(healthy=False, now=3600.0 * hour + 61.0)
+        assert workers[1].restarts == 1, "nor does a long one without commits"
+        all_.tend(healthy=True, now=3600.0 * hour + 62.0)
+        assert workers[1].restarts == 0
+    assert said == ["worker-1 was killed by SIGKILL; restarting it"] * 2 * MAX_RESTARTS
+
+
+def test_a_worker_that_dies_elsewhere_again_and_again_is_ended_there_and_given_up(workers: list[Placed]) -> None:
+    all_, said = cluster(workers)
+    for _ in range(MAX_RESTARTS + 1):
+        workers[1].news = "died"
+        all_.tend(healthy=True, now=0.0)
+    assert (all_.given_up, workers[1].signals, workers[1].starts) == (["worker-1"], [signal.SIGKILL], 0)
+    assert len(said) == MAX_RESTARTS + 1
+
+
+def test_time_in_which_a_worker_waits_for_a_place_proves_nothing(workers: list[Placed]) -> None:
+    all_, _ = cluster(workers)
+    workers[1].ending, workers[1].has_place = 1, False
+    all_.tend(healthy=True, now=0.0)
+    all_.tend(healthy=True, now=1000.0)
+    assert workers[1].restarts == 1
+
+
+def test_the_last_worker_that_keeps_failing_ends_the_run(workers: list[Placed]) -> None:
+    all_, _ = cluster(workers)
+    failing(all_, workers[0])
+    failing(all_, workers[1])
+    with pytest.raises(ClusterError, match="worker-2 ended with status 1"):
+        failing(all_, workers[2])
+
+
+def test_the_end_of_the_run_does_not_wait_for_a_restart(workers: list[Placed]) -> None:
+    all_, _ = cluster(workers)
+    for _ in range(2):
+        workers[1].ending = 1
+        all_.tend(healthy=True, now=0.0)
+    assert workers[1].due is not None
+    assert not all_.finished
+    workers[0].ending = workers[2].ending = 0
+    assert all_.finished
 
 
 # -- several servers
@@ -153,10 +229,10 @@ def servers(tmp_path: Path) -> list[Placed]:
 def test_each_server_that_dies_is_started_again(servers: list[Placed], workers: list[Placed]) -> None:
     said: list[str] = []
     all_ = Cluster([*servers], [*workers], said.append)
-    all_.tend(healthy=True)
+    all_.tend(healthy=True, now=0.0)
     for number in (2, 0):
         servers[number].ending = -9
-        all_.tend(healthy=False)
+        all_.tend(healthy=False, now=0.0)
     assert said == ["server-2 was killed by SIGKILL; restarting it", "server-0 was killed by SIGKILL; restarting it"]
     assert [server.starts for server in servers] == [1, 0, 1]
 
@@ -167,16 +243,16 @@ def test_a_server_that_rejects_its_settings_ends_the_run(servers: list[Placed], 
     servers[number].ending = 2
     servers[number].log.write_text("gem-server: no such thing\n")
     with pytest.raises(WrongSettings, match=r"^no such thing$"):
-        all_.tend(healthy=False)
+        all_.tend(healthy=False, now=0.0)
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_a_server_that_can_not_start_again_ends_the_run_although_there_were_commits(servers: list[Placed], number: int) -> None:
     all_ = Cluster([*servers], [], print)
-    all_.tend(healthy=True)
+    all_.tend(healthy=True, now=0.0)
     servers[number].ending = 2
     with pytest.raises(ClusterError, match=f"server-{number} ended with status 2"):
-        all_.tend(healthy=False)
+        all_.tend(healthy=False, now=0.0)
 
 
 def test_all_servers_are_stopped_after_the_workers(servers: list[Placed], workers: list[Placed]) -> None:
@@ -193,14 +269,15 @@ def command_lines(tmp_path: Path, *arguments: str, servers: int) -> list[dict[st
     options = launcher._effective(options, {"servers"})
     listening = [Place(f"127.0.0.1:{1000 + number}", f"127.0.0.1:{2000 + number}") for number in range(servers)]
     made = make_cluster(RunFolder(tmp_path), options, launcher._hyperparameters(options), listening, resume=False)
-    assert all("--server=127.0.0.1:1000" in member.command for member in made.workers if isinstance(member, Process))
+    workers = [member.command for member in made.workers if isinstance(member, Process)]
+    assert all({"--server=127.0.0.1:1000", f"--log-level={options['log_level']}"} <= set(command) for command in workers)
     commands = [member.command[3:] for member in made.servers if isinstance(member, Process)]
     assert len(commands) == servers
     return [dict(gem_server.make_context("gem-server", command).params) for command in commands]
 
 
 def test_several_servers_have_the_same_options_but_for_their_places(tmp_path: Path) -> None:
-    given = command_lines(tmp_path, "--learning-rate", "0.02", servers=3)
+    given = command_lines(tmp_path, "--learning-rate", "0.02", "--log-level", "error", servers=3)
     assert [each["range"] for each in given] == [Range(index, 3) for index in range(3)]
     assert [each["peers"] for each in given] == [("127.0.0.1:1001", "127.0.0.1:1002"), (), ()]
     assert [each["listen"] for each in given] == [f"127.0.0.1:{1000 + index}" for index in range(3)]
@@ -210,7 +287,7 @@ def test_several_servers_have_the_same_options_but_for_their_places(tmp_path: Pa
     own = {"range", "peers", "listen", "metrics_listen", "checkpoint_dir", "history", "memory_socket"}
     same = [{name: value for name, value in each.items() if name not in own} for each in given]
     assert same[0] == same[1] == same[2]
-    assert (same[0]["durability"], same[0]["learning_rate"]) == ("log", 0.02)
+    assert (same[0]["durability"], same[0]["learning_rate"], same[0]["log_level"]) == ("log", 0.02, "error")
 
 
 def test_servers_share_the_cores_and_the_memory(tmp_path: Path) -> None:

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from gem_worker.launcher.cli import main
+from gem_worker.launcher.cli import _folder, main
 from launcher.train_helpers import Launch
 
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_a_rules_wrong_option_is_one_line_and_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
-    launcher = launch("--workers", "1", "--rule-options", "speed=9")
+def test_what_the_server_itself_rejects_is_one_line_and_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
+    launcher = launch("--workers", "1", "--batch-size", "32", "--shard-size", "8")
     assert launcher.wait() == 2, launcher.output
-    assert "gem-train: the rule has no option 'speed=9': its options are " in launcher.output
-    assert launcher.output.splitlines()[-1].startswith("gem-train: ")
+    assert launcher.output.splitlines()[-1].startswith("gem-train: --shard-size 8 would cut batches")
     assert not list((tmp_path / "runs").iterdir())
 
 
@@ -55,6 +54,34 @@ def assert_refused(outcome: tuple[int, str], *words: str) -> None:
         assert word in line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--rule-options", "speed=9"), "the rule has no option 'speed=9': its options are proxy, "),
+        (("--optimizer", "adamw", "--optimizer-options", "beta3=1"), "no option 'beta3=1'"),
+        (("--rule", "fedasync", "--optimizer", "adamw"), "rule fedasync can't apply --optimizer adamw"),
+        (("--rule", "no_such_module:Rule"), "can't import 'no_such_module' for rule 'no_such_module:Rule'"),
+        (("--rule", "json:loads"), "'json:loads' is not a rule"),
+        (("--schedule", "cosine"), "--schedule cosine needs --decay-versions"),
+    ],
+)
+def test_what_the_server_rejects_of_the_rule_is_said_before_anything_starts(
+    arguments: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    """Not even the task's data are read."""
+    assert_refused(train("--task", "no_such_module:Task", "--runs", str(tmp_path / "runs"), *arguments), why)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_rule_of_the_current_folder_is_found_as_the_server_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check passes: what stops the run is its task."""
+    rule = "from gem_server.rules.plain import Downpour\nfrom dataclasses import dataclass\n@dataclass(frozen=True)\n"
+    (tmp_path / "own_rule.py").write_text(rule + "class Own(Downpour):\n    speed: int = 1\n")
+    monkeypatch.chdir(tmp_path)
+    assert_refused(train("--task", "cifar", "--rule", "own_rule:Own", "--rule-options", "speed=9"), "unknown task 'cifar'")
+    assert_refused(train("--task", "cifar", "--rule", "own_rule:Own", "--rule-options", "speed=x"), "speed is a whole number")
+
+
 def test_damaged_data_is_named_and_leaves_no_run_behind(tmp_path: Path) -> None:
     data, runs = damaged_mnist(tmp_path / "mnist"), tmp_path / "runs"
     outcome = train("--task", "mnist", "--data", str(data), "--runs", str(runs))
@@ -77,6 +104,21 @@ def test_a_run_without_end_is_refused(tmp_path: Path) -> None:
 
 def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert_refused(train("--resume", str(tmp_path)), str(tmp_path), "not the folder of a run")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "7", "[" * 100_000, '{"workers": "four"}', '{"servers": [2]}', '{"task": 1}', '{"workers": 0}', '{"overlap": 1}',
+     '{"learning_rate": null}', '{"learning_rate": NaN}', '{"steps": true}', '{"data": {}}'],
+)  # fmt: skip
+def test_a_damaged_run_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(content)
+    assert_refused(train("--resume", str(tmp_path)), str(tmp_path), "not the folder of a run")
+
+
+def test_a_run_without_its_folder_of_logs_is_given_one(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    assert _folder({"resume": tmp_path}).logs.is_dir()
 
 
 def test_a_resumed_run_says_what_it_keeps_and_why(tmp_path: Path) -> None:

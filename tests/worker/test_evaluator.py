@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from gem_api.layout import Layout
 from gem_client import Admin, Retry, Session, connect
 from gem_worker.evaluation import evaluator
 from gem_worker.evaluation.evaluate import Evaluator, RemoteEvaluator
@@ -178,6 +179,26 @@ def test_once_reports_how_good_the_servers_model_is(tmp_path: Path, live: Live) 
 # -- in this process
 
 
+def test_a_compiled_model_is_evaluated_with_the_tensors_of_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.compile` wraps a model in a module `_orig_mod`."""
+    digits, plain = Digits(None), Digits(None).model()
+    arrays = parameters(plain)
+    layout = Layout.of((name, array.shape) for name, array in arrays.items())
+    theta = np.concatenate([array.ravel() for array in arrays.values()])
+    expected = Evaluator(digits).score(0, layout, theta)
+
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._orig_mod = Digits.model(digits)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self._orig_mod(inputs))
+
+    monkeypatch.setattr(digits, "model", Compiled)
+    assert Evaluator(digits).score(0, layout, theta) == expected
+
+
 class Log:
     """Keeps what is logged."""
 
@@ -196,7 +217,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     kept = Log()
     monkeypatch.setattr(evaluator, "stop_on_signals", lambda: None)
     monkeypatch.setattr(evaluator, "log_as", lambda name: None)
-    monkeypatch.setattr("gem_worker.evaluation.evaluator.logs.configure", lambda log_format: kept)
+    monkeypatch.setattr("gem_worker.evaluation.evaluator.logs.configure", lambda *settings: kept)
     return kept
 
 
@@ -264,6 +285,13 @@ def test_a_model_of_the_same_names_and_other_shapes_is_another_model(live: Live,
         session.join({"weight": np.zeros((2, 1), np.float32), "bias": np.zeros(2, np.float32)})
     assert run("--server", live.address, "--task", "line_task:Line") == 1
     assert log.entries[0][1]["error"] == "LayoutMismatch"
+
+
+def test_a_run_whose_workers_gave_no_names_is_told_how_to_give_them(live: Live, line: Task, log: Log) -> None:
+    with connect(live.address) as session:
+        session.join({"0": GRADIENT})
+    assert run("--server", live.address, "--task", "line_task:Line") == 1
+    assert "names=model.named_parameters()" in log.entries[0][1]["why"]
 
 
 def test_a_server_out_of_reach_for_too_long_is_a_failure(line: Task, log: Log) -> None:

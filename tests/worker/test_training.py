@@ -82,7 +82,7 @@ def test_training_learns_and_counts_every_sample() -> None:
         steps, _ = run(live, task)
         assert steps == 10 * SAMPLES // 16
         assert live.on_loop(lambda: live.core.samples_committed) == 10 * SAMPLES
-        assert live.on_loop(lambda: live.core.ledger.all_complete)
+        assert live.on_loop(lambda: live.core.complete)
         torch.manual_seed(TINY.seed)
         with torch.no_grad():
             before = float(task.loss(task.model(), task.training_data()[:]))

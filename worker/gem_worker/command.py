@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import structlog
-from gem_api.process.options import Number, ServerAddress, credential_options, option, together
+from gem_api.process.options import Number, ServerAddress, Whole, credential_options, option, together
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
 from gem_worker.process.compute_gate import TURNS
@@ -56,7 +56,7 @@ member_options = together(
     task_option,
     data_option,
     device_option,
-    option("--threads", type=click.IntRange(1), default=1, help="Number of threads that PyTorch uses."),
+    option("--threads", type=Whole(1), default=1, help="Number of threads that PyTorch uses."),
     option("--give-up-after", type=Number(0), default=300.0, help="Seconds to keep retrying an unreachable server."),
 )
 

@@ -193,7 +193,7 @@ def _tend(cluster: Cluster, admin: Admin) -> None:
         time.sleep(_POLL_SECONDS)
         with suppress(GemError):  # the server is restarting, or gone: the workers retry, then end
             version = admin.status().version
-        cluster.tend(healthy=0 < seen < version)
+        cluster.tend(healthy=0 < seen < version, now=time.monotonic())
         seen = version
 
 

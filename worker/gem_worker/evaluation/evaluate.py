@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from gem_api.errors import LayoutMismatch
-from gem_api.layout import Layout, Vector
+from gem_api.layout import NAME_TENSORS, Layout, Vector
 from gem_client import Admin, Retry, Session, connect
+from gem_client.torch.parameters import plain_name
 from torch.utils.data import DataLoader
 
 from gem_worker.device import CPU, moved, use
@@ -40,7 +41,7 @@ class Evaluator:
         self._task = task
         self._device = device
         self._model = task.model().eval().to(device)
-        self._parameters = dict(self._model.named_parameters())
+        self._parameters = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
         self._loader = DataLoader(task.test_data(), batch_size=_BATCH, pin_memory=device.type == "cuda")
 
     @torch.no_grad()
@@ -50,6 +51,8 @@ class Evaluator:
         tensors = layout.split(theta)
         expected = {name: tuple(parameter.shape) for name, parameter in self._parameters.items() if name in tensors}
         if expected != {name: value.shape for name, value in tensors.items()}:
+            if all(tensor.nameless for tensor in layout.tensors):
+                raise LayoutMismatch(f"the run's tensors have positions, not names. {NAME_TENSORS}")
             raise LayoutMismatch("the run trains a different model than this task's: use the same --task as the workers")
         for name, value in tensors.items():
             self._parameters[name].copy_(torch.from_numpy(value))

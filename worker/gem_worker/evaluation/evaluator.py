@@ -11,12 +11,14 @@ from gem_api import __version__
 from gem_api.errors import InvalidRequest
 from gem_api.process import logs
 from gem_api.process.extras import needs
-from gem_api.process.options import SETTINGS, Number, WithHeadings, credentials, log_format_option, option
+from gem_api.process.options import SETTINGS, Number, WithHeadings, credentials, log_options, option
+from gem_api.process.stacks import print_stacks_on_signal
 from gem_api.v1 import training_pb2 as pb
 from gem_client import GemError, NotInitialized, Retry
 from gem_client.retry import logging_failures
 
 with needs("gem-evaluator", "torch"):
+    print_stacks_on_signal()  # before the imports that take seconds: from here on the signal doesn't end the process
     import torch
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, Stopped, log_as, member_options, stop_on_signals
@@ -29,7 +31,7 @@ from gem_worker.tasks import TaskError, load_task
 @member_options
 @option("--evaluate-every", type=Number(0.1), default=5.0, help="Minimum seconds between two evaluations.")
 @click.option("--once", is_flag=True, help="Evaluate once, as soon as the server has a model, and exit.")
-@log_format_option
+@log_options
 @click.version_option(__version__)
 def main(**options: Any) -> None:
     """Evaluates a GEM server's model on the task's held-out data, and reports loss and accuracy to the server.
@@ -39,7 +41,7 @@ def main(**options: Any) -> None:
     Exit status: 0 after SIGTERM or Ctrl-C, or after --once; 1 if the server rejects the request or stays unreachable, or if the
     task fails or is not the run's; 2 for wrong use, or a task that can't be loaded.
     """
-    log = logs.configure(options["log_format"])
+    log = logs.configure(options["log_format"], options["log_level"])
     log_as("evaluator")
     stop_on_signals()
     torch.set_num_threads(options["threads"])

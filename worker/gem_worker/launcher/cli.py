@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import sys
@@ -24,18 +23,22 @@ from gem_api.process.options import (
     DURABILITIES,
     SETTINGS,
     Number,
+    Whole,
     WithHeadings,
     given,
     hyperparameter_options,
+    log_level_option,
     option,
     until_stopped_option,
     without_end,
 )
+from gem_api.process.stacks import print_stacks_on_signal
 from gem_api.ranges import MAX_RANGES, all_bounds
 from gem_client import InvalidRequest
 from gem_client.ctl.local_runs import Announcement
 
 with needs("gem-train", "demo"):
+    print_stacks_on_signal()  # before the imports that take seconds: from here on the signal doesn't end the process
     import torch
 
 from gem_worker.command import (
@@ -48,10 +51,11 @@ from gem_worker.command import (
     task_option,
 )
 from gem_worker.device import devices
-from gem_worker.launcher.cluster import Cluster, ClusterError, WrongSettings
+from gem_worker.launcher.cluster import Cluster, ClusterError, WrongSettings, require_rule
 from gem_worker.launcher.members import Place, make_cluster, places
 from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
+from gem_worker.launcher.stored_options import stored_options
 from gem_worker.launcher.tracebacks import users_part
 from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
 
@@ -60,10 +64,13 @@ _EPOCHS = {"digits": 80}
 # Options that may change when a run is resumed: those that neither the server nor the results depend on.
 _MAY_CHANGE = {
     "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
-    "processes", "device", "on", "ray_address", "resources", "working_dir", *(set(_HYPERPARAMETERS) - set(FIXED)),
+    "processes", "device", "on", "ray_address", "resources", "working_dir", "log_level",
+    *(set(_HYPERPARAMETERS) - set(FIXED)),
 }  # fmt: skip
 
 
+# Only the server knows which of these go together.
+_OF_THE_RULE = {"rule", "rule_options", "optimizer", "optimizer_options", "schedule"}
 _SWITCHES = ("1", "0", "true", "false", "yes", "no", "on", "off", "t", "f", "y", "n")
 
 
@@ -78,16 +85,16 @@ class _RunToResume(click.Path):
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
-@option("--workers", type=click.IntRange(1, 1000), default=4, help="Number of workers.")
+@option("--workers", type=Whole(1, 1000), default=4, help="Number of workers.")
 @option(
     "--processes",
-    type=click.IntRange(1, 1000),
+    type=Whole(1, 1000),
     show_default="one for each worker",
     help="Number of processes for the workers. Fewer processes take less memory: 100 workers fit into 2.",
 )
 @option(
     "--servers",
-    type=click.IntRange(1, MAX_RANGES),
+    type=Whole(1, MAX_RANGES),
     default=1,
     help="Number of server processes, each of which holds a part of the model. Several need --durability log, their default.",
 )
@@ -147,6 +154,7 @@ class _RunToResume(click.Path):
     help="What survives a crash of a server. memory: nothing; snapshot: everything up to the last checkpoint (one every 10 "
     "seconds); log: every acknowledged commit.",
 )
+@log_level_option
 @click.version_option(__version__)
 @click.pass_context
 @interruptible()
@@ -194,6 +202,8 @@ def launch(
     """
     try:
         options = _effective(options, user_gave)
+        if not options["resume"] and user_gave & _OF_THE_RULE:
+            require_rule(_hyperparameters(options))
         devices(_own_device(options))  # or the line that says which ones there are
         with _task_errors():
             task = load_task(options["task"], options["data"] and Path(options["data"]))
@@ -385,8 +395,8 @@ def _resumed(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
     """The stored options of the run to resume, with the user's changes. Raises ClusterError."""
     path = options["resume"]
     try:
-        stored = json.loads(RunFolder(path).options.read_text())
-    except (OSError, ValueError) as error:
+        stored = stored_options(RunFolder(path).options)
+    except (OSError, ValueError, RecursionError) as error:
         raise ClusterError(f"{path} is not the folder of a run that can be resumed: {error}") from error
     changes = {name: options[name] for name in user_gave - {"resume", "runs", "until_stopped"}}
     ranges = _same_ranges(RunFolder(path), stored.get("servers", 1), changes)
@@ -423,12 +433,14 @@ def _require_changeable(changed: set[str]) -> None:
 
 def _folder(options: dict[str, Any]) -> RunFolder:
     """The folder of the run to resume, or a new one. Raises ClusterError."""
-    if options["resume"]:
-        return RunFolder(options["resume"])
     try:
+        if options["resume"]:
+            resumed = RunFolder(options["resume"])
+            resumed.logs.mkdir(exist_ok=True)
+            return resumed
         return RunFolder.create(options["runs"], f"{options['task']}-{options['rule']}-{options['workers']}", options)
     except OSError as error:
-        raise ClusterError(f"can't create a folder in {options['runs']}: {error}") from error
+        raise ClusterError(f"can't create a folder in {options['resume'] or options['runs']}: {error}") from error
 
 
 def _servers_write(servers: int) -> str:

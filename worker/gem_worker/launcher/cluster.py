@@ -16,12 +16,15 @@ from pathlib import Path
 
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.lifetime import LAUNCHER
+from gem_api.process.options import flags
 
 from gem_worker.command import EXIT_DIVERGED, EXIT_WRONG_USE
 from gem_worker.launcher.tracebacks import same_failure, users_part
 
 WORKER_NICENESS = 10  # with few cores, the server must not wait for a worker that computes
-MAX_RESTARTS = 5  # of one process in a row, without a commit in between
+PAUSES = (0.0, 2.0, 8.0, 30.0, 60.0)  # seconds before each restart in a row of a worker
+MAX_RESTARTS = len(PAUSES)  # of one process in a row
+_STEADY_SECONDS = 60.0  # a worker that runs for so long, while commits are made, has recovered
 _STOP_SECONDS = 20.0
 
 
@@ -40,13 +43,17 @@ class Member(ABC):
     Attributes:
         name: The process's name in messages.
         log: The file that its output is appended to.
-        restarts: Restarts since the last commit.
+        restarts: Restarts in a row: of a server, since the last commit; of a worker, since it ran for a minute.
+        began: When it was started last, in seconds of the launcher's clock.
+        due: When to start it again; None: it is not to be started.
         log_start: Where in `log` the output of the running, or last, process begins, in bytes.
     """
 
     name: str
     log: Path
     restarts: int = field(default=0, kw_only=True)
+    began: float = field(default=0.0, kw_only=True)
+    due: float | None = field(default=None, kw_only=True)
     log_start: int = field(default=0, kw_only=True)
 
     @abstractmethod
@@ -156,6 +163,7 @@ class Cluster:
         diverged: Names of worker processes whose training diverged.
         committed: Whether a commit was made since the start.
         failures: By worker process: the traceback that it last ended with.
+        given_up: Names of worker processes that kept failing while others made commits.
     """
 
     servers: list[Member]
@@ -166,6 +174,7 @@ class Cluster:
     diverged: list[str] = field(default_factory=list)
     committed: bool = False
     failures: dict[str, str] = field(default_factory=dict)
+    given_up: list[str] = field(default_factory=list)
 
     def start(self) -> None:
         for server in self.servers:
@@ -173,46 +182,77 @@ class Cluster:
         for worker in self.workers:
             worker.start()
 
-    def tend(self, healthy: bool) -> None:
-        """Restarts processes that have died; `healthy` says whether commits were made since the last call.
+    def tend(self, healthy: bool, now: float) -> None:
+        """Restarts processes that have died: a server at once, a worker that keeps failing after longer and longer pauses.
+        Gives such a worker up if the run has commits without it.
+
+        Args:
+            healthy: Whether commits were made since the last call.
+            now: Monotonic seconds.
 
         Raises:
             WrongSettings: A server rejects its settings.
-            ClusterError: A process keeps dying or has wrong options, or all workers fail alike before their first commit.
+            ClusterError: A process keeps dying or has wrong options, all workers fail alike before their first commit, or all
+                are given up.
         """
         if healthy:
-            self.committed = True
-            for member in (*self.servers, *self.workers):
-                member.restarts = 0
+            self._forgive(now)
         for server in self.servers:
             self._tend_server(server)
         for worker in self.workers:
-            self._tend_worker(worker)
+            if worker.name not in self.given_up:
+                self._tend_worker(worker, now)
+
+    def _forgive(self, now: float) -> None:
+        """Commits were made: forgets the restarts of the servers, and of the workers that have run for a while. The commits may
+        be of other workers than the one that fails."""
+        self.committed = True
+        for server in self.servers:
+            server.restarts = 0
+        for worker in self.workers:
+            if worker.running and not worker.waiting and now - worker.began >= _STEADY_SECONDS:
+                worker.restarts = 0
 
     def _tend_server(self, server: Member) -> None:
         if server.running:
             return
         if server.status == EXIT_WRONG_USE and not self.committed and not server.restarts:
             raise WrongSettings(_refusal(server.last_words()))
-        self._restart(server, "--resume")
+        ending = _ending(server.status)
+        self._count_restart(server, ending)
+        self.say(f"{server.name} {ending}; restarting it")
+        server.start("--resume")
 
-    def _tend_worker(self, worker: Member) -> None:
+    def _tend_worker(self, worker: Member, now: float) -> None:
+        if worker.due is not None:
+            if now >= worker.due:
+                worker.due, worker.began = None, now
+                worker.start()
+            return
         if how := worker.restarted():
-            self._count_restart(worker, how)
+            if not self._may_restart(worker, how):
+                return
+            worker.began = now
             self.say(f"{worker.name} {how}")
         if worker.status == EXIT_DIVERGED and worker.name not in self.diverged:
             self.diverged.append(worker.name)
             self.say(f"{worker.name} diverged: its gradient is no longer finite")
         elif worker.status not in (None, 0, EXIT_DIVERGED):
             self._stop_if_all_fail_alike(worker)
-            self._restart(worker)
+            self._restart_worker(worker, now)
 
     @property
     def finished(self) -> bool:
-        """Whether every worker process has ended by itself, done or diverged. If the run is over, those that still wait for a
-        place to run don't count."""
+        """Whether every worker process has ended by itself, done or diverged. Those that were given up don't count.
+
+        If the run is over, nor do those that still wait for a place to run, or for a restart."""
         over = self.ends_together and any(worker.status == 0 for worker in self.workers)
-        return all(worker.status in (0, EXIT_DIVERGED) or (over and worker.waiting) for worker in self.workers)
+        return all(
+            worker.status in (0, EXIT_DIVERGED)
+            or worker.name in self.given_up
+            or (over and (worker.waiting or worker.due is not None))
+            for worker in self.workers
+        )
 
     def stop(self) -> None:
         """Stops the workers, then the servers, which write checkpoints. Leaves no process behind."""
@@ -237,11 +277,30 @@ class Cluster:
             who = failed.name if len(self.workers) == 1 else "every worker"
             raise ClusterError(f"{who} failed before its first commit:\n{failure}\nfull log: {failed.log}")
 
-    def _restart(self, member: Member, *extra: str) -> None:
-        ending = _ending(member.status)
-        self._count_restart(member, ending)
-        self.say(f"{member.name} {ending}; restarting it")
-        member.start(*extra)
+    def _restart_worker(self, worker: Member, now: float) -> None:
+        """Has a worker started again: at once for the first time, and after a pause from the second time in a row."""
+        ending = _ending(worker.status)
+        if self._may_restart(worker, ending):
+            pause = PAUSES[worker.restarts - 1]
+            self.say(f"{worker.name} {ending}; restarting it" + (f" in {pause:g} s" if pause else ""))
+            worker.due = now + pause
+            self._tend_worker(worker, now)
+
+    def _may_restart(self, worker: Member, ending: str) -> bool:
+        """Counts a worker's restart. Gives the worker up, and returns False, if it keeps failing and the run has commits.
+
+        Raises ClusterError if the run has none, or no worker is left."""
+        try:
+            self._count_restart(worker, ending)
+            return True
+        except ClusterError as error:
+            others = [each for each in self.workers if each is not worker and each.name not in self.given_up]
+            if not self.committed or not others:
+                raise
+            self.given_up.append(worker.name)
+            worker.signal(signal.SIGKILL)
+            self.say(f"going on without a worker that failed {MAX_RESTARTS + 1} times in a row: {error}")
+            return False
 
     def _count_restart(self, member: Member, ending: str) -> None:
         """Raises ClusterError if another restart can't help."""
@@ -251,6 +310,14 @@ class Cluster:
         if hopeless or member.restarts >= MAX_RESTARTS:
             raise ClusterError(f"{member.name} {ending}:\n{member.last_words()}\nfull log: {member.log}")
         member.restarts += 1
+
+
+def require_rule(hyperparameters: Hyperparameters) -> None:
+    """Has the server's code check the rule and its options before a run is begun. Raises WrongSettings."""
+    command = python("gem_server.check", *flags(hyperparameters))
+    checked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if checked.returncode == EXIT_WRONG_USE:  # whatever else stops it, the server says at its start
+        raise WrongSettings(_refusal(checked.stderr))
 
 
 def ends_together(hyperparameters: Hyperparameters) -> bool:

@@ -78,6 +78,7 @@ def _server(
         f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
         f"--durability={options['durability']}",
         f"--lease-seconds={options['lease_seconds']}",
+        f"--log-level={options['log_level']}",
         *flags(hyperparameters),
         *(["--until-stopped"] if hyperparameters.endless else []),
         *([f"--tokens={folder.tokens}"] if options["on"] == "ray" else []),
@@ -100,6 +101,7 @@ def _flags_of_range(held: Range, peers: list[str]) -> list[str]:
 def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
     """The flags that all worker processes have in common."""
     common = [f"--server={address}", f"--task={options['task']}", f"--device={options['device']}", *exchange_flags(options)]
+    common.append(f"--log-level={options['log_level']}")
     if options["data"]:
         common.append(f"--data={options['data']}")
     if options["step_seconds"]:

@@ -9,17 +9,19 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-import numpy as np
+from gem_api.history import HistoryError
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.extras import install
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
+from gem_client.ctl.curves import Curves
+from gem_client.ctl.recorded_run import read_curves
 from gem_client.ctl.watch import Rate
 
 from gem_worker.device import devices
 from gem_worker.evaluation.evaluate import Score
 from gem_worker.launcher.cluster import Cluster, ClusterError
-from gem_worker.launcher.run_folder import RunFolder, samples_applied, versions
+from gem_worker.launcher.run_folder import RunFolder, versions
 from gem_worker.launcher.scorer import Scorer
 from gem_worker.launcher.tracebacks import users_part
 from gem_worker.tasks import Task
@@ -74,7 +76,7 @@ class RunMonitor:
             time.sleep(_POLL_SECONDS)
             self._poll()
             version = self._status.version if self._status else seen
-            self._cluster.tend(healthy=seen is not None and version is not None and version > seen)
+            self._cluster.tend(healthy=seen is not None and version is not None and version > seen, now=time.monotonic())
             self._raise_failed_evaluation()
             seen = version
             self._print_progress(time.monotonic())
@@ -83,11 +85,11 @@ class RunMonitor:
     def end_early(self, outcome: str) -> None:
         """Writes the results so far of a run that was "stopped" or "failed". Call it after the cluster has stopped."""
         try:
-            history = self._folder.history()
-        except (OSError, ValueError):
+            curves = read_curves(self._folder.commits)
+        except (OSError, HistoryError):
             return  # no history yet, or a killed server left a partial line
-        if history and history["version"].size:
-            self._save_results(outcome, history, self._scorer.last, time.monotonic() - self._began)
+        if curves.first is not None:
+            self._save_results(outcome, curves, self._scorer.last, time.monotonic() - self._began)
 
     def close(self) -> None:
         self._scorer.close()
@@ -140,16 +142,21 @@ class RunMonitor:
         seconds = time.monotonic() - self._began
         self._raise_failed_evaluation()
         self._cluster.stop()
-        self._save_results("diverged" if self._cluster.diverged else "complete", self._folder.history(), score, seconds)
+        self._save_results(
+            "diverged" if self._cluster.diverged else "complete", read_curves(self._folder.commits), score, seconds
+        )
         return 3 if self._cluster.diverged else 0
 
-    def _save_results(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> None:
+    def _save_results(self, outcome: str, curves: Curves, score: Score | None, seconds: float) -> None:
         """Writes the summary, the plot and the report, and prints the closing lines."""
-        summary = self._summary(outcome, history, score, seconds)
+        summary = self._summary(outcome, curves, score, seconds)
         self._folder.save_summary(summary)
-        click.echo(_closing(summary, self._folder, self._pictures(history)))
+        files = self._pictures(curves)
+        if curves.damaged:
+            files["history"] = f"{curves.damaged} damaged lines of {self._folder.commits} are left out"
+        click.echo(_closing(summary, self._folder, files))
 
-    def _pictures(self, history: dict[str, Any]) -> dict[str, str]:
+    def _pictures(self, curves: Curves) -> dict[str, str]:
         """Writes the plot and the report; returns the path of each, or why there is none.
 
         Nothing that goes wrong here may end the run with a failure: a full disk, or Ctrl-C while Matplotlib was imported.
@@ -160,23 +167,23 @@ class RunMonitor:
             from gem_worker.launcher.plot import plot_report
 
             title = _title(self._hyperparameters, self._options)
-            plot_report(self._folder.plot, title, history, self._scorer.scores, self._options["workers"])
-            return {"plot": str(self._folder.plot), "report": str(write_report(self._folder.path))}
+            plot_report(self._folder.plot, title, curves, self._scorer.scores, self._options["workers"])
+            return {"plot": str(self._folder.plot), "report": str(write_report(self._folder.path, curves))}
         except ModuleNotFoundError as error:
             return {"report": f"none: {error.name} is not installed: {install('report')}"}
         except Exception as error:
             return {"report": f"none: {error}; write it with gem-ctl report {self._folder.path}"}
 
-    def _summary(self, outcome: str, history: dict[str, Any], score: Score | None, seconds: float) -> dict[str, Any]:
+    def _summary(self, outcome: str, curves: Curves, score: Score | None, seconds: float) -> dict[str, Any]:
         status = self._status
-        recorded = int(history["version"].max(initial=0))
+        recorded = int(curves.final)
         return {
             "outcome": outcome,
             "test_accuracy": score.accuracy if score else None,
             "test_loss": score.loss if score else None,
             # The history may lack commits if a server was killed; the last status may be older than the last commit.
             "commits": max(status.version, recorded) if status else recorded,
-            **_figures(history),
+            **_figures(curves),
             "seconds": round(seconds, 1),
             "rule": self._hyperparameters.rule,
             "workers": self._options["workers"],
@@ -192,14 +199,13 @@ class RunMonitor:
         }
 
 
-def _figures(history: dict[str, Any]) -> dict[str, Any]:
+def _figures(curves: Curves) -> dict[str, Any]:
     """The summary's figures over all commits; None for those that the history does not have."""
-    staleness, pi = history["staleness"], history["pi_median"]
     return {
-        "samples": int(samples_applied(history).sum()),
-        "staleness_mean": float(staleness.mean()) if staleness.size else None,
-        "staleness_p95": float(np.percentile(staleness, 95)) if staleness.size else None,
-        "pi_median": None if np.isnan(pi).all() else float(np.nanmean(pi)),  # mean over the commits of their medians
+        "samples": int(curves.samples),
+        "staleness_mean": curves.total_mean("staleness"),
+        "staleness_p95": curves.staleness_below(0.95),
+        "pi_median": curves.total_mean("pi_median"),  # mean over the commits of their medians
     }
 
 

@@ -18,11 +18,15 @@ import ray
 from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
-from gem_worker.launcher.cluster import ClusterError, Member
+from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError, Member
 from gem_worker.process.actor import Worker
 
 _REPORT_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
+_NEVER_BEGAN = (
+    f"Ray started it {MAX_RESTARTS + 1} times at most, and it ended before it could begin: while its process started or "
+    "imported modules. Look at Ray's logs on its node: /tmp/ray/session_latest/logs/worker-*.err and raylet.out\n"
+)
 _CONTROL = "control"  # the actor's thread for everything but its work
 
 
@@ -38,14 +42,15 @@ def parsed(text: str) -> dict[str, float]:
 
 
 def actor_class(resources: dict[str, float]) -> Any:
-    """The class of an actor that Ray restarts if it dies, with the work that it was doing. Raises ValueError."""
+    """The class of an actor that Ray restarts if it dies, with the work that it was doing, until it has died too often: then
+    the launcher makes another, or gives up. Raises ValueError."""
     others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")}
     return ray.remote(
         num_cpus=resources.get("CPU", 0),
         num_gpus=resources.get("GPU", 0),
         memory=resources.get("memory"),
         resources=others,
-        max_restarts=-1,
+        max_restarts=MAX_RESTARTS,
         max_task_retries=-1,
         concurrency_groups={_CONTROL: 1},
     )(Worker)
@@ -235,6 +240,8 @@ class Actor(Member):
             self._status, output = EXIT_WRONG_USE, f"{error}\n"
         except RayError as error:
             self._status, output = EXIT_FAILED, f"{error}\n"
+            if self._place is None:
+                self._status, output = EXIT_WRONG_USE, output + _NEVER_BEGAN
         self._write(output)
         ray.kill(self._actor)
 

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
+from gem_client.ctl.curves import Curves
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from gem_worker.evaluation.evaluate import Score
 
-Column = npt.NDArray[np.float64]
 _INK, _DOTS, _MARK = "#1f4e79", "#9db8d2", "#c0392b"
 
 
-def plot_report(path: Path, title: str, history: dict[str, Column], scores: list[Score], workers: int) -> None:
-    """Draws the commits (columns of commits.csv) and evaluations of a run as a PNG."""
+def plot_report(path: Path, title: str, curves: Curves, scores: list[Score], workers: int) -> None:
+    """Draws the commits and evaluations of a run as a PNG."""
     plt.switch_backend("Agg")  # draws without a screen
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 9), sharex=True, constrained_layout=True)
     figure.suptitle(title)
-    version = history["version"]
-    _curve(top, version, history["loss"], "training loss")
+    _curve(top, curves, "loss", "training loss")
     top.set_ylim(bottom=0)
     _accuracy(top, scores)
-    _curve(middle, version, history["pi_median"], "median π of a commit")
-    if np.isnan(history["pi_median"]).all():
+    _curve(middle, curves, "pi_median", "median π of a commit")
+    if curves.total_mean("pi_median") is None:
         middle.text(0.5, 0.5, "this rule has no scaling factor", transform=middle.transAxes, ha="center")
     middle.set_ylim(bottom=0)
-    _curve(bottom, version, history["staleness"], "staleness τ")
+    _curve(bottom, curves, "staleness", "staleness τ")
     bottom.axhline(workers - 1, color=_MARK, linewidth=1, linestyle="--", label=f"workers − 1 = {workers - 1}")
     bottom.set_ylim(bottom=0)
     bottom.legend(loc="upper right")
@@ -37,14 +34,12 @@ def plot_report(path: Path, title: str, history: dict[str, Column], scores: list
     plt.close(figure)
 
 
-def _curve(axes: Axes, x: Column, y: Column, label: str) -> None:
-    """Draws a dot per commit, and a line for the moving mean over a hundredth of the run."""
-    axes.plot(x, y, ".", color=_DOTS, markersize=2, rasterized=True)
-    width = max(10, len(x) // 100)
-    known = np.isfinite(y)
-    if known.sum() >= width:
-        smooth = np.convolve(y[known], np.ones(width) / width, mode="valid")
-        axes.plot(x[known][width - 1 :], smooth, color=_INK, linewidth=1.5)
+def _curve(axes: Axes, curves: Curves, name: str, label: str) -> None:
+    """Draws a dot for each commit, or for the mean of several in a long run; and a line for the moving mean over a hundredth of
+    the run."""
+    axes.plot(curves.versions(), curves.mean(name), ".", color=_DOTS, markersize=3)
+    smoothed = curves.smoothed(name, max(10, (curves.applied + curves.discarded) // 100))
+    axes.plot(curves.versions(), smoothed, color=_INK, linewidth=1.5)
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
 

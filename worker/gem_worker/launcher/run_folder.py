@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gem_api import __version__
+from gem_api.history import read_history
 from gem_api.layout import Layout, Vector
 from gem_api.ranges import Range
 from gem_client.ctl.curves import COLUMNS
-from gem_client.ctl.history import read_history
 from gem_client.ctl.local_runs import ADMIN_TOKEN
 from safetensors.numpy import save_file
 

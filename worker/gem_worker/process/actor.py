@@ -36,7 +36,7 @@ class Worker:
         """Runs gem-worker with these flags; returns its exit status and the output that `report` has not returned."""
         try:
             options = main.make_context("gem-worker", list(flags)).params
-            log = logs.configure(options["log_format"])
+            log = logs.configure(options["log_format"], options["log_level"])
             log_as(name)
             security = {key: options[key] for key in ("tls_ca", "tls_cert", "tls_key")}
             status, _ = work(name, options, {"token": token, **security}, self._stopping, log)

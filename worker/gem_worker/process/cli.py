@@ -14,11 +14,13 @@ from gem_api.process import logs
 from gem_api.process.exposition import serve_metrics
 from gem_api.process.extras import needs
 from gem_api.process.lifetime import end_with_launcher
-from gem_api.process.options import SETTINGS, WithHeadings, credentials, log_format_option, option
+from gem_api.process.options import SETTINGS, Whole, WithHeadings, credentials, log_options, option
+from gem_api.process.stacks import print_stacks_on_signal
 from gem_client import GemError, InvalidRequest, Retry, Session, connect
 from prometheus_client.registry import CollectorRegistry
 
 with needs("gem-worker", "torch"):
+    print_stacks_on_signal()  # before the imports that take seconds: from here on the signal doesn't end the process
     import torch
 
 from gem_worker.command import (
@@ -51,13 +53,13 @@ from gem_worker.tasks import TaskError, load_task
 @option(
     "--workers",
     "workers_per_process",
-    type=click.IntRange(1, 1000),
+    type=Whole(1, 1000),
     default=1,
     help="Workers in this process, each with its own thread and session. If several, they are named NAME-0, NAME-1 …",
 )
 @option(
     "--first-worker",
-    type=click.IntRange(0),
+    type=Whole(0),
     default=0,
     help="Number of the process's first worker, for names of several workers and for --device auto.",
 )
@@ -65,7 +67,7 @@ from gem_worker.tasks import TaskError, load_task
 @exchange_options
 @option(
     "--stopped-status",
-    type=click.IntRange(0, 255),
+    type=Whole(0, 255),
     default=0,
     help="Exit status after SIGTERM or Ctrl-C. 143 tells Kubernetes that the run is not done, so that it replaces the worker.",
 )
@@ -78,7 +80,7 @@ from gem_worker.tasks import TaskError, load_task
     default="",
     help="Address to serve Prometheus metrics on, host:port; empty for none.",
 )
-@log_format_option
+@log_options
 @click.version_option(__version__)
 def main(**options: Any) -> None:
     """Joins the run of a GEM server as one or several workers, and trains until the run is done.
@@ -92,7 +94,7 @@ def main(**options: Any) -> None:
     server quarantined this worker because it rejected too many of its gradients. A process with several workers ends when the
     last one has ended, with the worst status: 1 before 2 before 4 before 3 before --stopped-status before 0.
     """
-    log = logs.configure(options["log_format"])
+    log = logs.configure(options["log_format"], options["log_level"])
     name = options["name"] or f"{socket.gethostname()}-{os.getpid()}"
     log_as(name)
     stop_on_signals()
