@@ -78,7 +78,7 @@ def test_two_workers_teach_the_base_new_digits(tmp_path: Path) -> None:
     assert "of the digits 0 to 4 are right" in run("examples.lora.digits", "pretrain", str(folder))
     base = load_base(folder)
     task = ["--task=examples.lora.digits:Adapter", f"--data={folder}", f"--runs={runs}"]
-    settings = ["--epochs=20", "--batch-size=32", "--optimizer=adamw", "--learning-rate=0.01"]
+    settings = ["--epochs=20", "--batch-size=32", "--optimizer=adamw", "--learning-rate=0.004"]
     run("gem_worker.launcher.cli", *task, *settings, "--workers=2", "--processes=1", "--evaluate-every=60")
     (made,) = runs.iterdir()
     sent = load_file(made / "model.safetensors")

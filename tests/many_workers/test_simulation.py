@@ -64,5 +64,6 @@ def test_the_simulation_trains_as_the_service_did_in_the_same_order(tmp_path: Pa
     real = folder.history()["loss"].reshape(6, -1).mean(axis=1)
     rows = train(TASK, Hyperparameters(), recorded(folder.commits), workers, workers * steps // 6)
     simulated_losses = np.array([row["loss"] for row in rows])
-    assert simulated_losses == pytest.approx(real, abs=0.25)
+    # Both draw their own batches: 0.04 to 0.1 apart on average. In lockstep, or at random times, it is 0.3 to 0.7.
+    assert np.abs(simulated_losses - real).mean() < 0.2
     assert simulated_losses[-1] < 0.5
