@@ -50,6 +50,8 @@ class Membership:
         steps_done: Commits applied under the worker's name in this run.
         generation: Number of leases held so far.
         overlap: Whether the worker computes a gradient while a commit is under way.
+        choice: The optimizer that the worker brings.
+        frozen: A fingerprint of the parameters that it does not train; empty: none.
         closed: Whether the session has ended, so that nothing is retried.
     """
 
@@ -72,6 +74,7 @@ class Membership:
         self.generation = 0
         self.overlap = False
         self.choice: OptimizerChoice | None = None
+        self.frozen = b""
         self.closed = False
 
     @property
@@ -138,10 +141,10 @@ class Membership:
 
     # -- joining and leaving
 
-    def prepare(self, layout: Layout, overlap: bool, choice: OptimizerChoice | None) -> None:
+    def prepare(self, layout: Layout, overlap: bool, choice: OptimizerChoice | None, frozen: bytes) -> None:
         """Makes the buffers for a model of this layout, before the first registration."""
         self.layout, self.theta, self.gradient = layout, empty(layout.size), empty(layout.size)
-        self.overlap, self.choice = overlap, choice
+        self.overlap, self.choice, self.frozen = overlap, choice, frozen
 
     def enter(self) -> None:
         """Registers everywhere, initializes θ if a server asks for it, and pulls. Starts over if the lease ends in between."""
@@ -280,7 +283,7 @@ class Membership:
         previous, lead, layout = self._registration, self.links.lead, self.known_layout
         self.links.drop_streams()
         registration = self._retry.call(
-            lambda: lead.connection.register(self._name, layout, self.overlap, self.choice), self.report
+            lambda: lead.connection.register(self._name, layout, self.overlap, self.choice, frozen=self.frozen), self.report
         )
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self._name, registration.run_id)

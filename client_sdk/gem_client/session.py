@@ -170,6 +170,7 @@ class Session:
         overlap: bool = False,
         batches_per_step: int = 1,
         pull_only_reads: bool = False,
+        frozen: bytes = b"",
     ) -> Vector:
         """Joins the run with a model and returns θ: float32, shape (P,).
 
@@ -184,11 +185,13 @@ class Session:
                 more snapshot for it: P·4 bytes.
             batches_per_step: Number of batches that each gradient is computed on; more than 1 if gradients are accumulated.
             pull_only_reads: Whether `pull` shall do the same as `read`; for an optimizer that takes θ by `take_theta`.
+            frozen: 32 bytes that identify the values of the model's parameters that are not trained, such as their SHA-256;
+                empty if there are none. They must be the same for all workers.
 
         Raises:
             InvalidRequest: Two parameters have the same name, `batches_per_step` is not a whole number above 0, or the session
                 has joined already.
-            LayoutMismatch: The run has a model with other names or shapes.
+            LayoutMismatch: The run has a model with other names or shapes, or with other frozen parameters.
             Overloaded: The server had no room for another worker for as long as `retry` allows.
             NonFiniteGradient: θ's first value holds a NaN or an infinity.
             Quarantined: The server has rejected too many gradients of a worker with this name.
@@ -203,7 +206,7 @@ class Session:
         named = [(name, np.asarray(value)) for name, value in pairs]
         layout, arrays = Layout.of(((name, array.shape) for name, array in named), groups), dict(named)
         with self._lock:
-            self._member.prepare(layout, overlap, choice)
+            self._member.prepare(layout, overlap, choice, frozen)
             layout.pack(arrays, self._member.theta)
             try:
                 self._member.enter()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from client.sampler_helpers import SAMPLES, ZERO, Numbers, joined, ledger, read_ahead, run_to_its_end, settings
+from client.sampler_helpers import SAMPLES, ZERO, Numbers, joined, ledger, read_ahead, run_to_its_end, settings, train_all
 from gem_client import InvalidRequest, Session, TransportError, connect
 from gem_client import shards as shards_module
 from gem_client.shards import IDLE_SECONDS
@@ -81,13 +82,50 @@ def test_a_batch_that_is_skipped_is_left_out_and_the_run_comes_to_its_end_in_one
             session.skip()
 
 
-def test_a_loop_that_commits_nothing_does_not_spin(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_that_leaves_its_passes_early_trains_on_every_sample_once(name: str) -> None:
+    """Shards have three batches, passes two. Of a reader that reads ahead by itself nobody knows what it has trained on."""
+    with serving(config(settings())) as live, joined(live, "a") as session:
+        shards, seen = session.shards(SAMPLES), Counter[int]()
+
+        def train() -> None:
+            while not shards.complete:
+                seen.update(train_all(session, islice(LOOPS[name](shards), 2)))  # type: ignore[no-untyped-call]
+
+        if name == "read ahead":
+            with pytest.raises(InvalidRequest, match=r"came 3 times and never got a step: .* leave the loader early"):
+                run_to_its_end(train)
+        else:
+            run_to_its_end(train)
+            assert seen == Counter(range(SAMPLES))
+
+
+def test_a_first_batch_that_is_only_looked_at_is_trained_on_once() -> None:
+    with serving(config(settings())) as live, joined(live, "a") as session:
+        sampler = ShardSampler(session, Numbers(SAMPLES))
+        next(iter(sampler.loader()))
+        seen = train_all(session, (batch.tolist() for batch in sampler.loader()))
+        assert seen == Counter(range(SAMPLES))
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_that_accumulates_and_does_not_say_so_is_told(name: str) -> None:
+    with serving(config(settings(shard_size=100, epochs=2))) as live, joined(live, "a") as session:
+        accumulate = lambda number: "continue" if number % 2 else ""  # noqa: E731
+        with pytest.raises(InvalidRequest, match="batches_per_step=k"):
+            run_to_its_end(lambda: train_to_the_end(session, LOOPS[name], accumulate))
+        assert session.steps_done == (2 if "loader" in name else 18)  # without a loader, after three passes
+
+
+def test_a_loop_that_commits_nothing_neither_spins_nor_goes_on_for_ever(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     with joined(live, "a") as session:
         shards = session.shards(SAMPLES)
         monkeypatch.setattr("gem_client.shards.time.sleep", pauses.append)
-        for _ in range(4):
+        for _ in range(3):
             assert sum(map(len, shards)) == SAMPLES  # all of it, again and again
+        with pytest.raises(InvalidRequest, match="never got a step"):
+            list(shards)
         assert pauses == [IDLE_SECONDS] * 3
         assert ledger(live)["completed"] == 0
 

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from client.torch_helpers import flat, flat_tensors, loss_of, network, take_step, training
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import NonFiniteGradient, Session, connect
+from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
 from gem_client.torch import Optimizer
 from live import Live, config, serving, wait_until
 from region_client import RULES, abstract, linux_only, region_at, until_held
@@ -180,7 +180,16 @@ def convert(model: nn.Module) -> None:
     model.bfloat16().float()
 
 
-@pytest.mark.parametrize("change", [clamp, overwrite, load, replace_data, share, share_copies, convert])
+@pytest.mark.parametrize("change", [clamp, overwrite, load, replace_data])
+def test_a_change_that_the_next_step_would_undo_is_refused(change: Callable[[nn.Module], None], live: Live) -> None:
+    model = network()
+    with training(live, model) as (optimizer, _):
+        change(model)
+        with pytest.raises(InvalidRequest, match=r"parameter '0\.weight' was changed since .* project="):
+            take_step(model, optimizer, 0)
+
+
+@pytest.mark.parametrize("change", [share, share_copies, convert])
 def test_what_the_user_does_to_the_parameters_is_gone_with_the_next_step_as_it_is_over_the_network(
     change: Callable[[nn.Module], None],
 ) -> None:

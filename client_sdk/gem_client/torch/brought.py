@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from gem_api.errors import InvalidRequest
+from gem_api.hyperparameters import Hyperparameters, flag
 from gem_api.layout import PLAIN, Group
 from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.schedule import Schedule
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from gem_client.torch.parameters import Parameters, require_apart, trained_of
+from gem_client.torch.parameters import Parameters, frozen_of, require_apart, trained_of
 from gem_client.torch.schedules import name_of_rate, schedule_of
 
+log = logging.getLogger("gem_client")
 On = Literal["worker", "server"]
 
 # What the server can keep for all workers, by the name of PyTorch's class: its name there, and the options that it takes.
@@ -36,6 +40,7 @@ class Brought:
     Attributes:
         trained: The parameters that are trained, by name.
         tensors: All that were given.
+        frozen: Those that are not trained, by name.
         inner: The optimizer of PyTorch that was given; None: parameters alone.
         choice: Its description for the server; None: parameters alone.
         groups: The tensors whose learning rate or weight decay differs from the others', by name.
@@ -44,6 +49,7 @@ class Brought:
 
     trained: dict[str, Tensor]
     tensors: list[Tensor]
+    frozen: dict[str, Tensor]
     inner: torch.optim.Optimizer | None = None
     choice: OptimizerChoice | None = None
     groups: Mapping[str, Group] = field(default_factory=dict)
@@ -74,12 +80,12 @@ def bring(
     given = {id(parameter): name for name, parameter in names}
     if given and not any(id(tensor) in given for tensor in tensors):
         raise InvalidRequest("names= has none of the parameters to train: give the named_parameters() of the same model")
-    trained = trained_of(entries, given)
+    trained, frozen = trained_of(entries, given), frozen_of(entries, given)
     if not isinstance(params, torch.optim.Optimizer):
         require_apart(trained)
-        return Brought(trained, tensors)
+        return Brought(trained, tensors, frozen)
     if on == "worker":
-        return Brought(trained, tensors, params, OptimizerChoice("worker"), factors=())
+        return Brought(trained, tensors, frozen, params, OptimizerChoice("worker"), factors=())
     require_apart(trained)
     if schedule is None and any("initial_lr" in group for group in params.param_groups):
         raise InvalidRequest(
@@ -92,7 +98,7 @@ def bring(
         raise InvalidRequest("the learning rate of every parameter group is 0: nothing would be trained")
     factors = tuple(own / rate for own in rates)
     choice = replace(_choice(params, rate, decay), schedule=handed)
-    return Brought(trained, tensors, params, choice, _groups(params, trained, factors, decay), factors)
+    return Brought(trained, tensors, frozen, params, choice, _groups(params, trained, factors, decay), factors)
 
 
 def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
@@ -157,3 +163,19 @@ def _groups(
 def _number(group: Mapping[str, Any], name: str) -> float:
     """A setting of a group; PyTorch allows learning rates that are tensors."""
     return float(group.get(name, 0.0))
+
+
+def require_taken(choice: OptimizerChoice, settings: Hyperparameters) -> None:
+    """Logs what the server has decided otherwise than the worker that brought the optimizer. Raises InvalidRequest if the server
+    ignored the optimizer, as those of earlier versions do."""
+    if choice.optimizer != settings.optimizer:
+        raise InvalidRequest("this server is of an earlier version, which knows no optimizers but its own SGD: update it")
+    for name in ("learning_rate", "weight_decay"):
+        brought, own = getattr(choice, name, None), getattr(settings, name)
+        if brought is not None and brought != own:
+            log.warning("the server was started with %s %s, which is used instead of %s", flag(name), own, brought)
+    if choice.schedule is not None:
+        schedule = Schedule.of(settings)
+        log.info("the server's schedule counts the commits of all workers: %s", schedule)
+        if schedule != choice.schedule:
+            log.warning("the server was started with the schedule %s, which is used instead of %s", schedule, choice.schedule)

@@ -9,19 +9,29 @@ from typing import Any, NoReturn
 
 import torch
 from gem_api.errors import InvalidRequest, RejectedCommit
-from gem_api.hyperparameters import decay_of_workers, flag
+from gem_api.hyperparameters import decay_of_workers
 from gem_api.layout import NAME_TENSORS, Vector
-from gem_api.schedule import Schedule, rate
+from gem_api.schedule import rate
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from gem_client.answer import Answer
 from gem_client.session import Session
-from gem_client.torch.brought import On, bring
+from gem_client.torch.brought import On, bring, require_taken
 from gem_client.torch.local_sgd import LocalSgd, bare
 from gem_client.torch.local_steps import LocalSteps
-from gem_client.torch.parameters import Parameters, alone_in_memory, copy_gradient, dense, evaluate, lives_at, to_host
+from gem_client.torch.parameters import (
+    Parameters,
+    alone_in_memory,
+    copy_gradient,
+    dense,
+    evaluate,
+    fingerprint,
+    lives_at,
+    to_host,
+)
 from gem_client.torch.staging import Staging, on_cuda, receive
+from gem_client.torch.watch import Watch
 
 log = logging.getLogger("gem_client")
 
@@ -86,7 +96,12 @@ class Optimizer(torch.optim.Optimizer):
             steps; others are copied all the same. It saves P·4 bytes and the time of a copy: 0.3 % of a step of ResNet-50 on
             batches of 8, 2 to 8 % of a step of a perceptron on batches of 64 (docs/results/performance.md). Leave it off if the
             model keeps views of its parameters (a weight tied by `.t()` or `.detach()`), because a view would keep an old θ.
-            Leave it off if the process forks, because the child would share the parameters' memory.
+            Leave it off if the process forks, because the child would share the parameters' memory. It has no effect with
+            `project`.
+        project: A function without arguments that changes the parameters in place to keep them in a set, for example a clamp.
+            It is called, without recording gradients, after each local step and whenever θ was loaded. Gradients are thus
+            computed on projected parameters, but the server's θ stays as it is (lazy projection, Zinkevich 2003): project what
+            `gem-ctl pull` writes, too.
 
     Raises:
         InvalidRequest: A parameter is not a real floating-point tensor, two parameters have the same name, the run has
@@ -110,6 +125,7 @@ class Optimizer(torch.optim.Optimizer):
         batches_per_step: int = 1,
         overlap: bool = False,
         in_place: bool = False,
+        project: Callable[[], Any] | None = None,
     ) -> None:
         self._brought = brought = bring(params, on, names, schedule)
         if overlap and brought.steps_itself:
@@ -117,15 +133,16 @@ class Optimizer(torch.optim.Optimizer):
         self.inner, self._schedule = brought.inner, schedule
         self._trained = brought.trained
         trained = list(self._trained.values())
-        self._in_place = alone_in_memory(trained, brought.tensors) if in_place else [False] * len(trained)
+        self._in_place = alone_in_memory(trained, brought.tensors) if in_place and not project else [False] * len(trained)
         self._session = session
         self._batches_per_step = batches_per_step
         self._overlap = overlap
+        self._project = project
+        self._watch = Watch(self._trained, brought.frozen, self.inner)
         self.answer: Answer | None = None
         self._joined = False
         self._scaled = False
         self._noted: list[Any] = []
-        self._warned = False
         first = {name: to_host(parameter.detach()) for name, parameter in self._trained.items()}
         session.join(
             first,
@@ -134,6 +151,7 @@ class Optimizer(torch.optim.Optimizer):
             overlap=overlap,
             batches_per_step=batches_per_step,
             pull_only_reads=True,
+            frozen=fingerprint(brought.frozen),
         )
         if all(tensor.nameless for tensor in session.layout.tensors):
             log.warning("the tensors have no names: checkpoints and gem-ctl pull call them 0, 1, and so on; %s", NAME_TENSORS)
@@ -198,8 +216,9 @@ class Optimizer(torch.optim.Optimizer):
             The loss that `closure` returned, or `loss` if there is no closure.
 
         Raises:
-            InvalidRequest: The learning rate in `param_groups` is not the server's, or the loop steps a scheduler that the
-                server steps.
+            InvalidRequest: The learning rate in `param_groups` is not the server's, the loop steps a scheduler that the
+                server steps, the parameters were changed since the last step, or one that was frozen when this optimizer was
+                made has a gradient.
             NonFiniteGradient: A gradient holds a NaN or an infinity. θ is unchanged.
             NormOutOfBounds: The norm of the gradients exceeds the server's bound. θ is unchanged, and the loop may continue.
             Quarantined: The server has rejected too many gradients in a row.
@@ -273,6 +292,9 @@ class Optimizer(torch.optim.Optimizer):
         return False
 
     def _make_step(self, closure: Callable[[], Any] | None, loss: Any, batches: int) -> Any:
+        self._watch.require_same_parameters()
+        if self._local is None or not self._local.made:  # between local steps the parameters are the worker's own
+            self._watch.require_unchanged(self._known_theta())
         evaluated = evaluate(closure) if self._local is None else self._local.step(self._rate, closure)
         loss = loss if closure is None else evaluated
         returned = loss
@@ -298,6 +320,12 @@ class Optimizer(torch.optim.Optimizer):
                     parameter.grad.used_at_version = parameter.grad._version  # type: ignore[attr-defined]
         return returned
 
+    def _known_theta(self) -> list[Tensor] | None:
+        """What the parameters should hold; None if that is not known any more."""
+        if self._overlap or self._project or self._bound is not self._session.theta or self._base != self._session.base:
+            return None
+        return self._thetas
+
     def _gradients_are_new(self) -> bool:
         """Whether any gradient was written since the last step, and is not just zero."""
         gradients = [parameter.grad for parameter in self._trained.values() if parameter.grad is not None]
@@ -305,6 +333,7 @@ class Optimizer(torch.optim.Optimizer):
         return written and any(bool(dense(gradient).any()) for gradient in gradients)
 
     def _count_step(self, local: LocalSteps, loss: float | None, batches: int) -> None:
+        self._keep_projected()
         self._session.add_to_window(batches)
         local.count(loss)
         lease_lost = self._session.generation != self._base.generation  # asking for a shard may have found out
@@ -346,7 +375,7 @@ class Optimizer(torch.optim.Optimizer):
     def _gather(self) -> Any:
         """The gradients, weight decay included, in the session's buffer: float32, shape (P,)."""
         self._bind()
-        self._warn_of_missing()
+        self._watch.warn_of_missing(self._settings.optimizer)
         with torch.no_grad():
             for parameter, gradient, decay in zip(self._trained.values(), self._gradients, self._decays, strict=True):
                 copy_gradient(parameter, gradient, decay)
@@ -357,19 +386,6 @@ class Optimizer(torch.optim.Optimizer):
         if self._staging is not None:
             self._staging.fetch(self._session.gradient)
         return self._session.gradient
-
-    def _warn_of_missing(self) -> None:
-        """Says once that parameters without a gradient are moved by an optimizer on the server, unlike in PyTorch."""
-        if self._warned or self._settings.optimizer == "sgd":
-            return
-        missing = [name for name, parameter in self._trained.items() if parameter.grad is None]
-        if missing:
-            self._warned = True
-            log.warning(
-                "%d parameters have no gradient, such as %s: the server's %s takes it as zero, so weight decay and earlier "
-                "gradients still move them. To keep parameters as they are, freeze them before you make the Optimizer",
-                len(missing), missing[0], self._settings.optimizer,
-            )  # fmt: skip
 
     def _bind(self) -> None:
         """Makes tensors over the session's buffers, which a new lease replaces; or over page-locked memory, for CUDA."""
@@ -401,8 +417,15 @@ class Optimizer(torch.optim.Optimizer):
                     receive(theta, parameter)
         if self._staging is not None:
             self._staging.loads_queued()
+        self._keep_projected()
         if self._local is not None:
             self._local.begin()
+        self._watch.loaded()
+
+    def _keep_projected(self) -> None:
+        if self._project is not None:
+            with torch.no_grad():
+                self._project()
 
     def _require_servers_rate(self) -> None:
         if self._schedule is not None and self._schedule.last_epoch:
@@ -419,8 +442,8 @@ class Optimizer(torch.optim.Optimizer):
         """Takes the rate of the version. A new lease may come with other hyperparameters, from a server that was restarted."""
         if self._base.generation != self._generation:
             self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
-            self._require_taken()
-            self._say_what_the_server_changed()
+            if self._brought.choice is not None:
+                require_taken(self._brought.choice, self._settings)
             tensors = self._session.layout.tensors
             self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()
@@ -432,26 +455,6 @@ class Optimizer(torch.optim.Optimizer):
         """Writes the server's rate into the parameter groups, if it is the server's."""
         for group, factor in zip(self.param_groups, self._brought.factors, strict=False):
             group["lr"] = factor * self._rate
-
-    def _require_taken(self) -> None:
-        """Raises InvalidRequest if the server has ignored the optimizer that was brought, as those of earlier versions do."""
-        choice = self._brought.choice
-        if choice is not None and choice.optimizer != self._settings.optimizer:
-            raise InvalidRequest("this server is of an earlier version, which knows no optimizers but its own SGD: update it")
-
-    def _say_what_the_server_changed(self) -> None:
-        choice = self._brought.choice
-        for name in ("learning_rate", "weight_decay"):
-            brought, own = getattr(choice, name, None), getattr(self._settings, name)
-            if brought is not None and brought != own:
-                log.warning("the server was started with %s %s, which is used instead of %s", flag(name), own, brought)
-        if choice is not None and choice.schedule is not None:
-            schedule = Schedule.of(self._settings)
-            log.info("the server's schedule counts the commits of all workers: %s", schedule)
-            if schedule != choice.schedule:
-                log.warning(
-                    "the server was started with the schedule %s, which is used instead of %s", schedule, choice.schedule
-                )
 
     def _local_steps(self) -> LocalSteps | None:
         """Makes local steps; None if each gradient is committed as it is.

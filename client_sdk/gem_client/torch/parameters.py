@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gem_client.torch.staging import send
 
+SAMPLED_VALUES = 1024
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
 
@@ -47,6 +49,33 @@ def trained_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({
         seen.add(id(parameter))
         trained[name] = parameter
     return trained
+
+
+def frozen_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({})) -> dict[str, Tensor]:
+    """Maps names to the parameters that are not trained; `names` has other names, by the parameter's id."""
+    frozen: dict[str, Tensor] = {}
+    for position, entry in enumerate(params):
+        name, parameter = entry if isinstance(entry, tuple) else (str(position), entry)
+        if not parameter.requires_grad:
+            frozen[plain_name(names.get(id(parameter), name))] = parameter
+    return frozen
+
+
+def fingerprint(frozen: Mapping[str, Tensor]) -> bytes:
+    """SHA-256 over the name, the shape and up to 1,024 values of each parameter, spread evenly over it; empty if there is none.
+
+    Floating-point values are rounded to bfloat16, so that workers may keep the same weights in different formats."""
+    if not frozen:
+        return b""
+    digest = hashlib.sha256()
+    for name, parameter in frozen.items():
+        digest.update(f"{name}\0{tuple(parameter.shape)}\n".encode())
+        if not parameter.is_meta:
+            values = parameter.detach().reshape(-1)
+            values = values[:: max(1, len(values) // SAMPLED_VALUES)]
+            values = values.to(torch.bfloat16) if values.is_floating_point() else values
+            digest.update(values.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.digest()
 
 
 def plain_name(name: str) -> str:

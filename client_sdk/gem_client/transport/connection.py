@@ -57,6 +57,7 @@ class Connection:
         overlap: bool,
         choice: OptimizerChoice | None,
         lead: pb.LeadsAnswer | None = None,
+        frozen: bytes = b"",
     ) -> pb.RegisterWorkerResponse:
         """Registers a worker; with a server that does not lead, by showing what the `lead` answered."""
         request = pb.RegisterWorkerRequest(
@@ -65,6 +66,7 @@ class Connection:
             overlap=overlap,
             optimizer=choice.to_message() if choice else None,
             lead=lead,
+            frozen_fingerprint=frozen,
         )
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
         return response

@@ -152,18 +152,20 @@ class Schedule(_message.Message):
     def __init__(self, schedule: _Optional[str] = ..., warmup_versions: _Optional[int] = ..., warmup_factor: _Optional[float] = ..., decay_versions: _Optional[int] = ..., decay_factor: _Optional[float] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("worker_name", "layout", "overlap", "optimizer", "lead")
+    __slots__ = ("worker_name", "layout", "overlap", "optimizer", "lead", "frozen_fingerprint")
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     LEAD_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     worker_name: str
     layout: _tensors_pb2.TensorLayout
     overlap: bool
     optimizer: OptimizerChoice
     lead: LeadsAnswer
-    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., overlap: bool = ..., optimizer: _Optional[_Union[OptimizerChoice, _Mapping]] = ..., lead: _Optional[_Union[LeadsAnswer, _Mapping]] = ...) -> None: ...
+    frozen_fingerprint: bytes
+    def __init__(self, worker_name: _Optional[str] = ..., layout: _Optional[_Union[_tensors_pb2.TensorLayout, _Mapping]] = ..., overlap: bool = ..., optimizer: _Optional[_Union[OptimizerChoice, _Mapping]] = ..., lead: _Optional[_Union[LeadsAnswer, _Mapping]] = ..., frozen_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class LeadsAnswer(_message.Message):
     __slots__ = ("lease_id", "run_id", "hyperparameters")

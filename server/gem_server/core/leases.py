@@ -44,6 +44,7 @@ class Lease:
         owner: Name of the only credentials that may use it; empty if the server asks for none.
         counted: Bytes that `LeaseTable.nbytes` includes for it.
         rejected: The largest sequence of its commits that this server has rejected since it started.
+        frozen: Identifies the values of the parameters that its worker does not train; empty if that is not known.
         restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
             knows to be applied.
     """
@@ -62,6 +63,7 @@ class Lease:
     before_change: Callable[[Lease], None] | None = None
     recorded: int = 0
     owner: str = ""
+    frozen: bytes = b""
     counted: int = 0
     rejected: int = 0
     restored: bool = False

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LeaseEnded
+from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LayoutMismatch, LeaseEnded
 from gem_api.layout import Layout
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.logs import Logger
@@ -35,6 +35,7 @@ from gem_server.telemetry.progress import Progress, Traffic
 
 SHARD_WAIT_SECONDS = 0.5
 READER_SECONDS = 60.0
+MAX_FINGERPRINT = 32
 MAX_INLINE_TENSORS = 1000  # of a layout that is converted on the event loop, in 10 ms
 
 
@@ -191,6 +192,7 @@ class TrainingServicer:
             require_short(f"RegisterWorkerRequest.{field}", getattr(request, field).ByteSize())
         layout = await self._layout_of(request.layout)
         self._path.require_recordable()
+        self._require_same_frozen(request.worker_name, request.frozen_fingerprint)
         choice = OptimizerChoice.from_message(request.optimizer) if request.HasField("optimizer") else None
         lead = messages.leads_answer(request.lead) if request.HasField("lead") else None
         before = self._core.settings
@@ -203,6 +205,7 @@ class TrainingServicer:
                 self.lease_ended(dropped)
         if registration.ended:
             self.lease_ended(registration.ended)
+        self._core.leases.get(registration.lease_id).frozen = request.frozen_fingerprint
         awaited = {"waiting_for": self._core.workers_awaited} if self._core.workers_awaited else {}
         self._logger.info("worker registered", worker=request.worker_name, workers=len(self._core.leases.live), **awaited)
         if (settings := self._core.settings) != before:
@@ -213,6 +216,16 @@ class TrainingServicer:
             )  # fmt: skip
         await self._durability.settled()
         return messages.registration(registration, self._core, self._peers)
+
+    def _require_same_frozen(self, worker: str, fingerprint: bytes) -> None:
+        """Raises LayoutMismatch if a worker in the run has other frozen parameters: each would train on a model of its own."""
+        require_short("RegisterWorkerRequest.frozen_fingerprint", len(fingerprint), MAX_FINGERPRINT)
+        for lease in self._core.leases.live.values():
+            if fingerprint and lease.frozen not in (b"", fingerprint) and lease.worker != worker:
+                raise LayoutMismatch(
+                    f"this worker's frozen parameters have other values than those of worker {lease.worker!r}: load the same "
+                    "weights into the model of every worker before you make the Optimizer"
+                )
 
     async def _layout_of(self, message: tensors_pb2.TensorLayout) -> Layout:
         """The layout in a registration. Raises InvalidRequest if it is invalid, or only a part of a model."""

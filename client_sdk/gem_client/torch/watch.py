@@ -1,0 +1,94 @@
+"""Notices changes to a model that `Optimizer` would lose: to parameters between two steps, and to which of them are trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from gem_api.errors import InvalidRequest
+from torch import Tensor
+
+log = logging.getLogger("gem_client")
+CERTAIN_STEPS = 3  # at first all values are compared: a change through `.data` leaves no trace
+
+
+class Watch:
+    """What a model was when θ was loaded into it.
+
+    Args:
+        trained: The parameters in the run, by name.
+        frozen: Those that were given and are not in the run, by name.
+        inner: The optimizer of PyTorch that was given, if there is one.
+    """
+
+    def __init__(
+        self, trained: Mapping[str, Tensor], frozen: Mapping[str, Tensor], inner: torch.optim.Optimizer | None
+    ) -> None:
+        self._trained, self._frozen, self._inner = trained, frozen, inner
+        self._sizes = self._group_sizes()
+        self._versions: list[int] = []
+        self._steps = 0
+        self._warned_of_change = self._warned_of_missing = False
+
+    def loaded(self) -> None:
+        """The parameters hold what they should."""
+        self._versions = [parameter._version for parameter in self._trained.values()]
+
+    def require_same_parameters(self) -> None:
+        """Raises InvalidRequest if parameters that are not in the run are about to be trained."""
+        for name, parameter in self._frozen.items():
+            if parameter.grad is not None:
+                raise InvalidRequest(
+                    f"parameter {name!r} has a gradient, but was frozen when the Optimizer was made, so it is not in the run. "
+                    f"{_FREEZE_LATER}"
+                )
+        if self._group_sizes() != self._sizes:
+            raise InvalidRequest(f"parameters were added to the optimizer, but the run's tensors are fixed. {_FREEZE_LATER}")
+
+    def require_unchanged(self, thetas: Sequence[Tensor] | None) -> None:
+        """Raises InvalidRequest if parameters no longer hold `thetas`, flat float32 tensors on the host. If these are not known
+        any more, a changed parameter is logged."""
+        self._steps += 1
+        known = thetas if thetas is not None else [None] * len(self._versions)
+        for (name, parameter), version, theta in zip(self._trained.items(), self._versions, known, strict=True):
+            changed = parameter._version != version
+            if theta is not None and parameter.data_ptr() != theta.data_ptr():
+                if (changed or self._steps <= CERTAIN_STEPS) and not _holds(parameter, theta):
+                    raise InvalidRequest(f"parameter {name!r} was changed since {_LAST}. {_WAYS_OUT}")
+            elif changed and not self._warned_of_change:
+                self._warned_of_change = True
+                log.warning("parameter %r was changed since %s: the next θ replaces it. %s", name, _LAST, _WAYS_OUT)
+
+    def warn_of_missing(self, optimizer: str) -> None:
+        """Says once that an optimizer on the server moves parameters without a gradient, unlike in PyTorch."""
+        if self._warned_of_missing or optimizer == "sgd":
+            return
+        missing = [name for name, parameter in self._trained.items() if parameter.grad is None]
+        if missing:
+            self._warned_of_missing = True
+            log.warning(
+                "%d parameters have no gradient, such as %s: the server's %s takes it as zero, so weight decay and earlier "
+                "gradients still move them. To keep parameters as they are, freeze them before you make the Optimizer",
+                len(missing), missing[0], optimizer,
+            )  # fmt: skip
+
+    def _group_sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self._inner.param_groups] if self._inner is not None else []
+
+
+_FREEZE_LATER = (
+    "Make the Optimizer while every parameter that will ever be trained requires gradients; after that, freeze those that have "
+    "to wait (requires_grad_(False))"
+)
+_LAST = "the last step, or since the Optimizer was made"
+_WAYS_OUT = (
+    "The run has one θ for all workers: load weights before you make the Optimizer (the first worker's count), and give it a "
+    "projection such as a clamp as project="
+)
+
+
+def _holds(parameter: Tensor, theta: Tensor) -> bool:
+    """Whether a parameter holds θ, in its own dtype, or rounded by a conversion to a shorter one and back."""
+    ours, theirs = parameter.detach(), theta.view_as(parameter).to(parameter.device)
+    return torch.equal(ours, theirs.to(ours.dtype)) or torch.equal(ours.bfloat16(), theirs.bfloat16())

@@ -1,0 +1,173 @@
+"""Habits from PyTorch that mean something else here: each is refused, or works as docs/guides/unlike-pytorch.md says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from client.brought_helpers import INPUTS, PLAIN, adamw, make_model, simple, train
+from gem_client import InvalidRequest, LayoutMismatch, connect
+from gem_client.torch import Optimizer
+from gem_client.torch.watch import CERTAIN_STEPS
+from live import Live, config, serving
+from session_helpers import theta, version
+from torch import nn
+
+BRING: dict[str, Callable[..., Any]] = {
+    "parameters": lambda model: model.named_parameters(),
+    "own optimizer": adamw,
+}
+each_way = pytest.mark.parametrize("bring", BRING.values(), ids=BRING)
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    with serving(config(PLAIN)) as server:
+        yield server
+
+
+@contextmanager
+def worker(live: Live, model: nn.Module, bring: Any = BRING["parameters"], **options: Any) -> Iterator[Optimizer]:
+    with connect(live.address) as session:
+        yield Optimizer(bring(model), session, **options)
+
+
+def first_layer(model: nn.Module) -> Any:
+    return next(model.children())
+
+
+def frozen_first() -> nn.Module:
+    """A model whose first layer is frozen."""
+    model = make_model()
+    first_layer(model).requires_grad_(False)
+    return model
+
+
+# -- which parameters are trained
+
+
+@each_way
+def test_a_layer_that_is_unfrozen_later_is_refused_and_the_error_says_how(bring: Any, live: Live) -> None:
+    model = frozen_first()
+    with worker(live, model, bring) as optimizer:
+        train(model, optimizer, 2)
+        first_layer(model).requires_grad_(True)
+        with pytest.raises(InvalidRequest, match=r"'0\.weight' has a gradient, but was frozen .*requires_grad_\(False\)"):
+            train(model, optimizer, 1)
+        assert version(live) == 2
+
+
+@each_way
+def test_a_layer_that_is_frozen_after_the_optimizer_was_made_waits_and_is_trained_later(bring: Any, live: Live) -> None:
+    model = make_model()
+    with worker(live, model, bring) as optimizer:
+        first_layer(model).requires_grad_(False)
+        first_value = first_layer(model).weight.clone()
+        train(model, optimizer, 3)
+        assert torch.equal(first_layer(model).weight, first_value)
+        first_layer(model).requires_grad_(True)
+        train(model, optimizer, 3)
+        assert not torch.equal(first_layer(model).weight, first_value)
+
+
+@pytest.mark.parametrize("on", ["worker", "server"])
+def test_a_group_that_is_added_to_the_inner_optimizer_is_refused(on: Any, live: Live) -> None:
+    model = make_model()
+    with worker(live, model, simple, on=on) as optimizer:
+        assert optimizer.inner is not None
+        optimizer.inner.add_param_group({"params": [("new", nn.Parameter(torch.zeros(2)))]})
+        with pytest.raises(InvalidRequest, match="the run's tensors are fixed"):
+            train(model, optimizer, 1)
+
+
+# -- changes between two steps
+
+
+@each_way
+def test_weights_that_are_loaded_after_the_optimizer_was_made_are_refused(bring: Any, live: Live) -> None:
+    model = make_model()
+    with worker(live, model, bring) as optimizer:
+        before = theta(live)
+        model.load_state_dict({name: tensor + 100 for name, tensor in model.state_dict().items()})
+        with pytest.raises(InvalidRequest, match="load weights before you make the Optimizer"):
+            train(model, optimizer, 1)
+        assert (theta(live) == before).all()
+
+
+@each_way
+@pytest.mark.parametrize("change", ["in place", ".data"])
+def test_a_change_after_each_step_is_refused(change: str, bring: Any, live: Live) -> None:
+    """In place it is seen at any step; through `.data`, which leaves no trace, in the first ones."""
+    model = make_model()
+    with worker(live, model, bring) as optimizer, torch.no_grad():
+        if change == "in place":
+            with torch.enable_grad():
+                train(model, optimizer, CERTAIN_STEPS + 1)
+        for parameter in model.parameters():
+            (parameter if change == "in place" else parameter.data).clamp_(-0.01, 0.01)
+        with torch.enable_grad(), pytest.raises(InvalidRequest, match=r"was changed since the last step.* project="):
+            train(model, optimizer, 1)
+
+
+def test_values_that_are_swapped_out_and_in_again_are_no_change(live: Live) -> None:
+    """As for an evaluation on averaged weights."""
+    model = make_model()
+    with worker(live, model) as optimizer:
+        for _ in range(CERTAIN_STEPS + 2):
+            train(model, optimizer, 1)
+            kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            model.load_state_dict({name: tensor * 2 for name, tensor in kept.items()})
+            model.load_state_dict(kept)
+
+
+def test_a_change_that_cannot_be_compared_is_logged_once(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """With overlap the θ that the parameters were loaded from is gone."""
+    model = make_model()
+    with worker(live, model, overlap=True) as optimizer:
+        for _ in range(3):
+            train(model, optimizer, 1)
+            with torch.no_grad():
+                first_layer(model).weight.clamp_(-0.01, 0.01)
+        optimizer.finish()
+    assert [record.message.count("'0.weight' was changed") for record in caplog.records].count(1) == 1
+
+
+@pytest.mark.parametrize(("bring", "local_steps"), [("parameters", 1), ("own optimizer", 1), ("own optimizer", 3)])
+def test_a_projection_holds_after_each_step_and_in_the_final_model(bring: str, local_steps: int) -> None:
+    with serving(config(replace(PLAIN, local_steps=local_steps))) as live:
+        model = make_model()
+
+        def clamp() -> None:
+            for parameter in model.parameters():
+                parameter.clamp_(-0.01, 0.01)
+
+        with worker(live, model, BRING[bring], project=clamp) as optimizer:
+            for _ in range(7):
+                train(model, optimizer, 1)
+                assert max(float(parameter.detach().abs().max()) for parameter in model.parameters()) <= 0.01
+            optimizer.load_final()
+            assert float(model(INPUTS).detach().abs().max()) <= 0.06
+
+
+# -- frozen parameters of several workers
+
+
+def test_workers_with_other_frozen_values_are_refused_while_one_with_the_first_is_there(live: Live) -> None:
+    other = frozen_first()
+    with torch.no_grad():
+        first_layer(other).weight[1, 1] += 0.22
+    with worker(live, frozen_first()) as optimizer:
+        with worker(live, frozen_first().bfloat16()):
+            pass  # the same weights in a shorter format
+        with (
+            pytest.raises(LayoutMismatch, match="other values than those of worker"),
+            worker(live, other),
+        ):
+            pass
+        optimizer.load_final()
+    with worker(live, other):
+        pass  # nobody is left to disagree
