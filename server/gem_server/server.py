@@ -168,7 +168,7 @@ class Server:
     def stop(self, why: str) -> None:
         """Begins the graceful shutdown; `stopped` completes it."""
         if not self._stop.is_set():
-            self._stop.set()  # first: logging fails if the reader of the log is gone
+            self._stop.set()
             self._logger.info("stopping: finishing queued commits", why=why)
 
     async def stopped(self) -> None:
