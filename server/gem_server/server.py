@@ -184,10 +184,8 @@ class Server:
         self.parts.training.drain()
         try:
             await self._finish_queue()
-            await self._end_log()
-            await self.parts.checkpointer.write_last()
-        except CheckpointFailed as error:
-            raise StartError(f"the last checkpoint could not be written; the previous one is intact: {error}") from error
+            log_error = await self._end_log()
+            await self._write_last(log_error)
         finally:
             await self._close()
         self._logger.info("stopped")
@@ -207,21 +205,33 @@ class Server:
         self.parts.apply_loop.close()
         await self._applying
 
-    async def _end_log(self) -> None:
-        """Acknowledges what was applied, then closes the write-ahead log. Raises StartError if the disk has failed."""
+    async def _end_log(self) -> OSError | None:
+        """Acknowledges what was applied, then closes the write-ahead log. Returns the error if the log can't be written."""
         group_commit = self.parts.group_commit
         if group_commit is None or self._logging is None:
-            return
+            return None
         try:
             if self._logging.done():
                 self._logging.result()  # raises what ended it
             with suppress(Overloaded):  # the disk is full: the waiting calls got this error, and retry with the next server
                 await group_commit.finished()
         except OSError as error:
-            raise StartError(f"can't write the write-ahead log: {error}; acknowledged commits are in it") from error
+            return error
         finally:
             self._logging.cancel()
             await group_commit.close()
+        return None
+
+    async def _write_last(self, log_error: OSError | None) -> None:
+        """Writes the last checkpoint, also after an error of the log: it holds what was acknowledged, even if the log is gone.
+        Raises StartError after that error, or if the checkpoint can't be written."""
+        log = f"can't write the write-ahead log: {log_error}; " if log_error else ""
+        try:
+            await self.parts.checkpointer.write_last()
+        except CheckpointFailed as error:
+            raise StartError(f"{log}the last checkpoint could not be written; the previous one is intact: {error}") from error
+        if log_error:
+            raise StartError(f"{log}the last checkpoint has all commits: check the disk, then start again with --resume")
 
     async def _close(self) -> None:
         parts = self.parts

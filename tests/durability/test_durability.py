@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import shutil
@@ -18,8 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import structlog
-from gem_api.hyperparameters import Hyperparameters
+from durability.checkpoint_helpers import crashed
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError, Overloaded, Session, connect
 from gem_client.ctl import text
@@ -31,7 +29,6 @@ from live import DEADLINE, Live, config, serving, wait_until
 from region_client import abstract, linux_only
 from session_helpers import GRADIENT, Patience, ended, in_background, model, outcomes, theta, version, workers
 from simulation.truth import fingerprint
-from structlog.testing import capture_logs
 from wire_client import SMALL, wired
 
 
@@ -39,20 +36,6 @@ from wire_client import SMALL, wired
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that copies are quick."""
     monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
-
-
-@pytest.fixture
-def logged(tmp_path: Path) -> ServerConfig:
-    """A server that keeps a log, and shares memory."""
-    settings = Hyperparameters(batch_size=4, shard_size=8)
-    return config(settings, checkpoint_dir=tmp_path / "run", durability="log", memory_socket=abstract())
-
-
-def crashed(live: Live, where: Path) -> ServerConfig:
-    """What to start a server with that goes on where a kill -9 would leave this one now, on another port."""
-    assert live.config.checkpoint_dir is not None
-    shutil.copytree(live.config.checkpoint_dir, where)
-    return replace(live.config, checkpoint_dir=where, resume=True, memory_socket=abstract())
 
 
 def state(live: Live) -> bytes:
@@ -317,16 +300,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk(monkeypatch)
     yield disk
     disk.full = disk.crowded = False
-
-
-@pytest.fixture
-def warned() -> Iterator[list[Any]]:
-    """The warnings and errors that the server logs."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with capture_logs() as lines:
-        yield lines
-    structlog.configure(**before)
 
 
 def impatient(live: Live, name: str) -> tuple[Session, Patience]:

@@ -28,6 +28,8 @@ class Log:
 
     Attributes:
         torn: The segment that ends in a partial record, if any: the one being written when the server died.
+        missing: The first segment, if no segment is there; known once `entries` has begun. Nothing is wrong if nothing happened
+            after the checkpoint.
     """
 
     def __init__(self, directory: Path, since: LogPosition, run_id: str) -> None:
@@ -35,17 +37,20 @@ class Log:
         self._since = since
         self._run_id = run_id
         self.torn: Path | None = None
+        self.missing: Path | None = None
 
     def entries(self) -> Iterator[Entry]:
         """The records in order. Raises DamagedLog if one that had reached the disk is missing."""
         due = self._since.number + 1
-        for serial in serials(self._directory):
-            if serial < self._since.serial:
-                continue
+        there = [serial for serial in serials(self._directory) if serial >= self._since.serial]
+        self.missing = None if there else self._directory / name(self._since.serial)
+        for serial in there:
             segment = self._segment(serial)
             if segment.first != due:
                 raise DamagedLog(
-                    f"{segment.path} begins with record {segment.first}, but record {due} is due: records are missing before it"
+                    f"{segment.path} begins with record {segment.first}, but record {due} is due: the log lacks what comes "
+                    f"before it; put the missing segments back into {self._directory} from a backup. If you move that folder "
+                    "away, the run continues from the checkpoint alone, and what was acknowledged since is lost"
                 )
             for entry in segment.entries():
                 yield entry
