@@ -23,6 +23,8 @@ from gem_server.telemetry.curves import MIN_INTERVAL
 from gem_server.telemetry.health import BEAT_SECONDS
 from gem_server.warm_up import warm_up
 
+LAG_SECONDS = 0.25  # between two looks at the event loop's lag
+
 
 async def serve(config: ServerConfig, logger: Logger) -> None:
     """Serves until SIGTERM, SIGINT or Drain, then ends gracefully.
@@ -143,6 +145,7 @@ class Server:
         if parts.endpoint.http_address:
             yield _repeat(MIN_INTERVAL, parts.curves.sample)
             yield _repeat(BEAT_SECONDS, parts.endpoint.health.beat)
+            yield _measure_lag(parts.metrics.lagged)
         yield _repeat(1.0, parts.commit_path.look_after_hold)
         yield parts.lane.run()
         yield _repeat(1.0, parts.lane.regions.take_back)
@@ -247,6 +250,15 @@ async def _repeat(seconds: float, chore: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(seconds)
         chore()
+
+
+async def _measure_lag(observe: Callable[[float], None]) -> None:
+    """Reports how much later than due the event loop goes on: so long, something else held it."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_SECONDS
+        await asyncio.sleep(LAG_SECONDS)
+        observe(max(0.0, loop.time() - due))
 
 
 async def _repeat_in_thread(seconds: float, chore: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -276,7 +276,7 @@ def test_a_second_server_that_cannot_start_leaves_the_files_of_the_first_alone(t
 class Process:
     """`python -m gem_server` with its log in JSON lines, which goes to a pipe, or to the file `log`."""
 
-    def __init__(self, flags: list[str], environment: dict[str, str], log: IO[str] | None = None) -> None:
+    def __init__(self, flags: Sequence[str], environment: dict[str, str], log: IO[str] | None = None) -> None:
         command = [sys.executable, "-m", "gem_server", "--log-format", "json", "--metrics-listen", "", *flags]
         self._process = subprocess.Popen(
             command,
@@ -322,9 +322,14 @@ class Process:
 
 
 @contextmanager
-def process(*flags: str, log: IO[str] | None = None, **environment: str) -> Iterator[Process]:
+def process(*flags: str, **environment: str) -> Iterator[Process]:
     """A server process that is gone after the `with` block."""
-    server = Process(list(flags), environment, log)
+    with gone_at_the_end(Process(list(flags), environment)) as server:
+        yield server
+
+
+@contextmanager
+def gone_at_the_end(server: Process) -> Iterator[Process]:
     try:
         yield server
     finally:
@@ -371,7 +376,7 @@ def test_a_server_that_cannot_write_its_log_lines_serves_and_ends_as_ever(
     flags = ("--listen", address, "--checkpoint-dir", str(folder), "--durability", durability, "--checkpoint-interval", "0")
     with (
         open("/dev/full", "w", encoding="utf-8") as full,
-        process(*flags, log=full if trouble == "its disk is full" else None) as server,
+        gone_at_the_end(Process(flags, {}, full if trouble == "its disk is full" else None)) as server,
         closing(Wire(address)) as wire,
     ):
         if trouble == "nobody reads it":
@@ -390,7 +395,7 @@ def test_a_server_that_cannot_write_its_log_lines_serves_and_ends_as_ever(
             worker.commit_on(lane)
             lane.cancel()
         assert first.commit()[0].version == 3
-        with process("--listen", address, log=full) as third:
+        with gone_at_the_end(Process(["--listen", address], {}, full)) as third:
             assert third.ended() == 2
         server.signal(signal.SIGTERM)
         assert server.ended() == 0
