@@ -8,12 +8,14 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.logs import Logger
 
+from gem_server.background import start_chore
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import recovery
 from gem_server.parts import Parts
@@ -120,10 +122,10 @@ class Server:
         except BaseException:
             await self._close()
             raise
-        self._applying = asyncio.create_task(self.parts.apply_loop.run())
-        self._chores = [asyncio.create_task(chore) for chore in self._new_chores()]
+        self._applying = start_chore("apply", self.parts.apply_loop.run, self._logger)
+        self._chores = [start_chore(name, chore, self._logger) for name, chore in self._new_chores()]
         if self.parts.group_commit:
-            self._logging = asyncio.create_task(self.parts.group_commit.run())
+            self._logging = start_chore("log", self.parts.group_commit.run, self._logger)
         self._log_start()
 
     def _warm_up(self) -> None:
@@ -138,21 +140,21 @@ class Server:
                 "gradient of zero: fix the rule"
             ) from error
 
-    def _new_chores(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """The background tasks besides applying commits. None ends by itself."""
+    def _new_chores(self) -> Iterator[tuple[str, Callable[[], Coroutine[Any, Any, None]]]]:
+        """The background tasks besides applying commits and writing the log, with their names. None ends by itself."""
         config, parts = self._config, self.parts
-        yield _repeat(min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
+        yield "leases", partial(_repeat, min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
         if parts.endpoint.http_address:
-            yield _repeat(MIN_INTERVAL, parts.curves.sample)
-            yield _repeat(BEAT_SECONDS, parts.endpoint.health.beat)
-            yield _measure_lag(parts.metrics.lagged)
-        yield _repeat(1.0, parts.commit_path.look_after_hold)
-        yield parts.lane.run()
-        yield _repeat(1.0, parts.lane.regions.take_back)
+            yield "curves", partial(_repeat, MIN_INTERVAL, parts.curves.sample)
+            yield "health", partial(_repeat, BEAT_SECONDS, parts.endpoint.health.beat)
+            yield "lag", partial(_measure_lag, parts.metrics.lagged)
+        yield "hold", partial(_repeat, 1.0, parts.commit_path.look_after_hold)
+        yield "lane", parts.lane.run
+        yield "regions", partial(_repeat, 1.0, parts.lane.regions.take_back)
         if parts.history:
-            yield _repeat_in_thread(1.0, parts.history.flush)
+            yield "history", partial(_repeat_in_thread, 1.0, parts.history.flush)
         if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or parts.group_commit):
-            yield parts.checkpointer.every(config.checkpoint_interval or math.inf)
+            yield "checkpoints", partial(parts.checkpointer.every, config.checkpoint_interval or math.inf)
 
     def _log_start(self) -> None:
         config, core, http = self._config, self.core, self.parts.endpoint.http_address
@@ -179,7 +181,8 @@ class Server:
         checkpoint.
 
         Raises:
-            StartError: The last checkpoint could not be written.
+            StartError: The last checkpoint or the log could not be written.
+            Exception: A background task failed, and so ended the server.
         """
         await self._until_stop_or_failure()
         await self.parts.endpoint.report_ending()
@@ -191,6 +194,9 @@ class Server:
             await self._write_last(log_error)
         finally:
             await self._close()
+        for chore in self._chores:
+            if chore.done() and not chore.cancelled():
+                chore.result()  # a chore never ends by itself: raises what ended it
         self._logger.info("stopped")
 
     async def _until_stop_or_failure(self) -> None:
@@ -202,13 +208,11 @@ class Server:
 
     async def _finish_queue(self) -> None:
         for chore in self._chores:
-            if chore.done():
-                chore.result()  # a chore never ends by itself: raises what ended it
             chore.cancel()
         self.parts.apply_loop.close()
         await self._applying
 
-    async def _end_log(self) -> OSError | None:
+    async def _end_log(self) -> Exception | None:
         """Acknowledges what was applied, then closes the write-ahead log. Returns the error if the log can't be written."""
         group_commit = self.parts.group_commit
         if group_commit is None or self._logging is None:
@@ -218,17 +222,17 @@ class Server:
                 self._logging.result()  # raises what ended it
             with suppress(Overloaded):  # the disk is full: the waiting calls got this error, and retry with the next server
                 await group_commit.finished()
-        except OSError as error:
+        except Exception as error:
             return error
         finally:
             self._logging.cancel()
             await group_commit.close()
         return None
 
-    async def _write_last(self, log_error: OSError | None) -> None:
+    async def _write_last(self, log_error: Exception | None) -> None:
         """Writes the last checkpoint, also after an error of the log: it holds what was acknowledged, even if the log is gone.
         Raises StartError after that error, or if the checkpoint can't be written."""
-        log = f"can't write the write-ahead log: {log_error}; " if log_error else ""
+        log = f"can't write the write-ahead log: {str(log_error) or type(log_error).__name__}; " if log_error else ""
         try:
             await self.parts.checkpointer.write_last()
         except CheckpointFailed as error:

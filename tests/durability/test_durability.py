@@ -265,6 +265,25 @@ def test_workers_that_wait_for_the_first_value_go_on_though_its_checkpoint_faile
         failing.clear()
 
 
+def test_who_waits_for_an_older_record_does_not_wait_for_a_newer_one(logged: ServerConfig) -> None:
+    """As a worker does that repeats a commit, after another that waits for everything so far."""
+
+    def waiting(*records: int) -> list[Any]:
+        group_commit = live.server.parts.group_commit
+        assert group_commit is not None
+        futures = [group_commit.awaited(group_commit.journal.appended + number) for number in records]
+        for future in futures:
+            assert future is not None
+            future.add_done_callback(lambda done: done.exception())
+        return futures
+
+    with serving(logged) as live, connect(live.address, name="ann") as session:
+        session.join(model())
+        newer, older = live.on_loop(lambda: waiting(1000, 1))
+        session.commit(GRADIENT)
+        assert live.on_loop(lambda: (newer.done(), older.done())) == (False, True)
+
+
 # -- a full disk
 
 
