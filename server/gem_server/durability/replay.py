@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,8 @@ def _committed(core: Core, record: Record, now: float) -> None:
     (payload,) = record.payload
     header = _header(core, fields)
     gradient_format(fields["dtype"]).assembly(lease.upload).add_all(memoryview(payload))
-    if fields["norm"] is not None:
-        core.norms.accepted(fields["norm"])
     core.next_ticket = fields["ticket"]
-    commit = core.ticket(lease, header, now)
+    commit = replace(core.ticket(lease, header, now), norm=fields["norm"])  # which was judged in the run
     step = core.begin(commit)
     _require_version(core.central.version + step.accepted, fields["version"])
     try:
