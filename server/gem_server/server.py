@@ -34,7 +34,6 @@ async def serve(config: ServerConfig, logger: Logger) -> None:
     Raises:
         StartError: Wrong settings, an address in use, no usable checkpoint.
     """
-    server = Server(config, time.monotonic, time.time, logger)
     loop = asyncio.get_running_loop()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -43,12 +42,28 @@ async def serve(config: ServerConfig, logger: Logger) -> None:
 
     # Not loop.add_signal_handler: the loop would restore Python's handlers when it closes, and another Ctrl-C during the exit
     # would then change its status. A signal that comes just before the loop waits is noticed when it wakes, within a second.
-    _handle_ending(stop)
+    # The first handler at once: process 1 of a container gets no signals without one, and to restore a run may take minutes.
+    _handle_ending(_stop_restoring)
+    try:
+        server = Server(config, time.monotonic, time.time, logger)
+        _handle_ending(stop)
+    except _StoppedEarly as stopped:
+        logger.info("stopped before the run was restored", why=str(stopped))
+        return
     try:
         await server.start()
         await server.stopped()
     finally:
         _handle_ending(signal.SIG_IGN)
+
+
+class _StoppedEarly(BaseException):
+    """A signal ends the server before it serves. Nothing else may catch it."""
+
+
+def _stop_restoring(number: int, frame: FrameType | None) -> None:
+    _handle_ending(signal.SIG_IGN)
+    raise _StoppedEarly(signal.Signals(number).name)
 
 
 def _handle_ending(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
