@@ -418,6 +418,30 @@ def _try_to_join(live: Live, name: str) -> None:
             joining.result(DEADLINE)
 
 
+def test_a_disk_that_turns_out_to_be_full_when_it_syncs_ends_the_server(
+    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As quotas and network file systems do: what was written before may be gone."""
+
+    def full(file: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    live = Live(logged)
+    session, patience = impatient(live, "ann")
+    with session:
+        session.join(model())
+        session.commit(GRADIENT)
+        monkeypatch.setattr(storage._File, "sync", full)
+        patience.run_out()
+        with pytest.raises(GemError):
+            session.commit(GRADIENT)
+    with pytest.raises(StartError, match=r"log: .*No space left.*; the last checkpoint could not be written"):
+        live._thread.join(30), live.stop()
+    monkeypatch.undo()
+    with serving(replace(logged, resume=True)) as back:
+        assert version(back) in (1, 2)
+
+
 def test_a_disk_that_fails_in_another_way_ends_the_server(logged: ServerConfig, disk: Disk) -> None:
     """What it holds can't be told then; the next start finds out."""
     disk.error = errno.EIO
