@@ -248,7 +248,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         with asyncio.Runner(loop_factory=DecidingLoop) as runner:
             runner.run(serve(config, logger))
     except StartError as error:
-        click.echo(f"gem-server: {error}", err=True)
+        logs.print_error(f"gem-server: {error}")
         sys.exit(2)
 
 

@@ -87,10 +87,10 @@ class Parts:
             opened.callback(self.history.close)
         self.progress, self.traffic = _new_progress(core, clock()), Traffic()
         self.curves = Curves(core, self.progress, clock, self.history.earlier if self.history else ())
-        metrics = Metrics(
+        self.metrics = Metrics(
             self.registry, core, self.progress, self.traffic, self._queue_length, lambda at: wall() - clock() + at
         )
-        observers = [self.progress.applied, metrics.applied, *([self.history.applied] if self.history else [])]
+        observers = [self.progress.applied, self.metrics.applied, *([self.history.applied] if self.history else [])]
         self.apply_loop = ApplyLoop(core, clock, observers)
 
         journal = make_journal(config, core.run_id, last_record)

@@ -8,12 +8,14 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.logs import Logger
 
+from gem_server.background import start_chore
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import recovery
 from gem_server.parts import Parts
@@ -23,6 +25,8 @@ from gem_server.telemetry.curves import MIN_INTERVAL
 from gem_server.telemetry.health import BEAT_SECONDS
 from gem_server.warm_up import warm_up
 
+LAG_SECONDS = 0.25  # between two looks at the event loop's lag
+
 
 async def serve(config: ServerConfig, logger: Logger) -> None:
     """Serves until SIGTERM, SIGINT or Drain, then ends gracefully.
@@ -30,7 +34,6 @@ async def serve(config: ServerConfig, logger: Logger) -> None:
     Raises:
         StartError: Wrong settings, an address in use, no usable checkpoint.
     """
-    server = Server(config, time.monotonic, time.time, logger)
     loop = asyncio.get_running_loop()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -39,12 +42,28 @@ async def serve(config: ServerConfig, logger: Logger) -> None:
 
     # Not loop.add_signal_handler: the loop would restore Python's handlers when it closes, and another Ctrl-C during the exit
     # would then change its status. A signal that comes just before the loop waits is noticed when it wakes, within a second.
-    _handle_ending(stop)
+    # The first handler at once: process 1 of a container gets no signals without one, and to restore a run may take minutes.
+    _handle_ending(_stop_restoring)
+    try:
+        server = Server(config, time.monotonic, time.time, logger)
+        _handle_ending(stop)
+    except _StoppedEarly as stopped:
+        logger.info("stopped before the run was restored", why=str(stopped))
+        return
     try:
         await server.start()
         await server.stopped()
     finally:
         _handle_ending(signal.SIG_IGN)
+
+
+class _StoppedEarly(BaseException):
+    """A signal ends the server before it serves. Nothing else may catch it."""
+
+
+def _stop_restoring(number: int, frame: FrameType | None) -> None:
+    _handle_ending(signal.SIG_IGN)
+    raise _StoppedEarly(signal.Signals(number).name)
 
 
 def _handle_ending(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
@@ -118,10 +137,10 @@ class Server:
         except BaseException:
             await self._close()
             raise
-        self._applying = asyncio.create_task(self.parts.apply_loop.run())
-        self._chores = [asyncio.create_task(chore) for chore in self._new_chores()]
+        self._applying = start_chore("apply", self.parts.apply_loop.run, self._logger)
+        self._chores = [start_chore(name, chore, self._logger) for name, chore in self._new_chores()]
         if self.parts.group_commit:
-            self._logging = asyncio.create_task(self.parts.group_commit.run())
+            self._logging = start_chore("log", self.parts.group_commit.run, self._logger)
         self._log_start()
 
     def _warm_up(self) -> None:
@@ -136,20 +155,21 @@ class Server:
                 "gradient of zero: fix the rule"
             ) from error
 
-    def _new_chores(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """The background tasks besides applying commits. None ends by itself."""
+    def _new_chores(self) -> Iterator[tuple[str, Callable[[], Coroutine[Any, Any, None]]]]:
+        """The background tasks besides applying commits and writing the log, with their names. None ends by itself."""
         config, parts = self._config, self.parts
-        yield _repeat(min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
+        yield "leases", partial(_repeat, min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
         if parts.endpoint.http_address:
-            yield _repeat(MIN_INTERVAL, parts.curves.sample)
-            yield _repeat(BEAT_SECONDS, parts.endpoint.health.beat)
-        yield _repeat(1.0, parts.commit_path.look_after_hold)
-        yield parts.lane.run()
-        yield _repeat(1.0, parts.lane.regions.take_back)
+            yield "curves", partial(_repeat, MIN_INTERVAL, parts.curves.sample)
+            yield "health", partial(_repeat, BEAT_SECONDS, parts.endpoint.health.beat)
+            yield "lag", partial(_measure_lag, parts.metrics.lagged)
+        yield "hold", partial(_repeat, 1.0, parts.commit_path.look_after_hold)
+        yield "lane", parts.lane.run
+        yield "regions", partial(_repeat, 1.0, parts.lane.regions.take_back)
         if parts.history:
-            yield _repeat_in_thread(1.0, parts.history.flush)
+            yield "history", partial(_repeat_in_thread, 1.0, parts.history.flush)
         if config.checkpoint_dir and config.durability != "memory" and (config.checkpoint_interval or parts.group_commit):
-            yield parts.checkpointer.every(config.checkpoint_interval or math.inf)
+            yield "checkpoints", partial(parts.checkpointer.every, config.checkpoint_interval or math.inf)
 
     def _log_start(self) -> None:
         config, core, http = self._config, self.core, self.parts.endpoint.http_address
@@ -168,7 +188,7 @@ class Server:
     def stop(self, why: str) -> None:
         """Begins the graceful shutdown; `stopped` completes it."""
         if not self._stop.is_set():
-            self._stop.set()  # first: logging fails if the reader of the log is gone
+            self._stop.set()
             self._logger.info("stopping: finishing queued commits", why=why)
 
     async def stopped(self) -> None:
@@ -176,7 +196,8 @@ class Server:
         checkpoint.
 
         Raises:
-            StartError: The last checkpoint could not be written.
+            StartError: The last checkpoint or the log could not be written.
+            Exception: A background task failed, and so ended the server.
         """
         await self._until_stop_or_failure()
         await self.parts.endpoint.report_ending()
@@ -184,12 +205,13 @@ class Server:
         self.parts.training.drain()
         try:
             await self._finish_queue()
-            await self._end_log()
-            await self.parts.checkpointer.write_last()
-        except CheckpointFailed as error:
-            raise StartError(f"the last checkpoint could not be written; the previous one is intact: {error}") from error
+            log_error = await self._end_log()
+            await self._write_last(log_error)
         finally:
             await self._close()
+        for chore in self._chores:
+            if chore.done() and not chore.cancelled():
+                chore.result()  # a chore never ends by itself: raises what ended it
         self._logger.info("stopped")
 
     async def _until_stop_or_failure(self) -> None:
@@ -201,27 +223,37 @@ class Server:
 
     async def _finish_queue(self) -> None:
         for chore in self._chores:
-            if chore.done():
-                chore.result()  # a chore never ends by itself: raises what ended it
             chore.cancel()
         self.parts.apply_loop.close()
         await self._applying
 
-    async def _end_log(self) -> None:
-        """Acknowledges what was applied, then closes the write-ahead log. Raises StartError if the disk has failed."""
+    async def _end_log(self) -> Exception | None:
+        """Acknowledges what was applied, then closes the write-ahead log. Returns the error if the log can't be written."""
         group_commit = self.parts.group_commit
         if group_commit is None or self._logging is None:
-            return
+            return None
         try:
             if self._logging.done():
                 self._logging.result()  # raises what ended it
             with suppress(Overloaded):  # the disk is full: the waiting calls got this error, and retry with the next server
                 await group_commit.finished()
-        except OSError as error:
-            raise StartError(f"can't write the write-ahead log: {error}; acknowledged commits are in it") from error
+        except Exception as error:
+            return error
         finally:
             self._logging.cancel()
             await group_commit.close()
+        return None
+
+    async def _write_last(self, log_error: Exception | None) -> None:
+        """Writes the last checkpoint, also after an error of the log: it holds what was acknowledged, even if the log is gone.
+        Raises StartError after that error, or if the checkpoint can't be written."""
+        log = f"can't write the write-ahead log: {str(log_error) or type(log_error).__name__}; " if log_error else ""
+        try:
+            await self.parts.checkpointer.write_last()
+        except CheckpointFailed as error:
+            raise StartError(f"{log}the last checkpoint could not be written; the previous one is intact: {error}") from error
+        if log_error:
+            raise StartError(f"{log}the last checkpoint has all commits: check the disk, then start again with --resume")
 
     async def _close(self) -> None:
         parts = self.parts
@@ -237,6 +269,15 @@ async def _repeat(seconds: float, chore: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(seconds)
         chore()
+
+
+async def _measure_lag(observe: Callable[[float], None]) -> None:
+    """Reports how much later than due the event loop goes on: so long, something else held it."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_SECONDS
+        await asyncio.sleep(LAG_SECONDS)
+        observe(max(0.0, loop.time() - due))
 
 
 async def _repeat_in_thread(seconds: float, chore: Callable[[], None]) -> None:

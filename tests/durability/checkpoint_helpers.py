@@ -1,12 +1,19 @@
-"""A run to checkpoint."""
+"""A run to checkpoint, and a server that crashes."""
 
 from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from core_helpers import SMALL, commit, header, make_core, start
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
+from gem_server.config import ServerConfig
 from gem_server.core.state_machine import Core
+from live import Live
+from region_client import abstract
 
 WORKERS = ["ann", "bob"]
 FILES = ["model.safetensors", "workers.safetensors", "state.json"]
@@ -27,3 +34,10 @@ def trained(settings: Hyperparameters | None = None, layout: Layout = SMALL, com
     core.leave(leases[2])
     core.admit(header(core, leases[0], core.leases.get(leases[0]).sequence), 0.0)  # a repeat, to be counted
     return core
+
+
+def crashed(live: Live, where: Path) -> ServerConfig:
+    """What to start a server with that goes on where a kill -9 would leave this one now, on another port."""
+    assert live.config.checkpoint_dir is not None
+    shutil.copytree(live.config.checkpoint_dir, where)
+    return replace(live.config, checkpoint_dir=where, resume=True, memory_socket=abstract())

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import SMALL, bits, commit, header, make_core, restored, save_core, start
+from core_helpers import SMALL, apply, bits, commit, header, make_core, restored, save_core, start
 from durability.checkpoint_helpers import WORKERS, trained
 from gem_api.hyperparameters import OPTIMIZERS, SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core.facts import Admission, Applied
+from gem_server.core.records import Record
 from gem_server.core.shards import NoShard, Shard
 from gem_server.core.state_machine import Core
-from gem_server.durability import checkpoint
+from gem_server.durability import checkpoint, replay
 from gem_server.durability.checkpoint import newest, restore
 from gem_server.rpc.messages import commit_result
 from gem_server.rules import RULES
@@ -196,3 +197,20 @@ def test_answers_become_json_while_commits_go_on(tmp_path: Path, monkeypatch: py
     captured.copy_theta()
     checkpoint.write(tmp_path, captured, 1)
     assert converted
+
+
+def test_the_norm_of_a_commit_that_waits_during_a_checkpoint_counts_once_after_a_replay() -> None:
+    core, copied = make_core(logged=True), make_core(logged=True)
+    records: list[Record] = []
+    for each in (core, copied):
+        start(each, ["ann", "bob"])
+    head = header(core, "lease-1", 1)
+    _, lease = core.admit(head, 0.0)
+    lease.upload[:] = 1.0
+    ticketed = core.ticket(lease, head, 0.0, norm=3.0)
+    copied.norms.resume(checkpoint.capture(core).state["norms"])
+    core.record_to(lambda record: records.append(record) or len(records))
+    apply(core, ticketed)
+    for record in records:
+        replay.apply(copied, record, 0.0)
+    assert core.norms.norms == copied.norms.norms == [3.0]

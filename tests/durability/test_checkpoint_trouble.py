@@ -6,10 +6,12 @@ import errno
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gem_client import Admin, CheckpointFailed, Session, connect
 from gem_server.durability.capture import Capture
 from gem_server.durability.storage import Storage
+from gem_server.durability.tensor_file import write_tensors
 from gem_server.telemetry.history import History
 from live import DEADLINE, Live, config, serving, wait_until
 from session_helpers import GRADIENT, in_background, model, version
@@ -156,3 +158,10 @@ def test_the_names_of_new_folders_are_on_the_disk_before_anything_is_promised(
                 assert name.name in synced[name.parent]
             else:
                 break
+
+
+def test_a_file_with_more_tensors_than_can_be_read_back_is_not_a_checkpoint(tmp_path: Path) -> None:
+    shapes = dict.fromkeys((f"{number:0100000d}" for number in range(1000)), (0,))
+    file = Storage().create(tmp_path / "model.safetensors")
+    with pytest.raises(OSError, match="1000 tensors are too many"):
+        write_tensors(file, shapes, lambda name: np.zeros(0, np.float32), {})

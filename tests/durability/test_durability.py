@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import shutil
@@ -18,8 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import structlog
-from gem_api.hyperparameters import Hyperparameters
+from durability.checkpoint_helpers import crashed
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError, Overloaded, Session, connect
 from gem_client.ctl import text
@@ -31,7 +29,6 @@ from live import DEADLINE, Live, config, serving, wait_until
 from region_client import abstract, linux_only
 from session_helpers import GRADIENT, Patience, ended, in_background, model, outcomes, theta, version, workers
 from simulation.truth import fingerprint
-from structlog.testing import capture_logs
 from wire_client import SMALL, wired
 
 
@@ -39,20 +36,6 @@ from wire_client import SMALL, wired
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that copies are quick."""
     monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
-
-
-@pytest.fixture
-def logged(tmp_path: Path) -> ServerConfig:
-    """A server that keeps a log, and shares memory."""
-    settings = Hyperparameters(batch_size=4, shard_size=8)
-    return config(settings, checkpoint_dir=tmp_path / "run", durability="log", memory_socket=abstract())
-
-
-def crashed(live: Live, where: Path) -> ServerConfig:
-    """What to start a server with that goes on where a kill -9 would leave this one now, on another port."""
-    assert live.config.checkpoint_dir is not None
-    shutil.copytree(live.config.checkpoint_dir, where)
-    return replace(live.config, checkpoint_dir=where, resume=True, memory_socket=abstract())
 
 
 def state(live: Live) -> bytes:
@@ -282,6 +265,25 @@ def test_workers_that_wait_for_the_first_value_go_on_though_its_checkpoint_faile
         failing.clear()
 
 
+def test_who_waits_for_an_older_record_does_not_wait_for_a_newer_one(logged: ServerConfig) -> None:
+    """As a worker does that repeats a commit, after another that waits for everything so far."""
+
+    def waiting(*records: int) -> list[Any]:
+        group_commit = live.server.parts.group_commit
+        assert group_commit is not None
+        futures = [group_commit.awaited(group_commit.journal.appended + number) for number in records]
+        for future in futures:
+            assert future is not None
+            future.add_done_callback(lambda done: done.exception())
+        return futures
+
+    with serving(logged) as live, connect(live.address, name="ann") as session:
+        session.join(model())
+        newer, older = live.on_loop(lambda: waiting(1000, 1))
+        session.commit(GRADIENT)
+        assert live.on_loop(lambda: (newer.done(), older.done())) == (False, True)
+
+
 # -- a full disk
 
 
@@ -317,16 +319,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk(monkeypatch)
     yield disk
     disk.full = disk.crowded = False
-
-
-@pytest.fixture
-def warned() -> Iterator[list[Any]]:
-    """The warnings and errors that the server logs."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with capture_logs() as lines:
-        yield lines
-    structlog.configure(**before)
 
 
 def impatient(live: Live, name: str) -> tuple[Session, Patience]:
@@ -424,6 +416,30 @@ def _try_to_join(live: Live, name: str) -> None:
         patience.run_out()
         with pytest.raises(Overloaded):
             joining.result(DEADLINE)
+
+
+def test_a_disk_that_turns_out_to_be_full_when_it_syncs_ends_the_server(
+    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As quotas and network file systems do: what was written before may be gone."""
+
+    def full(file: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    live = Live(logged)
+    session, patience = impatient(live, "ann")
+    with session:
+        session.join(model())
+        session.commit(GRADIENT)
+        monkeypatch.setattr(storage._File, "sync", full)
+        patience.run_out()
+        with pytest.raises(GemError):
+            session.commit(GRADIENT)
+    with pytest.raises(StartError, match=r"log: .*No space left.*; the last checkpoint could not be written"):
+        live._thread.join(30), live.stop()
+    monkeypatch.undo()
+    with serving(replace(logged, resume=True)) as back:
+        assert version(back) in (1, 2)
 
 
 def test_a_disk_that_fails_in_another_way_ends_the_server(logged: ServerConfig, disk: Disk) -> None:

@@ -230,7 +230,7 @@ def carry_on(directory: Path) -> None:
 def ask_for_shards(core: Core, lease_id: str) -> None:
     shard = core.lease_shard(lease_id, core.ledger.samples or SAMPLES, 0.0)
     if isinstance(shard, Shard):
-        messages.shard(shard, core.ledger.indices(shard)).SerializeToString()
+        messages.shard_response(shard, core.ledger.indices(shard))
 
 
 # -- the run that they all begin with

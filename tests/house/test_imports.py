@@ -25,9 +25,9 @@ WITHIN_THE_SERVER = {
     "core": {"rules"},
     "security": set(),
     "telemetry": {"core", "rules", "apply_loop"},
-    "durability": {"core", "rules", "apply_loop", "event_loop", "config", "telemetry"},
+    "durability": {"core", "rules", "apply_loop", "background", "event_loop", "config", "telemetry"},
     "rpc": {"core", "rules", "apply_loop", "event_loop", "security", "telemetry", "durability"},
-    "lane": {"core", "event_loop", "config", "rpc", "security", "telemetry"},
+    "lane": {"core", "background", "event_loop", "config", "rpc", "security", "telemetry"},
 }
 TORCH = {"torch", "torchvision", "gem_client.torch"}
 # Each works with a library that most users don't have, and is imported by its users alone.

@@ -1,14 +1,23 @@
-"""Clients that go away while they are answered: that is no error of the server's, and it says nothing."""
+"""Clients that go away while they are answered are no error of the server's; those that read too slowly are ended."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import closing, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import structlog
+from gem_api.errors import DeadlineExceeded
 from gem_api.layout import Layout
+from gem_api.v1 import training_pb2 as pb
+from gem_server.rpc.calls import Call
+from gem_server.rpc.tensor_stream import Transfer
+from gem_server.rpc.training import READER_SECONDS
+from gem_server.telemetry.progress import Traffic
 from live import Live, serving, wait_until
 from structlog.testing import capture_logs
 from wire_client import Worker, wired
@@ -52,3 +61,27 @@ def test_a_client_that_goes_away_in_the_middle_of_its_answer_is_no_error(
             wait_until(lambda: not live.on_loop(lambda: live.server.parts.training._calls._all), "the call to end")
     assert "worker registered" in [entry["event"] for entry in logged]
     assert [entry for entry in logged if entry["log_level"] == "error"] == []
+
+
+@pytest.mark.parametrize(("seconds", "frames"), [(59.0, 2), (1.9, 200)])
+def test_a_reader_that_takes_a_minute_for_each_frame_is_ended_and_a_slow_one_is_not(seconds: float, frames: int) -> None:
+    class Loop(asyncio.SelectorEventLoop):
+        ahead = 0.0
+
+        def time(self) -> float:
+            return super().time() + self.ahead
+
+    class Reader:
+        read = 0
+
+        async def write(self, frame: bytes) -> None:
+            loop.ahead += seconds
+            await asyncio.sleep(0.001)  # the timeout is noticed
+            self.read += 1
+
+    loop, reader = Loop(), Reader()
+    transfer = Transfer(Call(lambda _: None, lambda: None), reader, pb.CommitRequest, Traffic())
+    theta = np.zeros(200 << 18, np.float32)
+    with closing(loop), pytest.raises(DeadlineExceeded) if frames < 200 else nullcontext():
+        loop.run_until_complete(transfer.send(b"", theta, patience=READER_SECONDS))
+    assert reader.read == pytest.approx(frames, abs=2)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 import grpc
@@ -22,7 +25,8 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main
 from gem_server.config import StartError
 from live import DEADLINE, Live, config, serving, wait_until
-from ways import all_ways, read_by_the_server, running
+from region_client import linux_only
+from ways import all_ways, opened, read_by_the_server, running
 from wire_client import SMALL, Wire, Worker, apply_thread_held, chunk, theta_bits, wired
 
 P = SMALL.size
@@ -270,12 +274,16 @@ def test_a_second_server_that_cannot_start_leaves_the_files_of_the_first_alone(t
 
 
 class Process:
-    """`python -m gem_server` with its log in JSON lines."""
+    """`python -m gem_server` with its log in JSON lines, which goes to a pipe, or to the file `log`."""
 
-    def __init__(self, flags: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, flags: Sequence[str], environment: dict[str, str], log: IO[str] | None = None) -> None:
         command = [sys.executable, "-m", "gem_server", "--log-format", "json", "--metrics-listen", "", *flags]
         self._process = subprocess.Popen(
-            command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+            command,
+            env={**os.environ, **environment},
+            stderr=subprocess.PIPE if log is None else log,
+            text=True,
+            encoding="utf-8",
         )
         self.lines: list[str] = []
 
@@ -288,13 +296,19 @@ class Process:
                 return str(json.loads(line)["address"])
         raise AssertionError(f"the server ended before it served: {self.lines}")
 
+    def close_log(self) -> None:
+        """Nobody reads its log from now on."""
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        self._process.stderr = None
+
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     def ended(self) -> int:
         """Waits for its end and reads the rest of its log; returns the exit status."""
         rest = self._process.communicate(timeout=2 * DEADLINE)[1]
-        self.lines += rest.splitlines(keepends=True)
+        self.lines += (rest or "").splitlines(keepends=True)
         return self._process.returncode
 
     @property
@@ -310,7 +324,12 @@ class Process:
 @contextmanager
 def process(*flags: str, **environment: str) -> Iterator[Process]:
     """A server process that is gone after the `with` block."""
-    server = Process(list(flags), environment)
+    with gone_at_the_end(Process(list(flags), environment)) as server:
+        yield server
+
+
+@contextmanager
+def gone_at_the_end(server: Process) -> Iterator[Process]:
     try:
         yield server
     finally:
@@ -344,6 +363,56 @@ def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path
         wire.close()
     # The first one is written as soon as there is a value, which may be after this commit.
     assert checkpoints(tmp_path)[-1].startswith("checkpoint-000000000001-")
+
+
+@linux_only
+@pytest.mark.parametrize("durability", ["snapshot", "log"])
+@pytest.mark.parametrize("trouble", ["nobody reads it", "its disk is full"])
+def test_a_server_that_cannot_write_its_log_lines_serves_and_ends_as_ever(
+    trouble: str, durability: str, tmp_path: Path
+) -> None:
+    """Rejecting a commit, registering and every way of ending log something."""
+    folder, address = tmp_path / "checkpoints", f"127.0.0.1:{free_port()}"
+    flags = ("--listen", address, "--checkpoint-dir", str(folder), "--durability", durability, "--checkpoint-interval", "0")
+    with (
+        open("/dev/full", "w", encoding="utf-8") as full,
+        gone_at_the_end(Process(flags, {}, full if trouble == "its disk is full" else None)) as server,
+        closing(Wire(address)) as wire,
+    ):
+        if trouble == "nobody reads it":
+            server.serving()
+            server.close_log()
+        wait_until(partial(answers, wire), "the server to serve")
+        first = wire.started("over tcp")
+        second = wire.join("in memory")
+        second.pull()
+        for worker, way in ((first, "tcp"), (second, "memory")):
+            poisoned = opened(worker, way)
+            poisoned.send(worker.header(), *worker.body(math.nan))
+            assert poisoned.refusal().error == "NON_FINITE_GRADIENT"
+            poisoned.cancel()
+            lane = opened(worker, way)
+            worker.commit_on(lane)
+            lane.cancel()
+        assert first.commit()[0].version == 3
+        with gone_at_the_end(Process(["--listen", address], {}, full)) as third:
+            assert third.ended() == 2
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0
+    assert checkpoints(folder)[-1].startswith("checkpoint-000000000003-")
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def answers(wire: Wire) -> bool:
+    try:
+        return bool(wire.status().run_id)
+    except grpc.RpcError:
+        return False
 
 
 def test_a_resumed_process_names_the_checkpoint_that_it_refuses(tmp_path: Path) -> None:

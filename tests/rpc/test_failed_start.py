@@ -100,3 +100,27 @@ def test_a_start_without_a_writable_folder_for_compiled_code_says_so_in_one_line
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert done.stderr == "Error: no writable folder for compiled code: set NUMBA_CACHE_DIR to one\n"
+
+
+STOPPED_WHILE_IT_RECOVERS = """
+import os, signal, sys, threading
+import gem_server.parts
+from gem_server.cli import main
+
+def recovering(*_):
+    os.kill(os.getpid(), signal.{signal})
+    threading.Event().wait(60)
+
+gem_server.parts.make_core = recovering
+main(["--listen", "127.0.0.1:0", "--metrics-listen", "", "--checkpoint-dir", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_server_that_is_stopped_while_it_recovers_ends_at_once(number: str, tmp_path: Path) -> None:
+    """Also as process 1 of a container, which signals without a handler don't reach."""
+    script = STOPPED_WHILE_IT_RECOVERS.format(signal=number)
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.PIPE, text=True, timeout=50)
+    assert ended.returncode == 0, ended.stderr
+    assert "stopped before the run was restored" in ended.stderr
+    assert "Traceback" not in ended.stderr

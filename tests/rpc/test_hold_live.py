@@ -89,6 +89,19 @@ def test_a_rejected_commit_is_not_waited_for(ranges: Ranges) -> None:
     assert ranges.wires[1].call("CreateCheckpoint", with_cut(cut)).version == 0
 
 
+def test_a_rejected_commit_that_skips_others_does_not_count_for_them(ranges: Ranges) -> None:
+    ann = ranges.started("ann")
+    ann[0].commit()
+    poisoned = ann[1].whole(ann[1].header(sequence=1 << 40), *ann[1].body(float("nan")))
+    assert poisoned.refusal().error == "NON_FINITE_GRADIENT"
+    cut = ranges.begin(0)
+    ranges.begin(1)
+    creating = ranges.wires[1].whole("CreateCheckpoint", with_cut(cut).SerializeToString())
+    wait_until(lambda: ranges.lives[1].on_loop(lambda: ranges.lives[1].server.parts.commit_path.hold.has_cut), "the cut")
+    ann[1].commit()
+    assert admin_pb2.CreateCheckpointResponse.FromString(creating.read()).version == 1
+
+
 def test_a_later_commit_shows_that_the_earlier_one_does_not_come(ranges: Ranges) -> None:
     ann = ranges.started("ann")
     ann[0].commit()

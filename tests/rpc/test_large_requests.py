@@ -1,4 +1,4 @@
-"""Requests that are large on purpose cost no more than their bytes, and a large layout keeps no other client waiting."""
+"""Requests that are large on purpose cost no more than their bytes; a large layout or shard keeps no other client waiting."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from gem_api import layout as layout_module
+from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.methods import ADMIN, LARGER_REQUESTS, MAX_REQUEST_BYTES, TRAINING, methods
 from gem_api.ranges import Range
 from gem_api.v1 import training_pb2 as pb
-from gem_server.rpc import training
+from gem_server.core.shuffle import shuffled
+from gem_server.rpc import messages, training
 from live import Live, config, serving
 from wire_client import CHUNK, RPCS, SMALL, Wire, wired
 
@@ -69,3 +71,31 @@ def test_a_large_layout_is_converted_beside_the_event_loop(
             wire.call("RegisterWorker", request)
         assert threads
         assert live.on_loop(threading.get_ident) not in threads
+
+
+@pytest.mark.parametrize("samples", [1, training.MAX_INLINE_SAMPLES, 3 * messages._PIECE + 1])
+def test_a_large_shard_is_shuffled_and_serialised_beside_the_event_loop(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    pieces: list[int] = []
+    make = pb.Shard
+
+    def noting_shard(**fields: Any) -> pb.Shard:
+        threads.add(threading.get_ident())
+        pieces.append(len(fields.get("indices", ())))
+        return make(**fields)
+
+    def noting_shuffle(*arguments: Any) -> Any:
+        threads.add(threading.get_ident())
+        return shuffled(*arguments)
+
+    with serving(config(Hyperparameters(shard_size=1_000_000))) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        monkeypatch.setattr(pb, "Shard", noting_shard)
+        monkeypatch.setattr("gem_server.core.shards.shuffled", noting_shuffle)
+        request = pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=samples)
+        shard = wire.call("LeaseShard", request).shard
+        assert (live.on_loop(threading.get_ident) in threads) is (samples <= training.MAX_INLINE_SAMPLES)
+    assert len(threads) == 1
+    assert max(pieces) <= messages._PIECE, "a call of protobuf holds the global lock, also in another thread"
+    assert (shard.shard_id, shard.epoch, shard.begin, shard.end) == (1, 0, 0, samples)
+    assert list(shard.indices) == shuffled(0, samples, samples, 0, 0, "").tolist()

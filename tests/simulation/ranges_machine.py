@@ -55,8 +55,9 @@ class RangeMachine(Machine):
         if request.kind == "commit" and isinstance(error, RejectedCommit) and not isinstance(error, SequenceGap):
             lease_id, sequence = request.fields["lease"], request.fields["sequence"]
             self.everywhere.rejected.add(((lease_id, sequence), self.setup.part.index))
-            if lease := self.server.core.leases.live.get(lease_id):
-                lease.rejected = max(lease.rejected, sequence)  # as `CommitPath` does
+            lease = self.server.core.leases.live.get(lease_id)
+            if lease and sequence == max(lease.sequence, lease.rejected) + 1:  # as `CommitPath` does
+                lease.rejected = sequence
         super().refuse(request, error)
 
     def _serve_register(self, request: Request, overlap: bool, lead: LeadsAnswer | None = None) -> None:

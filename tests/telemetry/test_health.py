@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from gem_api.process.exposition import serve_metrics
 from gem_client import Admin, connect
+from gem_server import server
 from gem_server.durability import storage
 from gem_server.durability.resume import make_core
 from gem_server.telemetry.health import STUCK_SECONDS, Health
@@ -124,3 +126,28 @@ def test_a_server_whose_log_is_stalled_is_alive_but_not_ready(tmp_path: Path, mo
         monkeypatch.undo()
         joining.result(DEADLINE)
         assert probe(live, "/readyz") == (200, "ready\n")
+
+
+def test_whatever_holds_the_event_loop_shows_in_its_lag() -> None:
+    class Suspended(asyncio.SelectorEventLoop):
+        """A loop whose clock jumps ahead while it waits."""
+
+        ahead = 0.0
+
+        def time(self) -> float:
+            return super().time() + self.ahead
+
+    async def measured(loop: Suspended) -> list[float]:
+        lags: list[float] = []
+        measuring = asyncio.create_task(server._measure_lag(lags.append))
+        await asyncio.sleep(0)
+        loop.ahead = 100.0
+        while not lags:
+            await asyncio.sleep(0)
+        measuring.cancel()
+        return lags
+
+    loop = Suspended()
+    (lag,) = loop.run_until_complete(measured(loop))
+    loop.close()
+    assert 99 <= lag < 99 + DEADLINE

@@ -91,18 +91,66 @@ def test_lines_are_in_the_file_after_a_flush(tmp_path: Path) -> None:
     history.close()
 
 
-def test_a_full_disk_is_logged_and_does_not_stop_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("truncates", [True, False])
+def test_a_disk_that_fills_within_a_line_loses_and_merges_no_line(
+    truncates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The history is an aid, not a promise; what could not be written is tried again."""
-    log = Log()
+    log, path = Log(), tmp_path / "history.csv"
     core = training()
-    history = History(tmp_path / "history.csv", 1, lambda: 0.0, cast(Any, log))
+    history = History(path, 1, lambda: 0.0, cast(Any, log))
+    history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
+    history.flush()
+    before = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(history, "_file", FullDisk(history._file))
-        history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
-        history.flush()
+        fill_up(patch, 30, truncates)
+        for sequence in (2, 3):
+            history.applied(commit(core, "lease-1", sequence, 1.0), NO_TIME)
+            history.flush()
+    assert (path.read_bytes() == before) is truncates
     assert log.errors == ["No space left on device"]
+    history.applied(commit(core, "lease-1", 4, 1.0), NO_TIME)
     history.close()
-    assert versions(tmp_path / "history.csv") == [1]
+    assert versions(path) == [1, 2, 3, 4]
+    assert log.said == ["the history file can be written again"]
+
+
+def test_lines_that_the_memory_does_not_hold_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gem_server.telemetry.history.MAX_WAITING", 2)
+    log, path = Log(), tmp_path / "history.csv"
+    core = training()
+    history = History(path, 1, lambda: 0.0, cast(Any, log))
+    with monkeypatch.context() as patch:
+        fill_up(patch, 0, True)
+        for sequence in range(1, 6):
+            history.applied(commit(core, "lease-1", sequence, 1.0), NO_TIME)
+    history.flush()
+    assert versions(path) == [4, 5]
+    assert log.warnings == ["3 lines"]
+    with monkeypatch.context() as patch:
+        fill_up(patch, 0, True)
+        history.applied(commit(core, "lease-1", 6, 1.0), NO_TIME)
+        history.close()
+    assert log.errors == ["No space left on device", "1 lines"]
+
+
+def fill_up(patch: pytest.MonkeyPatch, room: int, truncates: bool) -> None:
+    """Lets the disk take `room` bytes more. A disk that fails may not even truncate a file."""
+    write = os.pwrite
+    left = [room]
+
+    def grudging(descriptor: int, data: bytes, offset: int) -> int:
+        taken, left[0] = left[0], 0
+        if not taken:
+            raise OSError("No space left on device")
+        return write(descriptor, data[:taken], offset)
+
+    def refused(descriptor: int, size: int) -> None:
+        raise OSError("Input/output error")
+
+    patch.setattr(os, "pwrite", grudging)
+    if not truncates:
+        patch.setattr(os, "ftruncate", refused)
 
 
 class Log:
@@ -111,6 +159,11 @@ class Log:
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.warnings: list[str] = []
+        self.said: list[str] = []
+
+    def info(self, event: str, *, path: str) -> None:
+        assert path
+        self.said.append(event)
 
     def error(self, event: str, *, path: str, why: str) -> None:
         assert path
@@ -119,16 +172,6 @@ class Log:
     def warning(self, event: str, *, path: str, why: str) -> None:
         assert path
         self.warnings.append(why)
-
-
-class FullDisk:
-    """A file that can't be flushed now."""
-
-    def __init__(self, file: Any) -> None:
-        self.name = file.name
-
-    def flush(self) -> None:
-        raise OSError("No space left on device")
 
 
 def test_a_new_file_has_its_header_at_once_and_its_folder_is_made(tmp_path: Path) -> None:

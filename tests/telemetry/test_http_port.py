@@ -133,3 +133,18 @@ def test_a_worker_still_serves_its_metrics_on_any_path() -> None:
 def test_an_address_that_is_taken_gets_one_line_that_says_what_to_do(served: Served) -> None:
     with pytest.raises(ValueError, match=r"can't serve metrics on .*: .*in use; give --metrics-listen HOST:PORT"):
         serve_metrics(f"127.0.0.1:{served.port.server_port}", CollectorRegistry())
+
+
+def test_an_error_of_the_port_itself_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = threading.Event()
+
+    def fail(port: HttpPort) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise MemoryError
+
+    monkeypatch.setattr(HttpPort, "service_actions", fail)
+    served = Served()
+    assert failed.wait(DEADLINE)
+    assert served.ask(b"GET /there HTTP/1.0\r\n\r\n").endswith(b"/there")
+    served.close()

@@ -23,6 +23,7 @@ from wire_client import SMALL, Wire, wired
 # design: "Metrics"; a counter's family has no _total.
 FAMILIES = {
     "gem_central_version": "gauge",
+    "gem_event_loop_lag_seconds": "histogram",
     "gem_commits": "counter",
     "gem_commit_staleness": "histogram",
     "gem_pi": "histogram",

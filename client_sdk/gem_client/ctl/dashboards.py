@@ -356,6 +356,12 @@ SERVER = Dashboard(
             "s",
         ),
         Panel(
+            "Lag of the event loop",
+            "How late the thread that serves all calls except commits on lanes does what is due. Good: below 20 ms.",
+            quantiles(rate_of_all("gem_event_loop_lag_seconds_bucket"), 0.5, 0.99),
+            "s",
+        ),
+        Panel(
             "Bytes per second",
             "Tensor data received (gradients) and sent (θ). Good: both far below the capacity of the network.",
             (

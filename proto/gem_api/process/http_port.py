@@ -13,6 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import WSGIApplication
 
 MAX_CONNECTIONS = 32  # beyond that, a new connection ends the oldest one
+_PAUSE_SECONDS = 0.1  # after an error that may come again at once
 MAX_SECONDS = 10.0  # that a connection may last, from its start to the end of the response
 
 
@@ -42,7 +43,15 @@ class HttpPort(ThreadingMixIn, WSGIServer):
 
     def start(self) -> None:
         """Serves in the background, until the process ends."""
-        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+        threading.Thread(target=self._serve, name="http", daemon=True).start()
+
+    def _serve(self) -> None:
+        """Goes on after an error, such as a lack of memory: the probes must not fail because of it."""
+        while True:
+            try:
+                return self.serve_forever()
+            except Exception:
+                time.sleep(_PAUSE_SECONDS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

@@ -383,7 +383,6 @@ class Core:
         self.leases.renew(lease.lease_id, now)
         if norm is not None:
             self.norms.judge(norm)
-            self.norms.accepted(norm)
         self.quarantine.accepted(lease.worker)
         lease.queued = header.sequence
         commit = Commit(self.next_ticket, lease, header, lease.upload, arrived or as_floats(lease.upload), norm)
@@ -408,6 +407,8 @@ class Core:
         staleness = version - commit.header.base_version
         rule_input = RuleInput(staleness, version, lease.sequence, factor(self.settings, version), self.shared)
         accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
+        if commit.norm is not None:  # now and not with its ticket: a checkpoint has what the log does not tell
+            self.norms.accepted(commit.norm)
         lease.recorded = self.record(commit.record(version + accepted))
         run = partial(self._run, commit, rule_input, accepted) if failure is None else partial(arithmetic.fail, failure)
         return Step(commit, rule_input, accepted, run)

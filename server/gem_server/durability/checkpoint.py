@@ -4,7 +4,8 @@ checkpoint-<version>-<serial>/
     model.safetensors    θ, by tensor name: what other tools load
     workers.safetensors  each lease's buffers, "<lease id>/<buffer>"; those that the rule keeps for all workers, "/<buffer>"
     state.json           the rest, size and SHA-256 of the two files, and its own SHA-256; "log": the first segment of the log
-                         that tells what happened afterwards, where one is kept; "range": [index, count], if the server holds
+                         that tells what happened afterwards, where one is kept; "last": written when the server stopped, so
+                         that nothing happened afterwards; "range": [index, count], if the server holds
                          a part of the model; the two files then have the pieces of that part
 
 manifest.json, beside the checkpoints of each part, names those that belong together.

@@ -155,6 +155,7 @@ class Checkpointer:
             async with self._one_at_a_time:
                 with ExitStack() as captures:
                     captured = await self._in_thread(self._plan(captures))
+                    captured.state["last"] = True
                     written = await self._in_thread(partial(self._save, captured))
                 self._note(written)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from gem_api.errors import CheckpointFailed, Overloaded
 from gem_api.process.logs import Logger
 
+from gem_server.background import new_thread
 from gem_server.durability.journal import Journal, Stall, Waiting
 from gem_server.durability.storage import FULL, NoRoom
 from gem_server.event_loop import running_loop
@@ -102,7 +103,7 @@ class GroupCommit:
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
         self._said_at = -math.inf
-        self._threads = [threading.Thread(target=self._work, name=f"log-{n}", daemon=True) for n in range(THREADS)]
+        self._threads = [new_thread(f"log-{n}", self._work, self._fail) for n in range(THREADS)]
 
     def based(self) -> None:
         """Call this when a checkpoint is complete: the log may now be written, as it follows that checkpoint."""
@@ -155,14 +156,11 @@ class GroupCommit:
             await self.settled()
 
     async def run(self) -> None:
-        """Writes group after group until it is cancelled. Raises OSError if the disk fails."""
+        """Writes group after group until it is cancelled. Raises OSError if the disk fails, and whatever else ends a thread."""
         for thread in self._threads:
             thread.start()
         try:
             await self._failed
-        except OSError as error:
-            self._logger.error("can't write the log", why=str(error))
-            raise
         finally:
             self._closed = True
             self._changed.notify_all()
@@ -183,17 +181,17 @@ class GroupCommit:
     # -- on the threads
 
     def _work(self) -> None:
-        try:
-            while (group := self._write_next()) is not None:
-                self.journal.sync()
-                self._acknowledge(group)
-        except OSError as error:
-            with self._changed:
-                self._closed = True
-                self._changed.notify_all()
-                if not self._failed.done():
-                    self._failed.set_exception(error)
-                self._loop.wake()
+        while (group := self._write_next()) is not None:
+            self.journal.sync()
+            self._acknowledge(group)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            if not self._failed.done():
+                self._failed.set_exception(error)
+            self._loop.wake()
 
     def _write_next(self) -> _Group | None:
         """Waits for records, and writes them as one group. Returns None at the end."""
@@ -234,8 +232,11 @@ class GroupCommit:
             self.journal.done(group.last)
             self._well()
             self._flushed(self._clock() - group.began)
-            while self._waiters and self._waiters[0][0] <= group.last:
-                _resolve(self._waiters.popleft()[1])
+            # Not in the order of their numbers: who repeats an older commit waits for its record.
+            for number, waiting in self._waiters:
+                if number <= group.last:
+                    _resolve(waiting)
+            self._waiters = deque(waiter for waiter in self._waiters if waiter[0] > group.last)
             self._changed.notify_all()
             self._loop.wake()
 

@@ -39,6 +39,7 @@ class Recovered(NamedTuple):
         saved: That checkpoint's version.
         number: Number of the log's last record.
         torn: The segment that ends in a partial record, if any; that record was never acknowledged.
+        missing: The segment that the checkpoint names, if no log follows it although the run was not stopped with it.
     """
 
     core: Core
@@ -46,6 +47,7 @@ class Recovered(NamedTuple):
     saved: int
     number: int
     torn: Path | None
+    missing: Path | None
 
 
 def recover(
@@ -80,9 +82,9 @@ def recover(
     path, state = newest
     core = _restored(path, state, new_core, now)
     saved = core.central.version
-    number, torn = replay(directory, state, core, now)
+    number, torn, missing = replay(directory, state, core, now)
     core.came_back(None if logged and "log" in state else random())
-    return Recovered(core, path, saved, number, torn)
+    return Recovered(core, path, saved, number, torn, None if state.get("last") else missing)
 
 
 def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], Core], version: int | None) -> Core:
@@ -156,7 +158,7 @@ def begin_life(core: Core) -> None:
 
 def replay(
     checkpoints: Path, state: dict[str, Any], core: Core, now: float, until: int | None = None
-) -> tuple[int, Path | None]:
+) -> tuple[int, Path | None, Path | None]:
     """Replays the log onto a core restored from a checkpoint.
 
     Args:
@@ -167,14 +169,15 @@ def replay(
         until: The version to stop at; the newest, by default.
 
     Returns:
-        The number of the last record, and the segment that ends in a partial one, if any.
+        The number of the last record; the segment that ends in a partial one, if any; and the segment that the checkpoint
+        names, if no log follows it.
 
     Raises:
         DamagedLog: An acknowledged record is missing, or does not fit the run.
         OSError: The log can't be read.
     """
     if "log" not in state:
-        return 0, None
+        return 0, None, None
     position = LogPosition(*state["log"])
     number, log = position.number, Log(log_directory(checkpoints), position, core.run_id)
     for entry in log.entries():
@@ -182,7 +185,7 @@ def replay(
             break
         apply(core, entry.record, now)
         number = entry.number
-    return number, log.torn
+    return number, log.torn, log.missing
 
 
 def next_serial(checkpoints: Path) -> int:

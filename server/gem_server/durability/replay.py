@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ class Log:
 
     Attributes:
         torn: The segment that ends in a partial record, if any: the one being written when the server died.
+        missing: The first segment, if no segment is there; known once `entries` has begun. Nothing is wrong if nothing happened
+            after the checkpoint.
     """
 
     def __init__(self, directory: Path, since: LogPosition, run_id: str) -> None:
@@ -35,17 +38,20 @@ class Log:
         self._since = since
         self._run_id = run_id
         self.torn: Path | None = None
+        self.missing: Path | None = None
 
     def entries(self) -> Iterator[Entry]:
         """The records in order. Raises DamagedLog if one that had reached the disk is missing."""
         due = self._since.number + 1
-        for serial in serials(self._directory):
-            if serial < self._since.serial:
-                continue
+        there = [serial for serial in serials(self._directory) if serial >= self._since.serial]
+        self.missing = None if there else self._directory / name(self._since.serial)
+        for serial in there:
             segment = self._segment(serial)
             if segment.first != due:
                 raise DamagedLog(
-                    f"{segment.path} begins with record {segment.first}, but record {due} is due: records are missing before it"
+                    f"{segment.path} begins with record {segment.first}, but record {due} is due: the log lacks what comes "
+                    f"before it; put the missing segments back into {self._directory} from a backup. If you move that folder "
+                    "away, the run continues from the checkpoint alone, and what was acknowledged since is lost"
                 )
             for entry in segment.entries():
                 yield entry
@@ -94,10 +100,8 @@ def _committed(core: Core, record: Record, now: float) -> None:
     (payload,) = record.payload
     header = _header(core, fields)
     gradient_format(fields["dtype"]).assembly(lease.upload).add_all(memoryview(payload))
-    if fields["norm"] is not None:
-        core.norms.accepted(fields["norm"])
     core.next_ticket = fields["ticket"]
-    commit = core.ticket(lease, header, now)
+    commit = replace(core.ticket(lease, header, now), norm=fields["norm"])  # which was judged in the run
     step = core.begin(commit)
     _require_version(core.central.version + step.accepted, fields["version"])
     try:

@@ -152,6 +152,11 @@ def _recovered(directory: Path, config: ServerConfig, clock: Callable[[], float]
     )
     if recovered is not None and recovered.torn is not None:
         logger.info("the log ends in an unacknowledged partial record, which is ignored", segment=str(recovered.torn))
+    if recovered is not None and recovered.missing is not None:
+        logger.warning(
+            "no log follows the newest checkpoint: what was acknowledged after it, if anything, is lost. Unless you restored a "
+            "backup, stop the server and put the folder's log back as it was", missing=str(recovered.missing),
+        )  # fmt: skip
     return recovered
 
 

@@ -34,7 +34,7 @@ _STATE = {
     "groups": Optional({str: (REAL, bool)}), "version": COUNT, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
     "ledger": _LEDGER, "norms": Optional([REAL]), "shared": Optional({str: REAL}), "log": Optional((COUNT, COUNT)),
-    "range": Optional((COUNT, COUNT)),
+    "range": Optional((COUNT, COUNT)), "last": Optional(bool),
 }  # fmt: skip
 
 

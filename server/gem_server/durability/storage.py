@@ -34,7 +34,8 @@ class NewFile(Protocol):
         """Reserves disk space for the file's first `nbytes` bytes; they read as zeros until written."""
 
     def sync(self) -> None:
-        """Returns once everything written is on the disk (fdatasync)."""
+        """Returns once everything written is on the disk (fdatasync). Fails if the file has no name any more: nobody could read
+        it back."""
 
     def close(self) -> None: ...
 
@@ -120,6 +121,8 @@ class _File:
             os.fdatasync(self._descriptor)
         else:
             os.fsync(self._descriptor)
+        if os.fstat(self._descriptor).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed or replaced while the server wrote to it")
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -20,6 +20,7 @@ from gem_api.layout import Vector
 from gem_server.durability.storage import NewFile
 
 _PIECE = 1 << 24
+_MAX_HEADER_BYTES = 100_000_000  # the library reads no larger ones
 
 
 def write_tensors(
@@ -39,7 +40,7 @@ def write_tensors(
         {"bytes": size of the file, "sha256": its hash}.
 
     Raises:
-        OSError: The file could not be written completely.
+        OSError: The file could not be written completely, or has so many tensors that nobody could read it.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -50,6 +51,8 @@ def write_tensors(
     text += b" " * (-len(text) % 8)
     digest, size = hashlib.sha256(), 0
     with closing(file):
+        if len(text) > _MAX_HEADER_BYTES:
+            raise OSError(f"{len(shapes)} tensors are too many for one safetensors file: their names and shapes take 100 MB")
         for piece in chain([len(text).to_bytes(8, "little") + text], *(_pieces(tensor, name) for name in shapes)):
             digest.update(piece)
             file.write(size, [piece])

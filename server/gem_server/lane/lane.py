@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable
@@ -64,8 +65,10 @@ class Lane:
         self._calls = path.calls
         self._visitors = Visitors(clock)
         self._servicer = LaneServicer(path, loop, listener.redeem, regions, self._visitors)
-        self._memory = Reactor(loop, clock, logger, MEMORY_THREADS)
-        self._network = Reactor(loop, clock, logger, NETWORK_THREADS)
+        self._failed: asyncio.Future[None] = loop.create_future()
+        self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
+        self._memory = Reactor(loop, clock, logger, MEMORY_THREADS, self._fail)
+        self._network = Reactor(loop, clock, logger, NETWORK_THREADS, self._fail)
 
     @property
     def address(self) -> str:
@@ -82,8 +85,8 @@ class Lane:
         return self._listener.offer(lease_id, identify)
 
     async def run(self) -> None:
-        """Accepts connections and has them served; never ends by itself."""
-        await self._listener.run(self._serve, self._visitors.have_room)
+        """Accepts connections and has them served; never ends by itself. Raises what ends a thread of the lane."""
+        await asyncio.gather(self._failed, self._listener.run(self._serve, self._visitors.have_room))
 
     def start(self) -> None:
         self._memory.start()
@@ -98,6 +101,11 @@ class Lane:
         self._network.close()
         with self._lock:
             self.regions.close()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if not self._failed.done():
+                self._failed.set_exception(error)
 
     def _serve(self, sock: socket.socket) -> None:
         """Has a new connection served. The lock is held."""

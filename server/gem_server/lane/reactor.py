@@ -22,6 +22,7 @@ from typing import Any
 
 from gem_api.process.logs import Logger
 
+from gem_server.background import new_thread
 from gem_server.event_loop import DecidingLoop
 
 _STAY_MS = 2  # how long a thread waits for one connection alone
@@ -80,9 +81,17 @@ class Reactor:
         clock: Returns monotonic seconds.
         logger: Reports errors of our own.
         threads: How many.
+        failed: Called, on its thread, with what ends one of them.
     """
 
-    def __init__(self, loop: DecidingLoop, clock: Callable[[], float], logger: Logger, threads: int) -> None:
+    def __init__(
+        self,
+        loop: DecidingLoop,
+        clock: Callable[[], float],
+        logger: Logger,
+        threads: int,
+        failed: Callable[[BaseException], None],
+    ) -> None:
         self._loop = loop
         self._clock = clock
         self._logger = logger
@@ -95,7 +104,7 @@ class Reactor:
         self._free = 0  # threads that wait for any connection
         self._closed = False
         self._sweep_at = 0.0  # on the clock of `time.monotonic`, which the threads' waits follow
-        self._threads = [threading.Thread(target=self._run, name=f"lane-{n}", daemon=True) for n in range(threads)]
+        self._threads = [new_thread(f"lane-{n}", self._run, failed) for n in range(threads)]
 
     @property
     def connections(self) -> int:
@@ -165,16 +174,15 @@ class Reactor:
                 if isinstance(wait, Future) and self._wait_for(wait, served):
                     return
                 wait = next(served.steps)
+            if wait is Wait.TURN:
+                served.wake()  # behind those that are ready
+            else:
+                self._watch(served, wait)
         except StopIteration:
             self._drop(served)
         except Exception:
             self._logger.exception("internal error while serving a lane; please report it")
             self._drop(served)
-        else:
-            if wait is Wait.TURN:
-                served.wake()  # behind those that are ready
-            else:
-                self._watch(served, wait)
 
     def _watch(self, served: Served, wait: Wait) -> None:
         """Has the connection resumed, by one thread, once its socket is ready. Nobody touches it before that."""
@@ -215,7 +223,10 @@ class Reactor:
         if self._served.get(served.fileno) is not served:  # a late wake of one whose number another socket has by now
             return
         del self._served[served.fileno]
-        served.steps.close()
+        try:
+            served.steps.close()
+        except Exception:
+            self._logger.exception("internal error while ending a lane; please report it")
         served.sock.close()  # and the epoll forgets it
 
     def _sweep(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gem_api.errors import CheckpointFailed, Draining, GemError, LeaseEnded, Overloaded, RejectedCommit, SequenceGap
+from gem_api.errors import CheckpointFailed, Draining, GemError, LeaseEnded, Overloaded, RejectedCommit
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
@@ -229,8 +229,8 @@ class CommitPath:
         self.core.outcomes[Outcome.REJECTED] += 1
         lease = self.core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
-        if lease and isinstance(error, RejectedCommit) and not isinstance(error, SequenceGap):
-            lease.rejected = max(lease.rejected, header.sequence)
+        if lease and isinstance(error, RejectedCommit) and header.sequence == max(lease.sequence, lease.rejected) + 1:
+            lease.rejected = header.sequence  # any other says nothing about those before it
         self._progress.refused(worker, type(error).__name__)
         self._logger.warning(
             "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)

@@ -74,6 +74,8 @@ class _Guarded:
         call.identify()
         arguments = (_parse(method, request, call), context) if method.parse_request else (context,)
         response = await self.serve(call, *arguments)
+        if isinstance(response, bytes):  # large, and serialised outside the event loop
+            return response
         return method.serialize_response(response) if method.serialize_response else None
 
 

@@ -23,6 +23,9 @@ from gem_server.durability.journal import Stall
 from gem_server.rules import PiFacts
 from gem_server.telemetry.progress import Evaluation, Progress
 
+_PIECE = 1 << 14  # samples that protobuf converts at a time, in about 2 ms
+_SHARD_TAG = bytes([pb.LeaseShardResponse.SHARD_FIELD_NUMBER << 3 | 2])  # 2: a field with a length
+
 
 def header(message: pb.CommitHeader) -> Header:
     return Header(
@@ -87,10 +90,24 @@ def registration(registration: Registration, core: Core, peers: Sequence[str] = 
     )
 
 
-def shard(shard: Shard, indices: Indices) -> pb.Shard:
-    return pb.Shard(
-        shard_id=shard.shard_id, epoch=shard.epoch, begin=shard.begin, end=shard.end, indices=indices.tolist()
-    )  # fmt: skip
+def shard_response(shard: Shard, indices: Indices) -> bytes:
+    """A serialised LeaseShardResponse with a shard; `indices` are its samples: uint64, shape (end - begin,).
+
+    It is made in pieces. For a million samples, each call of protobuf would hold Python's global lock for a tenth of a second,
+    and so keep all other threads waiting. A packed field may come in several pieces."""
+    pieces = [pb.Shard(shard_id=shard.shard_id, epoch=shard.epoch, begin=shard.begin, end=shard.end).SerializeToString()]
+    for at in range(0, indices.size, _PIECE):
+        pieces.append(pb.Shard(indices=indices[at : at + _PIECE].tolist()).SerializeToString())
+    return _SHARD_TAG + _varint(sum(map(len, pieces))) + b"".join(pieces)
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: 7 bits a byte, lowest first; the top bit says that another byte follows."""
+    data = bytearray()
+    while number > 0x7F:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*data, number])
 
 
 def evaluation(message: pb.ReportEvaluationRequest) -> Evaluation:

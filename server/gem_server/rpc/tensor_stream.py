@@ -19,6 +19,8 @@ from gem_server.rpc.calls import Call
 from gem_server.rpc.handlers import Context, require_short
 from gem_server.telemetry.progress import Traffic
 
+FRAME_SECONDS = 2.0  # in which a client without a lease must read a frame, on average
+
 
 class Transfer:
     """One call's frames.
@@ -116,12 +118,17 @@ class Transfer:
     async def send(self, opening: bytes, packed: Vector, form: ThetaFormat = FLOAT32, patience: float | None = None) -> None:
         """Streams a header and θ (float32, shape (P,)) without a copy: θ must not change before this call returns.
 
-        Raises DeadlineExceeded if the client takes longer than `patience` seconds to read one frame: a client without a lease
-        could otherwise keep its copy of θ in memory for ever.
+        Raises DeadlineExceeded if the client takes longer than `patience` seconds, and `FRAME_SECONDS` for each frame, to read
+        it: a client without a lease could otherwise keep its copy of θ in memory for ever, and other readers out.
         """
+        deadline = None if patience is None else asyncio.get_running_loop().time() + patience
         for frame in form.frames(packed, opening):
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout_at(deadline):
                     await self.write(frame)
             except TimeoutError:
-                raise DeadlineExceeded(f"one frame was not read within {patience} s") from None
+                raise DeadlineExceeded(
+                    f"θ was read too slowly: {patience:.0f} s are allowed, and {FRAME_SECONDS:.0f} s for each MiB"
+                ) from None
+            if deadline is not None:
+                deadline += FRAME_SECONDS

@@ -21,7 +21,7 @@ from gem_server.core.commits import Arrived, as_floats
 from gem_server.core.facts import Admission, Ended, Header, PullDecision
 from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
-from gem_server.core.shards import NoShard
+from gem_server.core.shards import NoShard, Shard
 from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
 from gem_server.rpc import messages
@@ -37,6 +37,7 @@ SHARD_WAIT_SECONDS = 0.5
 READER_SECONDS = 60.0
 MAX_FINGERPRINT = 32
 MAX_INLINE_TENSORS = 1000  # of a layout that is converted on the event loop, in 10 ms
+MAX_INLINE_SAMPLES = 10_000  # of a shard that is shuffled and serialised there, in about 5 ms
 
 
 class TrainingServicer:
@@ -83,7 +84,7 @@ class TrainingServicer:
         self._clock = clock
         self._logger = logger
         self._changed = asyncio.Event()
-        self._converting = asyncio.Lock()  # one large layout after the other
+        self._converting = asyncio.Lock()  # one large layout or shard after the other
 
     # -- commits
 
@@ -272,16 +273,27 @@ class TrainingServicer:
 
     # -- shards, evaluation, status
 
-    async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse:
+    async def lease_shard(self, call: Call, request: pb.LeaseShardRequest, context: Context) -> pb.LeaseShardResponse | bytes:
         self._path.require_recordable()
         self._require_leading()
         shard = self._core.lease_shard(request.lease_id, request.sample_count, self._clock(), set(request.holding))
         await self._durability.settled()
         if not isinstance(shard, NoShard):
-            return pb.LeaseShardResponse(shard=messages.shard(shard, self._core.ledger.indices(shard)))
+            return await self._shard_response(shard)
         if shard.complete:
             return pb.LeaseShardResponse(complete=True)
         return pb.LeaseShardResponse(wait_seconds=SHARD_WAIT_SECONDS)
+
+    async def _shard_response(self, shard: Shard) -> bytes:
+        """The samples depend on nothing but the shard and the run's seed, so that a large shard is made in a thread."""
+
+        def work() -> bytes:
+            return messages.shard_response(shard, self._core.ledger.indices(shard))
+
+        if shard.end - shard.begin <= MAX_INLINE_SAMPLES:
+            return work()
+        async with self._converting:
+            return await asyncio.to_thread(work)
 
     async def complete_shard(self, call: Call, request: pb.CompleteShardRequest, context: Context) -> pb.CompleteShardResponse:
         self._require_leading()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +23,7 @@ from gem_server.core.facts import Applied
 from gem_server.telemetry.curves import MAX_POINTS, Point
 
 MAX_WAITING = 1 << 20  # lines kept in memory while the disk fails; beyond that the oldest are dropped
+_BATCH = 1 << 12  # lines written at a time
 _MAX_KEPT = 4096  # points of a curve while a history is read
 _SMOOTHED = 50  # commits whose mean is a point of a curve, as in `Progress`
 _LONGEST_PAUSE = 60.0  # seconds; a longer time between two commits counts as this: the server was probably down
@@ -59,18 +62,20 @@ class History:
         self._path = path
         self._failing = False
         self._lines: deque[tuple[object, ...]] = deque(maxlen=MAX_WAITING)
+        self._batch: list[tuple[object, ...]] = []  # lines that are being written
+        self._dropped = self._told = 0  # lines that had no room in memory, and how many of them the log has told of
         self._lock = threading.Lock()
         if path.exists() and not path.is_file():
             raise OSError("it is not a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         rewritten = path.with_name(path.name + ".new")
         self._file = rewritten.open("w", newline="", encoding="utf-8")
-        self._writer = csv.writer(self._file)
         earlier = EarlierCurves()
         try:
-            self._writer.writerow(COLUMNS)
+            csv.writer(self._file).writerow(COLUMNS)
             whole = next_ticket > 1 and path.exists() and self._copy_lines_before(next_ticket, earlier)
             self._file.flush()
+            self._end = os.fstat(self._file.fileno()).st_size  # of the lines that are whole
             if not whole and path.exists():
                 path.replace(path.with_name(path.name + ".old"))
             rewritten.replace(path)
@@ -109,33 +114,62 @@ class History:
         pi = applied.pi
         facts = (pi.median, pi.zero_ratio, pi.max_ratio, pi.proxy_energy, pi.central_energy) if pi else ("",) * 5
         loss = "" if applied.loss is None else applied.loss
+        self._dropped += len(self._lines) == MAX_WAITING
         start = (applied.version, applied.ticket, f"{self._wall():.6f}", applied.worker, applied.sequence)
         self._lines.append((*start, int(applied.discarded), applied.staleness, loss, applied.samples, *facts))
 
     def flush(self) -> None:
         with self._lock:
-            self._try(self._write)
+            try:
+                self._write()
+            except OSError as error:
+                if not self._failing:
+                    self._logger.error(
+                        "can't write the history file; its lines are kept and written once it can be",
+                        path=str(self._path),
+                        why=str(error),
+                    )
+                self._failing = True
+            else:
+                self._say_well()
 
     def close(self) -> None:
         self.flush()
         with self._lock:
-            self._try(self._file.close)
+            if missing := len(self._batch) + len(self._lines):
+                self._logger.error("the history file lacks its last lines", path=str(self._path), why=f"{missing} lines")
+            with suppress(OSError):
+                self._file.close()
 
     def _write(self) -> None:
-        while self._lines:
-            self._writer.writerow(self._lines.popleft())
-        self._file.flush()
+        while self._batch or self._lines:
+            while self._lines and len(self._batch) < _BATCH:
+                self._batch.append(self._lines.popleft())
+            self._append(_as_csv(self._batch))
+            self._batch.clear()
 
-    def _try(self, write: Callable[[], object]) -> None:
+    def _append(self, lines: bytes) -> None:
+        """Appends whole lines or, after an OSError, nothing."""
+        descriptor, at = self._file.fileno(), self._end
         try:
-            write()
-            self._failing = False
-        except OSError as error:
-            if not self._failing:
-                self._logger.error(
-                    "can't write the history file; lines are missing from here on", path=str(self._path), why=str(error)
-                )
-            self._failing = True
+            while lines:
+                written = os.pwrite(descriptor, lines, at)
+                at, lines = at + written, lines[written:]
+        except OSError:
+            with suppress(OSError):  # the next attempt writes over what is left
+                os.ftruncate(descriptor, self._end)
+            raise
+        self._end = at
+
+    def _say_well(self) -> None:
+        if self._failing:
+            self._logger.info("the history file can be written again", path=str(self._path))
+        self._failing = False
+        if dropped := self._dropped - self._told:
+            self._told += dropped
+            self._logger.warning(
+                "the history file lacks lines: memory had no room for them", path=str(self._path), why=f"{dropped} lines"
+            )
 
 
 def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger: Logger) -> History | None:
@@ -201,6 +235,12 @@ class EarlierCurves:
             pi_median=_mean(commit.pi_median for commit in self._window),
             staleness=_mean(commit.staleness for commit in self._window),
         )
+
+
+def _as_csv(lines: Iterable[tuple[object, ...]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(lines)
+    return text.getvalue().encode()
 
 
 def _mean(values: Iterable[float]) -> float | None:

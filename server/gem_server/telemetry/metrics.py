@@ -68,7 +68,16 @@ class Metrics(Collector):
             "gem_commit_wait_seconds", "Time from a commit's last byte until the server begins to apply it.", _SECONDS
         )
         self._apply = Histogram("gem_commit_apply_seconds", "Time that the update rule takes for a commit.", _SECONDS)
+        self._lag = Histogram(
+            "gem_event_loop_lag_seconds",
+            "How late the event loop, which serves everything but the lanes, did what was due.",
+            _SECONDS,
+        )
         registry.register(self)
+
+    def lagged(self, seconds: float) -> None:
+        """Adds the time that the event loop was late."""
+        self._lag.add(seconds)
 
     def applied(self, applied: Applied, timing: Timing) -> None:
         """Adds a commit to the histograms."""
@@ -105,6 +114,7 @@ class Metrics(Collector):
         yield _gauge("gem_ranges", help_, core.part.count)
         help_ = "1 while the server shuts down: it applies the queued commits, then ends; else 0."
         yield _gauge("gem_draining", help_, self._progress.draining)
+        yield self._lag.collect()
 
     def _commits(self) -> Iterator[Metric]:
         progress = self._progress
