@@ -76,7 +76,8 @@ class ShardSampler(Sampler[list[int]]):
 
         Args:
             settings: Further arguments of `DataLoader`, such as `num_workers` and `collate_fn`. Worker processes are spawned
-                unless `multiprocessing_context` says otherwise.
+                unless `multiprocessing_context` says otherwise, and import the script: put its code under
+                `if __name__ == "__main__":`.
 
         Raises:
             InvalidRequest: The batches would come in another order (`in_order=False`).

@@ -71,6 +71,8 @@ class _Carrying:
 
 def checked_address(address: str) -> str:
     """The address with its port, as gRPC expects it. Raises InvalidRequest if it is not an address."""
+    if not isinstance(address, str):
+        raise InvalidRequest(f"the server's address is a text such as 'localhost:50051', not {address!r}")
     try:
         return server_address(address)
     except ValueError as error:
