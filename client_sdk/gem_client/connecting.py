@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import multiprocessing
-from numbers import Real
-from typing import Any
-
-from gem_api.errors import InvalidRequest
 from gem_api.wire import gradient_format, theta_format
 
+from gem_client.arguments import require_connection, require_started
 from gem_client.retry import Retry
 from gem_client.session import Session
 from gem_client.transport.security import Security, Source
@@ -59,8 +54,8 @@ def connect(
         InvalidRequest: An argument is malformed, a file can't be read, or the TLS arguments do not go together. Or the call is
             in a script that a process started by `multiprocessing` is importing, and which must not join the run once more.
     """
-    _require_started()
-    _require_arguments(name, retry, timeout)
+    require_started()
+    require_connection(name, retry, timeout)
     return Session(
         address,
         name=name,
@@ -71,23 +66,3 @@ def connect(
         theta_format=theta_format(theta_dtype),
         security=Security(token, tls_ca, tls_cert, tls_key),
     )
-
-
-def _require_started() -> None:
-    """Raises InvalidRequest in a child of `multiprocessing` that still imports the main script of its parent, as a loader's
-    worker does that was spawned. The script would join the run from each of them."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself finds it out
-        raise InvalidRequest(
-            "this process was started by the script, for example to load data, and imports the script first, so it would join "
-            'the run once more: put the script\'s code under `if __name__ == "__main__":`'
-        )
-
-
-def _require_arguments(name: Any, retry: Any, timeout: Any) -> None:
-    """Raises InvalidRequest, with what to write, if one is not what its type says."""
-    if not (name is None or isinstance(name, str)):
-        raise InvalidRequest(f"name is a text, such as name={f'worker-{name}'!r}, not {name!r}")
-    if not (retry is None or isinstance(retry, Retry)):
-        raise InvalidRequest(f"retry is a gem_client.Retry, such as Retry(give_up_after=60), not {retry!r}")
-    if not isinstance(timeout, Real) or not 0 < timeout < math.inf:
-        raise InvalidRequest(f"timeout is a number of seconds above 0, not {timeout!r}")
