@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from client.conftest import Transport
 from gem_client import InvalidRequest, LayoutMismatch, NonFiniteGradient, RejectedCommit, Retry, Session, connect
+from gem_client.transport.channel import _speaks_no_grpc
 from gem_worker.launcher.cluster import free_port
 from live import Live, config, serving
 from session_helpers import GRADIENT, SIZE, lane_port_of, model, theta, transports
@@ -177,3 +178,10 @@ def test_the_port_of_http_or_of_the_lane_in_place_of_grpcs_is_recognised_at_once
                 for call in (session.pull, lambda: session.join(model())):
                     with pytest.raises(InvalidRequest, match=r"does not speak gRPC: .*by default 50051"):
                         call()
+
+
+def test_a_proxy_that_answers_while_the_server_is_away_is_tried_again() -> None:
+    """As gRPC 1.76 words it. Another server of HTTP/1 is no proxy that waits for ours."""
+    answered = "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got frame type 80) (HTTP status {})"
+    assert [_speaks_no_grpc(answered.format(status)) for status in (502, 503, 504, 200, 404)] == [False] * 3 + [True] * 2
+    assert not _speaks_no_grpc("Socket closed")
