@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gem_api.wire import gradient_format, theta_format
 
+from gem_client.arguments import require_connection, require_started
 from gem_client.retry import Retry
 from gem_client.session import Session
 from gem_client.transport.security import Security, Source
@@ -50,13 +51,15 @@ def connect(
         The session. Use it as a context manager, or call `close` at the end.
 
     Raises:
-        InvalidRequest: `address`, a dtype or the token is malformed, a file can't be read, or the TLS arguments do not go
-            together.
+        InvalidRequest: An argument is malformed, a file can't be read, or the TLS arguments do not go together. Or the call is
+            in a script that a process started by `multiprocessing` is importing, and which must not join the run once more.
     """
+    require_started()
+    require_connection(name, retry, timeout)
     return Session(
         address,
         name=name,
-        retry=retry or Retry(),
+        retry=Retry() if retry is None else retry,
         timeout=timeout,
         shared_memory=shared_memory,
         gradient_format=gradient_format(gradient_dtype),

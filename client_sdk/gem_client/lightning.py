@@ -72,7 +72,8 @@ class GemCallback:
         Args:
             dataset: The training set, which must be the same for all workers.
             batch_size: Number of samples per batch. The default is the run's batch size.
-            settings: Further arguments of `DataLoader`, such as `num_workers` and `collate_fn`.
+            settings: Further arguments of `DataLoader`, such as `num_workers` and `collate_fn`. Loading processes import the
+                script: put its code under `if __name__ == "__main__":`.
         """
         self._loader = _Loader(self._session, dataset, batch_size, settings)
         return self._loader

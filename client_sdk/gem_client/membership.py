@@ -66,6 +66,7 @@ class Membership:
         self._settings: tuple[pb.RegisterWorkerResponse, Hyperparameters] | None = None  # those of one registration
         self._replaced: LeaseEnded | None = None
         self._in_doubt = False  # a call was interrupted, and the server may or may not have received it
+        self._left_for_good = False
         self.layout: Layout | None = None
         self.theta = empty(0)
         self.gradient = empty(0)
@@ -84,6 +85,10 @@ class Membership:
     @property
     def registration(self) -> pb.RegisterWorkerResponse:
         """The response of the server that leads to the last registration. Raises InvalidRequest before the first."""
+        if self._registration is None and self._left_for_good:
+            raise InvalidRequest(
+                "this worker has left the run, by load_final or pull_final: open another session with gem_client.connect"
+            )
         if self._registration is None:
             raise InvalidRequest(
                 "this session has not joined a run yet: make the Optimizer first, or call join with the model's parameters"
@@ -185,9 +190,10 @@ class Membership:
 
         self.links.leave(self._registration.lease_id, LEAVE_SECONDS, failed)
 
-    def forget(self) -> None:
-        """Returns to the state before the first registration, so that the session may join again."""
-        self._registration = None
+    def forget(self, for_good: bool = False) -> None:
+        """Returns to the state before the first registration, so that the session may join again. `for_good`: the caller is
+        done with the run, and is told so if it goes on all the same."""
+        self._registration, self._left_for_good = None, for_good
 
     def end(self) -> None:
         """Marks the session as ended: a call that is being retried raises InvalidRequest instead of trying again."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeVar
 
-from gem_api.errors import GemError, Overloaded, TransportError
+from gem_api.errors import GemError, InvalidRequest, Overloaded, TransportError
 
 log = logging.getLogger("gem_client")
 T = TypeVar("T")
@@ -31,6 +33,9 @@ class Retry:
         clock: Returns monotonic seconds. For tests, as the next two are.
         sleep: Waits for a number of seconds.
         uniform: Returns a random number between two bounds.
+
+    Raises:
+        InvalidRequest: A number of seconds is negative or NaN, or a pause is infinite.
     """
 
     give_up_after: float = 300.0
@@ -39,6 +44,13 @@ class Retry:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     uniform: Callable[[float, float], float] = random.uniform
+
+    def __post_init__(self) -> None:
+        for name in ("give_up_after", "first_pause", "longest_pause"):
+            seconds = getattr(self, name)
+            endless = seconds == math.inf and name != "give_up_after"
+            if endless or not (isinstance(seconds, Real) and float(seconds) >= 0):
+                raise InvalidRequest(f"{name} is a number of seconds, at least 0, not {seconds!r}")
 
     def call(
         self,

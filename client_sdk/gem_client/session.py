@@ -26,6 +26,7 @@ from gem_api.update_kind import UpdateKind, kind_of
 from gem_api.wire import Format, ThetaFormat
 
 from gem_client.answer import Answer, Base
+from gem_client.arguments import require_figures
 from gem_client.commit_sender import CommitSender
 from gem_client.links import Links
 from gem_client.membership import Membership
@@ -288,7 +289,8 @@ class Session:
             The new θ and what the rule made of the gradient.
 
         Raises:
-            InvalidRequest: The run does not take commits of this kind.
+            InvalidRequest: The run does not take commits of this kind, or `loss`, `samples`, `batches` or `base` is not what it
+                should be.
             LayoutMismatch: The shape of the gradient is not the model's.
             NonFiniteGradient: The gradient holds a NaN, an infinity or a far too large value. θ is unchanged.
             NormOutOfBounds: The gradient's norm exceeds the server's bound. θ is unchanged.
@@ -296,6 +298,7 @@ class Session:
             TransportError: The server was unreachable for as long as `retry` allows.
         """
         self._member.require_usable()
+        require_figures(loss, samples, batches, base)
         with self._lock:
             packed = self._sender.pack(gradient, kind, decay)
             claimed = self._shard_leases.claim(batches)
@@ -322,6 +325,7 @@ class Session:
             LayoutMismatch: The shape of the gradient is not the model's.
         """
         self._member.require_usable()
+        require_figures(loss, samples, batches, base)
         if self._under_way is not None or not self._member.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._lock:
@@ -371,7 +375,7 @@ class Session:
         with self._lock:
             self._links.drop_streams()
             self._member.leave()
-            self._member.forget()
+            self._member.forget(for_good=True)
             self._member.wait_until_run_is_over()
             return self._member.pull_without_lease()
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from gem_worker.launcher.cli import main as train
 from gem_worker.process.cli import main as worker
 
 COMMANDS = {"gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl}
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 OPERATING = Path(__file__).parents[2] / "docs/guides/operating.md"
 
 
@@ -132,6 +134,28 @@ importlib.import_module({module!r})
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
     assert len(re.findall(r"^(?:Current thread|Thread) 0x", done.stderr, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_ctrl_c_while_a_command_is_imported_ends_it_with_130_and_no_word(script: str) -> None:
+    """The signal comes in the middle of its imports, as the first library of others' begins."""
+    module, _, function = tomllib.loads(PYPROJECT.read_text())["project"]["scripts"][script].partition(":")
+    program = f"""
+import os, signal, sys
+sys.argv = [{script!r}, "--version"]
+class Signalling:
+    def find_spec(self, name, *_):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Signalling())
+from {module} import {function}
+{function}()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    undisturbed = program.replace("os.kill(os.getpid(), signal.SIGINT)", "pass")
+    plain = subprocess.run([sys.executable, "-c", undisturbed], capture_output=True, text=True, timeout=60)
+    assert (plain.returncode, plain.stdout.split()[0]) == (0, f"{script},"), plain.stderr
 
 
 def test_gem_ctl_prints_its_stacks_too(capfd: pytest.CaptureFixture[str]) -> None:

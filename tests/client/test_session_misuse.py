@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from client.conftest import Transport
-from gem_client import InvalidRequest, LayoutMismatch, NonFiniteGradient, RejectedCommit, Session, connect
-from live import Live
-from session_helpers import GRADIENT, SIZE, model, theta, transports
+from gem_client import InvalidRequest, LayoutMismatch, NonFiniteGradient, RejectedCommit, Retry, Session, connect
+from gem_client.transport.channel import _speaks_no_grpc
+from gem_worker.launcher.cluster import free_port
+from live import Live, config, serving
+from session_helpers import GRADIENT, SIZE, lane_port_of, model, theta, transports
 
 BAD_GRADIENTS: list[Any] = [
     pytest.param(np.zeros(SIZE - 1, np.float32), LayoutMismatch, id="short"),
@@ -108,3 +111,77 @@ def test_a_copy_of_a_session_is_refused(session: Session, take: Callable[[Any], 
 def test_a_second_join_is_refused(session: Session) -> None:
     with pytest.raises(InvalidRequest, match="joined already"):
         session.join(model())
+
+
+def timeouts(*values: Any) -> list[tuple[dict[str, Any], str]]:
+    return [({"timeout": value}, "timeout is a number of seconds above 0") for value in values]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ({"address": None}, "the server's address is a text such as 'localhost:50051', not None"),
+        ({"address": ""}, "write HOST:PORT"),
+        ({"name": 7}, "name is a text, such as name='worker-7', not 7"),
+        ({"retry": 60}, r"retry is a gem_client.Retry, such as Retry\(give_up_after=60\), not 60"),
+        *timeouts(0, -1, math.nan, math.inf, "60", None),
+    ],
+)
+def test_a_slip_in_connect_is_told_at_once(arguments: dict[str, Any], advice: str) -> None:
+    with pytest.raises(InvalidRequest, match=advice):
+        connect(**{"address": "localhost", **arguments})
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, "60", None])
+@pytest.mark.parametrize("name", ["give_up_after", "first_pause", "longest_pause"])
+def test_a_retry_without_a_number_of_seconds_is_refused(name: str, seconds: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is a number of seconds, at least 0"):
+        Retry(**{name: seconds})
+
+
+@pytest.mark.parametrize(
+    ("figures", "advice"),
+    [
+        ({"samples": -1}, "samples is a whole number, at least 0, not -1"),
+        ({"samples": 2.5}, r"samples is a whole number, at least 0, not 2\.5"),
+        ({"batches": -1}, "batches is a whole number, at least 0, not -1"),
+        ({"loss": "x"}, "loss is a number, such as loss.item"),
+        ({"loss": [1.0, 2.0]}, "loss is a number, such as loss.item"),
+        ({"base": 3}, "base is what the session's property `base` was"),
+    ],
+)
+def test_wrong_figures_of_a_commit_are_refused_before_it_is_sent(live: Live, figures: dict[str, Any], advice: str) -> None:
+    with connect(live.address) as session:
+        session.join(model(), overlap=True)
+        for commit in (session.commit, session.begin_commit):
+            with pytest.raises(InvalidRequest, match=advice):
+                commit(GRADIENT, **figures)
+        assert session.commit(GRADIENT, loss=np.float32(1), samples=np.int64(2)).version == 1  # type: ignore[arg-type]
+
+
+def test_a_worker_that_has_left_by_pull_final_is_told_so(session: Session) -> None:
+    session.commit(GRADIENT)
+    session.pull_final()
+    with pytest.raises(InvalidRequest, match="has left the run, by load_final or pull_final: open another session"):
+        session.commit(GRADIENT)
+
+
+def no_pause(seconds: float) -> None:
+    raise AssertionError("tried again")
+
+
+def test_the_port_of_http_or_of_the_lane_in_place_of_grpcs_is_recognised_at_once() -> None:
+    """What the first connection gets back is not gRPC: five minutes of retries would not change that."""
+    with serving(config(metrics_listen=f"127.0.0.1:{(http := free_port())}")) as live:
+        for port in (http, lane_port_of(live)):
+            with connect(f"127.0.0.1:{port}", retry=Retry(give_up_after=math.inf, sleep=no_pause)) as session:
+                for call in (session.pull, lambda: session.join(model())):
+                    with pytest.raises(InvalidRequest, match=r"does not speak gRPC: .*by default 50051"):
+                        call()
+
+
+def test_a_proxy_that_answers_while_the_server_is_away_is_tried_again() -> None:
+    """As gRPC 1.76 words it. Another server of HTTP/1 is no proxy that waits for ours."""
+    answered = "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got frame type 80) (HTTP status {})"
+    assert [_speaks_no_grpc(answered.format(status)) for status in (502, 503, 504, 200, 404)] == [False] * 3 + [True] * 2
+    assert not _speaks_no_grpc("Socket closed")

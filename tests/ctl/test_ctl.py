@@ -323,6 +323,7 @@ def test_pull_gives_up_on_a_server_that_never_answers(tmp_path: Path) -> None:
         patch.setattr("gem_client.ctl.cli.connect", connect)
         ctl("--server", NOBODY, "--timeout", "0.5", "pull", str(tmp_path / "m"))
     assert given["timeout"] == 0.5
+    assert given["retry"].give_up_after == 0, "if nobody is there, it says so as soon as the other commands"
 
 
 def test_pull_gives_up_after_the_timeout_given() -> None:

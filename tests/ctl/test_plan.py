@@ -186,6 +186,12 @@ def test_the_command_says_what_each_of_several_servers_needs() -> None:
     assert "needs more than 100 MiB on each server" in run_plan("--server-memory", "100M")
 
 
+@pytest.mark.parametrize(("memory", "status"), [("1K", 1), ("100M", 1), ("128G", 0)])
+def test_a_run_that_fits_no_number_of_servers_is_a_failure_for_scripts(memory: str, status: int) -> None:
+    result = CliRunner().invoke(main, ["plan", "--parameters", "110M", "--workers", "100", "--server-memory", memory])
+    assert (result.exit_code, result.stderr) == (status, "")
+
+
 def test_one_server_is_planned_as_before() -> None:
     assert run_plan("--servers", "1") == run_plan()
     assert "on each" not in run_plan()

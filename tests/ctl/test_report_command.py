@@ -87,3 +87,10 @@ def test_a_run_with_an_odd_name_gets_a_file_in_this_folder(
     result = ctl("--prometheus", fake.url)
     assert result.exit_code == 0, result.output
     assert len(list(tmp_path.glob("gem-*.html"))) == 1
+
+
+def test_without_a_run_nobody_is_asked_but_the_user(tmp_path: Path) -> None:
+    """A Prometheus that nobody named may be another run's."""
+    result = CliRunner().invoke(main, ["--runs", str(tmp_path), "report"], env={"GEM_PROMETHEUS": None, "GEM_REPORT_RUN": None})
+    assert result.exit_code == 2
+    assert f"there is no run of gem-train in {tmp_path}: name a run's folder" in result.stderr

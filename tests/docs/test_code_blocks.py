@@ -42,7 +42,7 @@ def complete(live: Live) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run_one_after_the_other(page: Path) -> None:
-    names: dict[str, Any] = {"__name__": __name__}
+    names: dict[str, Any] = {"__name__": "__main__"}  # as a script
     for block in PAGES[page]:
         with serving(config(Hyperparameters(epochs=2, shard_size=256))) as live:
             run(block, names, live.address)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from gem_worker.launcher.cli import main
 from launcher.train_helpers import Launch, read_json
 
 pytestmark = pytest.mark.timeout(900)
@@ -40,6 +43,8 @@ class Bad:
 
 class Fails(Bad):
     def loss(self, model, batch):
+        if not model.training:
+            return model(batch[0]).sum()
         return self.criterion(model(batch[0]), batch[1])  # there is no criterion
 
 
@@ -55,9 +60,19 @@ class FailsInItsModel(Bad):
         return nn.Linear(1, "one")
 
 
-class FailsInItsTest(FailsInOneWorker):
+class FailsInItsLoss(Bad):
+    def loss(self, model, batch):
+        return self.criterion(model(batch[0]), batch[1])
+
+
+class FailsInItsTest(Bad):
     def correct(self, model, batch):
         raise RuntimeError("no answer is correct")
+
+
+class HasNoTest(Bad):
+    def test_data(self):
+        return TensorDataset(torch.ones(0, 1), torch.ones(0, 1))
 '''
 
 
@@ -97,16 +112,22 @@ def test_a_bug_that_one_worker_alone_has_gets_its_restarts_and_the_run_a_report(
 
 
 @pytest.mark.parametrize(
-    ("task", "status", "line"),
-    [("FailsInItsModel", 2, 'return nn.Linear(1, "one")'), ("FailsInItsTest", 1, 'raise RuntimeError("no answer is correct")')],
+    ("task", "line"),
+    [
+        ("FailsInItsModel", 'return nn.Linear(1, "one")'),
+        ("FailsInItsLoss", "return self.criterion(model(batch[0]), batch[1])"),
+        ("FailsInItsTest", 'raise RuntimeError("no answer is correct")'),
+        ("HasNoTest", "the task's test_data() is empty"),
+    ],
 )
-def test_a_bug_in_what_the_launcher_itself_calls_is_shown_too(
-    task: str, status: int, line: str, launch: Launch, tmp_path: Path
-) -> None:
+def test_a_task_that_fails_at_once_starts_no_run(task: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher tries the task on the first batch of its held-out data."""
     (tmp_path / "own_task.py").write_text(OWN_TASK)
-    launcher = launch("--workers", "1", "--task", f"own_task:{task}", "--epochs", "1000000", path=tmp_path)
-    assert launcher.wait() == status, launcher.output
-    assert line in launcher.output
-    assert "Traceback" not in launcher.output
-    runs = list((tmp_path / "runs").iterdir())
-    assert len(runs) == (status != 2)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_task", raising=False)
+    runs = tmp_path / "runs"
+    result = CliRunner().invoke(main, ["--workers", "1", "--task", f"own_task:{task}", "--runs", str(runs)])
+    assert result.exit_code == 2, result.output
+    assert line in result.stderr
+    assert "Traceback" not in result.output
+    assert list(runs.iterdir()) == []

@@ -134,6 +134,24 @@ def test_a_worker_with_a_wrong_option_ends_the_run_before_the_first_commit(worke
         all_.tend(healthy=False, now=0.0)
 
 
+def test_a_worker_whose_task_raised_waits_until_the_others_had_time_to_fail_alike(workers: list[Placed]) -> None:
+    """If it were started again at once, its start would slow down theirs."""
+    all_, said = cluster(workers)
+    raised = 'Traceback (most recent call last):\n  File "own.py", line 1, in loss\n    broken\nNameError: broken\n'
+    for worker in workers:
+        worker.log.write_text(raised)
+    workers[0].ending = 1
+    all_.tend(healthy=False, now=0.0)
+    all_.tend(healthy=False, now=4.9)
+    assert (workers[0].starts, said) == (0, ["worker-0 ended with status 1; restarting it in 5 s"])
+    workers[1].ending = 1
+    all_.tend(healthy=False, now=4.9)
+    workers[2].ending = 1
+    with pytest.raises(ClusterError, match="every worker failed before its first commit"):
+        all_.tend(healthy=False, now=4.9)
+    assert [worker.starts for worker in workers] == [0, 0, 0]
+
+
 def failing(all_: Cluster, worker: Placed, now: float = 0.0, status: int = 1) -> float:
     """Has a worker fail until it is given up; returns how long it was not running. The others make commits all the time."""
     paused = 0.0

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from gem_api.history import read_history
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
+from gem_client import connect
 from gem_client.ctl import recorded_run
 from gem_client.ctl.recorded_run import read_curves
+from gem_worker.launcher import cli
+from gem_worker.launcher.cli import _monitor
 from gem_worker.launcher.cluster import Cluster, Process
 from gem_worker.launcher.monitor import RunMonitor, _closing
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
+from live import config, serving
+from safetensors.numpy import load_file
+from torch import nn
+from torch.utils.data import TensorDataset
 
 OPTIONS = {"workers": 2, "evaluate_every": 60.0, "step_seconds": 0.0, "task": "digits", "device": "cpu"}
 
@@ -90,3 +102,118 @@ def test_the_closing_lines_show_the_test_loss_of_a_task_without_accuracy(
         "staleness_mean": None, "pi_median": None,
     }  # fmt: skip
     assert line in _closing(summary, RunFolder(tmp_path), {"report": "report.html"}).splitlines()
+
+
+class Line:
+    """A model of one number, on ten samples. `correct` fails from its n-th call on, n being `lasts`."""
+
+    def __init__(self, lasts: float) -> None:
+        self.lasts = lasts
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1, bias=False)
+
+    def training_data(self) -> TensorDataset:
+        return TensorDataset(torch.ones(10, 1))
+
+    test_data = training_data
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = model(batch[0]).mean()
+        return loss
+
+    def correct(self, model: nn.Module, batch: Any) -> int:
+        self.lasts -= 1
+        if self.lasts <= 0:
+            raise RuntimeError("no answer is correct")
+        return 9
+
+
+@dataclass
+class Watched:
+    """A run of a live server that a launcher monitors, without processes.
+
+    Attributes:
+        monitor: The launcher's monitor.
+        folder: The run's folder.
+        said: What the launcher complained of.
+    """
+
+    monitor: RunMonitor
+    cluster: Cluster
+    folder: RunFolder
+    said: list[str]
+
+    def run(self) -> int:
+        """Monitors the run to its end; returns the exit status."""
+        return _monitor(self.monitor, self.cluster, self.folder, False, self.said.append)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads(self.folder.summary.read_text())
+        return summary
+
+
+@pytest.fixture
+def watched(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    """A run of one epoch, of which `param` gives the task's `lasts`, the shards that are trained, and whether its only worker
+    has ended."""
+    lasts, shards, ended = request.param
+    monkeypatch.setattr(cli, "ignore_signals", lambda: None)
+    monkeypatch.setattr(RunMonitor, "_pictures", lambda *_: {})
+    folder, settings = RunFolder(tmp_path), Hyperparameters(batch_size=5, shard_size=5, epochs=1)
+    with serving(config(settings, history=folder.commits)) as live:
+        with connect(live.address) as session:
+            session.join({"weight": np.ones((1, 1), np.float32)})
+            for _, _ in zip(range(shards), session.shards(10), strict=False):
+                session.commit(np.ones(1, np.float32))
+        worker = Process("worker-0", tmp_path / "worker-0.log", [])
+        monkeypatch.setattr(worker, "start", lambda *_: None)
+        monkeypatch.setattr(type(worker), "status", property(lambda _: 0 if ended else None))
+        cluster = Cluster([], [worker], print)
+        monkeypatch.setattr(cluster, "stop", live.stop)
+        monitor = RunMonitor(live.address, cluster, folder, Line(lasts), settings, OPTIONS)
+        try:
+            yield Watched(monitor, cluster, folder, [])
+        finally:
+            monitor.close()
+
+
+@pytest.mark.parametrize("watched", [(2, 2, True)], indirect=True)
+def test_an_error_in_the_last_evaluation_does_not_cost_the_model(watched: Watched) -> None:
+    """It was fine on the first batch, before the run."""
+    assert watched.run() == 1
+    assert "no answer is correct" in watched.said[0]
+    assert load_file(watched.folder.model).keys() == {"weight"}
+    assert (watched.summary["outcome"], watched.summary["commits"], watched.summary["test_accuracy"]) == ("complete", 2, None)
+
+
+@pytest.mark.parametrize("watched", [(2, 1, False)], indirect=True)
+def test_an_error_in_an_evaluation_on_the_way_ends_the_run_which_can_be_resumed(
+    watched: Watched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched.cluster.committed = True
+    assert watched.run() == 1
+    assert "no answer is correct" in watched.said[0]
+    assert watched.folder.model.exists()
+    assert watched.summary["outcome"] == "failed"
+    assert f"Resume with:  gem-train --resume {watched.folder.path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("watched", "status", "outcome"),
+    [((math.inf, 2, False), 0, "complete"), ((math.inf, 1, False), 130, "stopped")],
+    indirect=["watched"],
+)
+def test_a_signal_just_after_the_last_epoch_finds_the_run_complete(
+    watched: Watched, status: int, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers have not ended yet. With a shard left it is stopped."""
+
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watched.monitor, "run", interrupted)
+    assert (watched.run(), watched.summary["outcome"]) == (status, outcome)
+    assert watched.folder.model.exists() == (status == 0)
+    assert watched.summary["test_accuracy"] == (0.9 if status == 0 else None)

@@ -240,17 +240,15 @@ def pull(target: Target, out: Path) -> None:
     OUT may be - for standard output.
     """
     try:
-        what = _pull(target, out)
+        what = _pull(target, out, Retry(give_up_after=0))  # as the other commands, which ask once
     except OSError as error:
         raise click.ClickException(f"can't write {out}: {error}") from error
     click.echo(f"wrote {out}: {what}", err=output.is_standard_output(out))
 
 
-def _pull(target: Target, out: Path) -> str:
+def _pull(target: Target, out: Path, retry: Retry) -> str:
     """Saves the model; returns what it is. Raises GemError or OSError."""
-    with connect(
-        target.server, timeout=target.timeout, retry=Retry(give_up_after=target.timeout), **target.credentials()
-    ) as session:
+    with connect(target.server, timeout=target.timeout, retry=retry, **target.credentials()) as session:
         theta = session.pull()
         tensors = session.layout.split(theta)
         output.write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
@@ -284,7 +282,8 @@ def track(target: Target, tracker: str, to: str | None, every: float) -> None:
         local = {address: folder for folder, address in find_runs(target.runs).items()}
         try:
             opened = open_tracker(tracker, to)
-            follower = Follower(admin, opened, local.get(target.server), lambda path: _pull(target, path), click.echo)
+            retry = Retry(give_up_after=target.timeout)
+            follower = Follower(admin, opened, local.get(target.server), lambda path: _pull(target, path, retry), click.echo)
             outcome = follower.follow(every, interrupts)
         except TrackerError as error:
             raise click.ClickException(printable(str(error))) from error
@@ -297,7 +296,7 @@ def track(target: Target, tracker: str, to: str | None, every: float) -> None:
 @option(
     "--prometheus",
     envvar="GEM_PROMETHEUS",
-    show_default=f"none; {_PROMETHEUS} with --run, or if --runs has no run",
+    show_default=f"none; {_PROMETHEUS} with --run",
     help="Address of the Prometheus that scrapes the server. The data comes from there, not from RUN.",
 )
 @option(
@@ -337,6 +336,11 @@ def report(target: Target, run: Path | None, out: Path | None, prometheus: str |
     if asked and run is not None:
         raise click.UsageError(f"with {asked[0]} the data comes from Prometheus, not from {run}: omit one of them")
     folder = run or (None if asked else newest_run(target.runs))
+    if folder is None and not asked:
+        raise click.UsageError(
+            f"there is no run of gem-train in {target.runs}: name a run's folder or a history file, or ask Prometheus with "
+            f"--prometheus, such as {_PROMETHEUS}"
+        )
     if folder is None:
         path, what, page = from_prometheus(prometheus or _PROMETHEUS, run_id, last, out)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -108,9 +109,14 @@ def plan_run(server_memory: int | None, **options: Any) -> None:
     The prediction is based on measurements on two cores that server and workers share. More cores do better. With several
     servers, each is assumed to have a machine of its own. gem-ctl simulate shows staleness and queue too, and knows workers
     of different speeds.
+
+    Exit status: 1 if the run needs more than --server-memory on each server, however many there are.
     """
     measured = costs(options)
     described = setup(bool(server_memory), **options)
     click.echo(text.plan(plan(described, measured)))
     if server_memory:
-        click.echo(text.servers_needed(servers_needed(described, server_memory), server_memory))
+        needed = servers_needed(described, server_memory)
+        click.echo(text.servers_needed(needed, server_memory))
+        if needed is None:
+            sys.exit(1)

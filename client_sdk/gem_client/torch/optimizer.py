@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from gem_client.answer import Answer
 from gem_client.session import Session
+from gem_client.torch.arguments import require_parameters, require_step
 from gem_client.torch.brought import On, bring, require_taken
 from gem_client.torch.local_sgd import LocalSgd, bare
 from gem_client.torch.local_steps import LocalSteps
@@ -127,6 +128,7 @@ class Optimizer(torch.optim.Optimizer):
         in_place: bool = False,
         project: Callable[[], Any] | None = None,
     ) -> None:
+        require_parameters(params, session)
         self._brought = brought = bring(params, on, names, schedule)
         if overlap and brought.steps_itself:
             raise InvalidRequest('overlap is not available if the worker makes its own steps: leave it out, or use on="server"')
@@ -216,14 +218,15 @@ class Optimizer(torch.optim.Optimizer):
             The loss that `closure` returned, or `loss` if there is no closure.
 
         Raises:
-            InvalidRequest: The learning rate in `param_groups` is not the server's, the loop steps a scheduler that the
-                server steps, the parameters were changed since the last step, or one that was frozen when this optimizer was
-                made has a gradient.
+            InvalidRequest: `closure` or `loss` is something else, the learning rate in `param_groups` is not the server's, the
+                loop steps a scheduler that the server steps, the parameters were changed since the last step, or one that was
+                frozen when this optimizer was made has a gradient.
             NonFiniteGradient: A gradient holds a NaN or an infinity. θ is unchanged.
             NormOutOfBounds: The norm of the gradients exceeds the server's bound. θ is unchanged, and the loop may continue.
             Quarantined: The server has rejected too many gradients in a row.
             TransportError: The server was unreachable for as long as the session's `retry` allows.
         """
+        require_step(closure, loss)
         self._require_servers_rate()
         return self._make_step(closure, loss, self._batches_per_step)
 

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from gem_client.session import Session
 from gem_client.shards import Shards
+from gem_client.torch.arguments import require_dataset, require_loader_settings, require_session
 
 
 class ShardSampler(Sampler[list[int]]):
@@ -40,10 +41,12 @@ class ShardSampler(Sampler[list[int]]):
             size.
 
     Raises:
-        InvalidRequest: The session has not joined, or has a sampler already.
+        InvalidRequest: The session has not joined, or has a sampler already; or the dataset has no length.
     """
 
     def __init__(self, session: Session, dataset: Sized, batch_size: int | None = None) -> None:
+        require_session(session)
+        require_dataset(dataset)
         self._dataset = dataset
         self._shards = session.shards(len(dataset), batch_size)
 
@@ -76,11 +79,14 @@ class ShardSampler(Sampler[list[int]]):
 
         Args:
             settings: Further arguments of `DataLoader`, such as `num_workers` and `collate_fn`. Worker processes are spawned
-                unless `multiprocessing_context` says otherwise.
+                unless `multiprocessing_context` says otherwise, and import the script: put its code under
+                `if __name__ == "__main__":`.
 
         Raises:
-            InvalidRequest: The batches would come in another order (`in_order=False`).
+            InvalidRequest: The batches would come in another order (`in_order=False`), or a setting says which samples they
+                have, such as `batch_size`.
         """
+        require_loader_settings(settings)
         if not settings.get("in_order", True):
             raise InvalidRequest(
                 "in_order=False is not available: a commit completes the batches in the order in which they were dealt. Leave "

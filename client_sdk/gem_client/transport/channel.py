@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from gem_api.errors import DeadlineExceeded, GemError, InvalidRequest, ServerUnavailable, from_status
 from gem_api.methods import ADMIN, MAX_MESSAGE_BYTES, TRAINING, methods
-from gem_api.process.addresses import server_address
+from gem_api.process.addresses import DEFAULT_PORT, server_address
 from google.protobuf.descriptor import ServiceDescriptor
 
 from gem_client.transport.security import NONE, Security
@@ -71,6 +71,8 @@ class _Carrying:
 
 def checked_address(address: str) -> str:
     """The address with its port, as gRPC expects it. Raises InvalidRequest if it is not an address."""
+    if not isinstance(address, str):
+        raise InvalidRequest(f"the server's address is a text such as 'localhost:50051', not {address!r}")
     try:
         return server_address(address)
     except ValueError as error:
@@ -88,10 +90,23 @@ def typed_error(error: grpc.RpcError, address: str = "") -> GemError:
     Removes the traceback of `error`, which would keep the variables of its frames (such as a gradient) alive.
     """
     error.__traceback__ = None
-    if address and error.code() == grpc.StatusCode.UNAVAILABLE and (why := _nobody_there(error.details() or "", address)):
-        return ServerUnavailable(why)
+    if address and error.code() == grpc.StatusCode.UNAVAILABLE:
+        details = error.details() or ""
+        if _speaks_no_grpc(details):
+            return InvalidRequest(
+                f"what answers at {address} does not speak gRPC: it is the server's HTTP port, its lane's port, or another "
+                f"service's. Give gRPC's port, by default {DEFAULT_PORT}"
+            )
+        if why := _nobody_there(details, address):
+            return ServerUnavailable(why)
     metadata = error.trailing_metadata() or ()
     return from_status(error.code(), error.details() or "", [(entry.key, entry.value) for entry in metadata])
+
+
+def _speaks_no_grpc(details: str) -> bool:
+    """Whether gRPC's details say that another protocol was answered: no use to try again. A proxy that answers in HTTP/1 while
+    the server is away (502 to 504) may get on with it later."""
+    return "Expected SETTINGS frame as the first frame" in details and not re.search(r"HTTP status 50[234]", details)
 
 
 def _nobody_there(details: str, address: str) -> str:

@@ -13,7 +13,7 @@ from gem_client.torch.parameters import plain_name
 from torch.utils.data import DataLoader
 
 from gem_worker.device import CPU, moved, use
-from gem_worker.tasks import Task
+from gem_worker.tasks import Task, TaskError
 
 _BATCH = 500
 
@@ -58,12 +58,35 @@ class Evaluator:
             self._parameters[name].copy_(torch.from_numpy(value))
         samples, loss, correct = 0, 0.0, 0
         for read in self._loader:
-            batch, size = moved(read, self._device), len(read[0])
+            size, batch_loss, right = self._score_batch(read)
             samples += size
-            loss += size * float(self._task.loss(self._model, batch))
-            right = self._task.correct(self._model, batch)
+            loss += size * batch_loss
             correct = -1 if right is None or correct < 0 else correct + right
         return Score(version, loss / samples, None if correct < 0 else correct / samples)
+
+    @torch.no_grad()
+    def try_out(self) -> None:
+        """Evaluates the model as it is on the first batch, so that a mistake in the task is known before a run depends on it.
+
+        Raises TaskError if there is no held-out data or `correct` counts nothing, and whatever the task raises."""
+        use(self._device)
+        first = next(iter(self._loader), None)
+        if first is None:
+            raise TaskError("the task's test_data() is empty, so that nothing can be evaluated: return at least one sample")
+        self._score_batch(first)
+
+    def _score_batch(self, read: Any) -> tuple[int, float, int | None]:
+        """Number of samples in a batch, the loss, and how many are classified correctly; None if the task does not say."""
+        batch, size = moved(read, self._device), len(read[0])
+        loss, right = float(self._task.loss(self._model, batch)), self._task.correct(self._model, batch)
+        if right is None:
+            return size, loss, None
+        if not (float(right).is_integer() and 0 <= right <= size):
+            raise TaskError(
+                f"the task's correct(model, batch) must return how many samples are right, a whole number from 0 to {size} for "
+                f"this batch, or None; not {right!r}"
+            )
+        return size, loss, int(right)
 
 
 class RemoteEvaluator:
@@ -76,6 +99,9 @@ class RemoteEvaluator:
         device: Where to compute.
         credentials: `token`, `tls_ca`, `tls_cert` and `tls_key` as for `Admin`.
 
+    Raises:
+        TaskError: There is no held-out data. Whatever the task raises comes through, also on a first batch.
+
     Attributes:
         reader: The session that pulls θ; it does not join the run.
         admin: For all other requests to the server.
@@ -83,6 +109,7 @@ class RemoteEvaluator:
 
     def __init__(self, address: str, task: Task, retry: Retry, device: torch.device = CPU, **credentials: Any) -> None:
         self._evaluator = Evaluator(task, device)
+        self._evaluator.try_out()
         self._retry = retry
         self.reader: Session = connect(address, retry=retry, **credentials)
         self.admin = Admin(address, **credentials)

@@ -70,7 +70,7 @@ def _evaluate(options: dict[str, Any], log: logs.Logger) -> int:
             if options["once"] and done:
                 return 0
             time.sleep(options["evaluate_every"])
-    except GemError as error:
+    except (GemError, TaskError) as error:
         log.error("the evaluation failed", error=type(error).__name__, why=str(error))
         return EXIT_FAILED
     finally:

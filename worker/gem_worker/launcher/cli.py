@@ -42,6 +42,7 @@ with needs("gem-train", "demo"):
     import torch
 
 from gem_worker.command import (
+    EXIT_FAILED,
     EXIT_WRONG_USE,
     data_option,
     device_option,
@@ -179,8 +180,9 @@ def main(context: click.Context, /, **options: Any) -> None:
       gem-train --on ray --workers 32             workers on Ray
       gem-train --task my_module:MyTask           your own model and data
 
-    Exit status: 0 if the run is complete; 1 if it can't continue, because a process keeps dying; 2 if it can't start (no
-    folder is left behind); 3 if training diverged; 130 after Ctrl-C or SIGTERM.
+    Exit status: 0 if the run is complete; 1 if it can't continue, because a process keeps dying, or if the task fails in an
+    evaluation (the model is saved); 2 if it can't start (no folder is left behind); 3 if training diverged; 130 after Ctrl-C
+    or SIGTERM, unless everything was trained by then.
     """
     status, _ = launch(options, given(context), lambda why: click.echo(f"gem-train: {why}", err=True))
     sys.exit(status)
@@ -326,13 +328,15 @@ def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: b
     """Starts the cluster and monitors it; if the run ends early, stops the cluster and saves what there is."""
     try:
         cluster.start()
-        return monitor.run()
+        return _scored(monitor.run(), monitor, complain)
     except KeyboardInterrupt:
         ignore_signals()
+        if (status := monitor.end_trained()) is not None:
+            return _scored(status, monitor, complain)
         click.echo(f"\nstopping: workers leave, {_servers_write(len(cluster.servers))} ...")
         cluster.stop()
         monitor.end_early("stopped")
-        click.echo(f"stopped. Resume with:  {_program()} --resume {shlex.quote(str(folder.path))}")
+        click.echo(f"stopped. {_how_to_resume(folder)}")
         return EXIT_INTERRUPTED
     except WrongSettings as error:
         cluster.stop()
@@ -342,7 +346,21 @@ def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: b
         complain(str(error))
         cluster.stop()
         monitor.end_early("failed")
-        return 1
+        if cluster.committed or resume:
+            click.echo(_how_to_resume(folder))
+        return EXIT_FAILED
+
+
+def _scored(status: int, monitor: RunMonitor, complain: Callable[[str], object]) -> int:
+    """The exit status of a run that was trained to its end, of which the last evaluation may have failed."""
+    if (why := monitor.failed_evaluation) is None:
+        return status
+    complain(why)
+    return status or EXIT_FAILED
+
+
+def _how_to_resume(folder: RunFolder) -> str:
+    return f"Resume with:  {_program()} --resume {shlex.quote(str(folder.path))}"
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from gem_worker.launcher.tracebacks import same_failure, users_part
 WORKER_NICENESS = 10  # with few cores, the server must not wait for a worker that computes
 PAUSES = (0.0, 2.0, 8.0, 30.0, 60.0)  # seconds before each restart in a row of a worker
 MAX_RESTARTS = len(PAUSES)  # of one process in a row
+_OTHERS_SECONDS = 5.0  # in which the other workers show, before the first commit, whether they fail alike
 _STEADY_SECONDS = 60.0  # a worker that runs for so long, while commits are made, has recovered
 _STOP_SECONDS = 20.0
 
@@ -278,10 +279,13 @@ class Cluster:
             raise ClusterError(f"{who} failed before its first commit:\n{failure}\nfull log: {failed.log}")
 
     def _restart_worker(self, worker: Member, now: float) -> None:
-        """Has a worker started again: at once for the first time, and after a pause from the second time in a row."""
+        """Has a worker started again: at once for the first time, and after a pause from the second time in a row. Always after
+        a pause if its task raised before the first commit: the others, which may fail alike, shall not wait for its start."""
         ending = _ending(worker.status)
         if self._may_restart(worker, ending):
             pause = PAUSES[worker.restarts - 1]
+            if self.failures.get(worker.name) and not self.committed:
+                pause = max(pause, _OTHERS_SECONDS)
             self.say(f"{worker.name} {ending}; restarting it" + (f" in {pause:g} s" if pause else ""))
             worker.due = now + pause
             self._tend_worker(worker, now)

@@ -24,7 +24,7 @@ from gem_worker.launcher.cluster import Cluster, ClusterError
 from gem_worker.launcher.run_folder import RunFolder, versions
 from gem_worker.launcher.scorer import Scorer
 from gem_worker.launcher.tracebacks import users_part
-from gem_worker.tasks import Task
+from gem_worker.tasks import Task, TaskError
 
 _POLL_SECONDS, _PRINT_SECONDS = 0.25, 2.0
 _HEADER = "    time  commits  commits/s     loss  staleness  median π  workers     epoch  accuracy"
@@ -66,6 +66,7 @@ class RunMonitor:
         self._has_header = False
         self._rate = Rate()
         self._joined = -1
+        self._finishing = False
         self._status: pb.GetStatusResponse | None = None
         self._via: dict[str, str] = {}  # how each worker's commits came, also those that have left
 
@@ -80,6 +81,18 @@ class RunMonitor:
             self._raise_failed_evaluation()
             seen = version
             self._print_progress(time.monotonic())
+        return self._finish()
+
+    def end_trained(self) -> int | None:
+        """Ends a run that is interrupted when everything was trained: as `run`, but a final evaluation that was under way is
+        not repeated. Returns None, and does nothing, if there is something left to train."""
+        if not self._finishing:
+            self._poll()
+        # With --shards replicate the state leaves out a worker that is being restarted.
+        shared = self._hyperparameters.shards == "partition"
+        complete = shared and self._status is not None and self._status.state == pb.RUN_STATE_COMPLETE
+        if not (self._finishing or self._cluster.finished or complete):
+            return None
         return self._finish()
 
     def end_early(self, outcome: str) -> None:
@@ -113,10 +126,18 @@ class RunMonitor:
         if status.version:  # there is no rate before the first commit
             self._rate.saw(status.version, now)
 
+    @property
+    def failed_evaluation(self) -> str | None:
+        """What the task did wrong in an evaluation, with its part of the traceback; None if nothing."""
+        if (failure := self._scorer.failure) is None:
+            return None
+        text = str(failure) if isinstance(failure, TaskError) else users_part("".join(traceback.format_exception(failure)))
+        return f"the evaluation of the model failed:\n{text}"
+
     def _raise_failed_evaluation(self) -> None:
-        if (failure := self._scorer.failure) is not None:
-            text = "".join(traceback.format_exception(failure))
-            raise ClusterError(f"the evaluation of the model failed:\n{users_part(text)}")
+        if (why := self.failed_evaluation) is not None:
+            self._scorer.save_model()
+            raise ClusterError(why)
 
     def _print_progress(self, now: float) -> None:
         status = self._status
@@ -137,13 +158,19 @@ class RunMonitor:
             click.echo(f"  starting: {joined} of {self._options['workers']} workers have joined")
 
     def _finish(self) -> int:
+        again, self._finishing = self._finishing, True
         self._poll()
-        score = self._scorer.final_score()
+        self._scorer.end()
+        if not again:
+            self._scorer.final_score()
         seconds = time.monotonic() - self._began
-        self._raise_failed_evaluation()
         self._cluster.stop()
+        score, final = self._scorer.last, self._status.version if self._status else 0
         self._save_results(
-            "diverged" if self._cluster.diverged else "complete", read_curves(self._folder.commits), score, seconds
+            "diverged" if self._cluster.diverged else "complete",
+            read_curves(self._folder.commits),
+            score if score and score.version >= final else None,
+            seconds,
         )
         return 3 if self._cluster.diverged else 0
 

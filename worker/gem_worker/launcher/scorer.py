@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 import torch
 from gem_client import GemError, LayoutMismatch, Retry
@@ -41,6 +42,7 @@ class Scorer:
         self._due = threading.Event()
         self._lock = threading.Lock()
         self._closed = False
+        self._saved = False
         self._next_at = 0.0
         self.scores: list[Score] = folder.load_evaluations()
         self.failure: Exception | None = None  # raised by the task; evaluation ends, because a retry would fail too
@@ -56,15 +58,25 @@ class Scorer:
         if self.failure is None and version > (self.last.version if self.last else 0) and time.monotonic() >= self._next_at:
             self._due.set()
 
-    def final_score(self) -> Score | None:
-        """Evaluates the final θ and saves it as the run's model. No evaluation comes after it: the servers may stop."""
-        self._closed = True
-        score = self._evaluate(final=True)
+    def save_model(self) -> None:
+        """Saves the newest θ as the run's model; if the servers do not answer, the last one received, if there is one."""
         with self._lock:
             reader = self._evaluator.reader
+            with suppress(GemError):
+                reader.pull()
             if reader.theta.size:
                 self._folder.save_model(reader.layout, reader.theta, reader.version)
-        return score
+
+    def end(self) -> None:
+        """Saves the run's final model, once. No evaluation but `final_score` comes after it: the servers may stop."""
+        self._closed = True
+        if not self._saved:
+            self.save_model()
+            self._saved = True
+
+    def final_score(self) -> None:
+        """Evaluates the final θ. Call it after `end`: whatever the task does wrong now, the model is saved."""
+        self._evaluate(final=True)
 
     def close(self) -> None:
         self._closed = True

@@ -1,0 +1,55 @@
+"""Checks of what a caller gives `connect` and `commit`: a slip gets an error that says what to write."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from numbers import Integral, Real
+from typing import Any
+
+from gem_api.errors import InvalidRequest
+
+from gem_client.answer import Base
+from gem_client.retry import Retry
+
+
+def require_started() -> None:
+    """Raises InvalidRequest in a child of `multiprocessing` that still imports the main script of its parent, as a loader's
+    worker does that was spawned. The script would join the run from each of them."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself finds it out
+        raise InvalidRequest(
+            "this process was started by the script, for example to load data, and imports the script first, so it would join "
+            'the run once more: put the script\'s code under `if __name__ == "__main__":`'
+        )
+
+
+def require_connection(name: Any, retry: Any, timeout: Any) -> None:
+    """Raises InvalidRequest, with what to write, if one is not what its type says."""
+    if not (name is None or isinstance(name, str)):
+        raise InvalidRequest(f"name is a text, such as name={f'worker-{name}'!r}, not {name!r}")
+    if not (retry is None or isinstance(retry, Retry)):
+        raise InvalidRequest(f"retry is a gem_client.Retry, such as Retry(give_up_after=60), not {retry!r}")
+    if not (isinstance(timeout, Real) and 0 < float(timeout) < math.inf):
+        raise InvalidRequest(f"timeout is a number of seconds above 0, not {timeout!r}")
+
+
+def require_figures(loss: Any, samples: Any, batches: Any, base: Any) -> None:
+    """Raises InvalidRequest, with what to write, if an argument of a commit is not what its type says."""
+    if loss is not None and not is_number(loss):
+        raise InvalidRequest(f"loss is a number, such as loss.item(), not {loss!r}")
+    for name, count in (("samples", samples), ("batches", batches)):
+        if count is not None and not (isinstance(count, Integral) and int(count) >= 0):
+            raise InvalidRequest(f"{name} is a whole number, at least 0, not {count!r}")
+    if not (base is None or isinstance(base, Base)):
+        raise InvalidRequest(f"base is what the session's property `base` was when the gradient was computed, not {base!r}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number, or an array or a tensor that holds one."""
+    if isinstance(value, (str, bytes)):
+        return False  # float() would read them
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return False
+    return True
