@@ -100,8 +100,8 @@ class GemCallback:
             )
         if trainer.limit_train_batches != 1.0 or trainer.overfit_batches:
             raise InvalidRequest(
-                "limit_train_batches, overfit_batches and fast_dev_run are not available: a shard that is cut short is trained "
-                "on again. Use max_steps"
+                "limit_train_batches, overfit_batches and fast_dev_run are not available: a pass that is cut short is "
+                "continued by the next one. Use max_steps"
             )
         kinds = {kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__}
         if averaging := sorted(kinds & set(AVERAGING)):

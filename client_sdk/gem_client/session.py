@@ -351,7 +351,7 @@ class Session:
         return self._shard_leases.open(samples, batch_size)
 
     def skip(self, batches: int = 1) -> None:
-        """Leaves the last `batches` batches out of this epoch. Otherwise, the shard of an uncommitted batch is trained again.
+        """Leaves the last `batches` batches out of this epoch. Otherwise, an uncommitted batch comes again.
 
         Raises:
             InvalidRequest: The loop has fewer batches than that without a commit.

@@ -166,8 +166,8 @@ def _number(group: Mapping[str, Any], name: str) -> float:
 
 
 def require_taken(choice: OptimizerChoice, settings: Hyperparameters) -> None:
-    """Logs what the server has decided otherwise than the worker that brought the optimizer. Raises InvalidRequest if the server
-    ignored the optimizer, as those of earlier versions do."""
+    """Logs what the server has decided otherwise than the worker that brought the optimizer. Raises InvalidRequest if it has
+    ignored the optimizer, as servers of earlier versions do."""
     if choice.optimizer != settings.optimizer:
         raise InvalidRequest("this server is of an earlier version, which knows no optimizers but its own SGD: update it")
     for name in ("learning_rate", "weight_decay"):

@@ -244,7 +244,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def skip(self, batches: int = 1) -> None:
         """Leaves the last batch out of the run. Call it instead of `step`, for example if the loss is not finite, or if a
-        GradScaler made no step. Without this call, the batch's whole shard is trained on again.
+        GradScaler made no step. Without this call, the batch comes again.
 
         Args:
             batches: Number of batches to leave out, the last ones; more than 1 if the loop accumulates gradients.

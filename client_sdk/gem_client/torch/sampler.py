@@ -18,11 +18,11 @@ class ShardSampler(Sampler[list[int]]):
 
     **Passes.** One iteration is a pass. A pass usually ends with the run: every sample of every epoch was trained on, or this
     worker has done its steps. It ends earlier if the last batches still have to be committed, or if other workers hold the
-    last shards. So iterate again `while not sampler.complete:`.
+    last shards. So iterate again `while not sampler.complete:`. A pass that the loop leaves early is continued by the next one.
 
     **Shards.** Each step of the session's optimizer covers the batches that it was computed on. A shard is complete when all
-    its batches are committed. If a worker dies, the server gives its shards to other workers. If a batch gets no step, its
-    whole shard is trained on again, by any worker, unless the loop calls `Optimizer.skip` for the batch.
+    its batches are committed. If a worker dies, the server gives its shards to other workers. If a batch gets no step, it
+    comes again, unless the loop calls `Optimizer.skip` for it. After three times iterating raises InvalidRequest.
 
     **Reading ahead.** `loader` makes a DataLoader that tells the session which batch the loop has reached. It is exact even if
     the DataLoader reads ahead. A plain `DataLoader(dataset, batch_sampler=sampler)` with `num_workers=0` is exact from the
