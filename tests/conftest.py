@@ -35,6 +35,16 @@ def hear_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def keep_signal_handlers(hear_ctrl_c: None) -> Iterator[None]:
+    """Undoes what a command that a test runs in this process did to the signals, or a later test would meet its handlers."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if handler is not None:  # None is a library's own, from outside Python
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def way() -> str:
     """How the commits of the default client's workers go; tests with `all_ways` and the like are run over several."""

@@ -62,6 +62,8 @@ class Good:
 
 class Fails(Good):
     def loss(self, model, batch):
+        if not model.training:
+            return super().loss(model, batch)  # so that it passes what is tried before the run
         return self.criterion(model(batch[0]), batch[1])  # there is no criterion
 
 

@@ -16,7 +16,7 @@ UNTRAINED = 0.5  # the loss of a model that says 0 everywhere: half of the sine'
 @pytest.mark.parametrize(
     "settings",
     [
-        Hyperparameters(epochs=30, optimizer="adamw", learning_rate=0.01),
+        Hyperparameters(epochs=60, optimizer="adamw", learning_rate=0.003),
         Hyperparameters(epochs=30, optimizer="worker"),
     ],
     ids=["adamw on the server", "optax on the workers"],
@@ -24,7 +24,7 @@ UNTRAINED = 0.5  # the loss of a model that says 0 everywhere: half of the sine'
 def test_two_workers_share_the_epochs_and_learn(settings: Hyperparameters) -> None:
     with serving(config(settings, min_workers=2)) as live:
         output = workers_of("examples/jax/train.py", live.address)
-        assert live.on_loop(lambda: live.core.ledger.samples_completed) == 30 * 2048
+        assert live.on_loop(lambda: live.core.ledger.samples_completed) == settings.epochs * 2048
     told = [LINE.search(text) for text in output]
     assert all(told), output
     figures = [[float(figure) for figure in line.groups()] for line in told if line]

@@ -144,7 +144,7 @@ def replies_before_the_flush_at_one_range(patch: pytest.MonkeyPatch) -> None:
 
 
 def resumes_from_a_checkpoint_without_the_log(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "replay", lambda directory, state, *_: (state["log"][1], None))
+    patch.setattr(recovery, "replay", lambda directory, state, *_: (state["log"][1], None, None))
 
 
 # -- in a checkpoint over all ranges

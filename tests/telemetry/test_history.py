@@ -316,7 +316,7 @@ def test_a_long_history_is_taken_over_in_little_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
     history.close()
     assert (path.stat().st_size, history.earlier[-1].version) == (size, count)
-    assert peak < 12e6, f"{peak / 1e6:.1f} MB for a file of {size / 1e6:.1f} MB"
+    assert peak < 20e6, f"{peak / 1e6:.1f} MB for a file of {size / 1e6:.1f} MB"
 
 
 def a_folder(path: Path) -> None:
