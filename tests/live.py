@@ -18,6 +18,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import ServerConfig
 from gem_server.event_loop import DecidingLoop
 from gem_server.server import Server
+from ports import free_address
 
 T = TypeVar("T")
 DEADLINE = 30.0  # seconds that a condition may take on a slow machine
@@ -123,7 +124,7 @@ def config(
     """A server's configuration for tests: a free port, no metrics port, checkpoints only on request and at the end."""
     base = ServerConfig(
         hyperparameters=settings or Hyperparameters(),
-        listen="127.0.0.1:0",
+        listen=free_address(),
         metrics_listen="",
         checkpoint_dir=checkpoint_dir,
         checkpoint_interval=0.0,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -14,21 +12,9 @@ from pathlib import Path
 from chaos.proxy import HOST, Proxy
 from gem_api.ranges import WHOLE, Range
 from live import wait_until
+from ports import free_port
 
 DEADLINE = 120.0  # seconds that progress may take on a slow machine
-
-
-def quiet_port() -> int:
-    """A free port that the system gives to no outgoing connection, so that no process takes it while the server is down."""
-    for port in random.sample(range(20_000, 30_000), 200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise OSError("no free port between 20000 and 30000")
 
 
 class ServerProcess:
@@ -56,7 +42,7 @@ class ServerProcess:
         self.checkpoints = checkpoints
         self.part = part
         self._interval = checkpoint_interval
-        self.port, self.lane_port, self.metrics_port = quiet_port(), quiet_port(), quiet_port()
+        self.port, self.lane_port, self.metrics_port = free_port(), free_port(), free_port()
         self.proxy = Proxy(self.port, seed, bytes_between_faults)
         self.lane_proxy = Proxy(self.lane_port, seed, bytes_between_faults, self.lane_port)
         self.peers: Sequence[str] = ()

@@ -13,8 +13,8 @@ import pytest
 from client.conftest import Transport
 from gem_client import InvalidRequest, LayoutMismatch, NonFiniteGradient, RejectedCommit, Retry, Session, connect
 from gem_client.transport.channel import _speaks_no_grpc
-from gem_worker.launcher.cluster import free_port
 from live import Live, config, serving
+from ports import free_port
 from session_helpers import GRADIENT, SIZE, lane_port_of, model, theta, transports
 
 BAD_GRADIENTS: list[Any] = [

@@ -6,7 +6,6 @@ import html
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -32,6 +31,7 @@ from gem_client.ctl.range_panels import RANGES
 from gem_client.ctl.report import fill_in, find_run
 from gem_worker.process.metrics import WorkerMetrics
 from live import DEADLINE, Live, config, serving, wait_until
+from ports import free_address
 from prometheus_client import CollectorRegistry
 from session_helpers import GRADIENT, SIZE, model
 
@@ -49,12 +49,6 @@ QUERIES = {
 }
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -94,7 +88,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     folder = tmp_path_factory.mktemp("prometheus")
-    metrics, worker = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    metrics, worker = free_address(), free_address()
     registry = CollectorRegistry()
     serve_metrics(worker, registry)
     began = time.time()
@@ -176,7 +170,7 @@ def prometheus(folder: Path, targets: dict[str, Any]) -> Iterator[str]:
     settings["rule_files"] = [str(DEPLOY / name) for name in settings.get("rule_files", [])]
     names = [job["job_name"] for job in settings["scrape_configs"]]
     settings["scrape_configs"] = [{"job_name": name, "static_configs": targets[name]} for name in names]
-    file, url = folder / "prometheus.yml", f"127.0.0.1:{free_port()}"
+    file, url = folder / "prometheus.yml", free_address()
     file.write_text(json.dumps(settings), encoding="utf-8")
     flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={url}"]
     with (folder / "log").open("wb") as log:

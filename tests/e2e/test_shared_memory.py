@@ -21,6 +21,7 @@ from gem_api.v1 import lane_pb2
 from gem_client import Admin, GemError, connect
 from lane_client import HELLO, committed, message, offer, opened_in_memory, unix
 from live import wait_until
+from ports import free_address
 from region_client import linux_only, mapped, region_at
 from wire_client import Wire
 
@@ -82,7 +83,7 @@ class Server(Process):
     """A gem-server on a free port."""
 
     def __init__(self, output: Path, *flags: str) -> None:
-        common = ("--listen", "127.0.0.1:0", "--metrics-listen", "", "--log-format", "json", "--epochs", "100000")
+        common = ("--listen", free_address(), "--metrics-listen", "", "--log-format", "json", "--epochs", "100000")
         super().__init__(output, "-m", "gem_server", *common, *flags)
 
     @property

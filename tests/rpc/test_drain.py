@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main
 from gem_server.config import StartError
 from live import DEADLINE, Live, config, serving, wait_until
+from ports import free_address
 from region_client import linux_only
 from ways import all_ways, opened, read_by_the_server, running
 from wire_client import SMALL, Wire, Worker, apply_thread_held, chunk, theta_bits, wired
@@ -372,7 +372,7 @@ def test_a_server_that_cannot_write_its_log_lines_serves_and_ends_as_ever(
     trouble: str, durability: str, tmp_path: Path
 ) -> None:
     """Rejecting a commit, registering and every way of ending log something."""
-    folder, address = tmp_path / "checkpoints", f"127.0.0.1:{free_port()}"
+    folder, address = tmp_path / "checkpoints", free_address()
     flags = ("--listen", address, "--checkpoint-dir", str(folder), "--durability", durability, "--checkpoint-interval", "0")
     with (
         open("/dev/full", "w", encoding="utf-8") as full,
@@ -400,12 +400,6 @@ def test_a_server_that_cannot_write_its_log_lines_serves_and_ends_as_ever(
         server.signal(signal.SIGTERM)
         assert server.ended() == 0
     assert checkpoints(folder)[-1].startswith("checkpoint-000000000003-")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def answers(wire: Wire) -> bool:

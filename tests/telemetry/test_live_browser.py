@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from gem_server.telemetry.live_page import MAX_WORKERS
 from live import Live, config, serving, wait_until
+from ports import free_address
 from telemetry.browser import BROWSER, NAMES, Browser
 from wire_client import SMALL, Wire, wired
 
@@ -37,12 +37,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def url(live: Live) -> str:

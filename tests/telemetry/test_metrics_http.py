@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import urllib.request
@@ -17,6 +16,7 @@ from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server import apply_loop
 from live import DEADLINE, Live, config, serving
+from ports import free_address
 from prometheus_client.parser import text_string_to_metric_families
 from wire_client import SMALL, Wire, wired
 
@@ -48,12 +48,6 @@ FAMILIES = {
     "gem_checkpoint_timestamp_seconds": "gauge",
 }
 Samples = dict[tuple[str, str], float]
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def scrape(live: Live) -> str:
