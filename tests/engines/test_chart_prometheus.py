@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import yaml
 from chaos.disk import Ballast, small_disk
-from chaos.server_process import quiet_port
 from click.testing import CliRunner
 from engines.monitoring import Release, endpoints, pods, render, scrape_config
 from gem_client import Admin, NonFiniteGradient, Quarantined, connect
@@ -35,6 +34,7 @@ from gem_client.ctl.range_panels import RANGES
 from gem_client.ctl.report import fill_in, find_run
 from gem_worker.tasks.digits import Digits
 from live import DEADLINE, wait_until
+from ports import free_address
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 
@@ -134,13 +134,13 @@ def process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
 @contextmanager
 def running(folder: Path, name: str, workers: int, disk: Path) -> Iterator[Run]:
     """A run: a server with its log on this disk, and workers on the digits, each with a pod's name."""
-    address, metrics = f"127.0.0.1:{quiet_port()}", f"127.0.0.1:{quiet_port()}"
+    address, metrics = free_address(), free_address()
     server = [
         "-m", "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", "--memory-socket=off", "--until-stopped",
         f"--checkpoint-dir={disk}", "--durability=log", "--checkpoint-interval=0", "--quarantine-after=3",
         "--log-limit=64M", "--checkpoint-keep=1",  # so that the disk is not full before it is meant to be
     ]  # fmt: skip
-    crew = {f"{name}-gem-worker-{number}": f"127.0.0.1:{quiet_port()}" for number in range(workers)}
+    crew = {f"{name}-gem-worker-{number}": free_address() for number in range(workers)}
     release = render("ml", name, prometheusRule={"grafanaUrl": GRAFANA_URL})
     with ExitStack() as stack:
         served = stack.enter_context(process(folder, f"{name}-server", sys.executable, *server))
@@ -170,7 +170,7 @@ def prometheus(folder: Path, runs: list[Run]) -> Iterator[str]:
             scrape_config(run.release, kind, found, INTERVAL) for run in runs for kind, found in discovered.items()
         ],
     }
-    file, url = folder / "prometheus.yml", f"127.0.0.1:{quiet_port()}"
+    file, url = folder / "prometheus.yml", free_address()
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={url}"]
     with process(folder, "prometheus", "prometheus", *flags) as started:
