@@ -21,6 +21,7 @@ from gem_server.server import Server
 from ports import free_address
 
 T = TypeVar("T")
+_ANY = "127.0.0.1:0"
 DEADLINE = 30.0  # seconds that a condition may take on a slow machine
 
 
@@ -112,7 +113,8 @@ class Live:
             self._error = error
 
     async def _serve(self) -> None:
-        self.server = Server(self.config, self.clock, time.time, structlog.get_logger())
+        listen = free_address() if self.config.listen == _ANY else self.config.listen
+        self.server = Server(replace(self.config, listen=listen), self.clock, time.time, structlog.get_logger())
         await self.server.start()
         self._started.set_result(None)
         await self.server.stopped()
@@ -124,7 +126,7 @@ def config(
     """A server's configuration for tests: a free port, no metrics port, checkpoints only on request and at the end."""
     base = ServerConfig(
         hyperparameters=settings or Hyperparameters(),
-        listen=free_address(),
+        listen=_ANY,
         metrics_listen="",
         checkpoint_dir=checkpoint_dir,
         checkpoint_interval=0.0,
@@ -132,7 +134,7 @@ def config(
         lease_seconds=60.0,
         memory_limit=0,
         memory_socket="",
-        lane_listen="127.0.0.1:0",
+        lane_listen=_ANY,
     )
     return replace(base, **changes)
 
