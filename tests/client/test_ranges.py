@@ -67,8 +67,9 @@ def overlapped(folder: Path, count: int) -> Any:
         base = session.base
         staleness = []
         for step in range(5):
+            at_hand = session.base  # the next gradient is computed on it: the θ of the commit before
             session.begin_commit(GRADIENT + step, base=base)
-            base = session.base  # the next gradient is computed on the θ of the commit before
+            base = at_hand
             answer = session.finish_commit()
             assert answer is not None
             staleness.append(answer.staleness)
