@@ -83,7 +83,7 @@ hooks: $(READY)
 
 docs-api: $(INTEGRATIONS)
 	@$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api gem_client gem_client.torch gem_client.lightning gem_client.transformers \
-	  '!gem_client.ctl' '!gem_client.transport'
+	  '!gem_client.run' '!gem_client.transport'
 
 # From a fresh folder: setuptools would take along what an older build left there.
 wheel: $(READY)

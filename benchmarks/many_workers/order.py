@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from gem_api.hyperparameters import Hyperparameters
-from gem_client.batch_sizes import batch_sizes
+from gem_client.run.batch_sizes import batch_sizes
 
 
 class Turn(NamedTuple):

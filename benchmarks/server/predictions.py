@@ -16,9 +16,9 @@ from statistics import median
 import click
 import numpy as np
 from gem_api.process.lifetime import interruptible
-from gem_client.ctl.plan import Costs, Setup, plan, server_seconds
-from gem_client.ctl.simulation.outcome import Outcome, outcome
-from gem_client.ctl.simulation.scenario import Scenario
+from gem_ctl.plan import Costs, Setup, plan, server_seconds
+from gem_ctl.simulation.outcome import Outcome, outcome
+from gem_ctl.simulation.scenario import Scenario
 
 from benchmarks import machine
 from benchmarks.processes import server

@@ -27,12 +27,12 @@ from gem_api.wire import Format, ThetaFormat
 
 from gem_client.answer import Answer, Base
 from gem_client.arguments import require_figures
-from gem_client.commit_sender import CommitSender
-from gem_client.links import Links
-from gem_client.membership import Membership
 from gem_client.retry import Retry
-from gem_client.shard_leases import ShardLeases
-from gem_client.shards import Batch, Shards
+from gem_client.run.commit_sender import CommitSender
+from gem_client.run.links import Links
+from gem_client.run.membership import Membership
+from gem_client.run.shard_leases import ShardLeases
+from gem_client.run.shards import Batch, Shards
 from gem_client.transport.connection import Connection
 from gem_client.transport.security import Security
 from gem_client.transport.side_thread import SideThread

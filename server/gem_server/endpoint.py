@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client.registry import CollectorRegistry
 
 from gem_server.config import ServerConfig, StartError
-from gem_server.rpc.calls import Calls
+from gem_server.intake.calls import Calls
 from gem_server.rpc.handlers import rpc_handlers
 from gem_server.security.access import Access
 from gem_server.security.tls import Certificates

@@ -17,12 +17,12 @@ from gem_server.durability.metrics import LogMetrics
 from gem_server.durability.resume import lock_directory, make_core, make_journal
 from gem_server.endpoint import Endpoint
 from gem_server.event_loop import running_loop
+from gem_server.intake.calls import Calls
+from gem_server.intake.commit_path import CommitPath
 from gem_server.lane.lane import Lane
 from gem_server.lane.listener import Listener
 from gem_server.lane.regions import Regions
 from gem_server.rpc.admin import AdminServicer
-from gem_server.rpc.calls import Calls
-from gem_server.rpc.commit_path import CommitPath
 from gem_server.rpc.range_checkpoint import RangeCheckpoint
 from gem_server.rpc.training import TrainingServicer
 from gem_server.rules.threads import Threads

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from gem_api.process.addresses import server_address
 from gem_client import Admin, InvalidRequest, Retry, ServerUnavailable, connect
-from gem_client.ctl.cli import main as ctl
+from gem_ctl.cli import main as ctl
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
 

@@ -21,7 +21,7 @@ import structlog
 from click.testing import CliRunner
 from gem_api.process import logs
 from gem_api.process.options import heading_of
-from gem_client.ctl.cli import main as ctl
+from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server
 from gem_worker import command as worker_statuses
 from gem_worker.evaluation.evaluator import main as evaluator

@@ -27,8 +27,8 @@ from typing import Any
 
 import gem_client
 import numpy as np
-from gem_client.link import Link
-from gem_client.shards import Batch
+from gem_client.run.link import Link
+from gem_client.run.shards import Batch
 
 SAMPLES = 6400
 _UNIT = 4096  # elements

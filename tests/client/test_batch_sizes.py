@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from client.sampler_helpers import SAMPLES, joined, settings, train_all, train_each
-from gem_client.batch_sizes import batch_sizes
+from gem_client.run.batch_sizes import batch_sizes
 from hypothesis import given
 from hypothesis import strategies as st
 from live import config, serving

@@ -10,8 +10,8 @@ import pytest
 import torch
 from client.sampler_helpers import SAMPLES, ZERO, Numbers, joined, ledger, read_ahead, run_to_its_end, settings, train_all
 from gem_client import InvalidRequest, Session, TransportError, connect
-from gem_client import shards as shards_module
-from gem_client.shards import IDLE_SECONDS
+from gem_client.run import shards as shards_module
+from gem_client.run.shards import IDLE_SECONDS
 from gem_client.torch import Loader, Optimizer, ShardSampler
 from live import Live, config, serving, wait_until
 from torch import nn
@@ -121,7 +121,7 @@ def test_a_loop_that_commits_nothing_neither_spins_nor_goes_on_for_ever(live: Li
     pauses: list[float] = []
     with joined(live, "a") as session:
         shards = session.shards(SAMPLES)
-        monkeypatch.setattr("gem_client.shards.time.sleep", pauses.append)
+        monkeypatch.setattr("gem_client.run.shards.time.sleep", pauses.append)
         for _ in range(3):
             assert sum(map(len, shards)) == SAMPLES  # all of it, again and again
         with pytest.raises(InvalidRequest, match="never got a step"):

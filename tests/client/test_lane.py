@@ -120,7 +120,7 @@ session.commit(numpy.ones(3, numpy.float32))
 
 
 def test_closing_from_another_thread_ends_an_exchange_at_once(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem_client.membership.LEAVE_SECONDS", 0.1)  # the answer to the goodbye is lost too
+    monkeypatch.setattr("gem_client.run.membership.LEAVE_SECONDS", 0.1)  # the answer to the goodbye is lost too
     with serving(config(PLAIN, **transport.settings)) as live, nothing_left_open(), Wire(live.address, live) as wire:
         close_in_mid_exchange(live, wire)
         assert outcomes(live) == {"applied": 2}

@@ -17,8 +17,8 @@ from gem_api.errors import (
     ServerUnavailable,
 )
 from gem_client import Retry
-from gem_client.link import Link
-from gem_client.links import Links
+from gem_client.run.link import Link
+from gem_client.run.links import Links
 from live import DEADLINE, wait_until
 
 PARAMETERS = 20_000

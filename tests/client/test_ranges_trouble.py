@@ -26,7 +26,7 @@ from gem_client import (
     TransportError,
     connect,
 )
-from gem_client.link import Link
+from gem_client.run.link import Link
 from gem_client.torch import Optimizer
 from live import DEADLINE, Live, serving, wait_until
 from session_helpers import PLAIN, Array, Patience, Wire, ended, expire_all, in_background, outcomes, version, workers
@@ -471,7 +471,7 @@ def test_an_interrupted_read_does_not_end_the_lease(tmp_path: Path, monkeypatch:
         session.join(large_model())
         session.commit(GRADIENT)
         with monkeypatch.context() as interrupting:
-            interrupting.setattr("gem_client.links._run", interrupt)
+            interrupting.setattr("gem_client.run.links._run", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 session.read()
         np.testing.assert_array_equal(session.read(), run.theta)

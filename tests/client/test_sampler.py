@@ -23,7 +23,7 @@ from client.sampler_helpers import (
 )
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
-from gem_client.shards import Shards
+from gem_client.run.shards import Shards
 from gem_client.torch import Optimizer, ShardSampler
 from live import Live, config, serving, wait_until
 from session_helpers import SIZE

@@ -24,10 +24,10 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.process import logs
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin
-from gem_client.ctl import cli as ctl
-from gem_client.ctl.picture import Picture, plain
-from gem_client.ctl.text import status as as_text
-from gem_client.ctl.watch import Watch
+from gem_ctl import cli as ctl
+from gem_ctl.picture import Picture, plain
+from gem_ctl.text import status as as_text
+from gem_ctl.watch import Watch
 from gem_server.core.facts import EndReason
 from gem_server.core.norm_bound import NormHistory
 from gem_server.core.quarantine import MAX_NAMES, Quarantine, lift_command

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gem_client.ctl.prometheus import Prometheus
-from gem_client.ctl.report import Run, find_run
+from gem_ctl.prometheus import Prometheus
+from gem_ctl.report import Run, find_run
 
 NOW = 1_700_000_000.0
 BEGIN = NOW - 3600

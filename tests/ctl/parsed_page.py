@@ -5,9 +5,9 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 from ctl.fake_prometheus import NOW, RUN, FakePrometheus
-from gem_client.ctl.dashboards import DASHBOARDS
-from gem_client.ctl.panels import Kind
-from gem_client.ctl.report import Run, page
+from gem_ctl.dashboards import DASHBOARDS
+from gem_ctl.panels import Kind
+from gem_ctl.report import Run, page
 
 HOSTILE = """<script>alert("1")</script> 'it''s' & a\\b\\ [x].*+?|(y) {z} $"""
 DRAWN = [panel for board in DASHBOARDS for panel in board.panels if panel.kind is not Kind.NUMBER]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from gem_client import connect
-from gem_client.ctl import backup
-from gem_client.ctl.backup import BackupFailed, copy_checkpoint
-from gem_client.ctl.cli import main
+from gem_ctl import backup
+from gem_ctl.backup import BackupFailed, copy_checkpoint
+from gem_ctl.cli import main
 from gem_server.durability.checkpoint import read_state
 from live import Live, config, serving
 from session_helpers import GRADIENT, PLAIN, model, theta

@@ -25,10 +25,10 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.message_json import as_dict
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, Session, connect
-from gem_client.ctl import text
-from gem_client.ctl.cli import Target, main
-from gem_client.ctl.local_runs import Announcement, find_runs
 from gem_client.torch import Optimizer
+from gem_ctl import text
+from gem_ctl.cli import Target, main
+from gem_ctl.local_runs import Announcement, find_runs
 from live import DEADLINE, Live, config, serving
 from region_client import abstract
 from session_helpers import GRADIENT, in_background, model, theta, version
@@ -293,7 +293,7 @@ def test_an_unreachable_server_is_one_line(arguments: list[str]) -> None:
 
 
 def test_pull_from_an_unreachable_server_is_one_line_on_a_real_terminal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gem_client", "--server", NOBODY, "--timeout", "0.3", "pull", str(tmp_path / "m")]
+    command = [sys.executable, "-m", "gem_ctl", "--server", NOBODY, "--timeout", "0.3", "pull", str(tmp_path / "m")]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=DEADLINE)
     assert result.returncode == 1
     assert result.stdout == ""
@@ -304,7 +304,7 @@ def test_pull_from_an_unreachable_server_is_one_line_on_a_real_terminal(tmp_path
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [["plan", "--parameters", "1M"], ["--help"], ["plan", "--help"]], ids=" ".join)
 def test_output_to_a_full_disk_is_one_line(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "gem_client", *arguments]
+    command = [sys.executable, "-m", "gem_ctl", *arguments]
     with open("/dev/full", "w") as full:
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=DEADLINE)
     assert result.returncode == 1
@@ -320,7 +320,7 @@ def test_pull_gives_up_on_a_server_that_never_answers(tmp_path: Path) -> None:
         raise ServerUnavailable("no answer")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gem_client.ctl.cli.connect", connect)
+        patch.setattr("gem_ctl.cli.connect", connect)
         ctl("--server", NOBODY, "--timeout", "0.5", "pull", str(tmp_path / "m"))
     assert given["timeout"] == 0.5
     assert given["retry"].give_up_after == 0, "if nobody is there, it says so as soon as the other commands"

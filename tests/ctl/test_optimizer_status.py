@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
-from gem_client.ctl import picture, text
+from gem_ctl import picture, text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from gem_client.ctl.output import is_standard_output, write
+from gem_ctl.output import is_standard_output, write
 
 
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="this system has no /dev/stdout")

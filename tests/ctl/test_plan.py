@@ -13,9 +13,9 @@ from gem_api.hyperparameters import OPTIMIZERS, RULES, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import Range
 from gem_api.region import create_region
-from gem_client.ctl.amounts import Bytes, Count
-from gem_client.ctl.cli import main
-from gem_client.ctl.plan import (
+from gem_ctl.amounts import Bytes, Count
+from gem_ctl.cli import main
+from gem_ctl.plan import (
     ONE_SERVER_PROXIES,
     ONE_SERVER_RULES,
     PROCESS_BYTES,

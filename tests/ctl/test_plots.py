@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from ctl.fake_prometheus import BEGIN
 from ctl.parsed_page import DRAWN
-from gem_client.ctl.panels import Kind, Panel, Query
-from gem_client.ctl.plots import draw
-from gem_client.ctl.prometheus import Series
+from gem_ctl.panels import Kind, Panel, Query
+from gem_ctl.plots import draw
+from gem_ctl.prometheus import Series
 
 # A warning of Matplotlib or NumPy would reach the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error")

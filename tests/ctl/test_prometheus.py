@@ -23,12 +23,12 @@ import yaml
 from click.testing import CliRunner
 from gem_api.process.exposition import serve_metrics
 from gem_client import Admin, NonFiniteGradient, connect
-from gem_client.ctl.cli import main
-from gem_client.ctl.dashboards import DASHBOARDS
-from gem_client.ctl.panels import Kind
-from gem_client.ctl.prometheus import Prometheus, PrometheusError
-from gem_client.ctl.range_panels import RANGES
-from gem_client.ctl.report import fill_in, find_run
+from gem_ctl.cli import main
+from gem_ctl.dashboards import DASHBOARDS
+from gem_ctl.panels import Kind
+from gem_ctl.prometheus import Prometheus, PrometheusError
+from gem_ctl.range_panels import RANGES
+from gem_ctl.report import fill_in, find_run
 from gem_worker.process.metrics import WorkerMetrics
 from live import DEADLINE, Live, config, serving, wait_until
 from ports import free_address

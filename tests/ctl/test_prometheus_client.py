@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ctl.fake_prometheus import BEGIN, NOW, RUN, Answer, FakePrometheus
-from gem_client.ctl.prometheus import Prometheus, PrometheusError
-from gem_client.ctl.report import page
+from gem_ctl.prometheus import Prometheus, PrometheusError
+from gem_ctl.report import page
 
 # A warning of Matplotlib or NumPy would reach the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error")

@@ -19,13 +19,13 @@ from client.range_helpers import GRADIENT, SIZE, Ranges, large_model, ranges
 from ctl.test_prometheus import SCRAPE, WINDOW, prometheus
 from gem_api.errors import GemError
 from gem_client import Admin, connect
-from gem_client.ctl.cli import main
-from gem_client.ctl.dashboards import DASHBOARDS
-from gem_client.ctl.panels import Panel
-from gem_client.ctl.prometheus import Prometheus, Series
-from gem_client.ctl.queries import SAME_RUN
-from gem_client.ctl.range_panels import RANGES
-from gem_client.ctl.report import fill_in
+from gem_ctl.cli import main
+from gem_ctl.dashboards import DASHBOARDS
+from gem_ctl.panels import Panel
+from gem_ctl.prometheus import Prometheus, Series
+from gem_ctl.queries import SAME_RUN
+from gem_ctl.range_panels import RANGES
+from gem_ctl.report import fill_in
 from live import DEADLINE, Live, wait_until
 
 PANELS = {f"{board.uid}: {panel.title}": panel for board in DASHBOARDS for panel in board.panels}

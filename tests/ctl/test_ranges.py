@@ -15,9 +15,9 @@ from ctl.test_top_picture import crew, drawn, status, watched, worker
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Session, connect
-from gem_client.ctl.ranges import Peers, RangeState, _Server, lines
-from gem_client.ctl.watch import Watch
 from gem_client.range_checkpoint import most_apart
+from gem_ctl.ranges import Peers, RangeState, _Server, lines
+from gem_ctl.watch import Watch
 from live import config, serving
 
 

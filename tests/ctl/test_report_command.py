@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from ctl.fake_prometheus import BEGIN, NOW, FakePrometheus
-from gem_client.ctl.cli import main
+from gem_ctl.cli import main
 
 # A warning of Matplotlib or NumPy would reach the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error")
@@ -20,7 +20,7 @@ def ctl(*arguments: str) -> Result:
 @pytest.fixture
 def fresh(fake: FakePrometheus, monkeypatch: pytest.MonkeyPatch) -> FakePrometheus:
     """A Prometheus that knows two runs of the last hour."""
-    monkeypatch.setattr("gem_client.ctl.report_command.time.time", lambda: NOW)
+    monkeypatch.setattr("gem_ctl.report_command.time.time", lambda: NOW)
     fake.has_run("older", seconds=500)
     fake.has_run("newer", begin=BEGIN + 600)
     return fake
@@ -81,7 +81,7 @@ def test_a_run_with_an_odd_name_gets_a_file_in_this_folder(
     fake: FakePrometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever can be scraped can call a run what he likes."""
-    monkeypatch.setattr("gem_client.ctl.report_command.time.time", lambda: NOW)
+    monkeypatch.setattr("gem_ctl.report_command.time.time", lambda: NOW)
     monkeypatch.chdir(tmp_path)
     fake.has_run("/../out/of/here")
     result = ctl("--prometheus", fake.url)

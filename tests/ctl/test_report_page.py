@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from ctl.fake_prometheus import BEGIN, NOW, RUN, FakePrometheus
 from ctl.parsed_page import DRAWN, HOSTILE, Parsed, report
-from gem_client.ctl.report import Run, page
+from gem_ctl.report import Run, page
 
 # A warning of Matplotlib or NumPy would reach the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from ctl.fake_prometheus import BEGIN, NOW, RUN, FakePrometheus, found
 from ctl.parsed_page import DRAWN, HOSTILE, report
-from gem_client.ctl.report import fill_in
+from gem_ctl.report import fill_in
 
 # A warning of Matplotlib or NumPy would reach the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ctl.fake_prometheus import BEGIN, NOW, SETTINGS, FakePrometheus, found
-from gem_client.ctl.prometheus import PrometheusError
+from gem_ctl.prometheus import PrometheusError
 
 # A warning of Matplotlib or NumPy would reach the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error")

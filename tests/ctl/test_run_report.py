@@ -16,11 +16,11 @@ from click.testing import CliRunner, Result
 from ctl.parsed_page import HOSTILE, Parsed
 from gem_api.history import COLUMNS as WRITTEN
 from gem_api.history import HistoryError, Piece, read_history
-from gem_client.ctl.cli import main
-from gem_client.ctl.curves import BINS, COLUMNS, Curves
-from gem_client.ctl.local_runs import Announcement
-from gem_client.ctl.recorded_run import read_run
-from gem_client.ctl.run_report import page
+from gem_ctl.cli import main
+from gem_ctl.curves import BINS, COLUMNS, Curves
+from gem_ctl.local_runs import Announcement
+from gem_ctl.recorded_run import read_run
+from gem_ctl.run_report import page
 
 # A warning of Matplotlib or NumPy would reach the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from gem_client.ctl.cli import main
-from gem_client.ctl.plan import Setup, plan
+from gem_ctl.cli import main
+from gem_ctl.plan import Setup, plan
 from matplotlib.figure import Figure
 
 BASE = ["simulate", "--parameters", "1M", "--compute-seconds", "0.3"]
@@ -119,7 +119,7 @@ def test_a_share_of_the_workers_that_is_none_is_said() -> None:
 
 
 def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "gem_client.ctl.simulation.plot", None)
+    monkeypatch.setitem(__import__("sys").modules, "gem_ctl.simulation.plot", None)
     done = run("--workers", "1", "--plot", str(tmp_path / "a.png"))
     assert done.exit_code == 1
     assert "plots need Matplotlib" in done.stderr

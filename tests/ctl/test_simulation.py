@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gem_client.ctl.plan import Costs, Setup, plan
-from gem_client.ctl.simulation.outcome import Outcome, outcome
-from gem_client.ctl.simulation.scenario import Scenario, Slow, speeds, times
-from gem_client.ctl.simulation.search import full_at, saturating_workers, servers_for_load
-from gem_client.ctl.simulation.study import Bounds, study
+from gem_ctl.plan import Costs, Setup, plan
+from gem_ctl.simulation.outcome import Outcome, outcome
+from gem_ctl.simulation.scenario import Scenario, Slow, speeds, times
+from gem_ctl.simulation.search import full_at, saturating_workers, servers_for_load
+from gem_ctl.simulation.study import Bounds, study
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

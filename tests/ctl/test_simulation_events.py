@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gem_client.ctl.simulation.events import Network, Times, Trace, simulate
+from gem_ctl.simulation.events import Network, Times, Trace, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -65,7 +65,7 @@ class Top:
 def running(reading: int, writing: int, server: str, *arguments: str, **environment: str) -> Iterator[Top]:
     """gem-ctl top with its output to `writing`, which is read from `reading`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(MEANT_FOR_IT)}
-    command = [sys.executable, "-m", "gem_client", "--server", server, *arguments]
+    command = [sys.executable, "-m", "gem_ctl", "--server", server, *arguments]
     environment = {**clean, "TERM": "xterm-256color", **environment}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing, env=environment)
     os.close(writing)
@@ -140,7 +140,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(live: Live) -> None:
     os.close(reading)
     quiet, errors = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "gem_client", "--server", live.address, "top", "--every", "0.01"], stdout=writing, stderr=errors
+        [sys.executable, "-m", "gem_ctl", "--server", live.address, "top", "--every", "0.01"], stdout=writing, stderr=errors
     )
     os.close(writing)
     os.close(errors)

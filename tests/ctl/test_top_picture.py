@@ -11,9 +11,9 @@ import pytest
 from gem_api.errors import ServerUnavailable
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
-from gem_client.ctl.picture import SORTS, Picture, plain
-from gem_client.ctl.text import figure, rate, sparkline
-from gem_client.ctl.watch import Rate, Watch
+from gem_ctl.picture import SORTS, Picture, plain
+from gem_ctl.text import figure, rate, sparkline
+from gem_ctl.watch import Rate, Watch
 from rich.cells import cell_len
 from rich.console import Console
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gem_client.ctl import dashboards, queries
+from gem_ctl import dashboards, queries
 from telemetry.exported import TARGET, exported, grouped_by, log_registry, metrics_of, worker_registry
 from telemetry.test_metrics import after_everything
 

@@ -13,7 +13,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
-from gem_client.ctl.cli import main as ctl
+from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.launcher.cli import main as train

@@ -17,7 +17,7 @@ from gem_server.core.shards import NoShard, Shard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, replay
 from gem_server.durability.checkpoint import newest, restore
-from gem_server.rpc.messages import commit_result
+from gem_server.intake.messages import commit_result
 from gem_server.rules import RULES
 from gem_server.rules.proxies import PROXIES
 

@@ -20,7 +20,7 @@ import pytest
 from durability.checkpoint_helpers import crashed
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError, Overloaded, Session, connect
-from gem_client.ctl import text
+from gem_ctl import text
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import segment, storage
 from gem_server.durability.capture import Capture

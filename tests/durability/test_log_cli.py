@@ -13,7 +13,7 @@ import gem_client
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from gem_client.ctl import cli as ctl
+from gem_ctl import cli as ctl
 from gem_server.durability import log_cli
 from gem_server.durability.segment import name, serials
 from live import config, serving
@@ -247,7 +247,7 @@ def test_an_installed_gem_ctl_has_the_command(tmp_path: Path, folder: Path) -> N
     entry = declared()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: gem-ps-log\nVersion: 0\n")
     (installed / "entry_points.txt").write_text(f"[{entry.group}]\n{entry.name} = {entry.value}\n")
-    run = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}; from gem_client.ctl.cli import main; main()"
+    run = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}; from gem_ctl.cli import main; main()"
     for arguments, expected in ((["--help"], "log "), (["log", "verify", str(folder)], "whole")):
         result = subprocess.run([sys.executable, "-c", run, *arguments], capture_output=True, text=True, check=True)
         assert expected in result.stdout

@@ -26,12 +26,12 @@ from chaos.disk import Ballast, small_disk
 from click.testing import CliRunner
 from engines.monitoring import Release, endpoints, pods, render, scrape_config
 from gem_client import Admin, NonFiniteGradient, Quarantined, connect
-from gem_client.ctl.cli import main
-from gem_client.ctl.dashboards import ALERTS, DASHBOARDS, EVENTS
-from gem_client.ctl.panels import Event
-from gem_client.ctl.prometheus import Prometheus
-from gem_client.ctl.range_panels import RANGES
-from gem_client.ctl.report import fill_in, find_run
+from gem_ctl.cli import main
+from gem_ctl.dashboards import ALERTS, DASHBOARDS, EVENTS
+from gem_ctl.panels import Event
+from gem_ctl.prometheus import Prometheus
+from gem_ctl.range_panels import RANGES
+from gem_ctl.report import fill_in, find_run
 from gem_worker.tasks.digits import Digits
 from live import DEADLINE, wait_until
 from ports import free_address

@@ -19,7 +19,7 @@ import torch
 from click.testing import CliRunner
 from engines.ray_cluster import OnRay, RayCluster
 from gem_client import Admin, Unauthenticated
-from gem_client.ctl.cli import main as ctl
+from gem_ctl.cli import main as ctl
 from gem_worker.launcher import on_ray
 from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError
 from gem_worker.launcher.on_ray import Actor, actor_class, parsed

@@ -15,11 +15,11 @@ from click.testing import CliRunner, Result
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import rate
 from gem_client import Admin, GemError, connect
-from gem_client.ctl.cli import main
-from gem_client.ctl.local_runs import Announcement
-from gem_client.ctl.top import Interrupts
-from gem_client.ctl.track.follow import Follower
-from gem_client.ctl.track.tracker import Tracker, TrackerError, open_tracker
+from gem_ctl.cli import main
+from gem_ctl.local_runs import Announcement
+from gem_ctl.top import Interrupts
+from gem_ctl.track.follow import Follower
+from gem_ctl.track.tracker import Tracker, TrackerError, open_tracker
 from live import Live, config, serving, wait_until
 from session_helpers import GRADIENT, model
 

@@ -16,8 +16,8 @@ from gem_api.history import read_history
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
-from gem_client.ctl import recorded_run
-from gem_client.ctl.recorded_run import read_curves
+from gem_ctl import recorded_run
+from gem_ctl.recorded_run import read_curves
 from gem_worker.launcher import cli
 from gem_worker.launcher.cli import _monitor
 from gem_worker.launcher.cluster import Cluster, Process

@@ -10,8 +10,8 @@ import safetensors
 import safetensors.numpy
 from click.testing import CliRunner
 from gem_client import Admin
-from gem_client.ctl.cli import main as gem_ctl
-from gem_client.ctl.local_runs import find_runs
+from gem_ctl.cli import main as gem_ctl
+from gem_ctl.local_runs import find_runs
 from launcher.train_helpers import Launch, assert_every_sample_accounted_for, assert_ledger_complete, last_state, read_json
 
 pytestmark = pytest.mark.timeout(900)

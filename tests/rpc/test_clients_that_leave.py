@@ -14,7 +14,7 @@ import structlog
 from gem_api.errors import DeadlineExceeded
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from gem_server.rpc.calls import Call
+from gem_server.intake.calls import Call
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rpc.training import READER_SECONDS
 from gem_server.telemetry.progress import Traffic

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 from gem_client import Admin, GemError, connect
-from gem_client.ctl.cli import main
+from gem_ctl.cli import main
 from live import Live, wait_until
 from session_helpers import model
 from wire_client import apply_thread_held

@@ -14,7 +14,8 @@ from gem_api.methods import ADMIN, LARGER_REQUESTS, MAX_REQUEST_BYTES, TRAINING,
 from gem_api.ranges import Range
 from gem_api.v1 import training_pb2 as pb
 from gem_server.core.shuffle import shuffled
-from gem_server.rpc import messages, training
+from gem_server.intake import messages
+from gem_server.rpc import training
 from live import Live, config, serving
 from wire_client import CHUNK, RPCS, SMALL, Wire, wired
 

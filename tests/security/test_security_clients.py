@@ -15,7 +15,7 @@ import structlog
 from click.testing import CliRunner, Result
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import Admin, InvalidRequest, PermissionDenied, Retry, Unauthenticated, connect
-from gem_client.ctl.cli import main as ctl
+from gem_ctl.cli import main as ctl
 from live import Live, config, serving
 from session_helpers import GRADIENT, model
 from tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens

@@ -12,7 +12,7 @@ from certificates import Authority, Pair
 from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from gem_client import Admin, InvalidRequest, PermissionDenied, Retry, ServerUnavailable, connect
-from gem_client.ctl.cli import main as ctl
+from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server_command
 from gem_server.config import ServerConfig, StartError
 from gem_server.security.tls import TlsFiles

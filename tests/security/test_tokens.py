@@ -14,8 +14,8 @@ from gem_api.methods import TRAINING, methods
 from gem_api.process import secret_file
 from gem_api.process.addresses import is_loopback, is_this_machine
 from gem_api.process.secret_file import read_token
-from gem_client.ctl.cli import main as ctl
 from gem_client.transport.security import Security
+from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server
 from gem_server.security.access import MAY_CALL, Role
 from gem_server.security.exposure import what_is_open

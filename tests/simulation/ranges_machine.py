@@ -9,7 +9,7 @@ from gem_api.errors import GemError, LeaseEnded, RejectedCommit, SequenceGap
 from gem_server.core.facts import LeadsAnswer
 from gem_server.durability import checkpoint
 from gem_server.durability.manifest import Entry, kept_checkpoints
-from gem_server.rpc.hold import Hold
+from gem_server.intake.hold import Hold
 from gem_server.rpc.range_checkpoint import RangeCheckpoint
 from simulation.client import Request, Response
 from simulation.machine import Machine

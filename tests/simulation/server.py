@@ -15,7 +15,7 @@ from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 from gem_server.durability import journal as journal_module
 from gem_server.durability.checkpointer import Checkpointer, Written
-from gem_server.rpc.hold import Hold
+from gem_server.intake.hold import Hold
 from simulation.client import Request, Response
 
 T = TypeVar("T")

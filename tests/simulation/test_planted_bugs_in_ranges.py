@@ -16,7 +16,7 @@ from gem_server.core.state_machine import Core
 from gem_server.durability import checkpointer, recovery
 from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.segment import DamagedLog
-from gem_server.rpc.hold import Hold
+from gem_server.intake.hold import Hold
 from gem_server.rules import PiFacts
 from simulation.client import Request
 from simulation.ranges_client import RangesClient

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner, Result
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import Admin, InvalidRequest, NonFiniteGradient, NormOutOfBounds, Quarantined, Retry, connect
-from gem_client.ctl.cli import main
+from gem_ctl.cli import main
 from gem_server.core.norm_bound import MIN_NORMS
 from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.process.metrics import WorkerMetrics

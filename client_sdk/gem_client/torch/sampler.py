@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from gem_api.errors import InvalidRequest
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from gem_client.run.shards import Shards
 from gem_client.session import Session
-from gem_client.shards import Shards
 from gem_client.torch.arguments import require_dataset, require_loader_settings, require_session
 
 

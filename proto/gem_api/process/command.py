@@ -27,7 +27,7 @@ def gem_train() -> None:
 
 
 def gem_ctl() -> None:
-    _run("gem_client.ctl.cli")
+    _run("gem_ctl.cli")
 
 
 def _run(module: str) -> None:

@@ -22,13 +22,13 @@ from gem_server.core.facts import Admission, Header
 from gem_server.core.leases import Lease
 from gem_server.core.norm_bound import GradientNorm
 from gem_server.event_loop import DecidingLoop
+from gem_server.intake import messages
+from gem_server.intake.calls import Call
+from gem_server.intake.commit_path import CommitPath, Reply
 from gem_server.lane.connection import TURN_BYTES, Connection, PeerLeft, Waits
 from gem_server.lane.reactor import Steps, Wait
 from gem_server.lane.regions import Regions
 from gem_server.lane.visitors import Visitors
-from gem_server.rpc import messages
-from gem_server.rpc.calls import Call
-from gem_server.rpc.commit_path import CommitPath, Reply
 from gem_server.security.access import Identity
 
 _HELLO = {Kind.HELLO: lane_pb2.LaneHello}

@@ -13,13 +13,13 @@ from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 
 from gem_server.event_loop import running_loop
+from gem_server.intake.commit_path import DRAINING, CommitPath
 from gem_server.lane.commits import LaneServicer
 from gem_server.lane.connection import Connection
 from gem_server.lane.listener import Listener
 from gem_server.lane.reactor import Reactor, Served
 from gem_server.lane.regions import Regions
 from gem_server.lane.visitors import Visitors
-from gem_server.rpc.commit_path import DRAINING, CommitPath
 from gem_server.security.access import Identity
 from gem_server.security.tls import Certificates
 from gem_server.telemetry.progress import Traffic

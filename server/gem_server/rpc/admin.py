@@ -11,7 +11,7 @@ from gem_server.apply_loop import ApplyLoop
 from gem_server.core.quarantine import Quarantine
 from gem_server.durability.checkpointer import Checkpointer
 from gem_server.durability.manifest import Entry
-from gem_server.rpc.calls import Call
+from gem_server.intake.calls import Call
 from gem_server.rpc.handlers import Context
 from gem_server.rpc.range_checkpoint import RangeCheckpoint
 

@@ -16,7 +16,7 @@ from gem_api.process.logs import Logger
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
 
-from gem_server.rpc.calls import Call, Calls
+from gem_server.intake.calls import Call, Calls
 from gem_server.security.access import Access, Shown
 
 Handler = Callable[..., Awaitable[Any]]

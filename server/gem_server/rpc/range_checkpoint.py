@@ -12,8 +12,8 @@ from gem_api.errors import CheckpointFailed, InvalidRequest
 from gem_server.core.state_machine import Core
 from gem_server.durability.checkpointer import Checkpointer, Written
 from gem_server.durability.manifest import Entry, Manifest
-from gem_server.rpc.commit_path import CommitPath
-from gem_server.rpc.hold import HOLD_SECONDS
+from gem_server.intake.commit_path import CommitPath
+from gem_server.intake.hold import HOLD_SECONDS
 
 NOT_RANGED = "this server holds all of the model: CreateCheckpoint alone writes its checkpoint"
 _LOOK_SECONDS = 0.01

@@ -15,7 +15,7 @@ from gem_api.wire import FLOAT32, Format, ThetaFormat
 
 from gem_server.core.central_variable import require_finite
 from gem_server.core.norm_bound import GradientNorm
-from gem_server.rpc.calls import Call
+from gem_server.intake.calls import Call
 from gem_server.rpc.handlers import Context, require_short
 from gem_server.telemetry.progress import Traffic
 

@@ -24,9 +24,9 @@ from gem_server.core.norm_bound import GradientNorm
 from gem_server.core.shards import NoShard, Shard
 from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
-from gem_server.rpc import messages
-from gem_server.rpc.calls import Call, Calls
-from gem_server.rpc.commit_path import DRAINING, CommitPath
+from gem_server.intake import messages
+from gem_server.intake.calls import Call, Calls
+from gem_server.intake.commit_path import DRAINING, CommitPath
 from gem_server.rpc.handlers import Context, require_short
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rules.base import largest

@@ -35,7 +35,7 @@ from gem_api.process.options import (
 from gem_api.process.stacks import print_stacks_on_signal
 from gem_api.ranges import MAX_RANGES, all_bounds
 from gem_client import InvalidRequest
-from gem_client.ctl.local_runs import Announcement
+from gem_ctl.local_runs import Announcement
 
 with needs("gem-train", "demo"):
     print_stacks_on_signal()  # before the imports that take seconds: from here on the signal doesn't end the process

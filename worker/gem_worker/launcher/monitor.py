@@ -14,9 +14,9 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.extras import install
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
-from gem_client.ctl.curves import Curves
-from gem_client.ctl.recorded_run import read_curves
-from gem_client.ctl.watch import Rate
+from gem_ctl.curves import Curves
+from gem_ctl.recorded_run import read_curves
+from gem_ctl.watch import Rate
 
 from gem_worker.device import devices
 from gem_worker.evaluation.evaluate import Score
@@ -189,7 +189,7 @@ class RunMonitor:
         Nothing that goes wrong here may end the run with a failure: a full disk, or Ctrl-C while Matplotlib was imported.
         """
         try:
-            from gem_client.ctl.run_report import write_report
+            from gem_ctl.run_report import write_report
 
             from gem_worker.launcher.plot import plot_report
 

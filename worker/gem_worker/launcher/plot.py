@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gem_client.ctl.curves import Curves
+from gem_ctl.curves import Curves
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 

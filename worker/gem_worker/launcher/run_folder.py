@@ -17,8 +17,8 @@ from gem_api import __version__
 from gem_api.history import read_history
 from gem_api.layout import Layout, Vector
 from gem_api.ranges import Range
-from gem_client.ctl.curves import COLUMNS
-from gem_client.ctl.local_runs import ADMIN_TOKEN
+from gem_ctl.curves import COLUMNS
+from gem_ctl.local_runs import ADMIN_TOKEN
 from safetensors.numpy import save_file
 
 from gem_worker.evaluation.evaluate import Score

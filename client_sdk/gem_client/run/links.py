@@ -1,0 +1,169 @@
+"""A session's links to all servers of a run: one for each range of θ, of which range 0 leads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from gem_api.errors import GemError, LeaseEnded, Overloaded, Quarantined, RejectedCommit, TransportError
+from gem_api.ranges import Range
+
+from gem_client.run.link import Link
+from gem_client.transport.connection import Connection
+from gem_client.transport.side_thread import SideThread
+
+T = TypeVar("T")
+
+
+class Links:
+    """The links of one session, range 0 first. With a single server there is only the lead's, and no thread.
+
+    Args:
+        address: The address of the server that leads.
+        connect: Opens a connection to an address.
+
+    Attributes:
+        lead: The link to the server that leads. It stays the same.
+        peers: The links to the servers of the other ranges, in order.
+    """
+
+    def __init__(self, address: str, connect: Callable[[str], Connection]) -> None:
+        self._connect = connect
+        self.lead = Link(address, connect)
+        self.peers: list[Link] = []
+        self._interrupted = False  # threads of the peers may be at work, although nobody waits for them
+        self._ending: list[Link] = []  # former links whose threads may still be at work
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Link]:
+        yield self.lead
+        yield from self.peers
+
+    def arrange(self, addresses: Sequence[str], parameters: int) -> None:
+        """Makes the links to the servers of range 1, 2, … of a θ with P parameters; keeps those that exist already.
+
+        Raises InvalidRequest if an address is malformed, or θ is too small for this number of servers."""
+        count = 1 + len(addresses)
+        self.lead.hold(Range(0, count), parameters)
+        former = {(peer.address, peer.part): peer for peer in self.peers}
+        self.peers = []
+        try:
+            for index, address in enumerate(addresses, 1):
+                part = Range(index, count)
+                known = (address, part) in former
+                self.peers.append(former.pop((address, part)) if known else Link(address, self._connect))
+                self.peers[-1].hold(part, parameters)
+        finally:
+            for peer in former.values():
+                peer.close()
+
+    # -- all servers at once
+
+    def at_once(self, work: Callable[[Link], T]) -> list[T]:
+        """Calls `work` with every link at the same time: the lead's in the caller's thread, each other in its own.
+
+        Returns the results in the order of the ranges. Waits for all; if any fails, raises the error that says what to do next:
+        of several, a lease that has ended comes first, then a commit that was rejected, then a server that is unreachable. If
+        the caller's thread is interrupted, by Ctrl-C for example, ends what the others do before it raises.
+        """
+        if not self.peers:
+            return [work(self.lead)]
+        self.settle()
+        self._interrupted = True
+        try:
+            tasks = [peer.begin(work) for peer in self.peers]
+            first: Future[T] = Future()
+            _run(first, work, self.lead)
+            errors = [error for task in (first, *tasks) if (error := task.exception()) is not None]
+        except BaseException:
+            self.settle()
+            raise
+        self._interrupted = False
+        if not errors:
+            return [task.result() for task in (first, *tasks)]
+        try:
+            raise min(errors, key=_rank)
+        finally:
+            del errors, tasks, first  # they hold the errors, and those the frames and their gradients
+
+    def settle(self) -> None:
+        """Ends what an interrupted `at_once` has left in the peers' threads, and waits for it."""
+        if not self._interrupted:
+            return
+        self._ending += self.peers
+        if not self._ended:
+            self.peers = [peer.successor() for peer in self.peers]
+        for peer in self._ending:
+            peer.abort()
+        for peer in self._ending:
+            peer.wait()
+        self._interrupted, self._ending = False, []
+
+    def drop_streams(self) -> None:
+        """Ends all lanes and streams."""
+        self.settle()
+        for link in self:
+            link.connection.drop_stream()
+
+    # -- the end
+
+    def leave(self, lease_id: str, timeout: float, failed: Callable[[GemError], None]) -> None:
+        """Leaves the run on all servers, once each. Calls `failed` with the errors."""
+
+        def leave(link: Link) -> None:
+            try:
+                link.leave(lease_id, timeout)
+            except GemError as error:
+                failed(error)
+
+        self._each(leave)
+
+    def stop(self) -> None:
+        """Ends the renewals, the lanes and the streams; only `leave` is still possible."""
+        self._ended = True
+        self._each(lambda link: link.connection.stop())
+
+    def close(self) -> None:
+        self._each(lambda link: link.close())
+
+    def _each(self, work: Callable[[Link], None]) -> None:
+        """As `at_once`, but even while the links are in use. A server that hangs delays none of the others."""
+        tasks = [SideThread("gem-session-end", threading.RLock()).submit(work, peer) for peer in self.peers]
+        work(self.lead)
+        for task in tasks:
+            task.result()
+
+    # -- how commits travel
+
+    @property
+    def share_memory(self) -> bool:
+        """Whether all servers share memory with this session."""
+        return all(link.region is not None for link in self)
+
+    @property
+    def transport(self) -> str:
+        """How commits travel: "memory", "tcp", "tls" or "grpc". If that differs, those that occur, such as "memory+tcp"."""
+        return "+".join(dict.fromkeys(link.connection.transport for link in self))
+
+
+def _run(future: Future[T], work: Callable[[Link], T], link: Link) -> None:
+    """Calls `work` and sets the result, or the GemError."""
+    try:
+        future.set_result(work(link))
+    except GemError as error:
+        future.set_exception(error)
+    finally:
+        del future  # the error holds this frame
+
+
+def _rank(error: BaseException) -> int:
+    """The place of an error in the order of what the session must do about it."""
+    if isinstance(error, LeaseEnded):
+        return 1 + (error.reason != "replaced")  # a worker that was replaced must not register again
+    if isinstance(error, (Quarantined, RejectedCommit)):
+        return 3
+    if isinstance(error, (TransportError, Overloaded)):
+        return 5
+    return 4 if isinstance(error, GemError) else 0

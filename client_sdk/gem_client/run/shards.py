@@ -1,0 +1,406 @@
+"""Iterates over batches of sample indices from leased shards, and tracks which batches were committed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from gem_api.errors import InvalidRequest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.v1 import training_pb2 as pb
+
+from gem_client.run.batch_sizes import batch_sizes
+
+log = logging.getLogger("gem_client")
+
+IDLE_SECONDS = 0.5  # pause between two passes if nothing was committed: the same batches may come again at once
+MAX_UNREPORTED = 100  # finished shards that a worker has not reported yet; the server lets it hold 1,000
+WAYS_OUT = (
+    "if the loop accumulates the gradients of k batches, make the Optimizer with batches_per_step=k; to leave a batch out on "
+    "purpose, call skip(); to read ahead, or to leave the loader early, use one made by ShardSampler.loader()"
+)
+TIMES_IN_VAIN = 3  # a batch that the loop got so often without a step will never get one
+
+
+class LeasedShard(NamedTuple):
+    """The server's response to a request for a shard, and the number of the lease that the request was made under."""
+
+    response: pb.LeaseShardResponse
+    generation: int
+
+
+class Source(Protocol):
+    """What `Shards` needs of its session."""
+
+    @property
+    def hyperparameters(self) -> Hyperparameters: ...
+
+    @property
+    def steps_done(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def batches_per_commit(self) -> int: ...
+
+    def lease(self, samples: int, holding: Collection[int]) -> Future[LeasedShard]: ...
+
+    def complete(self, shard_id: int) -> None: ...
+
+    def wait_for_commit(self) -> None: ...
+
+
+@dataclass(eq=False)
+class HeldShard:
+    """A shard that this worker holds, the number of its lease, and the number of its batches that are not committed yet."""
+
+    shard_id: int
+    generation: int
+    batches: list[Batch] = field(default_factory=list)
+    left: int = 0
+
+
+@dataclass(eq=False)
+class Batch:
+    """A batch of a shard: its sample indices, and how often the loop got it and made no step."""
+
+    indices: list[int]
+    shard: HeldShard
+    in_vain: int = 0
+
+    @property
+    def samples(self) -> int:
+        return len(self.indices)
+
+
+class Shards:
+    """Iterates over batches (lists of sample indices) until the run is complete, or the worker has done its steps.
+
+    All samples of a batch come from one shard. A shard is reported as complete when each of its batches was committed, or left
+    out by `Session.skip`. A batch that gets neither comes again: after the rest of its shard, or first in the next pass. A pass
+    that the loop leaves early is continued by the next one.
+
+    The batches that a commit covers are known exactly in two cases: the loop takes one batch at a time, or a loader says which
+    batches it has delivered (`ShardSampler.loader`). Any other reader that reads ahead must keep the order of the batches. Its
+    commits are only counted. Its shards are reported when as many batches were committed as handed out: at the end of a pass,
+    which comes after 100 shards at the latest. If the counts differ when the next pass begins, all these shards come again.
+
+    An iteration may therefore end while the last batches still have to be committed. Iterate again until `complete` is True.
+
+    Args:
+        source: Where the shards come from, in a session that has joined the run.
+        samples: Number of samples in the training set.
+        batch_size: Indices per batch. A shard's last batch may have fewer. If the run has a batch variation, it is the mean,
+            and the batches of one commit get the same size.
+
+    Attributes:
+        complete: Whether the run is complete, or this worker has done its steps.
+
+    Raises:
+        InvalidRequest: While iterating or at a commit: a batch came three times and got no step, or three commits in a row
+            left out the same number of batches.
+    """
+
+    def __init__(self, source: Source, samples: int, batch_size: int) -> None:
+        self._source = source
+        self._samples = samples
+        self._batch_size = batch_size
+        self._lock = threading.Lock()  # commits end in another thread than the loop's if they overlap with it
+        self._held: dict[int, HeldShard] = {}  # shards that are not reported as complete yet
+        self._due: deque[Batch] = deque()  # batches of held shards that are to be handed out
+        self._in_hand: list[Batch] = []  # handed out; no commit and no skip covers them yet
+        self._claimed = 0  # batches of commits whose result is not known yet
+        self._delivered: int | None = None  # batches in hand that reached the loop; None if the loader does not report it
+        self._will_tell = False  # whether the next pass belongs to a loader that calls `deliver`
+        self._one_by_one = False  # whether the loop committed all batches in hand before it asked for more
+        self._asked_by = 0  # the thread that asked for the last batch
+        self._ended = False  # whether this pass hands out no more batches
+        self._got_on = True  # whether a batch was committed or skipped since the pass began
+        self._passes = 0
+        self._left_out = (0, 0)  # batches that the last commit left out, and how many commits in a row left out as many
+        self._warned = False
+        self._ahead: Future[LeasedShard] | None = None
+        self.complete = False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        number = self._begin_pass()
+        while self._steps_left and not self._must_report:
+            batch = self._hand_out()
+            if batch is not None:
+                yield batch.indices
+                if number != self._passes:
+                    return  # another pass has begun
+            elif not self._get_shard():
+                break
+        with self._lock:
+            self._ended = True
+        steps = self._source.hyperparameters.steps
+        self.complete = self.complete or bool(steps and self._source.steps_done >= steps)
+
+    @property
+    def most_batches(self) -> int | None:
+        """Upper bound of the batches that this worker can still get, if none comes twice; None in a run without a limit. Other
+        workers get some of them, unless each worker has its own shards."""
+        settings = self._source.hyperparameters
+        limits = []
+        if settings.steps:
+            limits.append(max(0, settings.steps - self._source.steps_done) * self._source.batches_per_commit)
+        if settings.epochs:
+            whole, rest = divmod(self._samples, settings.shard_size)
+            limits.append(settings.epochs * (whole * self._batches_in(settings.shard_size) + self._batches_in(rest)))
+        return min(limits, default=None)
+
+    @property
+    def samples_in_hand(self) -> int:
+        """Samples of the youngest batch that the loop has; 0 if it has none, or if that is not known."""
+        with self._lock:
+            known = self._visible and (self._certain or self._ended)
+            return self._in_hand[self._visible - 1].samples if known else 0
+
+    @property
+    def in_hand(self) -> int:
+        """Batches that the loop has and that no commit and no skip covers yet; 0 if that is not known."""
+        with self._lock:
+            return self._visible if self._certain or self._ended else 0
+
+    # -- what becomes of batches
+
+    def claim(self, batches: int) -> list[Batch]:
+        """Returns the batches that a commit of `batches` batches covers. Call `committed` or `dropped` with them afterwards.
+
+        If the loop has more batches than that, it left some out and did not say which; those come again. With a loader that
+        calls `deliver`, the commit certainly covers the youngest batch, because the loop had it. Otherwise no batch is certain,
+        because the loop may have begun to read ahead. Raises InvalidRequest if it leaves out as many at each commit.
+        """
+        with self._lock:
+            if not batches or not self._in_hand:
+                return []
+            if not self._certain:
+                claimed = self._take(0, batches)
+            elif self._visible <= batches:
+                claimed = self._take(0, self._visible)
+                self._left_out = (0, 0)
+            else:
+                keep = 0 if self._delivered is None else 1
+                self._note_left_out(self._visible, batches)
+                self._come_again(self._take(0, self._visible - keep))
+                claimed = self._take(0, keep)
+            self._claimed += len(claimed)
+            self._note_balance()
+            return claimed
+
+    def committed(self, claimed: Sequence[Batch]) -> None:
+        """The commit of these batches was applied, or rejected for its content; they are done in either case."""
+        with self._lock:
+            self._claimed -= len(claimed)
+            self._settle(claimed)
+
+    def dropped(self, claimed: Sequence[Batch]) -> None:
+        """The commit of these batches was dropped, or its outcome is unknown. They come again, unless their lease has ended."""
+        with self._lock:
+            self._claimed -= len(claimed)
+            self._due.extend(claimed)
+
+    def skip(self, batches: int) -> None:
+        """Leaves the youngest `batches` batches out of the run. Raises InvalidRequest if the loop has fewer."""
+        with self._lock:
+            if not 0 < batches <= self._visible:
+                raise InvalidRequest(
+                    f"can't skip {batches} batches: {self._visible} are in hand. Skip each one once, instead of committing it"
+                )
+            skipped = self._take(self._visible - batches if self._certain else 0, batches)
+            self._note_balance()
+            self._settle(skipped)
+
+    def loader_tells(self) -> None:
+        """Announces that the next pass belongs to a loader that calls `deliver`."""
+        self._will_tell = True
+
+    def deliver(self) -> None:
+        """The loader calls this when it gives the loop the next batch."""
+        with self._lock:
+            if self._delivered is not None:
+                self._delivered += 1
+
+    # -- batches
+
+    def _begin_pass(self) -> int:
+        """Makes all batches due that no commit covers, and returns the number of the pass."""
+        self._source.wait_for_commit()
+        if not self._got_on:
+            time.sleep(IDLE_SECONDS)
+        self._got_on = False
+        with self._lock:
+            self._passes += 1
+            if self._certain:  # the loop had the first ones; a loader has read the others ahead
+                had, unseen = self._in_hand[: self._visible], self._in_hand[self._visible :]
+            else:
+                had, unseen = self._all_held() if self._in_hand else [], []
+            if had:
+                self._warn("%d batches got no step, and come again", len(had))
+            self._note_in_vain(had)
+            self._due.extendleft(reversed([*had, *unseen]))
+            self._in_hand.clear()
+            self._delivered = 0 if self._will_tell else None
+            self._will_tell = self._one_by_one = self._ended = False
+            return self._passes
+
+    def _all_held(self) -> list[Batch]:
+        """All batches of all held shards, for a pass that begins when it is not known which of them were committed."""
+        self._due.clear()
+        for shard in self._held.values():
+            shard.left = len(shard.batches)
+        return [batch for shard in self._held.values() for batch in shard.batches]
+
+    @property
+    def _steps_left(self) -> bool:
+        """Whether this worker still has to make the commit of the next batch."""
+        steps = self._source.hyperparameters.steps
+        commits_ahead = (len(self._in_hand) + self._claimed) // self._source.batches_per_commit
+        return not steps or self._source.steps_done + commits_ahead < steps
+
+    @property
+    def _must_report(self) -> bool:
+        """Whether too many shards wait for the loop to commit what was read ahead: the pass then ends."""
+        with self._lock:
+            return sum(not shard.left for shard in self._held.values()) >= MAX_UNREPORTED
+
+    def _ask(self) -> Future[LeasedShard]:
+        # Shards not named here go back: those whose response was lost, and those that the caller gave up.
+        with self._lock:
+            holding = {shard.shard_id for shard in self._held.values() if shard.generation == self._source.generation}
+        return self._source.lease(self._samples, holding)
+
+    def _next(self) -> LeasedShard:
+        """The next shard: the one requested ahead of time, if there is one and its lease is still held."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            leased = ahead.result()
+            if leased.response.HasField("shard") and leased.generation == self._source.generation:
+                return leased
+        return self._ask().result()
+
+    def _get_shard(self) -> bool:
+        """Gets the next shard, or waits a while for one. Returns False if the pass ends."""
+        response, generation = self._next()
+        if response.HasField("complete"):
+            self.complete = True
+            return False
+        if response.HasField("shard"):
+            self._hold(response.shard.shard_id, list(response.shard.indices), generation)
+        elif self._in_hand or self._claimed or self._held:
+            return False  # the shards that the server waits for are this worker's own: let the caller commit them
+        else:
+            time.sleep(response.wait_seconds)
+        return True
+
+    def _hold(self, shard_id: int, indices: list[int], generation: int) -> None:
+        """Makes all batches of a shard due."""
+        shard, begin = HeldShard(shard_id, generation), 0
+        settings = self._source.hyperparameters
+        random, together = np.random.default_rng((settings.seed, shard_id)), self._source.batches_per_commit
+        for size in batch_sizes(len(indices), self._batch_size, settings.batch_variation, random, together):
+            shard.batches.append(Batch(indices[begin : begin + size], shard))
+            begin += size
+        shard.left = len(shard.batches)
+        with self._lock:
+            self._held = {id_: held for id_, held in self._held.items() if held.generation == generation}
+            self._held[shard_id] = shard
+            self._due.extend(shard.batches)
+
+    def _hand_out(self) -> Batch | None:
+        """The next batch that is due; None if there is none. With the last one, it requests the next shard."""
+        with self._lock:
+            while self._due and not self._is_held(self._due[0].shard):
+                self._due.popleft()  # others train on it
+            if not self._due:
+                return None
+            batch = self._due.popleft()
+            self._in_hand.append(batch)
+            self._asked_by = threading.get_ident()
+            last = not self._due
+        if last and self._ahead is None and self._steps_left and not self._must_report:
+            self._ahead = self._ask()  # while the caller computes, so that the next batch need not wait for the network
+        return batch
+
+    def _is_held(self, shard: HeldShard) -> bool:
+        return self._held.get(shard.shard_id) is shard and shard.generation == self._source.generation
+
+    def _batches_in(self, samples: int) -> int:
+        return -(-samples // self._batch_size)
+
+    # -- under the lock
+
+    @property
+    def _certain(self) -> bool:
+        """Whether it is known which of the batches handed out the loop has."""
+        return self._delivered is not None or self._one_by_one
+
+    @property
+    def _visible(self) -> int:
+        """Upper bound of the batches that the loop has."""
+        return len(self._in_hand) if self._delivered is None else self._delivered
+
+    def _take(self, first: int, count: int) -> list[Batch]:
+        taken = self._in_hand[first : first + count]
+        del self._in_hand[first : first + count]
+        if self._delivered is not None:
+            self._delivered -= len(taken)
+        return taken
+
+    def _note_balance(self) -> None:
+        """Notes whether the loop takes one batch at a time: it covered all batches before it asked for another one, in the same
+        thread. (Another thread that reads ahead might just have been slow.)"""
+        if self._in_hand or self._delivered is not None:
+            return
+        if not self._ended and self._asked_by == threading.get_ident():
+            self._one_by_one = True
+        self._report()
+
+    def _settle(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            batch.shard.left -= 1
+            self._got_on = True
+        self._report()
+
+    def _report(self) -> None:
+        if not self._certain and self._in_hand:
+            return  # the batches committed may be others than those that were counted
+        for shard in [shard for shard in self._held.values() if not shard.left]:
+            # Reported before it is deleted here: otherwise a request for the next shard would give this one back first.
+            if shard.generation == self._source.generation:
+                self._source.complete(shard.shard_id)
+            del self._held[shard.shard_id]
+
+    def _come_again(self, batches: Iterable[Batch]) -> None:
+        """The loop had these batches and made no step: they are due again, after the others."""
+        batches = list(batches)
+        self._note_in_vain(batches)
+        self._due.extend(batches)
+
+    def _note_in_vain(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            batch.in_vain += 1
+            if batch.in_vain == TIMES_IN_VAIN:
+                raise InvalidRequest(f"a batch came {TIMES_IN_VAIN} times and never got a step: {WAYS_OUT}")
+
+    def _note_left_out(self, had: int, covered: int) -> None:
+        """Warns that a commit leaves out batches, and raises InvalidRequest if each one leaves out as many."""
+        before, times = self._left_out
+        self._left_out = had - covered, times + 1 if had - covered == before else 1
+        if self._left_out[1] == TIMES_IN_VAIN:
+            raise InvalidRequest(f"each step covers {covered} of the {had} batches that the loop had for it: {WAYS_OUT}")
+        self._warn("a step covers %d of the %d batches that the loop had for it; the others come again", covered, had)
+
+    def _warn(self, what: str, *numbers: int) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(what + ". " + WAYS_OUT[0].upper() + WAYS_OUT[1:], *numbers)

@@ -1,0 +1,442 @@
+"""gem-ctl: the operator's command line. It shows a run and controls its server."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, cast
+
+import click
+from gem_api import __version__
+from gem_api.process.addresses import DEFAULT_PORT
+from gem_api.process.extras import install
+from gem_api.process.lifetime import interruptible
+from gem_api.process.message_json import as_dict
+from gem_api.process.options import (
+    SETTINGS,
+    Number,
+    ServerAddress,
+    Whole,
+    WithHeadings,
+    credential_options,
+    credentials,
+    option,
+)
+from gem_api.process.printable import printable
+from gem_api.process.stacks import print_stacks_on_signal
+from gem_client import Admin, GemError, Retry, connect
+from gem_client.transport.security import Security
+from safetensors.numpy import save
+
+from gem_ctl import output, ranges, text
+from gem_ctl.backup import BackupFailed, copy_checkpoint
+from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
+from gem_ctl.picture import SORTS
+from gem_ctl.plan_command import plan_run
+from gem_ctl.simulation.command import simulate_run
+from gem_ctl.top import Interrupts, show
+from gem_ctl.track.follow import Follower
+from gem_ctl.track.tracker import TRACKERS, TrackerError, open_tracker
+
+_PLUGINS = "gem_ctl.commands"
+_PROMETHEUS = "http://127.0.0.1:9090"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server that a command talks to.
+
+    Attributes:
+        given: The server's address, if the user named one.
+        runs: Folder with gem-train's runs. Without an address, the server of the run in progress there is used.
+        timeout: Seconds to wait for a response.
+        options: The options for the token and TLS.
+    """
+
+    given: str | None
+    runs: Path
+    timeout: float
+    options: dict[str, Any]
+
+    @cached_property
+    def server(self) -> str:
+        """The server's address. Raises click.UsageError if several local runs are in progress."""
+        if self.given is not None:
+            return self.given
+        local_runs = find_runs(self.runs)
+        if len(local_runs) > 1:
+            choices = "".join(f"\n  --server {address}   {folder}" for folder, address in local_runs.items())
+            raise click.UsageError(f"{len(local_runs)} runs are in progress in {self.runs}: choose one\n{choices}")
+        for folder, address in local_runs.items():
+            click.echo(f"gem-ctl: {folder}, server {address}", err=True)
+            if self.options.get("token_file") is None and (folder / ADMIN_TOKEN).exists():
+                self.options["token_file"] = folder / ADMIN_TOKEN
+            return address
+        return f"127.0.0.1:{DEFAULT_PORT}"
+
+    def credentials(self, address: str | None = None) -> dict[str, Any]:
+        """Arguments for `Admin` and `connect`, for the server or this address. Warns if the token would go unencrypted."""
+        server = address or self.server  # if it is a local run's, so is the token
+        given = credentials(self.options)
+        if Security(**given).exposes_token(server):
+            click.echo(f"gem-ctl: the token is sent to {server} UNENCRYPTED: use --tls-ca", err=True)
+        return given
+
+    def admin(self, address: str | None = None) -> Admin:
+        """Opens a connection to the server, or to that of another range at this address."""
+        return Admin(address or self.server, self.timeout, **self.credentials(address))
+
+
+class _TypedErrors(WithHeadings, click.Group):
+    """Turns the SDK's errors into one line and exit status 1, and Ctrl-C into exit status 130. Includes the commands that other
+    installed packages provide, such as those that need the server's code."""
+
+    command_class = WithHeadings
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=_PLUGINS).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        plugins = entry_points(group=_PLUGINS, name=cmd_name) if command is None else ()
+        return next((_loaded(entry) for entry in plugins), command)
+
+    @interruptible()
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GemError as error:
+            click.echo(f"gem-ctl: {printable(text.error(error))}", err=True)
+            sys.exit(1)
+
+    def main(self, *args: Any, **named: Any) -> Any:
+        try:
+            return super().main(*args, **named)
+        except OSError as error:  # not in `invoke`: help is printed before that
+            if error.errno != errno.ENOSPC:
+                raise
+            click.echo(f"gem-ctl: can't write: {error.strerror}", err=True)
+            sys.exit(1)
+
+
+def _loaded(entry: EntryPoint) -> click.Command:
+    """A command of another package. If that can't be imported, one that says why: it must not take the others with it."""
+    try:
+        return cast(click.Command, entry.load())
+    except Exception as error:  # anything may happen in there
+        why = printable(f"{type(error).__name__}: {error}")
+        hint = "; set NUMBA_CACHE_DIR to a folder that you may write to" if "cannot cache function" in why else ""
+
+        def fail(_: list[str]) -> None:
+            raise click.ClickException(f"can't load the command {entry.name}: {why}{hint}")
+
+        rest = click.Argument(["_"], nargs=-1, type=click.UNPROCESSED)
+        settings = {"ignore_unknown_options": True, "help_option_names": []}
+        short = f"Can't be loaded: {type(error).__name__}."
+        return click.Command(entry.name, settings, fail, [rest], short_help=short)
+
+
+@click.group(cls=_TypedErrors, context_settings=SETTINGS)
+@option(
+    "--server",
+    envvar="GEM_SERVER",
+    type=ServerAddress(),
+    show_default="the server of the run in --runs, else 127.0.0.1:50051",
+    help="The server's address.",
+)
+@option(
+    "--runs",
+    envvar="GEM_RUNS",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    help="Folder with gem-train's runs. Without --server, the run in progress there is used.",
+)
+@option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for the server's response.")
+@credential_options
+@click.version_option(__version__)
+@click.pass_context
+def main(context: click.Context, /, server: str | None, runs: Path, timeout: float, **options: Any) -> None:
+    """Shows and controls a GEM server.
+
+    \b
+    Examples:
+      gem-ctl status
+      gem-ctl --server host:50051 status --json | jq .version
+      gem-ctl top
+      gem-ctl pull model.safetensors
+      gem-ctl report
+
+    Exit status of every command: 0 on success; 1 if it failed (the server is unreachable, rejects the request or is shutting
+    down, a file can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends top with 0.
+    """
+    print_stacks_on_signal()
+    logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
+    context.obj = Target(server, runs, timeout, options)
+
+
+@main.command(short_help="Shows the state of the run.")
+@option(
+    "--json",
+    "as_json",
+    envvar="GEM_STATUS_JSON",
+    is_flag=True,
+    help="Print one JSON object that always has all fields, for scripts.",
+)
+@click.pass_obj
+def status(target: Target, as_json: bool) -> None:
+    """Shows the state of the run: version, workers, staleness, π, shards, memory.
+
+    If several servers hold a range of the model each, ask the server of range 0: it shows them all.
+    """
+    with target.admin() as admin, ranges.Peers(target.admin) as peers:
+        run = admin.status()
+        others = peers.look(run, target.timeout + 1)
+    if as_json:
+        several = {"ranges": ranges.as_json(others)} if others else {}
+        click.echo(json.dumps(as_dict(run) | several, indent=2, allow_nan=False))
+    else:
+        click.echo(text.status(run, ranges.lines(target.server, run, others)))
+
+
+@main.command(short_help="Shows the run live, until Ctrl-C.")
+@option("--every", envvar="GEM_TOP_EVERY", type=Number(0.01), default=1.0, help="Seconds between two updates.")
+@option("--count", envvar="GEM_TOP_COUNT", type=Whole(min=0), default=0, help="Exit after this many updates; 0: never.")
+@option(
+    "--sort",
+    envvar="GEM_TOP_SORT",
+    type=click.Choice(SORTS),
+    default="name",
+    help="Sort the workers by this column: names ascending, numbers descending.",
+)
+@click.pass_obj
+def top(target: Target, every: float, count: int, sort: str) -> None:
+    """Shows the run live, until Ctrl-C: progress, rates, loss, staleness, π and every worker. "!" marks abnormal values.
+
+    If standard output is not a terminal, it prints plain text, one update after the other.
+    """
+    show(target.admin(), ranges.Peers(target.admin), target.server, every, count, sort)
+
+
+main.add_command(plan_run)
+main.add_command(simulate_run)
+
+
+@main.command(short_help="Saves the model as a safetensors file.")
+@click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@click.pass_obj
+def pull(target: Target, out: Path) -> None:
+    """Saves the model (the central variable) to OUT, a safetensors file with the model's own tensor names, all float32.
+
+    OUT may be - for standard output.
+    """
+    try:
+        what = _pull(target, out, Retry(give_up_after=0))  # as the other commands, which ask once
+    except OSError as error:
+        raise click.ClickException(f"can't write {out}: {error}") from error
+    click.echo(f"wrote {out}: {what}", err=output.is_standard_output(out))
+
+
+def _pull(target: Target, out: Path, retry: Retry) -> str:
+    """Saves the model; returns what it is. Raises GemError or OSError."""
+    with connect(target.server, timeout=target.timeout, retry=retry, **target.credentials()) as session:
+        theta = session.pull()
+        tensors = session.layout.split(theta)
+        output.write(out, save(tensors, metadata={"format": "pt", "gem_version": str(session.version)}))
+        return f"version {session.version}, {len(tensors)} tensors, {theta.size} parameters"
+
+
+@main.command(short_help="Follows the run into an experiment tracker.")
+@click.argument("tracker", type=click.Choice(TRACKERS))
+@option(
+    "--to",
+    envvar="GEM_TRACK_TO",
+    help="tensorboard: the folder for the runs; mlflow: the tracking URI; wandb: PROJECT or ENTITY/PROJECT.",
+    show_default="./tensorboard; MLFLOW_TRACKING_URI; WANDB_PROJECT, else gem",
+)
+@option("--every", envvar="GEM_TRACK_EVERY", type=Number(0.01), default=2.0, help="Seconds between two points.")
+@click.pass_obj
+def track(target: Target, tracker: str, to: str | None, every: float) -> None:
+    """Follows the run into TRACKER, until the run is over: its settings, its metrics by version, and the model at the end.
+
+    The tracker shows the run under its id. If you start tracking late, it logs from then on. If you stop it and start it
+    again, it continues the same run there and repeats no point. Ctrl-C ends the tracking, not the run. The tracker's own
+    environment variables work too, such as MLFLOW_EXPERIMENT_NAME and WANDB_MODE.
+
+    \b
+    Examples:
+      gem-ctl track tensorboard
+      gem-ctl track mlflow --to http://localhost:5000
+      gem-ctl track wandb --to my-team/digits
+    """
+    with Interrupts() as interrupts, target.admin() as admin:
+        local = {address: folder for folder, address in find_runs(target.runs).items()}
+        try:
+            opened = open_tracker(tracker, to)
+            retry = Retry(give_up_after=target.timeout)
+            follower = Follower(admin, opened, local.get(target.server), lambda path: _pull(target, path, retry), click.echo)
+            outcome = follower.follow(every, interrupts)
+        except TrackerError as error:
+            raise click.ClickException(printable(str(error))) from error
+    click.echo("tracking ended; the run goes on" if outcome is None else f"the run is over: {outcome}")
+
+
+@main.command(short_help="Writes a report of a run: one HTML page with plots.")
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
+@option(
+    "--prometheus",
+    envvar="GEM_PROMETHEUS",
+    show_default=f"none; {_PROMETHEUS} with --run",
+    help="Address of the Prometheus that scrapes the server. The data comes from there, not from RUN.",
+)
+@option(
+    "--run",
+    "run_id",
+    envvar="GEM_REPORT_RUN",
+    help="The run's id in Prometheus, as shown by gem-ctl status.",
+    show_default="the newest run",
+)
+@option("--last", envvar="GEM_REPORT_LAST", type=Number(0.01), default=24.0, help="Hours to look back in Prometheus.")
+@click.pass_obj
+def report(target: Target, run: Path | None, out: Path | None, prometheus: str | None, run_id: str | None, last: float) -> None:
+    """Writes a report of a run to OUT: one self-contained HTML page with plots and settings. The server need not be running.
+
+    RUN is the folder of a run of gem-train, or the file that gem-server --history writes, or the folder with that file. The
+    default is the newest run in the folder --runs. With --prometheus or --run, the data comes from Prometheus instead, and
+    there is no RUN.
+
+    OUT ends in .html; - is standard output. The default is report.html in the run's folder, or gem-RUN.html.
+
+    \b
+    Examples:
+      gem-ctl report                              the newest run in ./runs
+      gem-ctl report runs/20260131-1200-digits    one run
+      gem-ctl report commits.csv report.html      a history of gem-server
+      gem-ctl report --prometheus http://localhost:9090 run.html
+    """
+    try:
+        from gem_ctl.report_command import from_files, from_prometheus, is_page
+    except ImportError as error:
+        raise click.ClickException(
+            f"reports need Matplotlib: {install('report')}, or use the workers' image ({error})"
+        ) from error
+    asked = [f"--{name}" for name, value in (("prometheus", prometheus), ("run", run_id)) if value is not None]
+    if run is not None and out is None and (is_page(run) or (asked and not run.exists())):
+        run, out = None, run
+    if asked and run is not None:
+        raise click.UsageError(f"with {asked[0]} the data comes from Prometheus, not from {run}: omit one of them")
+    folder = run or (None if asked else newest_run(target.runs))
+    if folder is None and not asked:
+        raise click.UsageError(
+            f"there is no run of gem-train in {target.runs}: name a run's folder or a history file, or ask Prometheus with "
+            f"--prometheus, such as {_PROMETHEUS}"
+        )
+    if folder is None:
+        path, what, page = from_prometheus(prometheus or _PROMETHEUS, run_id, last, out)
+    else:
+        path, what, page = from_files(folder, out)
+    try:
+        output.write(path, page.encode(errors="replace"))
+    except OSError as error:
+        raise click.ClickException(f"can't write the report: {error}") from error
+    click.echo(f"wrote {path}: {what}", err=output.is_standard_output(path))
+
+
+@main.command(short_help="Exits with 0 if the server is healthy, else with 1.")
+@click.pass_obj
+def health(target: Target) -> None:
+    """For health checks: exits with 0 if the server is healthy, with 1 if it does not respond or is shutting down."""
+    with target.admin() as admin:
+        if not admin.healthy():
+            raise click.ClickException("the server is shutting down")
+    click.echo("serving")
+
+
+@main.command(short_help="Makes the server write a checkpoint now.")
+@click.option(
+    "--to",
+    envvar="GEM_CHECKPOINT_TO",
+    show_envvar=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Copy the checkpoint into this folder, for a backup. Run it where the server runs: the file system is the way there.",
+)
+@click.pass_obj
+def checkpoint(target: Target, to: Path | None) -> None:
+    """Makes the server write a checkpoint now, and waits until it is written.
+
+    With --to, copies it to a folder that the server leaves alone, and checks the copy. A server resumes from a copy with
+    --resume --checkpoint-dir and that folder.
+
+    Several servers that hold the model together write one each, with the same commits of every worker. A file manifest.json
+    beside it says which belong together; gem-ctl reshard reads it. --to is for a single server.
+    """
+    with target.admin() as admin:
+        ranges = admin.status().range_count
+        if to is not None and ranges > 1:
+            raise click.ClickException(
+                f"--to is for a single server, and this run has {ranges}: leave it out, then copy each server's folder; the "
+                "servers keep this checkpoint until the next gem-ctl checkpoint"
+            )
+        written = admin.checkpoint()
+    where = "on the server" if ranges <= 1 else f"on the server of range 0; manifest.json beside it names those of all {ranges}"
+    click.echo(f"checkpoint of version {written.version} in {printable(written.path)} ({where})")
+    if to is not None:
+        try:
+            click.echo(f"copied to {copy_checkpoint(Path(written.path), written.sha256, to)}")
+        except BackupFailed as error:
+            raise click.ClickException(printable(str(error))) from error
+
+
+@main.command(short_help="Shuts the server down without losing a commit.")
+@click.pass_obj
+def drain(target: Target) -> None:
+    """Shuts the server down: it applies the queued commits, responds to them and exits.
+
+    With --checkpoint-dir, the server writes a checkpoint before it exits.
+
+    The workers wait for the server to come back. Start it again with --resume.
+    """
+    with target.admin() as admin:
+        queued = admin.drain()
+    click.echo(f"the server is shutting down; {queued} commits were queued")
+
+
+@main.group(short_help="Lists the quarantined workers, or lets one register again.")
+def quarantine() -> None:
+    """Lists the quarantined workers, or lets one register again.
+
+    The server puts a worker in quarantine if it rejects too many of its gradients in a row.
+    """
+
+
+@quarantine.command("list")
+@click.pass_obj
+def list_quarantine(target: Target) -> None:
+    """Lists the workers in quarantine, and why they are there."""
+    with target.admin() as admin:
+        held = admin.quarantine()
+    for worker in held:
+        name, why = printable(worker.name), printable(worker.why)
+        click.echo(f"{name}: {worker.refusals} commits rejected in a row, the last because of {why}")
+    if not held:
+        click.echo("no worker is in quarantine", err=True)
+
+
+@quarantine.command("lift")
+@click.argument("worker")
+@click.pass_obj
+def lift_quarantine(target: Target, worker: str) -> None:
+    """Lets WORKER register again."""
+    with target.admin() as admin:
+        admin.lift_quarantine(worker)
+    click.echo(f"{printable(worker)} may register again")

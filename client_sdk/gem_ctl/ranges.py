@@ -1,0 +1,189 @@
+"""The servers of all ranges of θ: asks those that the lead names, and formats what they say."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gem_api.errors import GemError
+from gem_api.process.message_json import as_dict
+from gem_api.process.printable import printable
+from gem_api.v1 import training_pb2 as pb
+from gem_client.admin import Admin
+from gem_client.range_checkpoint import most_apart
+
+from gem_ctl import text
+
+COLUMNS = ("range", "server", "version", "parameters", "memory", "queue", "state")
+_OF_THE_RUN = (pb.RUN_STATE_WAITING, pb.RUN_STATE_TRAINING, pb.RUN_STATE_COMPLETE)  # others are of one server
+_ROW = "{:<6} {:<28} {:>10} {:>12} {:>22} {:>6}  {}"
+
+
+@dataclass(frozen=True)
+class RangeState:
+    """The server of a range, as it is now.
+
+    Attributes:
+        index: The range's number.
+        address: The server's address.
+        status: Its status; None if it did not respond.
+        trouble: What is wrong with it; empty if nothing is.
+    """
+
+    index: int
+    address: str
+    status: pb.GetStatusResponse | None = None
+    trouble: str = ""
+
+
+class Peers:
+    """Asks the servers of the other ranges for their status, all at the same time.
+
+    Args:
+        open_admin: Opens a connection to an address.
+    """
+
+    def __init__(self, open_admin: Callable[[str], Admin]) -> None:
+        self._open_admin = open_admin
+        self._asked: dict[str, _Server] = {}
+
+    def look(self, lead: pb.GetStatusResponse, patience: float) -> list[RangeState]:
+        """Asks all servers that the lead's status names, in order, and waits up to `patience` seconds for their responses.
+
+        For a server that has not responded by then, the state is its last known one. Empty if there are no other ranges.
+        """
+        for address in self._asked.keys() - set(lead.peers):
+            self._asked.pop(address).close()
+        servers = [self._server(address) for address in lead.peers]
+        for server in servers:
+            server.ask(lead)
+        until = time.monotonic() + patience
+        for server in servers:
+            server.answered.wait(max(0.0, until - time.monotonic()))
+        return [server.with_age(server.state(index, lead)) for index, server in enumerate(servers, 1)]
+
+    def _server(self, address: str) -> _Server:
+        if address not in self._asked:
+            self._asked[address] = _Server(address, self._open_admin)
+        return self._asked[address]
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._asked.values():
+            server.close()
+
+
+class _Server:
+    """One server. Its thread asks it, as a server that does not respond must not hold up the others."""
+
+    def __init__(self, address: str, open_admin: Callable[[str], Admin]) -> None:
+        self._address, self._open_admin = address, open_admin
+        self._admin: Admin | None = None
+        self._status: pb.GetStatusResponse | None = None
+        self._why = "no response yet"
+        self._age = ""
+        self.answered = threading.Event()
+        self.answered.set()
+
+    def ask(self, lead: pb.GetStatusResponse) -> None:
+        """Asks for the status, unless the last request is still under way. `lead` is the lead's, which was asked before."""
+        if self.answered.is_set():
+            self.answered.clear()
+            threading.Thread(target=self._ask, args=(lead,), daemon=True).start()
+
+    def _ask(self, lead: pb.GetStatusResponse) -> None:
+        try:
+            self._admin = self._admin or self._open_admin(self._address)
+            self._status, self._why = self._admin.status(), ""
+            self._age = _age(self._status, lead)
+        except (GemError, ValueError) as error:  # ValueError: the connection was closed meanwhile
+            self._status = None
+            self._why = f"unreachable: {text.error(error) if isinstance(error, GemError) else error}"
+        finally:
+            self.answered.set()
+
+    def state(self, index: int, lead: pb.GetStatusResponse) -> RangeState:
+        """The server's last known state, as the server of a range of the lead's run."""
+        status = self._status
+        trouble = self._why if status is None else _trouble(index, status, lead)
+        return RangeState(index, self._address, status if trouble else _with_the_runs_state(status, lead), trouble)
+
+    def with_age(self, state: RangeState) -> RangeState:
+        """The same state; if nothing else is wrong with it, its trouble says whether the server's data is too old."""
+        return replace(state, trouble=state.trouble or self._age)
+
+    def close(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+
+
+def _age(status: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> str:
+    """Whether this server is more behind the lead, which was asked before it, than workers can cause; empty if not."""
+    if status.run_id != lead.run_id or lead.version - status.version <= most_apart(lead, status):
+        return ""
+    return f"older than range 0, at version {lead.version}: its folder was probably replaced; see gem-ctl reshard --help"
+
+
+def _trouble(index: int, status: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> str:
+    """Why this server is not that of this range of the lead's run; empty if it is."""
+    if (status.range_index, status.range_count) != (index, lead.range_count):
+        return f"holds range {status.range_index}/{max(1, status.range_count)}, not {index}/{lead.range_count}"
+    if status.run_id != lead.run_id and status.parameter_count:  # without a model, it joins the run with the first worker
+        return f"serves another run: {status.run_id}"
+    return ""
+
+
+def _with_the_runs_state(status: pb.GetStatusResponse | None, lead: pb.GetStatusResponse) -> pb.GetStatusResponse | None:
+    """The status of a server of the lead's run. A server that follows does not know the run's state; the lead does."""
+    if status is None or status.state != pb.RUN_STATE_FOLLOWING or lead.state not in _OF_THE_RUN:
+        return status
+    shown = pb.GetStatusResponse()
+    shown.CopyFrom(status)
+    shown.state = lead.state
+    return shown
+
+
+def with_lead(address: str, lead: pb.GetStatusResponse, others: Sequence[RangeState]) -> list[RangeState]:
+    """All ranges of the lead at this address; empty if it leads no others."""
+    return [RangeState(0, address, lead), *others] if others else []
+
+
+def lines(address: str, lead: pb.GetStatusResponse, others: Sequence[RangeState]) -> list[str]:
+    """A line for each range and one for all together; none if there are no others."""
+    states = with_lead(address, lead, others)
+    return [_ROW.format(*COLUMNS), *(_ROW.format(*cells(state).values()) for state in states), total(states)] if states else []
+
+
+def total(states: Sequence[RangeState]) -> str:
+    """What all servers hold together, of those that responded."""
+    known = [state.status for state in states if state.status is not None]
+    parameters, held = sum(each.parameter_count for each in known), sum(each.memory_bytes for each in known)
+    missing = f", without {len(states) - len(known)} that did not respond" if len(known) < len(states) else ""
+    return f"all    {parameters} parameters, memory {text.size(held)}{missing}"
+
+
+def cells(state: RangeState) -> dict[str, str]:
+    """A range's values by column."""
+    own = state.status
+    values = (own.version, own.parameter_count, text.memory(own), own.queue_length) if own else ("–",) * 4
+    shown = state.trouble or (text.state(own) if own else "")
+    texts = [str(state.index), state.address, *map(str, values), " ".join(shown.split())]
+    return dict(zip(COLUMNS, map(printable, texts), strict=True))
+
+
+def as_json(states: Sequence[RangeState]) -> list[dict[str, Any]]:
+    """The other ranges' states for scripts: index, address, status (null if it did not respond) and trouble (empty if none)."""
+    return [
+        {
+            "index": state.index,
+            "address": state.address,
+            "status": as_dict(state.status) if state.status is not None else None,
+            "trouble": state.trouble,
+        }
+        for state in states
+    ]

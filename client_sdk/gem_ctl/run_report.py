@@ -1,0 +1,267 @@
+"""The report of a run: one HTML page, made from the folder of gem-train or from the history of gem-server."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gem_api import __version__
+from gem_api.history import Column
+
+from gem_ctl.curves import MAX_STALENESS, Curves
+from gem_ctl.page import Content, Picture, Section, build, clock, natural
+from gem_ctl.panels import Panel, Query
+from gem_ctl.plots import PlottedQuery, draw, draw_distribution
+from gem_ctl.prometheus import Series
+from gem_ctl.recorded_run import RecordedRun, read_run
+from gem_ctl.text import counts, duration
+
+_SMOOTHED = 50  # commits that smoothed values and rates are taken over, at least
+_NOT_SETTINGS = ("runs", "resume", "data")  # of run.json: they describe the machine, or one start of the run
+_OUTCOMES = {
+    "complete": "complete",
+    "diverged": "diverged: a worker's loss was NaN or infinite",
+    "stopped": "stopped: gem-train --resume continues it",
+    "failed": "failed: a process kept dying; logs/ shows why",
+}
+
+
+def page(run: RecordedRun, now: float) -> str:
+    """The report as HTML that needs no other file. `now` is in Unix seconds."""
+    curves = run.curves
+    points = f"Each point is the mean of {curves.width:,} commits; " if curves.width > 1 else "Each point is a commit; "
+    when = f"{clock(curves.begin)} to {clock(curves.end)} UTC, {duration(curves.end - curves.begin)}" if _has_times(run) else ""
+    return build(
+        Content(
+            run.name,
+            " · ".join(filter(None, (_OUTCOMES.get(run.outcome, run.outcome), when))),
+            _tiles(run),
+            {name: _text(value) for name, value in run.options.items() if name not in _NOT_SETTINGS and _is_shown(value)},
+            _sections(run) if curves.first is not None else [],
+            f"Written {clock(now)} UTC by gem-ps {__version__}. {points}smoothed values and commits/s are over "
+            f"{max(_SMOOTHED, curves.width):,} commits.",
+            warnings={"Notes": run.notes},
+            versions=run.versions,
+            columns=(
+                "worker",
+                "commits",
+                "share",
+                "mean staleness",
+                *(["discarded"] if curves.discarded else []),
+                "last at version",
+            ),
+            workers=_workers(run),
+            settings_first=False,
+        )
+    )
+
+
+def _has_times(run: RecordedRun) -> bool:
+    return math.isfinite(run.curves.begin) and math.isfinite(run.curves.end)
+
+
+def _is_shown(value: Any) -> bool:
+    return value is not None and value != "" and value is not False
+
+
+def _text(value: Any) -> str:
+    return "yes" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
+    """The run's most important numbers."""
+    curves = run.curves
+    accuracies = [accuracy for _, _, accuracy in run.evaluations if accuracy is not None]
+    figures = (
+        ("accuracy", accuracies[-1] if accuracies else None, "{:.2%}"),
+        ("evaluation loss", run.evaluations[-1][1] if run.evaluations else None, "{:.4f}"),
+        ("training loss", _last(curves.smoothed("loss", _SMOOTHED)), "{:.4f}"),
+        ("commits", curves.final, "{:,.0f}"),
+        ("samples", curves.samples or None, "{:,.0f}"),
+        ("commits/s", _median(curves.rates(_SMOOTHED)), "{:,.1f}"),
+        ("workers", len(curves.names), "{:,.0f}"),
+        ("commits via", counts(run.commits_via) or None, "{}"),
+        ("mean staleness", _ratio(curves.per_worker.staleness.sum(), curves.applied), "{:.1f}"),
+        ("median π", _last(curves.smoothed("pi_median", curves.applied)), "{:.3f}"),
+        ("discarded", curves.discarded or None, "{:,.0f}"),
+    )
+    return [(name, template.format(value)) for name, value, template in figures if value is not None]
+
+
+def _last(values: Column) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if known.size else None
+
+
+def _median(values: Column) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _workers(run: RecordedRun) -> list[tuple[str, ...]]:
+    curves, totals = run.curves, run.curves.per_worker
+    rows = {
+        name: (
+            name,
+            f"{totals.commits[number]:,.0f}",
+            f"{totals.commits[number] / max(1, curves.applied):.1%}",
+            f"{totals.staleness[number] / totals.commits[number]:.1f}" if totals.commits[number] else "–",
+            *([f"{totals.discarded[number]:,.0f}"] if curves.discarded else []),
+            f"{totals.last[number]:,.0f}",
+        )
+        for number, name in enumerate(curves.names)
+    }
+    return [rows[name] for name in sorted(rows, key=natural)]
+
+
+def _sections(run: RecordedRun) -> list[Section]:
+    return [
+        Section("Training", "Does the model learn, and how fast?", _training(run)),
+        Section("Scaling factor π", "What Gradient Energy Matching does to the commits.", _pi(run)),
+        Section("Staleness", "How old the gradients are when they arrive.", _staleness(run)),
+    ]
+
+
+def _training(run: RecordedRun) -> tuple[Picture, ...]:
+    curves = run.curves
+    versions = curves.versions()
+    losses = {
+        "training": (versions, curves.smoothed("loss", _SMOOTHED)),
+        "evaluation": _evaluated([(version, loss) for version, loss, _ in run.evaluations]),
+    }
+    accuracy = {"accuracy": _evaluated([(version, score) for version, _, score in run.evaluations if score is not None])}
+    return (
+        _picture(
+            run,
+            "Loss",
+            "Training loss is smoothed; evaluation is on held-out data. Good: both fall and stay close. An evaluation loss "
+            "that rises while the training loss falls is overfitting; a training loss that jumps is a learning rate too high.",
+            losses,
+        ),
+        _picture(
+            run, "Accuracy", "Share of correct answers on held-out data. Good: rises, then levels off.", accuracy, "percentunit"
+        ),
+        _picture(
+            run,
+            "Commits per second",
+            "Good: steady. A dip is a restart or a pause; a lower level is fewer workers or a busy machine.",
+            {"commits/s": (versions, curves.rates(_SMOOTHED))},
+        ),
+        _picture(
+            run,
+            "Workers at work",
+            "Workers whose next commit was on its way. Good: as many as were started; at the end, workers run out of data one "
+            "after the other.",
+            {"workers": (versions, curves.workers())},
+        ),
+    )
+
+
+def _pi(run: RecordedRun) -> tuple[Picture, ...]:
+    curves, versions = run.curves, run.curves.versions()
+    return (
+        _picture(
+            run,
+            "Median π of a commit",
+            "The scaling factor (Eq. 19), smoothed. Good: steady. It falls as workers are added; with dozens it is 0.",
+            {"smoothed": (versions, curves.smoothed("pi_median", _SMOOTHED))},
+        ),
+        _picture(
+            run,
+            "Share of π at its bounds",
+            "Share of parameters with π = 0 and with π = π_max. Good: steady. Near 100 % at 0, commits have no effect. Many at "
+            "the maximum: gradients are nearly 0, or --pi-max is too low.",
+            {
+                "π = 0": (versions, curves.smoothed("pi_zero_ratio", _SMOOTHED)),
+                "π = π_max": (versions, curves.smoothed("pi_max_ratio", _SMOOTHED)),
+            },
+            "percentunit",
+        ),
+        _picture(
+            run,
+            "Energy of proxy and central variable",
+            "Energy of the proxy (Eq. 15) and of the central variable (Eq. 16). GEM steers the second towards the first. Good: "
+            "the two move together, and fall as training settles.",
+            {
+                "proxy": (versions, curves.smoothed("proxy_energy", _SMOOTHED)),
+                "central variable": (versions, curves.smoothed("central_energy", _SMOOTHED)),
+            },
+            log=True,
+        ),
+    )
+
+
+def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
+    curves, versions = run.curves, run.curves.versions()
+    expected = np.maximum(0.0, curves.workers() - 1)
+    return (
+        _picture(
+            run,
+            "Staleness",
+            "Commits that others had applied between a worker's pull and its own commit (Eq. 2). With n workers of equal speed "
+            "the mean is n − 1, the dashed line. A maximum far above it is a slow worker.",
+            {
+                "expected: workers − 1": (versions, expected),
+                "mean": (versions, curves.smoothed("staleness", _SMOOTHED)),
+                "maximum": (versions, curves.highest_staleness(_SMOOTHED)),
+            },
+        ),
+        Picture(
+            "Distribution of staleness",
+            "Share of the commits with each staleness. Good: one hill around the number of workers less 1. A second hill far "
+            "above it is a slow worker.",
+            draw_distribution("Distribution of staleness", curves.distribution, _staleness_axis(curves)),
+        ),
+    )
+
+
+def _staleness_axis(curves: Curves) -> str:
+    return "staleness" + (f" (the last bar: {MAX_STALENESS:,} and more)" if curves.distribution[MAX_STALENESS] else "")
+
+
+def _evaluated(points: list[tuple[float, float]]) -> tuple[Column, Column]:
+    """The points in the order of their versions; of several of one version, the last."""
+    ordered = sorted(dict(points).items())
+    return np.array([version for version, _ in ordered]), np.array([value for _, value in ordered])
+
+
+def _picture(
+    run: RecordedRun,
+    title: str,
+    description: str,
+    lines: Mapping[str, tuple[Column, Column]],
+    unit: str = "short",
+    log: bool = False,
+) -> Picture:
+    """A plot over the commits. A line called "evaluation" or "accuracy" has dots; one called "expected: ..." is dashed."""
+    queries = {
+        name: Query(
+            "", name if len(lines) > 1 else "", dashed=name.startswith("expected"), dots=name in ("evaluation", "accuracy")
+        )
+        for name in lines
+    }
+    panel = Panel(title, description, tuple(queries.values()), unit, log=log, most=1 if unit == "percentunit" else None)
+    plotted: list[PlottedQuery] = [
+        (queries[name], [Series({}, versions, values)] if np.isfinite(values).any() else [])
+        for name, (versions, values) in lines.items()
+    ]
+    first = run.curves.first or 0.0
+    last = max(run.curves.final, *(version for version, _, _ in run.evaluations), first)
+    return Picture(title, description, draw(panel, plotted, max(0.0, first - 1), last, "commits applied"))
+
+
+def write_report(folder: Path, curves: Curves) -> Path:
+    """Writes report.html of a run that has ended into its folder, and returns its path. `curves` are its commits.
+
+    Raises OSError."""
+    out = folder / "report.html"
+    out.write_text(page(read_run(folder, in_progress=False, curves=curves), time.time()), encoding="utf-8", errors="replace")
+    return out

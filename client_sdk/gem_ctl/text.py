@@ -1,0 +1,244 @@
+"""Formats a status and its parts, for `gem-ctl status` and `gem-ctl top`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gem_api.errors import GemError, ServerUnavailable
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters
+from gem_api.process.printable import printable
+from gem_api.schedule import Schedule
+from gem_api.v1 import training_pb2 as pb
+
+from gem_ctl.plan import Plan
+
+_BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
+_WORKER_ROW = "{:<32} {:>8} {:>9} {:>9} {:>8} {:>6} {:>8} {:>6} {:>7}"
+_WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "shards", "rejected", "via", "lease")
+
+
+def status(run: pb.GetStatusResponse, ranges: Sequence[str] = ()) -> str:
+    """Formats a whole status for people. `ranges` are lines about all ranges, if several servers hold the model."""
+    lines = [f"{label:<11} {value}" for label, value in _overview(run)]
+    lines += ["", *ranges] if ranges else []
+    if run.workers:
+        lines += ["", _WORKER_ROW.format(*_WORKER_COLUMNS), *map(_worker, run.workers)]
+    return "\n".join(map(printable, lines))
+
+
+def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
+    """The status of the run as a whole, by label."""
+    settings, shards = Hyperparameters.from_message(run.hyperparameters), run.shards
+    # Momentum is the proxy's, which the steps of other optimizers do without; workers' own optimizers have their own rates.
+    rates = {"sgd": f"learning rate {settings.learning_rate}, momentum {settings.momentum}, ", "worker": ""}
+    rate = rates.get(settings.optimizer, f"learning rate {settings.learning_rate}, ") + f"batch {settings.batch_size}"
+    return [
+        ("run", f"{run.run_id}, {state(run)}, up {duration(run.uptime_seconds)}"),
+        *([("stalled", stall(run.stall))] if run.HasField("stall") else []),
+        ("rule", f"{settings.rule}, {rate}"),
+        *special(settings).items(),
+        *([("range", place(run))] if run.range_count > 1 else []),
+        ("version", f"{run.version} ({counts(run.commits)})"),
+        ("model", f"{run.parameter_count} parameters, memory {memory(run)}"),
+        ("staleness", f"{run.staleness:.1f}"),
+        ("median π", optional(run, "pi_median", ".3f")),
+        ("loss", optional(run, "training_loss", ".4f")),
+        ("evaluation", evaluation(run)),
+        ("shards", f"{epoch(shards)}: {shards.pending} pending, {shards.leased} leased, {shards.completed} completed"),
+        ("checkpoint", checkpoint(run)),
+        ("queue", f"{run.queue_length}"),
+        ("commits via", transports(run)),
+        ("leases", f"{len(run.workers)} live; ended: {counts(run.leases_ended) or 'none'}"),
+    ]
+
+
+def place(run: pb.GetStatusResponse) -> str:
+    """Which range of the model a server of several holds."""
+    where = "this server leads" if run.range_index == 0 else "ask the server of range 0 for the whole run"
+    return f"{run.range_index} of {run.range_count}: {where}"
+
+
+def _worker(worker: pb.WorkerStatus) -> str:
+    return _WORKER_ROW.format(
+        worker.name,
+        worker.commits,
+        worker.staleness,
+        optional(worker, "pi_median", ".3f"),
+        optional(worker, "loss", ".4f"),
+        worker.shards,
+        worker.rejected,
+        via(worker),
+        f"{worker.lease_remaining_seconds:.0f} s",
+    )
+
+
+def via(worker: pb.WorkerStatus) -> str:
+    """How a worker's last commit came: by a lane (memory, tcp or tls) or by grpc; a dash before the first."""
+    return worker.transport or "–"
+
+
+def transports(run: pb.GetStatusResponse) -> str:
+    """How many workers' last commits came which way; a dash before the first."""
+    return counts(Counter(worker.transport for worker in run.workers if worker.transport)) or "–"
+
+
+def counts(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(numbers.items()))
+
+
+def optional(message: Any, field: str, format_spec: str) -> str:
+    return format(getattr(message, field), format_spec) if message.HasField(field) else "–"
+
+
+def error(failure: GemError) -> str:
+    """The error's message, with its type unless the message says enough."""
+    return str(failure) if isinstance(failure, ServerUnavailable) else f"{type(failure).__name__}: {failure}"
+
+
+def state(status: pb.GetStatusResponse) -> str:
+    if status.state not in pb.RunState.values():
+        return f"state {status.state}"  # of a newer server
+    return pb.RunState.Name(status.state).removeprefix("RUN_STATE_").lower()
+
+
+def stall(stalled: pb.Stall) -> str:
+    """How long no commit can be acknowledged, how much room the log needs on its disk, and why."""
+    needs = f"the log needs {size(stalled.needed_bytes)}, " if stalled.HasField("needed_bytes") else ""
+    return f"for {duration(stalled.seconds)}: {needs}{size(stalled.free_bytes)} are free; {stalled.reason}"
+
+
+def epoch(shards: pb.ShardStatus) -> str:
+    """The newest epoch, counted from 1, and the number of epochs."""
+    return f"epoch {shards.epoch + 1}" + (f" of {shards.epochs}" if shards.epochs else ", no limit")
+
+
+def memory(status: pb.GetStatusResponse) -> str:
+    limit = f" of {size(status.memory_limit_bytes)}" if status.memory_limit_bytes else ""
+    return size(status.memory_bytes) + limit
+
+
+def evaluation(status: pb.GetStatusResponse) -> str:
+    if not status.HasField("evaluation"):
+        return "–"
+    score = status.evaluation
+    accuracy = f", accuracy {100 * score.accuracy:.2f} %" if score.HasField("accuracy") else ""
+    return f"loss {score.loss:.4f}{accuracy} at version {score.version}"
+
+
+def checkpoint(status: pb.GetStatusResponse) -> str:
+    if not status.HasField("checkpoint_version"):
+        return "none"
+    return f"version {status.checkpoint_version}, {duration(status.checkpoint_age_seconds)} ago"
+
+
+def special(settings: Hyperparameters) -> dict[str, str]:
+    """The hyper-parameters that differ from their defaults, beside rule and learning rate, by label."""
+    shown = {}
+    unused = (
+        {"weight_decay", "local_momentum"} if settings.optimizer == "worker" else set()
+    )  # workers' optimizers have their own
+    for name, declared in DECLARATIONS.items():
+        value = getattr(settings, name)
+        if (
+            name not in unused and declared.status and value and value != DEFAULTS[name]
+        ):  # 0 or empty: an older server does not send it
+            label, form = declared.status
+            shown[label] = form.format(value)
+    if changes := schedule(settings):
+        shown["schedule"] = changes
+    return shown
+
+
+def schedule(settings: Hyperparameters) -> str:
+    """The schedule of the learning rate; empty if it is constant, or if each worker has its own."""
+    if settings.optimizer == "worker":
+        return ""
+    shown = Schedule.of(settings)
+    return "" if str(shown) == "constant" else str(shown)
+
+
+def plan(planned: Plan) -> str:
+    if planned.servers > 1:
+        return _plan_of_several(planned)
+    lines = {
+        "server memory": f"{size(planned.server_bytes)}, of which {size(planned.worker_bytes)} per worker",
+        "network": f"{size(planned.bytes_per_second)}/s, {size(planned.commit_bytes)} per commit"
+        if planned.commit_bytes
+        else "headers only: tensors pass through shared memory",
+        "commits": f"{planned.commits_per_second:.4g}/s, {brief(planned.server_seconds)} of the server's time each",
+        "server load": f"{100 * planned.load:.0f} %",
+        "full at": f"{planned.full_at:.3g} workers; more workers bring no more commits",
+    }
+    return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
+
+
+def _plan_of_several(planned: Plan) -> str:
+    count, each = planned.servers, planned.bytes_per_second / planned.servers
+    lines = {
+        "servers": f"{count}, on a machine each",
+        "server memory": f"{size(planned.server_bytes)} on each, of which {size(planned.worker_bytes)} per worker",
+        "network": f"{size(each)}/s at each server; {size(planned.commit_bytes)} per commit, "
+        f"{size(planned.commit_bytes / count)} of them at each",
+        "commits": f"{planned.commits_per_second:.4g}/s, {brief(planned.server_seconds)} of each server's time",
+        "server load": f"{100 * planned.load:.0f} %",
+        "full at": f"{planned.full_at:.3g} workers; more workers bring no more commits",
+    }
+    return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
+
+
+def servers_needed(count: int | None, memory: int) -> str:
+    """How many servers with this much memory each a run needs; None if no number is enough."""
+    if count is None:
+        return f"{'needs':<14} more than {size(memory)} on each server, however many there are"
+    return f"{'needs':<14} at least {count} server{'s' * (count > 1)} of {size(memory)}"
+
+
+def brief(seconds: float) -> str:
+    """A time in ms, or in seconds from 1 s. Less than a nanosecond is 0: it is what rounding leaves."""
+    if seconds < 1e-9:
+        return "0 ms"
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "–"
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def figure(value: float | None) -> str:
+    """A number in at most nine characters; a dash for None."""
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.2e}"
+
+
+def rate(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """One character per value; × for NaN and infinities, a blank for None.
+
+    The range is that of the values, but at least half of their middle, so that a steady series looks steady.
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    middle, top = low / 2 + high / 2, len(_BARS) // 2  # halves first: two large numbers' sum is infinite
+    half = max(high / 2 - low / 2, abs(middle) / 4) or 1.0
+    bars = {value: _BARS[top + round((value - middle) / half * top)] for value in finite}
+    return "".join(" " if value is None else bars.get(value, "×") for value in values)
