@@ -11,11 +11,11 @@ import pytest
 import structlog
 from gem_client import Session, connect
 from hypothesis import settings
-from live import Live, config, serving
-from region_client import abstract
-from session_helpers import GRADIENT, model
-from ways import wired
-from wire_client import Wire, Worker
+from kit.model import GRADIENT, model
+from kit.raw_client import Wire, Worker
+from kit.regions import abstract
+from kit.server import Live, config, serving
+from kit.ways import wired
 
 # The clock is no part of a test: no deadlines, and the same examples on every run.
 settings.register_profile("default", deadline=None, derandomize=True)

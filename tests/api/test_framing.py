@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import bits
 from gem_api.errors import IncompleteTransfer, InvalidRequest
 from gem_api.framing import (
     CHUNK_BYTES,
@@ -23,6 +22,7 @@ from gem_api.v1 import tensors_pb2, training_pb2
 from google.protobuf.message import DecodeError, Message
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kit.core import bits
 
 STREAMED = [
     training_pb2.InitializeCentralRequest,

@@ -10,11 +10,11 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from core_helpers import commit, make_core, start
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main as server
 from gem_server.durability.state_form import require_hyperparameters
+from kit.core import commit, make_core, start
 
 OPTIONS = {option.name: option for option in server.params if option.name in vars(Hyperparameters())}
 

@@ -7,7 +7,6 @@ import struct
 
 import numpy as np
 import pytest
-from core_helpers import bits
 from gem_api import layout as layout_module
 from gem_api.errors import InvalidRequest, LayoutMismatch
 from gem_api.layout import MAX_AXES, MAX_PARAMETERS, MAX_TENSORS, Group, Layout, Tensor
@@ -15,6 +14,7 @@ from gem_api.ranges import Range
 from gem_api.v1 import tensors_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.core import bits
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name.isprintable() and name != "__metadata__")
 SHAPES = st.lists(st.integers(0, 4), max_size=3)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gem_api.region import NONCE_BYTES, Region, attach_region, create_region, region_bytes, socket_address
-from region_client import PAGE, held_open, linux_only, mapped
+from kit.regions import PAGE, held_open, linux_only, mapped
 
 pytestmark = linux_only
 # Around a page (1,024 elements), around two, and one element, which is far less.

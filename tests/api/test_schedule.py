@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from core_helpers import commit, make_core, restored, save_core, start
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout
 from gem_api.schedule import Schedule, factor, rate
 from gem_server.durability.resume import resumed_hyperparameters
+from kit.core import commit, make_core, restored, save_core, start
 
 ONE = Layout.of({"w": (1,)})
 

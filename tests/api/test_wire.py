@@ -8,7 +8,6 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from core_helpers import bits
 from gem_api import wire
 from gem_api.errors import IncompleteTransfer, InvalidRequest
 from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, Packing, chunk_frames, empty, parse_frame
@@ -16,6 +15,7 @@ from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2, training_pb2
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.core import bits
 
 FORMATS = wire.GRADIENT_FORMATS
 PER_CHUNK = {"float32": 262_144, "bfloat16": 524_288, "float16": 524_288, "int8": 1_032_192}  # elements

@@ -7,7 +7,6 @@ import struct
 
 import numpy as np
 import pytest
-from core_helpers import bits
 from gem_api import wire
 from gem_api.conversions import encode_blocks
 from gem_api.errors import NonFiniteGradient
@@ -19,6 +18,7 @@ from gem_server.rules.base import largest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from kit.core import bits
 
 BLOCK = 256
 Blocks = list[tuple[float, tuple[int, ...]]]  # scale and q of each

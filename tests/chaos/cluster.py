@@ -17,7 +17,7 @@ import gem_client
 from chaos.server_process import DEADLINE, ServerProcess
 from chaos.worker import Kind, Orders
 from gem_api.ranges import Range
-from live import wait_until
+from kit.server import wait_until
 
 _WORKER = Path(__file__).with_name("worker.py")
 

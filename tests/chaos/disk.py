@@ -18,7 +18,7 @@ from chaos.checker import Verdict, check
 from chaos.cluster import Cluster
 from chaos.server_process import DEADLINE
 from chaos.worker import Kind
-from live import wait_until
+from kit.server import wait_until
 
 KINDS = [Kind(shared_memory=True), Kind(shards=True)]
 PARAMETERS = 200_000

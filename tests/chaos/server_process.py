@@ -11,8 +11,8 @@ from pathlib import Path
 
 from chaos.proxy import HOST, Proxy
 from gem_api.ranges import WHOLE, Range
-from live import wait_until
-from ports import free_port
+from kit.ports import free_port
+from kit.server import wait_until
 
 DEADLINE = 120.0  # seconds that progress may take on a slow machine
 

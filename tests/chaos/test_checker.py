@@ -15,7 +15,7 @@ from chaos.worker import Diary, Gradients, observe
 from chaos.worker import Kind as Worker
 from gem_server.core.records import Record
 from gem_server.durability.segment import name
-from live import config, serving
+from kit.server import config, serving
 from safetensors.numpy import load_file, save_file
 
 PARAMETERS, STEPS = 600, 5

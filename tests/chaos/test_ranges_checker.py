@@ -16,7 +16,7 @@ from chaos.worker import Diary, Gradients, Kind, observe
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import Range
 from gem_server.core.records import Record
-from live import Live, config, serving
+from kit.server import Live, config, serving
 
 MODEL = {"bias": np.ones(3000, np.float32), "weight": np.ones((60, 100), np.float32)}  # the cut at 4096 goes through "weight"
 PARAMETERS, STEPS = 9000, 4

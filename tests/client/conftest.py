@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from gem_client import Session, connect
-from live import Live, config, serving
-from region_client import abstract, linux_only
-from session_helpers import model
+from kit.model import model
+from kit.regions import abstract, linux_only
+from kit.server import Live, config, serving
 
 
 class Transport(NamedTuple):

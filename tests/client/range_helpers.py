@@ -12,9 +12,9 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import Range
 from gem_client import Session
-from live import Live, config
-from region_client import abstract
-from session_helpers import Array, theta
+from kit.model import Array, theta
+from kit.regions import abstract
+from kit.server import Live, config
 
 SHAPES = {"w": (100, 99), "b": (7,), "v": (4001,)}  # 13,908 parameters: enough for three servers, none whole but "b"
 SIZE = 13_908

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import Session, connect
-from live import DEADLINE, Live
-from session_helpers import SIZE, Array, Patience, in_background, model
+from kit.model import SIZE, Array, Patience, in_background, model
+from kit.server import DEADLINE, Live
 from torch.utils.data import Dataset
 
 ZERO: Array = np.zeros(SIZE, np.float32)

@@ -8,7 +8,7 @@ from client.sampler_helpers import SAMPLES, joined, settings, train_all, train_e
 from gem_client.run.batch_sizes import batch_sizes
 from hypothesis import given
 from hypothesis import strategies as st
-from live import config, serving
+from kit.server import config, serving
 
 VARIATIONS = (0.0, 0.1, 0.5, 0.9)
 

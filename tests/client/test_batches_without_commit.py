@@ -13,7 +13,7 @@ from gem_client import InvalidRequest, Session, TransportError, connect
 from gem_client.run import shards as shards_module
 from gem_client.run.shards import IDLE_SECONDS
 from gem_client.torch import Loader, Optimizer, ShardSampler
-from live import Live, config, serving, wait_until
+from kit.server import Live, config, serving, wait_until
 from torch import nn
 
 LOOPS = {

@@ -13,8 +13,8 @@ from gem_api.errors import InvalidRequest, LayoutMismatch, NonFiniteGradient
 from gem_client import OptimizerChoice, connect
 from gem_client.torch import Optimizer
 from gem_client.torch.local_steps import LocalSteps
-from live import Live, config, serving
-from session_helpers import version
+from kit.model import version
+from kit.server import Live, config, serving
 from torch import Tensor, nn
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from gem_client import InvalidRequest, NonFiniteGradient, connect
-from live import config, serving
-from session_helpers import PLAIN, SIZE, Array, model, outcomes, theta
+from kit.model import PLAIN, SIZE, Array, model, outcomes, theta
+from kit.server import config, serving
 
 RATE = PLAIN.learning_rate
 GRADIENT: Array = np.random.default_rng(5).normal(size=SIZE).astype(np.float32)

@@ -19,9 +19,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.wire import GRADIENT_FORMATS
 from gem_client import GemError, InvalidRequest, Session, connect
 from gem_client.transport import lane as client_lane
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import held_open, mapped
-from session_helpers import (
+from kit.model import (
     ELSEWHERE,
     GRADIENT,
     PLAIN,
@@ -39,7 +37,9 @@ from session_helpers import (
     transports,
     version,
 )
-from wire_client import apply_thread_held
+from kit.raw_client import apply_thread_held
+from kit.regions import held_open, mapped
+from kit.server import DEADLINE, Live, config, serving, wait_until
 
 
 def open_sockets() -> set[int]:

@@ -11,15 +11,15 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from certificates import Authority
 from gem_api.errors import Draining, LeaseEnded
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32
 from gem_client.transport.lane import Lane
-from lane_client import ERROR, PREFIX, WELCOME, message
-from live import DEADLINE
-from session_helpers import in_background
+from kit.certificates import Authority
+from kit.model import in_background
+from kit.raw_lane import ERROR, PREFIX, WELCOME, message
+from kit.server import DEADLINE
 
 TOKEN = bytes(16)
 SIZE = 4_000_000  # parameters: more than any buffer between the two takes

@@ -16,9 +16,7 @@ from gem_api.lane import Kind, opening
 from gem_api.v1 import lane_pb2
 from gem_client import Draining, GemError, Session, connect
 from gem_client.transport import lane as client_lane
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import linux_only
-from session_helpers import (
+from kit.model import (
     ELSEWHERE,
     GRADIENT,
     PLAIN,
@@ -34,6 +32,8 @@ from session_helpers import (
     transports,
     version,
 )
+from kit.regions import linux_only
+from kit.server import DEADLINE, Live, config, serving, wait_until
 
 FIREWALLS = ["refuses", "drops every packet", "lets connections be made and nothing else"]
 

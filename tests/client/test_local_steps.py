@@ -17,9 +17,9 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import rate
 from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
 from gem_client.torch import Optimizer, ShardSampler
-from live import Live, config, serving
-from region_client import abstract, linux_only
-from session_helpers import Array, Patience, ended, expire_all, outcomes, theta, version
+from kit.model import Array, Patience, ended, expire_all, outcomes, theta, version
+from kit.regions import abstract, linux_only
+from kit.server import Live, config, serving
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

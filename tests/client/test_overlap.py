@@ -8,10 +8,10 @@ import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, connect
 from gem_client.torch import Optimizer
-from live import Live, config, serving
-from session_helpers import GRADIENT, PLAIN, SIZE, expire_all, model, outcomes, theta, version
+from kit.model import GRADIENT, PLAIN, SIZE, expire_all, model, outcomes, theta, version
+from kit.raw_client import apply_thread_held
+from kit.server import Live, config, serving
 from torch import nn
-from wire_client import apply_thread_held
 
 
 @pytest.mark.usefixtures("transport")

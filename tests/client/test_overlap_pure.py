@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_helpers import SMALL, bits, commit, header, make_core
 from gem_api.errors import LeaseEnded, Overloaded
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.core.state_machine import Core
 from gem_server.rules import RuleInput
 from gem_server.rules.gem import Gem
+from kit.core import SMALL, bits, commit, header, make_core
 
 SIZE = SMALL.size
 RULES = [Hyperparameters(rule="gem", snapshot=snapshot) for snapshot in ("after", "paper")]

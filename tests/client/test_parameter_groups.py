@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from core_helpers import bits, commit, make_core, save_core, start
 from gem_api.errors import InvalidRequest, LayoutMismatch
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import PLAIN as NO_GROUP
@@ -17,8 +16,9 @@ from gem_api.v1 import tensors_pb2 as pb
 from gem_client import connect
 from gem_client.torch import Optimizer
 from gem_server.durability.checkpoint import newest, restore
-from live import config, serving
-from session_helpers import GRADIENT, PLAIN, model, theta
+from kit.core import bits, commit, make_core, save_core, start
+from kit.model import GRADIENT, PLAIN, model, theta
+from kit.server import config, serving
 from torch import nn
 
 GROUPS = {"b": Group(0.5, False)}

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from certificates import Authority
 from client.conftest import Transport
 from client.range_helpers import GRADIENT, SHAPES, SIZE, large_model, ranges, train
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NotInitialized, connect
 from gem_client.torch import Optimizer
 from gem_server.security.tls import TlsFiles
-from live import DEADLINE
-from region_client import linux_only
-from session_helpers import PLAIN, ended, in_background, outcomes, transports, version, workers
-from tokens import ALICE, LINES, write_tokens
+from kit.certificates import Authority
+from kit.model import PLAIN, ended, in_background, outcomes, transports, version, workers
+from kit.regions import linux_only
+from kit.server import DEADLINE
+from kit.tokens import ALICE, LINES, write_tokens
 from torch import nn
 
 SETTINGS = {

@@ -19,7 +19,7 @@ from gem_api.errors import (
 from gem_client import Retry
 from gem_client.run.link import Link
 from gem_client.run.links import Links
-from live import DEADLINE, wait_until
+from kit.server import DEADLINE, wait_until
 
 PARAMETERS = 20_000
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from client.range_helpers import GRADIENT, Ranges, large_model, ranges
 from gem_client import SettingsDiffer, connect
-from live import DEADLINE, wait_until
-from session_helpers import PLAIN, Patience, in_background, version
+from kit.model import PLAIN, Patience, in_background, version
+from kit.server import DEADLINE, wait_until
 
 
 def changed(run: Ranges, index: int, **changes: Any) -> None:

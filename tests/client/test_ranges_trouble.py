@@ -28,10 +28,10 @@ from gem_client import (
 )
 from gem_client.run.link import Link
 from gem_client.torch import Optimizer
-from live import DEADLINE, Live, serving, wait_until
-from session_helpers import PLAIN, Array, Patience, Wire, ended, expire_all, in_background, outcomes, version, workers
+from kit.model import PLAIN, Array, Patience, Wire, ended, expire_all, in_background, outcomes, version, workers
+from kit.raw_client import apply_thread_held
+from kit.server import DEADLINE, Live, serving, wait_until
 from torch import nn
-from wire_client import apply_thread_held
 
 GEM = Hyperparameters(rule="gem")
 SECOND = slice(4096, SIZE)  # range 1 of 2

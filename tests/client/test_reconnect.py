@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from client.conftest import Transport
 from gem_client import Session, TransportError, connect
-from live import DEADLINE, Live, config, serving, wait_until
-from session_helpers import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, transports, version
+from kit.model import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, transports, version
+from kit.server import DEADLINE, Live, config, serving, wait_until
 
 
 def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_lease(transport: Transport, tmp_path: Path) -> None:

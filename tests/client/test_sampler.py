@@ -25,8 +25,8 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
 from gem_client.run.shards import Shards
 from gem_client.torch import Optimizer, ShardSampler
-from live import Live, config, serving, wait_until
-from session_helpers import SIZE
+from kit.model import SIZE
+from kit.server import Live, config, serving, wait_until
 from torch import nn
 from torch.utils.data import DataLoader
 

@@ -10,8 +10,8 @@ import torch
 from client.sampler_helpers import SAMPLES, ZERO, Numbers, joined, ledger, settings, train_all, train_each
 from gem_client import Session, connect
 from gem_client.torch import Optimizer, ShardSampler
-from live import DEADLINE, config, serving, wait_until
-from session_helpers import SIZE, Array, Patience, ended, expire_all, expire_but, in_background, model, theta, workers
+from kit.model import SIZE, Array, Patience, ended, expire_all, expire_but, in_background, model, theta, workers
+from kit.server import DEADLINE, config, serving, wait_until
 from torch import nn
 
 

@@ -18,8 +18,8 @@ from gem_api.schedule import Schedule, rate
 from gem_client import connect
 from gem_client.torch import Optimizer
 from gem_client.torch.brought import bring
-from live import config, serving
-from session_helpers import version
+from kit.model import version
+from kit.server import config, serving
 from torch.optim.lr_scheduler import (
     ConstantLR,
     CosineAnnealingLR,

@@ -12,8 +12,8 @@ from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
 from gem_client import InvalidRequest, NotInitialized, Session, connect
 from gem_client.transport.channel import Stub, open_channel
-from live import DEADLINE, Live, config, serving, wait_until
-from session_helpers import GRADIENT, PLAIN, SIZE, Array, in_background, model, theta, workers
+from kit.model import GRADIENT, PLAIN, SIZE, Array, in_background, model, theta, workers
+from kit.server import DEADLINE, Live, config, serving, wait_until
 
 
 @pytest.mark.usefixtures("transport")

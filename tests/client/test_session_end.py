@@ -11,8 +11,8 @@ import pytest
 from client.conftest import Transport
 from gem_client import InvalidRequest, Session, connect
 from gem_server.rpc.training import TrainingServicer
-from live import DEADLINE, Live, config, serving
-from session_helpers import GRADIENT, ended, in_background, model, workers
+from kit.model import GRADIENT, ended, in_background, model, workers
+from kit.server import DEADLINE, Live, config, serving
 
 
 @pytest.mark.usefixtures("transport")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gem_client import LeaseEnded, Session, connect
 from gem_client.transport.connection import Connection
-from live import Live, config, serving, wait_until
-from session_helpers import GRADIENT, Patience, ended, expire_all, expire_but, model, theta, version, workers
+from kit.model import GRADIENT, Patience, ended, expire_all, expire_but, model, theta, version, workers
+from kit.server import Live, config, serving, wait_until
 
 
 def one_lease(live: Live) -> Any:

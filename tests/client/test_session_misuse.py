@@ -13,9 +13,9 @@ import pytest
 from client.conftest import Transport
 from gem_client import InvalidRequest, LayoutMismatch, NonFiniteGradient, RejectedCommit, Retry, Session, connect
 from gem_client.transport.channel import _speaks_no_grpc
-from live import Live, config, serving
-from ports import free_port
-from session_helpers import GRADIENT, SIZE, lane_port_of, model, theta, transports
+from kit.model import GRADIENT, SIZE, lane_port_of, model, theta, transports
+from kit.ports import free_port
+from kit.server import Live, config, serving
 
 BAD_GRADIENTS: list[Any] = [
     pytest.param(np.zeros(SIZE - 1, np.float32), LayoutMismatch, id="short"),

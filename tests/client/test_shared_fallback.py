@@ -19,9 +19,7 @@ from gem_api.lane import Kind, error_message, opening
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
-from live import DEADLINE, Live, config, serving
-from region_client import abstract, linux_only, mapped
-from session_helpers import (
+from kit.model import (
     GRADIENT,
     PLAIN,
     SIZE,
@@ -30,6 +28,8 @@ from session_helpers import (
     in_background,
     model,
 )
+from kit.regions import abstract, linux_only, mapped
+from kit.server import DEADLINE, Live, config, serving
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 

@@ -12,9 +12,9 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.region import region_bytes
 from gem_client import Session, connect
-from live import Live, config, serving
-from region_client import RULES, abstract, linux_only
-from session_helpers import GRADIENT, PLAIN, SIZE, Array, model, theta, traffic
+from kit.model import GRADIENT, PLAIN, SIZE, Array, model, theta, traffic
+from kit.regions import RULES, abstract, linux_only
+from kit.server import Live, config, serving
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 

@@ -15,10 +15,7 @@ import gem_client
 import numpy as np
 import pytest
 from gem_client import InvalidRequest, Session, connect
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import RULES, abstract, linux_only, mapped, region_at, until_held
-from safetensors.numpy import load_file
-from session_helpers import (
+from kit.model import (
     GRADIENT,
     PLAIN,
     SIZE,
@@ -33,6 +30,9 @@ from session_helpers import (
     theta,
     traffic,
 )
+from kit.regions import RULES, abstract, linux_only, mapped, region_at, until_held
+from kit.server import DEADLINE, Live, config, serving, wait_until
+from safetensors.numpy import load_file
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 

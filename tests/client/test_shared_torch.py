@@ -18,9 +18,9 @@ from client.torch_helpers import flat, flat_tensors, loss_of, network, take_step
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
 from gem_client.torch import Optimizer
-from live import Live, config, serving, wait_until
-from region_client import RULES, abstract, linux_only, region_at, until_held
-from session_helpers import Patience, expire_all, theta, version
+from kit.model import Patience, expire_all, theta, version
+from kit.regions import RULES, abstract, linux_only, region_at, until_held
+from kit.server import Live, config, serving, wait_until
 from torch import Tensor, nn
 
 pytestmark = linux_only

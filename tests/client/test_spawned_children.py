@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import Live
-from session_helpers import ended
+from kit.model import ended
+from kit.server import Live
 
 JOIN = """
 with gem_client.connect({address!r}) as session:

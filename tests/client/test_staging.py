@@ -13,7 +13,7 @@ from gem_client import connect
 from gem_client.torch import Optimizer, local_sgd, local_steps, staging
 from gem_client.torch import optimizer as optimizer_module
 from gem_client.torch.staging import Staging
-from live import config, serving
+from kit.server import config, serving
 from torch import Tensor, nn
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

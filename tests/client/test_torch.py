@@ -19,8 +19,8 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, LayoutMismatch, NonFiniteGradient, Session, connect
 from gem_client.torch import Optimizer
 from gem_client.torch.parameters import require_apart
-from live import Live, config, serving
-from session_helpers import expire_all, outcomes, theta, version
+from kit.model import expire_all, outcomes, theta, version
+from kit.server import Live, config, serving
 from torch import Tensor, nn
 
 RATE = 0.1

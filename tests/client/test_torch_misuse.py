@@ -10,7 +10,7 @@ import torch
 from client.sampler_helpers import SAMPLES, Numbers
 from gem_client import InvalidRequest, Session, connect
 from gem_client.torch import Optimizer, ShardSampler
-from live import Live
+from kit.server import Live
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 

@@ -13,8 +13,8 @@ from client.brought_helpers import INPUTS, PLAIN, adamw, make_model, simple, tra
 from gem_client import InvalidRequest, LayoutMismatch, connect
 from gem_client.torch import Optimizer
 from gem_client.torch.watch import CERTAIN_STEPS
-from live import Live, config, serving
-from session_helpers import theta, version
+from kit.model import theta, version
+from kit.server import Live, config, serving
 from torch import nn
 
 BRING: dict[str, Callable[..., Any]] = {

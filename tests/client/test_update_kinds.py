@@ -13,8 +13,8 @@ import pytest
 from client.conftest import Transport
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, Session, connect
-from live import Live, config, serving
-from session_helpers import GRADIENT, PLAIN, SIZE, Array, model, outcomes, theta, version
+from kit.model import GRADIENT, PLAIN, SIZE, Array, model, outcomes, theta, version
+from kit.server import Live, config, serving
 
 DELTAS = replace(PLAIN, local_steps=4)
 DECAYING = replace(PLAIN, weight_decay=0.1)

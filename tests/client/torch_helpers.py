@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from gem_client import Session, connect
 from gem_client.torch import Optimizer
-from live import Live
-from session_helpers import Array
+from kit.model import Array
+from kit.server import Live
 from torch import Tensor, nn
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from core.dumb_core import Dumb
-from core_helpers import apply, header, make_core
 from gem_api.errors import GemError, InvalidRequest, LeaseEnded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core.facts import Admission, Applied, PullDecision
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.core import apply, header, make_core
 
 ONE = Layout.of({"w": (1,)})
 ACTIONS = st.one_of(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core_helpers import ONES, apply, bits, by_rule, commit, header, make_core, send, start, state
 from gem_api.errors import InvalidRequest, LayoutMismatch, SequenceGap
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.core.checks import MAX_SAMPLES
 from gem_server.core.facts import Admission, Outcome
+from kit.core import ONES, apply, bits, by_rule, commit, header, make_core, send, start, state
 
 
 @by_rule

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from core_helpers import SMALL, header, make_core, start
 from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, NotInitialized
 from gem_api.layout import Layout
 from gem_server.core.facts import EndReason, PullDecision
 from gem_server.core.state_machine import Core
+from kit.core import SMALL, header, make_core, start
 
 
 def initializers(core: Core) -> list[str]:

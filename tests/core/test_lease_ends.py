@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from core_helpers import ONES, SMALL, apply, bits, commit, header, make_core, send, start
 from gem_api.errors import InvalidRequest, LeaseEnded
 from gem_server.core.facts import EndReason
+from kit.core import ONES, SMALL, apply, bits, commit, header, make_core, send, start
 
 
 @pytest.mark.parametrize("end", ["leave", "replace"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from core_helpers import ONES, SMALL, bits, by_rule, commit, make_core, start, state
 from gem_api.errors import LayoutMismatch, Overloaded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core.memory_budget import MAX_COPIES
+from kit.core import ONES, SMALL, bits, by_rule, commit, make_core, start, state
 
 FLOATS = 4 * SMALL.size
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import SMALL, commit, make_core
 from gem_api.errors import InvalidRequest, Overloaded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Group, Layout
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.schedule import Schedule
+from kit.core import SMALL, commit, make_core
 
 HUGE = Layout.of({"w": (1_000_000,)})
 ADAMW = OptimizerChoice("adamw", "beta2=0.9", 0.01, 0.1)

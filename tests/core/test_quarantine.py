@@ -8,7 +8,6 @@ from itertools import count
 import pytest
 import structlog
 from click.testing import CliRunner
-from core_helpers import SMALL, bits, commit, header, start
 from gem_api.errors import (
     GemError,
     IncompleteTransfer,
@@ -33,6 +32,7 @@ from gem_server.core.norm_bound import NormHistory
 from gem_server.core.quarantine import MAX_NAMES, Quarantine, lift_command
 from gem_server.core.shards import Shard
 from gem_server.core.state_machine import Core
+from kit.core import SMALL, bits, commit, header, start
 
 BAD = NormOutOfBounds("too large")
 

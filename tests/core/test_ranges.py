@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core_helpers import commit, header, make_core, send
 from gem_api.errors import (
     InvalidRequest,
     LayoutMismatch,
@@ -22,6 +21,7 @@ from gem_api.ranges import Range
 from gem_api.schedule import Schedule
 from gem_server.core.facts import EndReason, LeadsAnswer
 from gem_server.core.state_machine import Core
+from kit.core import commit, header, make_core, send
 
 LAYOUT = Layout.of({"w": (20_000,)})
 SECOND = Range(1, 2)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_helpers import ONES, bits, commit, header, make_core, start
 from gem_api.errors import LeaseEnded, SequenceGap
 from gem_server.core.facts import Admission, EndReason
 from gem_server.core.state_machine import Core
+from kit.core import ONES, bits, commit, header, make_core, start
 
 
 def as_restored(core: Core) -> None:

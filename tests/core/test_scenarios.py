@@ -27,7 +27,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from core_helpers import header, make_core, save_core
 from gem_api.errors import GemError, LeaseEnded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
@@ -36,6 +35,7 @@ from gem_server.core.facts import Admission, Applied, Ended, PullDecision
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint
+from kit.core import header, make_core, save_core
 
 TRANSCRIPTS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.txt"))
 REWRITE = os.environ.get("GEM_REWRITE_SCENARIOS") == "1"

@@ -6,13 +6,13 @@ import json
 from collections import Counter
 
 import pytest
-from core_helpers import make_core, start
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import SHARD_MODES, Hyperparameters
 from gem_server.core import state_machine
 from gem_server.core.shards import NoShard, Shard, ShardLedger
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.core import make_core, start
 
 WORKERS = ["ann", "bob", "cy"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from core_helpers import SMALL, commit, make_core, start
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
+from kit.core import SMALL, commit, make_core, start
 
 
 def awaiting(workers: int) -> tuple[Core, str, str]:

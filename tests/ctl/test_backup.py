@@ -15,8 +15,8 @@ from gem_ctl import backup
 from gem_ctl.backup import BackupFailed, copy_checkpoint
 from gem_ctl.cli import main
 from gem_server.durability.checkpoint import read_state
-from live import Live, config, serving
-from session_helpers import GRADIENT, PLAIN, model, theta
+from kit.model import GRADIENT, PLAIN, model, theta
+from kit.server import Live, config, serving
 
 
 def checkpoint(live: Live, to: Path) -> Result:

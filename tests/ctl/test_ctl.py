@@ -29,10 +29,10 @@ from gem_client.torch import Optimizer
 from gem_ctl import text
 from gem_ctl.cli import Target, main
 from gem_ctl.local_runs import Announcement, find_runs
-from live import DEADLINE, Live, config, serving
-from region_client import abstract
-from session_helpers import GRADIENT, in_background, model, theta, version
-from tokens import ADMIN, LINES, write_tokens
+from kit.model import GRADIENT, in_background, model, theta, version
+from kit.regions import abstract
+from kit.server import DEADLINE, Live, config, serving
+from kit.tokens import ADMIN, LINES, write_tokens
 from torch import nn
 
 NOBODY = "127.0.0.1:1"

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from core_helpers import make_core, start
 from gem_api.framing import chunk_frames, empty
 from gem_api.hyperparameters import OPTIMIZERS, RULES, Hyperparameters
 from gem_api.layout import Layout
@@ -27,6 +26,7 @@ from gem_ctl.plan import (
     server_seconds,
     servers_needed,
 )
+from kit.core import make_core, start
 
 P = 5_000
 LAYOUT = Layout.of({"w": (P,)})

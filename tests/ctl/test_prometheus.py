@@ -30,10 +30,10 @@ from gem_ctl.prometheus import Prometheus, PrometheusError
 from gem_ctl.range_panels import RANGES
 from gem_ctl.report import fill_in, find_run
 from gem_worker.process.metrics import WorkerMetrics
-from live import DEADLINE, Live, config, serving, wait_until
-from ports import free_address
+from kit.model import GRADIENT, SIZE, model
+from kit.ports import free_address
+from kit.server import DEADLINE, Live, config, serving, wait_until
 from prometheus_client import CollectorRegistry
-from session_helpers import GRADIENT, SIZE, model
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 SCRAPE = 0.5  # seconds

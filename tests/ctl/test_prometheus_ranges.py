@@ -26,7 +26,7 @@ from gem_ctl.prometheus import Prometheus, Series
 from gem_ctl.queries import SAME_RUN
 from gem_ctl.range_panels import RANGES
 from gem_ctl.report import fill_in
-from live import DEADLINE, Live, wait_until
+from kit.server import DEADLINE, Live, wait_until
 
 PANELS = {f"{board.uid}: {panel.title}": panel for board in DASHBOARDS for panel in board.panels}
 

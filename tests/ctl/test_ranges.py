@@ -18,7 +18,7 @@ from gem_client import Session, connect
 from gem_client.range_checkpoint import most_apart
 from gem_ctl.ranges import Peers, RangeState, _Server, lines
 from gem_ctl.watch import Watch
-from live import config, serving
+from kit.server import config, serving
 
 
 @pytest.fixture

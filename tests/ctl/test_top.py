@@ -18,8 +18,8 @@ from dataclasses import replace
 
 import pytest
 from gem_client import Session, connect
-from live import DEADLINE, Live, serving, wait_until
-from session_helpers import Wire, model
+from kit.model import Wire, model
+from kit.server import DEADLINE, Live, serving, wait_until
 
 NOBODY = "127.0.0.1:1"
 MEANT_FOR_IT = ("GEM_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_")  # environment variables

@@ -20,7 +20,7 @@ from gem_server.cli import main as server
 from gem_server.config import ServerConfig
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
-from live import config, serving
+from kit.server import config, serving
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from gem_client import Admin, connect
-from live import config, serving
-from session_helpers import GRADIENT, PLAIN, model, theta
+from kit.model import GRADIENT, PLAIN, model, theta
+from kit.server import config, serving
 
 RUNBOOK = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="utf-8")
 

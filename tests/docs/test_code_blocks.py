@@ -15,8 +15,8 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import Admin, connect
 from gem_client.torch import Optimizer, ShardSampler
 from gem_worker.tasks import load_task
-from live import Live, config, serving
-from pages import ROOT, Block, blocks
+from kit.pages import ROOT, Block, blocks
+from kit.server import Live, config, serving
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"  # what the pages print; tests that run side by side need a free port instead
 README = next(iter(block for block in blocks(language="python") if block.page == ROOT / "README.md"))

@@ -18,7 +18,7 @@ from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.launcher.cli import main as train
 from gem_worker.process.cli import main as worker
-from pages import ROOT, Block, blocks, pages
+from kit.pages import ROOT, Block, blocks, pages
 
 COMMANDS: dict[str, click.Command] = {
     "gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl,

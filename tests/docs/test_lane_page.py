@@ -6,7 +6,6 @@ import os
 import re
 import struct
 
-import lane_client
 from gem_api import lane, region
 from gem_api.errors import GemError
 from gem_api.v1 import errors_pb2, lane_pb2
@@ -14,7 +13,8 @@ from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from gem_server.lane.connection import HELLO_SECONDS, PATIENCE_SECONDS
 from gem_server.lane.listener import TOKEN_BYTES, TOKEN_SECONDS
 from gem_server.lane.reactor import QUIET_SECONDS
-from pages import ROOT
+from kit import raw_lane
+from kit.pages import ROOT
 
 PAGE = (ROOT / "docs/lane.md").read_text(encoding="utf-8")
 FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # of struct, by size
@@ -35,7 +35,7 @@ def section(title: str) -> str:
 def test_the_prefix_of_the_page_is_that_of_the_code() -> None:
     table = [(int(offset), int(size), text) for offset, size, text in rows("Offset | Bytes | Field of the prefix")]
     assert [offset for offset, _, _ in table] == [sum(size for _, size, _ in table[:row]) for row in range(len(table))]
-    assert sum(size for _, size, _ in table) == lane.PREFIX_BYTES == lane_client.PREFIX == 24
+    assert sum(size for _, size, _ in table) == lane.PREFIX_BYTES == raw_lane.PREFIX == 24
     layout = "<4s" + "".join(FORMATS[size] for _, size, _ in table[1:])
     assert struct.calcsize(layout) == 24
     message = lane.opening(lane.Kind.COMMIT, lane_pb2.LaneHello(token=b"123"), 77)
@@ -49,14 +49,14 @@ def test_the_prefix_of_the_page_is_that_of_the_code() -> None:
 def test_the_kinds_of_the_page_are_those_of_the_code_and_of_the_tests_client() -> None:
     table = {name: int(number) for number, name, *_ in rows("Kind | Name | Sender | Header | Payload")}
     assert table == {kind.name: kind.value for kind in lane.Kind}
-    assert table == {name: getattr(lane_client, name) for name in table}
+    assert table == {name: getattr(raw_lane, name) for name in table}
 
 
 def test_the_example_of_the_page_is_what_the_sdk_and_the_tests_client_send() -> None:
     (text,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     hello = lane_pb2.LaneHello(token=bytes(range(16)))
     assert bytes.fromhex(text) == lane.opening(lane.Kind.HELLO, hello)
-    assert bytes.fromhex(text) == lane_client.message(lane_client.HELLO, hello.SerializeToString())
+    assert bytes.fromhex(text) == raw_lane.message(raw_lane.HELLO, hello.SerializeToString())
     assert f"these {len(bytes.fromhex(text))} bytes" in PAGE
 
 

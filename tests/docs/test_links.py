@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import FENCE, ROOT, pages
+from kit.pages import FENCE, ROOT, pages
 
 LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gem_api import errors
 from gem_api.errors import GemError
-from pages import ROOT
+from kit.pages import ROOT
 
 PAGE = ROOT / "docs/troubleshooting.md"
 ROOMS = ("proto", "server", "client_sdk", "worker")

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from core_helpers import SMALL, commit, header, make_core, start
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.config import ServerConfig
 from gem_server.core.state_machine import Core
-from live import Live
-from region_client import abstract
+from kit.core import SMALL, commit, header, make_core, start
+from kit.regions import abstract
+from kit.server import Live
 
 WORKERS = ["ann", "bob"]
 FILES = ["model.safetensors", "workers.safetensors", "state.json"]

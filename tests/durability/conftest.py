@@ -12,8 +12,8 @@ import pytest
 import structlog
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import ServerConfig
-from live import config
-from region_client import abstract
+from kit.regions import abstract
+from kit.server import config
 from structlog.testing import capture_logs
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from core_helpers import apply, make_core
 from gem_api.errors import GemError
 from gem_api.hyperparameters import SHARD_MODES, Hyperparameters
 from gem_api.layout import Layout
@@ -23,6 +22,7 @@ from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.core import apply, make_core
 
 WHOLE_NUMBERS = st.sampled_from([0, 1, 2, *(2**k + d for k in (31, 32, 40, 53, 63) for d in (-1, 0, 1)), 2**64 - 1])
 REALS = st.sampled_from([-0.0, 1.5, -1e308, math.nan, math.inf, -math.inf])

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import SMALL, apply, bits, commit, header, make_core, restored, save_core, start
 from durability.checkpoint_helpers import WORKERS, trained
 from gem_api.hyperparameters import OPTIMIZERS, SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
@@ -20,6 +19,7 @@ from gem_server.durability.checkpoint import newest, restore
 from gem_server.intake.messages import commit_result
 from gem_server.rules import RULES
 from gem_server.rules.proxies import PROXIES
+from kit.core import SMALL, apply, bits, commit, header, make_core, restored, save_core, start
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

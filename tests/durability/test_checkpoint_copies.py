@@ -6,13 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from core_helpers import SMALL, commit, save_core
 from durability.checkpoint_helpers import FILES, trained
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.durability.capture import copies_at_most
 from gem_server.durability.checkpoint import capture, write
 from gem_server.durability.scratch import Scratch
-from live import DEADLINE
+from kit.core import SMALL, commit, save_core
+from kit.server import DEADLINE
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import SMALL, bits, commit, restored, save_core, write_file
 from durability.checkpoint_helpers import FILES, trained
 from gem_server.durability import checkpoint
 from gem_server.durability.checkpoint import list_checkpoints, newest
+from kit.core import SMALL, bits, commit, restored, save_core, write_file
 from safetensors.numpy import load_file, save
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

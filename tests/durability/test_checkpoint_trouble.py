@@ -13,8 +13,8 @@ from gem_server.durability.capture import Capture
 from gem_server.durability.storage import Storage
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.telemetry.history import History
-from live import DEADLINE, Live, config, serving, wait_until
-from session_helpers import GRADIENT, in_background, model, version
+from kit.model import GRADIENT, in_background, model, version
+from kit.server import DEADLINE, Live, config, serving, wait_until
 
 
 def leave_no_memory(live: Live) -> None:

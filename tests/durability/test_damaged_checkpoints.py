@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import bits, make_core, save_core, write_file
 from durability.checkpoint_helpers import FILES, trained
 from gem_server.core.state_machine import Core
 from gem_server.durability.checkpoint import BadCheckpoint, list_checkpoints, newest, restore
+from kit.core import bits, make_core, save_core, write_file
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

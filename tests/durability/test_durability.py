@@ -25,11 +25,11 @@ from gem_server.config import ServerConfig, StartError
 from gem_server.durability import segment, storage
 from gem_server.durability.capture import Capture
 from gem_server.durability.scratch import Scratch
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import abstract, linux_only
-from session_helpers import GRADIENT, Patience, ended, in_background, model, outcomes, theta, version, workers
+from kit.model import GRADIENT, Patience, ended, in_background, model, outcomes, theta, version, workers
+from kit.raw_client import SMALL, wired
+from kit.regions import abstract, linux_only
+from kit.server import DEADLINE, Live, config, serving, wait_until
 from simulation.truth import fingerprint
-from wire_client import SMALL, wired
 
 
 @pytest.fixture(autouse=True)

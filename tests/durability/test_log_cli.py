@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from gem_ctl import cli as ctl
 from gem_server.durability import log_cli
 from gem_server.durability.segment import name, serials
-from live import config, serving
+from kit.model import GRADIENT, model
+from kit.server import config, serving
 from safetensors.numpy import load_file
-from session_helpers import GRADIENT, model
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from core_helpers import make_core, start
 from gem_server.durability import recovery
 from gem_server.durability.journal import Journal
 from gem_server.durability.storage import Storage
+from kit.core import make_core, start
 
 
 def test_a_start_writes_no_segment_that_comes_before_those_that_a_kept_checkpoint_looks_for(tmp_path: Path) -> None:

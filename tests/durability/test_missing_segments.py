@@ -12,8 +12,8 @@ from durability.checkpoint_helpers import crashed
 from gem_client import Admin, GemError, connect
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import segment
-from live import Live, serving
-from session_helpers import GRADIENT, Patience, model, version
+from kit.model import GRADIENT, Patience, model, version
+from kit.server import Live, serving
 from simulation.truth import fingerprint
 
 

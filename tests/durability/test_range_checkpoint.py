@@ -20,10 +20,10 @@ from gem_client import Admin
 from gem_server.durability import checkpoint, reshard
 from gem_server.durability.manifest import NAME, kept_checkpoints, read_manifest
 from gem_server.durability.range_files import BadRanges
-from live import DEADLINE, config, serving, wait_until
-from range_wire import SUMS, TWO, Ranges, commit_all, serving_ranges, with_cut
+from kit.raw_client import Worker, chunks, wired
+from kit.raw_ranges import SUMS, TWO, Ranges, commit_all, serving_ranges, with_cut
+from kit.server import DEADLINE, config, serving, wait_until
 from safetensors.numpy import load_file
-from wire_client import Worker, chunks, wired
 
 NAMES = ["ann", "bob", "cy"]
 

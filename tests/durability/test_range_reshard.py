@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from core_helpers import bits, commit, make_core, save_core
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import Range
@@ -25,6 +24,7 @@ from gem_server.durability import checkpoint, reshard, reshard_cli
 from gem_server.durability.manifest import Entry, Manifest, write_manifest
 from gem_server.durability.range_files import BadRanges
 from gem_server.durability.storage import Storage
+from kit.core import bits, commit, make_core, save_core
 from safetensors.numpy import load_file
 
 # 3 ranges cut w and v; a scalar, a vector and a tensor without elements lie between.

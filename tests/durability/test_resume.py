@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from core_helpers import commit, save_core, start
-from core_helpers import make_core as new_core
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import StartError
 from gem_server.durability.log_cli import main as log
 from gem_server.durability.resume import Beginning, lock_directory, make_core
 from gem_server.rules import make_rule
-from live import config
+from kit.core import commit, save_core, start
+from kit.core import make_core as new_core
+from kit.server import config
 from structlog.testing import CapturingLogger
 
 KEPT = Hyperparameters(epochs=1200, learning_rate=0.1)

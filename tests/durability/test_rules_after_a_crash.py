@@ -12,9 +12,9 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import admin_pb2
 from gem_server.durability import segment
-from live import Live, config, serving
+from kit.raw_client import SMALL, Theta, Worker, chunks, theta_bits, wired
+from kit.server import Live, config, serving
 from simulation.truth import fingerprint
-from wire_client import SMALL, Theta, Worker, chunks, theta_bits, wired
 
 RULES = [
     ("gem", "proxy=nesterov"), ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("gem", "proxy=adam"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from gem_server.durability import segment
 from gem_server.durability.journal import Stall
-from ways import all_ways, running
-from wire_client import SMALL, theta_bits
+from kit.raw_client import SMALL, theta_bits
+from kit.ways import all_ways, running
 
 
 @pytest.fixture(autouse=True)

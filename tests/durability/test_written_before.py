@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from fuzz.targets import sum_state
 from gem_server.durability.log_cli import main as log_command
-from live import Live, config, serving
+from kit.server import Live, config, serving
 
 WRITTEN = Path(__file__).with_name("written_by_0_1_0")
 EXPECTED = json.loads((WRITTEN / "expected.json").read_text(encoding="utf-8"))

@@ -19,11 +19,11 @@ import pytest
 from gem_api.layout import Layout
 from gem_api.v1 import lane_pb2
 from gem_client import Admin, GemError, connect
-from lane_client import HELLO, committed, message, offer, opened_in_memory, unix
-from live import wait_until
-from ports import free_address
-from region_client import linux_only, mapped, region_at
-from wire_client import Wire
+from kit.ports import free_address
+from kit.raw_client import Wire
+from kit.raw_lane import HELLO, committed, message, offer, opened_in_memory, unix
+from kit.regions import linux_only, mapped, region_at
+from kit.server import wait_until
 
 pytestmark = [pytest.mark.timeout(600), linux_only]
 PATIENCE = 120.0  # seconds that a process may take to get anywhere on a busy machine

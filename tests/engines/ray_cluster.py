@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from gem_client import Admin
+from kit.server import wait_until
 from launcher.train_helpers import PATIENCE, Launcher, command_lines
-from live import wait_until
 
 
 class RayCluster:

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from live import wait_until
+from kit.server import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel")
 PATIENCE = 120.0  # seconds that anything may take on a busy machine

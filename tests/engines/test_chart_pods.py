@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import Authority
 from engines.chart import ROOT, Object, found, objects, pod_specs
 from engines.pods import Cluster, Container, Job, Pod, docker, secrets_of, wait_until
+from kit.certificates import Authority
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 TAG = "chart-test"

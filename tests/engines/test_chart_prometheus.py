@@ -33,8 +33,8 @@ from gem_ctl.prometheus import Prometheus
 from gem_ctl.range_panels import RANGES
 from gem_ctl.report import fill_in, find_run
 from gem_worker.tasks.digits import Digits
-from live import DEADLINE, wait_until
-from ports import free_address
+from kit.ports import free_address
+from kit.server import DEADLINE, wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 

@@ -25,8 +25,8 @@ from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError
 from gem_worker.launcher.on_ray import Actor, actor_class, parsed
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.ray import RunError
+from kit.server import wait_until
 from launcher.train_helpers import PATIENCE, assert_every_sample_accounted_for, last_state, read_json
-from live import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 NOBODY = "127.0.0.1:1"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from engines.ray_cluster import OnRay, RayCluster
+from kit.server import wait_until
 from launcher.train_helpers import PATIENCE, assert_every_sample_accounted_for, commits, read_json
-from live import wait_until
 
 pytestmark = pytest.mark.timeout(900)
 EPOCHS = 300  # joining takes minutes on a busy machine, and the run must not end before

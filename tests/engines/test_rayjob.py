@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from gem_worker.launcher.cli import main as train
-from pages import ROOT
+from kit.pages import ROOT
 
 JOB: dict[str, Any] = yaml.safe_load((ROOT / "deploy/ray/rayjob.yaml").read_text(encoding="utf-8"))
 CLUSTER = JOB["spec"]["rayClusterSpec"]

@@ -18,8 +18,8 @@ from docs.test_commands import COMMANDS, check, variables
 from engines.slurm_cluster import PATIENCE, Slurm, left_behind, missing
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
-from live import wait_until
-from pages import ROOT
+from kit.pages import ROOT
+from kit.server import wait_until
 
 SCRIPT = ROOT / "deploy/slurm/gem.sbatch"
 WORKERS, EPOCHS = 4, 200

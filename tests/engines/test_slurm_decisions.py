@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live import wait_until
-from pages import ROOT
+from kit.pages import ROOT
+from kit.server import wait_until
 
 SCRIPT = ROOT / "deploy/slurm/gem.sbatch"
 ARRAY, JOB = "5", "7"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from example_workers import PATIENCE, ROOT
+from kit.examples import PATIENCE, ROOT
 from safetensors.torch import load_file
 from torch import nn
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
-from live import config, serving
-from pages import ROOT
+from kit.pages import ROOT
+from kit.server import config, serving
 
 SETTINGS = Hyperparameters(epochs=5)
 SAMPLES = 1437  # in batches of 64

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_workers import ROOT, workers_of
 from gem_api.hyperparameters import Hyperparameters
-from live import config, serving
+from kit.examples import ROOT, workers_of
+from kit.server import config, serving
 
 SCRIPT = "examples/numpy/train.py"
 LINE = re.compile(r"(\d+) commits of this worker, (\d+) of all; accuracy ([\d.]+)% before, ([\d.]+)% after")

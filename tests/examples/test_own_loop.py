@@ -10,9 +10,9 @@ from difflib import unified_diff
 import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
-from live import config, serving
-from pages import ROOT, blocks
-from session_helpers import version
+from kit.model import version
+from kit.pages import ROOT, blocks
+from kit.server import config, serving
 
 FOLDER = ROOT / "examples" / "own_loop"
 ADDRESS = "127.0.0.1:50051"  # what the loops print; tests that run side by side need a free port instead

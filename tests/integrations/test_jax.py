@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from example_workers import workers_of
 from gem_api.hyperparameters import Hyperparameters
-from live import config, serving
+from kit.examples import workers_of
+from kit.server import config, serving
 
 LINE = re.compile(r"(\d+) commits of this worker, (\d+) of all; loss ([\d.]+)")
 UNTRAINED = 0.5  # the loss of a model that says 0 everywhere: half of the sine's amplitude squared

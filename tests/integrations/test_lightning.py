@@ -32,7 +32,7 @@ from integrations.trainer_helpers import (
     reported_loss,
     theta,
 )
-from live import Live, config, serving, wait_until
+from kit.server import Live, config, serving, wait_until
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins.precision import MixedPrecision
 from torch import Tensor, nn

@@ -20,8 +20,8 @@ from gem_ctl.local_runs import Announcement
 from gem_ctl.top import Interrupts
 from gem_ctl.track.follow import Follower
 from gem_ctl.track.tracker import Tracker, TrackerError, open_tracker
-from live import Live, config, serving, wait_until
-from session_helpers import GRADIENT, model
+from kit.model import GRADIENT, model
+from kit.server import Live, config, serving, wait_until
 
 pytestmark = [
     # Of the trackers' own code: it uses what other libraries, or Python, will remove.

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from gem_client import Admin, GemError
-from live import wait_until
-from pages import ROOT
+from kit.pages import ROOT
+from kit.server import wait_until
 from torch.utils.data import random_split
 
 PATIENCE = 400.0  # seconds that a process may take to get anywhere on a busy machine

@@ -12,8 +12,8 @@ import pytest
 from docs.test_code_blocks import WITH_TRAINERS, complete, run
 from gem_api.hyperparameters import Hyperparameters
 from house.test_public_api import is_documentable, members, undocumented_parameters
-from live import config, serving
-from pages import Block, blocks
+from kit.pages import Block, blocks
+from kit.server import config, serving
 
 BLOCKS = [block for block in blocks(language="python", folder="docs/guides") if block.page == WITH_TRAINERS]
 

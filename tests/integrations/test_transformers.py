@@ -34,7 +34,7 @@ from integrations.trainer_helpers import (
     reported_loss,
     theta,
 )
-from live import Live, config, serving, wait_until
+from kit.server import Live, config, serving, wait_until
 from safetensors.torch import load_file
 from torch import Tensor, nn
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from gem_api.hyperparameters import Hyperparameters
-from live import Live
+from kit.server import Live
 from torch import Tensor, nn
 
 SAMPLES, SHARD, BATCH = 96, 32, 8

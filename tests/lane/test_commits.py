@@ -14,16 +14,16 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from certificates import Authority
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.security.tls import TlsFiles
-from lane_client import COMMIT, PREFIX, LaneFailed, RawLane, committed, header, hello, message, offer, opened, tcp
-from live import Live, config, serving, wait_until
-from ways import LaneStream
-from wire_client import SMALL, CommitStream, Stream, Theta, Wire, Worker, chunk, received_bytes, theta_bits, wired
+from kit.certificates import Authority
+from kit.raw_client import SMALL, CommitStream, Stream, Theta, Wire, Worker, chunk, received_bytes, theta_bits, wired
+from kit.raw_lane import COMMIT, PREFIX, LaneFailed, RawLane, committed, header, hello, message, offer, opened, tcp
+from kit.server import Live, config, serving, wait_until
+from kit.ways import LaneStream
 
 P = SMALL.size
 COUNTING = Hyperparameters(rule="downpour", learning_rate=1.0)  # a gradient of -1 adds 1 to every element

@@ -18,19 +18,19 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from certificates import Authority
 from gem_api.layout import Layout
 from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_server.lane import connection, reactor
 from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.lane import Lane
 from gem_server.security.tls import TlsFiles
-from lane_client import PREFIX, RESULT, LaneFailed, RawLane, committed, header, opened, opened_in_memory
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import abstract, queue_length
-from session_helpers import in_background
-from ways import IN_MEMORY
-from wire_client import SMALL, Refusal, Wire, Worker, apply_thread_held, received_bytes, wired
+from kit.certificates import Authority
+from kit.model import in_background
+from kit.raw_client import SMALL, Refusal, Wire, Worker, apply_thread_held, received_bytes, wired
+from kit.raw_lane import PREFIX, RESULT, LaneFailed, RawLane, committed, header, opened, opened_in_memory
+from kit.regions import abstract, queue_length
+from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.ways import IN_MEMORY
 
 LARGE = Layout.of({"w": (6_000_000,)})  # more than any buffer between the two takes
 over_the_network = pytest.mark.parametrize("way", ["tcp", "tls"])

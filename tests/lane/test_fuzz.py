@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gem_api.v1 import tensors_pb2
-from lane_client import COMMIT, HELLO, LaneFailed, RawLane, header, hello, message, offer, tcp, unix
-from live import Live, wait_until
+from kit.raw_client import SMALL, Wire, Worker, theta_bits
+from kit.raw_lane import COMMIT, HELLO, LaneFailed, RawLane, header, hello, message, offer, tcp, unix
+from kit.server import Live, wait_until
+from kit.ways import all_lanes
 from rpc.test_fuzz import mutated
-from ways import all_lanes
-from wire_client import SMALL, Wire, Worker, theta_bits
 
 P = SMALL.size
 CONVERSATIONS = 1000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lane_client import committed, header, hello, offer, opened, opened_in_memory, tcp
-from live import Live, config, serving
-from region_client import abstract
-from wire_client import Worker, wired
+from kit.raw_client import Worker, wired
+from kit.raw_lane import committed, header, hello, offer, opened, opened_in_memory, tcp
+from kit.regions import abstract
+from kit.server import Live, config, serving
 
 
 def test_commits_over_tcp_give_the_same_theta_as_over_grpc(live: Live, worker: Worker) -> None:

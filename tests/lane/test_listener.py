@@ -9,8 +9,8 @@ import pytest
 import structlog
 from gem_server.config import ServerConfig, StartError
 from gem_server.lane.listener import Listener
-from live import config, serving
-from wire_client import wired
+from kit.raw_client import wired
+from kit.server import config, serving
 
 
 def test_a_taken_port_is_replaced_by_a_free_one_unless_the_user_named_it() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from gem_api.v1 import lane_pb2
 from gem_client import Session, connect
-from lane_client import RENEW, RawLane, committed, message, opened, opened_in_memory
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import abstract, linux_only
-from session_helpers import GRADIENT, Patience, Wire, in_background, model, version
-from ways import all_lanes
-from wire_client import Worker
+from kit.model import GRADIENT, Patience, Wire, in_background, model, version
+from kit.raw_client import Worker
+from kit.raw_lane import RENEW, RawLane, committed, message, opened, opened_in_memory
+from kit.regions import abstract, linux_only
+from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.ways import all_lanes
 
 SIGN = message(RENEW, lane_pb2.LaneRenewal().SerializeToString())
 

@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from certificates import Authority
 from gem_api.v1 import lane_pb2
 from gem_api.wire import FLOAT32
 from gem_server.lane import lane as lane_module
@@ -22,12 +21,13 @@ from gem_server.lane.connection import HELLO_SECONDS, TURN_BYTES, Connection
 from gem_server.lane.reactor import Wait
 from gem_server.security.tls import TlsFiles
 from gem_server.telemetry.progress import Traffic
-from lane_client import RENEW, RawLane, committed, message, opened, opened_in_memory, tcp
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import abstract
-from session_helpers import in_background
-from ways import IN_MEMORY
-from wire_client import Wire, Worker, received_bytes, wired
+from kit.certificates import Authority
+from kit.model import in_background
+from kit.raw_client import Wire, Worker, received_bytes, wired
+from kit.raw_lane import RENEW, RawLane, committed, message, opened, opened_in_memory, tcp
+from kit.regions import abstract
+from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.ways import IN_MEMORY
 
 SIGNS = message(RENEW, lane_pb2.LaneRenewal().SerializeToString()) * 10_000
 

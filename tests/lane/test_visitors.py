@@ -19,11 +19,11 @@ from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.listener import TOKEN_SECONDS
 from gem_server.lane.reactor import GRACE_SECONDS
 from gem_server.lane.visitors import MAX_VISITORS
-from lane_client import COMMIT, HELLO, RENEW, WELCOME, LaneFailed, RawLane, committed, hello, message, offer, opened, tcp, unix
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import ENDS, abstract, asked, handed_over, memory_bytes, shared, shares
-from ways import all_lanes
-from wire_client import SMALL, Wire, Worker, wired
+from kit.raw_client import SMALL, Wire, Worker, wired
+from kit.raw_lane import COMMIT, HELLO, RENEW, WELCOME, LaneFailed, RawLane, committed, hello, message, offer, opened, tcp, unix
+from kit.regions import ENDS, abstract, asked, handed_over, memory_bytes, shared, shares
+from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.ways import all_lanes
 
 P = SMALL.size
 THETA = 4 * P

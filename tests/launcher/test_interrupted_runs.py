@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from gem_client import Admin
 from gem_ctl.local_runs import find_runs
+from kit.server import wait_until
 from launcher.train_helpers import PATIENCE, Launch, assert_every_sample_accounted_for, last_state, read_json
-from live import wait_until
 from matplotlib import image
 
 pytestmark = pytest.mark.timeout(900)

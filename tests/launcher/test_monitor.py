@@ -24,7 +24,7 @@ from gem_worker.launcher.cluster import Cluster, Process
 from gem_worker.launcher.monitor import RunMonitor, _closing
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
-from live import config, serving
+from kit.server import config, serving
 from safetensors.numpy import load_file
 from torch import nn
 from torch.utils.data import TensorDataset

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gem_client import Admin, GemError
-from live import wait_until
+from kit.server import wait_until
 
 PATIENCE = 180.0  # seconds that a whole cluster may take to get anywhere on a busy machine
 TRAINING_SAMPLES = 1438  # of the digits

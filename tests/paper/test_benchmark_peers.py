@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_helpers import SMALL, bits
 from gem_server.rules import RuleInput
 from gem_server.rules.gem import Gem
+from kit.core import SMALL, bits
 
 from benchmarks.peers.contenders.equations import SETTINGS, rescaled
 

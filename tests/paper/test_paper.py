@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import wait_until
+from kit.server import wait_until
 from paper.paper_helpers import made_up
 
 from benchmarks.paper.experiments import Experiment

@@ -13,8 +13,8 @@ import pytest
 from gem_api.v1 import admin_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from live import DEADLINE, Live
-from wire_client import Wire, Worker, apply_thread_held
+from kit.raw_client import Wire, Worker, apply_thread_held
+from kit.server import DEADLINE, Live
 
 PROTO = Path(__file__).resolve().parents[2] / "proto"
 SERVICES = ["gem_api.v1.AdminService", "gem_api.v1.TrainingService", "grpc.health.v1.Health"]

@@ -14,10 +14,10 @@ from gem_server.background import start_chore
 from gem_server.config import StartError
 from gem_server.durability.group_commit import GroupCommit
 from gem_server.lane.reactor import Reactor
-from live import DEADLINE, Live, config
+from kit.raw_client import Wire
+from kit.server import DEADLINE, Live, config
+from kit.ways import opened
 from structlog.testing import capture_logs
-from ways import opened
-from wire_client import Wire
 
 ROOT = Path(__file__).parents[2]
 # Every background task of a server that does all that it can.

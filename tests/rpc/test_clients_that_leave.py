@@ -18,9 +18,9 @@ from gem_server.intake.calls import Call
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rpc.training import READER_SECONDS
 from gem_server.telemetry.progress import Traffic
-from live import Live, serving, wait_until
+from kit.raw_client import Worker, wired
+from kit.server import Live, serving, wait_until
 from structlog.testing import capture_logs
-from wire_client import Worker, wired
 
 LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
 ANSWERED: dict[str, Callable[[Worker], Any]] = {

@@ -23,11 +23,11 @@ from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main
 from gem_server.config import StartError
-from live import DEADLINE, Live, config, serving, wait_until
-from ports import free_address
-from region_client import linux_only
-from ways import all_ways, opened, read_by_the_server, running
-from wire_client import SMALL, Wire, Worker, apply_thread_held, chunk, theta_bits, wired
+from kit.ports import free_address
+from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunk, theta_bits, wired
+from kit.regions import linux_only
+from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.ways import all_ways, opened, read_by_the_server, running
 
 P = SMALL.size
 

@@ -17,9 +17,7 @@ from gem_api.layout import Layout
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import errors_pb2 as errors
 from gem_api.v1 import training_pb2 as pb
-from live import Live, config, serving, wait_until
-from ways import FAILED, all_ways, read_by_the_server, refusal_of, through_sockets
-from wire_client import (
+from kit.raw_client import (
     CHUNK,
     SMALL,
     Refusal,
@@ -33,6 +31,8 @@ from wire_client import (
     theta_bits,
     wired,
 )
+from kit.server import Live, config, serving, wait_until
+from kit.ways import FAILED, all_ways, read_by_the_server, refusal_of, through_sockets
 
 # errors.proto, in the words of the contract.
 STATUSES = {

@@ -12,9 +12,9 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
-from live import Live, serving, wait_until
-from ways import FAILED, WAYS, all_ways, configured, read_by_the_server, refusal_of, running, through_sockets, wired
-from wire_client import SMALL, Wire, Worker, apply_thread_held, chunk, chunks, theta_bits
+from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunk, chunks, theta_bits
+from kit.server import Live, serving, wait_until
+from kit.ways import FAILED, WAYS, all_ways, configured, read_by_the_server, refusal_of, running, through_sockets, wired
 
 P = SMALL.size
 

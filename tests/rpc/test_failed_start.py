@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import structlog
-from core_helpers import commit, make_core, save_core, start
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import Range
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability.resume import lock_directory
 from gem_server.event_loop import DecidingLoop
 from gem_server.server import Server
-from live import config
+from kit.core import commit, make_core, save_core, start
+from kit.server import config
 
 RULE = """
 from dataclasses import dataclass

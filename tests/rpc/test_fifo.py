@@ -17,10 +17,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import linux_only
-from ways import all_ways, configured, opened, read_by_the_server, running, through_sockets, wired
-from wire_client import (
+from kit.raw_client import (
     SMALL,
     CommitStream,
     Theta,
@@ -32,6 +29,9 @@ from wire_client import (
     path,
     theta_bits,
 )
+from kit.regions import linux_only
+from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.ways import all_ways, configured, opened, read_by_the_server, running, through_sockets, wired
 
 P = SMALL.size
 COUNTING = Hyperparameters(rule="downpour", learning_rate=1.0)  # a gradient of -1 adds 1 to every element

@@ -12,8 +12,7 @@ import grpc
 import numpy as np
 from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from live import DEADLINE, Live, wait_until
-from wire_client import (
+from kit.raw_client import (
     RPCS,
     SMALL,
     Refusal,
@@ -26,6 +25,7 @@ from wire_client import (
     path,
     theta_bits,
 )
+from kit.server import DEADLINE, Live, wait_until
 
 CALLS = 10_000
 AT_ONCE = 32

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 from gem_client import Admin, GemError, connect
 from gem_ctl.cli import main
-from live import Live, wait_until
-from session_helpers import model
-from wire_client import apply_thread_held
+from kit.model import model
+from kit.raw_client import apply_thread_held
+from kit.server import Live, wait_until
 
 
 def health(address: str, *options: str) -> Result:

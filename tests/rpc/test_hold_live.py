@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from gem_api.v1 import admin_pb2
 from gem_server.intake.hold import HOLD_SECONDS
-from live import config, serving, wait_until
-from range_wire import Ranges, commit_all, serving_ranges, with_cut
-from wire_client import wired
+from kit.raw_client import wired
+from kit.raw_ranges import Ranges, commit_all, serving_ranges, with_cut
+from kit.server import config, serving, wait_until
 
 BEGIN = admin_pb2.BeginCheckpointRequest()
 

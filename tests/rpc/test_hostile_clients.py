@@ -22,12 +22,7 @@ from gem_server.durability.segment import Segment
 from gem_server.lane import connection
 from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.listener import TOKEN_SECONDS
-from lane_client import header as lane_header
-from lane_client import offer
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import abstract, linux_only
-from ways import opened, read_by_the_server
-from wire_client import (
+from kit.raw_client import (
     SMALL,
     Refusal,
     Stream,
@@ -40,6 +35,11 @@ from wire_client import (
     register_request,
     wired,
 )
+from kit.raw_lane import header as lane_header
+from kit.raw_lane import offer
+from kit.regions import abstract, linux_only
+from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.ways import opened, read_by_the_server
 
 EACH = 4 * SMALL.size * 3  # moment, snapshot, upload
 LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes

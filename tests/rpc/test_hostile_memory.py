@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from gem_api.region import region_bytes
 from gem_api.v1 import training_pb2 as pb
-from lane_client import LaneFailed, header, hello, offer, unix
-from live import Live, config, serving, wait_until
-from region_client import (
+from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunks, theta_bits, wired
+from kit.raw_lane import LaneFailed, header, hello, offer, unix
+from kit.regions import (
     LARGE,
     PAGE,
     RULES,
@@ -33,7 +33,7 @@ from region_client import (
     sharing,
     theta_of,
 )
-from wire_client import SMALL, Wire, Worker, apply_thread_held, chunks, theta_bits, wired
+from kit.server import Live, config, serving, wait_until
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 

@@ -16,8 +16,8 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.core.shuffle import shuffled
 from gem_server.intake import messages
 from gem_server.rpc import training
-from live import Live, config, serving
-from wire_client import CHUNK, RPCS, SMALL, Wire, wired
+from kit.raw_client import CHUNK, RPCS, SMALL, Wire, wired
+from kit.server import Live, config, serving
 
 ONE_MESSAGE = [method.name for service in (TRAINING, ADMIN) for method in methods(service) if method.parse_request]
 LONG = "beta2=0.9 " * (MAX_REQUEST_BYTES // 10 + 1)

@@ -15,10 +15,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
 from gem_server.lane import connection
-from live import Live, config, serving, wait_until
-from rpc.test_drain import Process
-from ways import all_ways, read_by_the_server, through_sockets
-from wire_client import (
+from kit.raw_client import (
     SMALL,
     Stream,
     Wire,
@@ -32,6 +29,9 @@ from wire_client import (
     theta_bits,
     wired,
 )
+from kit.server import Live, config, serving, wait_until
+from kit.ways import all_ways, read_by_the_server, through_sockets
+from rpc.test_drain import Process
 
 P = SMALL.size
 EACH = 3 * 4 * P  # what the server holds for a worker: moment, snapshot, and the gradient that arrives

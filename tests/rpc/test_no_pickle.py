@@ -13,11 +13,11 @@ import pytest
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.config import StartError
-from lane_client import COMMIT, HELLO, hello, message, offer, tcp, unix
-from live import Live, config, serving
-from tokens import write_tokens
-from ways import all_lanes
-from wire_client import RPCS, Refusal, Worker, initialize_header, wired
+from kit.raw_client import RPCS, Refusal, Worker, initialize_header, wired
+from kit.raw_lane import COMMIT, HELLO, hello, message, offer, tcp, unix
+from kit.server import Live, config, serving
+from kit.tokens import write_tokens
+from kit.ways import all_lanes
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ("proto", "server", "client_sdk", "worker", "deploy")

@@ -19,11 +19,7 @@ from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_server.config import StartError
 from gem_server.core.norm_bound import MIN_NORMS
 from gem_server.lane.commits import PIECE
-from lane_client import LaneFailed
-from live import Live, config, serving, wait_until
-from region_client import LARGE, abstract, linux_only, memory_bytes, queue_length, shared, theta_of
-from ways import FAILED, all_ways, refusal_of, through_sockets, wired
-from wire_client import (
+from kit.raw_client import (
     SMALL,
     Refusal,
     Theta,
@@ -35,6 +31,10 @@ from wire_client import (
     register_request,
     theta_bits,
 )
+from kit.raw_lane import LaneFailed
+from kit.regions import LARGE, abstract, linux_only, memory_bytes, queue_length, shared, theta_of
+from kit.server import Live, config, serving, wait_until
+from kit.ways import FAILED, all_ways, refusal_of, through_sockets, wired
 
 LAYOUTS = pytest.mark.parametrize("layout", [SMALL, LARGE], ids=["small", "large"])
 Commit = Callable[[Theta], Refusal | None]

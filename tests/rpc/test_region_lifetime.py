@@ -8,9 +8,9 @@ import threading
 import pytest
 from gem_api.region import Region, create_region
 from gem_server.lane import regions
-from lane_client import LaneFailed
-from live import DEADLINE, Live, config, serving, wait_until
-from region_client import (
+from kit.raw_client import SMALL, Worker, apply_thread_held, theta_bits, wired
+from kit.raw_lane import LaneFailed
+from kit.regions import (
     ENDS,
     RULES,
     abstract,
@@ -25,7 +25,7 @@ from region_client import (
     shares,
     until_held,
 )
-from wire_client import SMALL, Worker, apply_thread_held, theta_bits, wired
+from kit.server import DEADLINE, Live, config, serving, wait_until
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 

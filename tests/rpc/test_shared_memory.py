@@ -13,11 +13,7 @@ import pytest
 from gem_api.layout import Layout
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
-from lane_client import header
-from live import Live, config, serving, wait_until
-from region_client import LARGE, RULES, Shared, abstract, linux_only, queue_length, shared, sharing
-from ways import opened
-from wire_client import (
+from kit.raw_client import (
     SMALL,
     Wire,
     Worker,
@@ -27,6 +23,10 @@ from wire_client import (
     theta_bits,
     wired,
 )
+from kit.raw_lane import header
+from kit.regions import LARGE, RULES, Shared, abstract, linux_only, queue_length, shared, sharing
+from kit.server import Live, config, serving, wait_until
+from kit.ways import opened
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 

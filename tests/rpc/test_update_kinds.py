@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
-from live import Live
-from ways import all_ways, running
-from wire_client import SMALL, Wire, Worker, theta_bits
+from kit.raw_client import SMALL, Wire, Worker, theta_bits
+from kit.server import Live
+from kit.ways import all_ways, running
 
 GRADIENT, DELTA, UNSPECIFIED = pb.UPDATE_KIND_GRADIENT, pb.UPDATE_KIND_DELTA, pb.UPDATE_KIND_UNSPECIFIED
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import bits, commit, make_core
 from gem_api.hyperparameters import RULES, Hyperparameters
 from gem_api.layout import Group, Layout
 from gem_api.ranges import WHOLE, Range
 from gem_server.core.facts import LeadsAnswer
 from gem_server.core.state_machine import Core
 from gem_server.rules import rule_of
+from kit.core import bits, commit, make_core
 
 LAYOUT = Layout.of({"w": (100, 90), "b": (90,), "v": (6000,)})
 GROUPED = Layout.of({"w": (100, 90), "b": (90,), "v": (6000,)}, {"w": Group(0.5, True), "b": Group(1.0, False)})

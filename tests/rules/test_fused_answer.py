@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_helpers import bits
 from gem_api.layout import Layout, Vector
 from gem_server.rules import PiFacts, RuleInput, UpdateRule, make_rule
 from gem_server.rules.base import MAX_MAGNITUDE, largest
 from gem_server.rules.fused import BLOCK
+from kit.core import bits
 from rules.oracle import Oracle
 
 RULES = {

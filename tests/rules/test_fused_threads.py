@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import bits
 from gem_api.layout import Layout, Vector
 from gem_server.rules import PiFacts, RuleInput, make_rule
 from gem_server.rules.fused import BLOCK
 from gem_server.rules.threads import MAX_THREADS, Threads
+from kit.core import bits
 
 LAYOUTS = {
     "smaller than the number of threads": Layout.of({"w": (3,)}),

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core_helpers import make_core
 from gem_api import hyperparameters
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.rules import RULES, make_rule
 from gem_server.rules.optimizers import OPTIMIZERS
 from gem_server.rules.proxies import PROXIES
+from kit.core import make_core
 
 MODULE = """
 from __future__ import annotations

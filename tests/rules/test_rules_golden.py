@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_helpers import bits, commit, make_core, start
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.core.facts import Applied
 from gem_server.rules import PiFacts
 from gem_server.rules.fused import BLOCK
+from kit.core import bits, commit, make_core, start
 from rules.oracle import Facts, Oracle, bin_of, counted, histogram, lower_median
 
 WORKERS = ["ann", "bob", "cy"]

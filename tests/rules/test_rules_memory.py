@@ -6,11 +6,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from core_helpers import SMALL, commit, header, make_core, start
 from gem_api.errors import Overloaded
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.durability.capture import copies_at_most
+from kit.core import SMALL, commit, header, make_core, start
 
 BYTES = 4 * SMALL.size
 # Rule, options, arrays of P floats for each worker, arrays that all share, arrays that are made for the length of a commit.

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import apply as apply_commit
-from core_helpers import bits, commit, header, make_core, send, start
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.rules.base import Shared
 from gem_server.rules.yellowfin import NUMBERS, _from_noise, tuned_momentum
+from kit.core import apply as apply_commit
+from kit.core import bits, commit, header, make_core, send, start
 from rules import oracle_rules as by_hand
 from rules.oracle_rules import Oracle
 from rules.oracle_yellowfin import YellowFinMatched, momentum_against_noise

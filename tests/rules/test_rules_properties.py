@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import bits
 from gem_api.errors import NonFiniteGradient
 from gem_api.layout import Layout, Vector
 from gem_server.core.central_variable import require_finite
@@ -19,6 +18,7 @@ from gem_server.rules.proxies import PROXIES
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from kit.core import bits
 
 EPS = float(np.finfo(np.float32).eps)
 CONVENTIONS = ["after", "paper", "reference"]

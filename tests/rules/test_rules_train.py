@@ -12,9 +12,9 @@ from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks.digits import Digits
-from live import DEADLINE, Live, config, serving
+from kit.model import in_background, outcomes
+from kit.server import DEADLINE, Live, config, serving
 from prometheus_client.registry import CollectorRegistry
-from session_helpers import in_background, outcomes
 
 # Where its defaults are for more workers or more commits than these.
 OPTIONS = {"aeasgd": "alpha=0.45", "fedasync": "mixing=0.9", "fedbuff": "buffer_size=2", "diloco": "delay=2"}

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_helpers import bits
 from gem_api.layout import Group, Layout, Vector
 from gem_server.rules import RuleInput, Shared, UpdateRule, make_rule
 from gem_server.rules.fused import BLOCK
 from gem_server.rules.specification import adam, lion, match
+from kit.core import bits
 
 F = np.float32
 SIZES = [1, 7, BLOCK - 1, BLOCK + 1, 3 * BLOCK + 37]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_helpers import bits
 from gem_api.layout import Layout, Vector
 from gem_server.rules import RuleInput, Shared, make_rule
 from gem_server.rules.fused import BLOCK
 from gem_server.rules.specification import gem
+from kit.core import bits
 
 F = np.float32
 SIZES = [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 37]

@@ -15,7 +15,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import connect
 from gem_server import apply_loop
 from gem_server.durability import segment
-from live import config, serving
+from kit.server import config, serving
 from rpc.test_drain import process
 from simulation.truth import fingerprint
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certificates import Authority, Pair
 from cryptography.hazmat.primitives import serialization
 from gem_api.v1 import lane_pb2, training_pb2
 from gem_api.wire import FLOAT32
@@ -21,9 +20,10 @@ from gem_client import ServerUnavailable, connect
 from gem_client.transport.security import Security
 from gem_server.security.access import ANYONE
 from gem_server.security.tls import TlsFiles
-from lane_client import HELLO, message
-from live import DEADLINE, Live, config, serving
-from session_helpers import ELSEWHERE, GRADIENT, Wire, in_background, lane_port_of, model, theta, transports
+from kit.certificates import Authority, Pair
+from kit.model import ELSEWHERE, GRADIENT, Wire, in_background, lane_port_of, model, theta, transports
+from kit.raw_lane import HELLO, message
+from kit.server import DEADLINE, Live, config, serving
 
 HOSTS = ("localhost", "127.0.0.1", ELSEWHERE)
 SEEN = GRADIENT.tobytes()

@@ -11,17 +11,13 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from certificates import Authority
 from gem_api.v1 import admin_pb2, lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.security.tls import TlsFiles
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from lane_client import COMMIT, HELLO, RawLane, committed, header, message, offer, opened, opened_in_memory, tcp, unix
-from live import Live, config, serving, wait_until
-from region_client import abstract, linux_only
-from tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, bearing, write_tokens
-from wire_client import (
+from kit.certificates import Authority
+from kit.raw_client import (
     RPCS,
     SMALL,
     Metadata,
@@ -36,6 +32,10 @@ from wire_client import (
     theta_bits,
     wired,
 )
+from kit.raw_lane import COMMIT, HELLO, RawLane, committed, header, message, offer, opened, opened_in_memory, tcp, unix
+from kit.regions import abstract, linux_only
+from kit.server import Live, config, serving, wait_until
+from kit.tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, bearing, write_tokens
 
 DENIED = ("PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED)
 UNKNOWN = ("UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED)

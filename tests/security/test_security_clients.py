@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import Admin, InvalidRequest, PermissionDenied, Retry, Unauthenticated, connect
 from gem_ctl.cli import main as ctl
-from live import Live, config, serving
-from session_helpers import GRADIENT, model
-from tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens
+from kit.model import GRADIENT, model
+from kit.server import Live, config, serving
+from kit.tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens
 
 SECRETS = (ALICE, BOB, ANY, EVALUATOR, ADMIN)
 

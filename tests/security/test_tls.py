@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import Authority, Pair
 from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from gem_client import Admin, InvalidRequest, PermissionDenied, Retry, ServerUnavailable, connect
@@ -16,8 +15,9 @@ from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server_command
 from gem_server.config import ServerConfig, StartError
 from gem_server.security.tls import TlsFiles
-from live import Live, config, serving
-from session_helpers import GRADIENT, model
+from kit.certificates import Authority, Pair
+from kit.model import GRADIENT, model
+from kit.server import Live, config, serving
 
 ONCE = Retry(give_up_after=0.0)
 

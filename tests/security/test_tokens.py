@@ -23,7 +23,7 @@ from gem_server.security.tls import TlsFiles
 from gem_server.security.tokens import ROLES, Entry, TokenFile, parse
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
-from tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens
+from kit.tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens
 
 
 class Log:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from live import DEADLINE
+from kit.server import DEADLINE
 
 
 @dataclass

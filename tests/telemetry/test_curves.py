@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import structlog
-from core_helpers import commit, make_core, start
 from gem_api.history import COLUMNS, read_history
 from gem_server.apply_loop import Timing
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.curves import MAX_POINTS, MIN_INTERVAL, Curves, Point
 from gem_server.telemetry.history import EarlierCurves, History
 from gem_server.telemetry.progress import Evaluation, Progress
+from kit.core import commit, make_core, start
 
 NO_TIME = Timing(0.0, 0.0)
 

@@ -18,10 +18,10 @@ from gem_server import server
 from gem_server.durability import storage
 from gem_server.durability.resume import make_core
 from gem_server.telemetry.health import STUCK_SECONDS, Health
-from live import DEADLINE, Live, config, serving, wait_until
-from session_helpers import Patience, in_background, model
+from kit.model import Patience, in_background, model
+from kit.raw_client import apply_thread_held
+from kit.server import DEADLINE, Live, config, serving, wait_until
 from telemetry.http_client import ask_address
-from wire_client import apply_thread_held
 
 
 def probe(live: Live, path: str) -> tuple[int, str]:

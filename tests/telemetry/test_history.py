@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 import structlog
-from core_helpers import commit, make_core, start
 from gem_api.history import COLUMNS
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.apply_loop import Timing
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.history import History, open_history
-from live import config, serving
-from wire_client import wired
+from kit.core import commit, make_core, start
+from kit.raw_client import wired
+from kit.server import config, serving
 
 NO_TIME = Timing(0.0, 0.0)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from gem_api.process.exposition import serve_metrics
 from gem_api.process.http_port import MAX_CONNECTIONS, MAX_SECONDS, HttpPort
-from live import DEADLINE, wait_until
+from kit.server import DEADLINE, wait_until
 from prometheus_client import CollectorRegistry
 
 if TYPE_CHECKING:

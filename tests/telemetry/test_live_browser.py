@@ -16,10 +16,10 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from gem_server.telemetry.live_page import MAX_WORKERS
-from live import Live, config, serving, wait_until
-from ports import free_address
+from kit.ports import free_address
+from kit.raw_client import SMALL, Wire, wired
+from kit.server import Live, config, serving, wait_until
 from telemetry.browser import BROWSER, NAMES, Browser
-from wire_client import SMALL, Wire, wired
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason=f"needs a Chromium: none of {', '.join(NAMES)} is installed"),

@@ -20,10 +20,10 @@ from gem_server.security.exposure import what_is_open
 from gem_server.telemetry.curves import Point
 from gem_server.telemetry.health import Health
 from gem_server.telemetry.live_page import MAX_WORKERS, LivePage
-from live import DEADLINE, Live, config, serving, wait_until
+from kit.raw_client import SMALL, Wire, wired
+from kit.server import DEADLINE, Live, config, serving, wait_until
 from prometheus_client import CollectorRegistry, generate_latest
 from telemetry.http_client import Response, ask_address
-from wire_client import SMALL, Wire, wired
 
 
 def ask(live: Live, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Response:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_helpers import SMALL, commit, header, make_core, start
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_server.apply_loop import Timing
@@ -21,6 +20,7 @@ from gem_server.core.state_machine import Core
 from gem_server.telemetry.metrics import MAX_TENSORS, Metrics
 from gem_server.telemetry.progress import Evaluation, Progress, Traffic
 from gem_worker.process.metrics import WorkerMetrics
+from kit.core import SMALL, commit, header, make_core, start
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families

@@ -15,10 +15,10 @@ import pytest
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server import apply_loop
-from live import DEADLINE, Live, config, serving
-from ports import free_address
+from kit.ports import free_address
+from kit.raw_client import SMALL, Wire, wired
+from kit.server import DEADLINE, Live, config, serving
 from prometheus_client.parser import text_string_to_metric_families
-from wire_client import SMALL, Wire, wired
 
 # design: "Metrics"; a counter's family has no _total.
 FAMILIES = {

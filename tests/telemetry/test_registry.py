@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core_helpers import make_core
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import WHOLE, Range
 from gem_server.durability.journal import Journal
@@ -15,6 +14,7 @@ from gem_server.durability.storage import Storage
 from gem_server.telemetry.metrics import Metrics
 from gem_server.telemetry.progress import Progress, Traffic
 from gem_server.telemetry.registry import ServerRegistry
+from kit.core import make_core
 from prometheus_client import Metric, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector

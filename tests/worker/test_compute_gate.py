@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from gem_worker.process.compute_gate import TURNS, ComputeGate
-from live import wait_until
+from kit.server import wait_until
 
 
 def test_so_many_get_through_at_once_and_no_more() -> None:

@@ -26,7 +26,7 @@ from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks.digits import Digits
-from live import config, serving
+from kit.server import config, serving
 from prometheus_client.registry import CollectorRegistry
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

@@ -24,8 +24,8 @@ from gem_worker.evaluation import evaluator
 from gem_worker.evaluation.evaluate import Evaluator, RemoteEvaluator
 from gem_worker.tasks import Task, load_task
 from gem_worker.tasks.digits import Digits
-from live import DEADLINE, Live, config, serving, wait_until
-from session_helpers import GRADIENT, model
+from kit.model import GRADIENT, model
+from kit.server import DEADLINE, Live, config, serving, wait_until
 from torch import nn
 
 NOBODY = "127.0.0.1:1"

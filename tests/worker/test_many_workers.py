@@ -18,7 +18,7 @@ from gem_worker.process.pool import WorkerPool
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.worker_task import worker_tasks
 from gem_worker.process.worker_thread import WorkerThread, worst
-from live import wait_until
+from kit.server import wait_until
 from prometheus_client.registry import CollectorRegistry
 from structlog.testing import CapturingLogger
 from torch import Tensor, nn

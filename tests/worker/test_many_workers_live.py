@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from gem_api.hyperparameters import Hyperparameters
-from live import Live, config, serving, wait_until
-from session_helpers import ended, version, workers
+from kit.model import ended, version, workers
+from kit.server import Live, config, serving, wait_until
 
 PATIENCE = 120.0
 TASK = '''

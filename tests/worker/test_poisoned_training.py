@@ -21,10 +21,10 @@ from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks import Task
 from gem_worker.tasks.digits import Digits
-from live import DEADLINE, Live, config, serving, wait_until
+from kit.model import GRADIENT, SIZE, in_background, model, theta, workers
+from kit.regions import abstract
+from kit.server import DEADLINE, Live, config, serving, wait_until
 from prometheus_client.registry import CollectorRegistry
-from region_client import abstract
-from session_helpers import GRADIENT, SIZE, in_background, model, theta, workers
 from torch import Tensor, nn
 
 POISON = 1e6

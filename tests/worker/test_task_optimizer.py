@@ -13,7 +13,7 @@ from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.trainer import train
 from gem_worker.process.worker_task import worker_tasks
 from gem_worker.tasks import Task, TaskError
-from live import config, serving
+from kit.server import config, serving
 from prometheus_client.registry import CollectorRegistry
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

@@ -18,7 +18,7 @@ from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks import Task, TaskError, load_task
 from gem_worker.tasks.convnet import ConvNet
 from gem_worker.tasks.digits import Digits
-from live import Live, config, serving
+from kit.server import Live, config, serving
 from prometheus_client.registry import CollectorRegistry
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

@@ -14,14 +14,15 @@ from typing import Any
 
 import grpc
 import pytest
-import wire_client
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.config import ServerConfig
-from lane_client import COMMIT, LaneFailed, RawLane, message, offer, tcp, unix
-from live import Live, config, serving, wait_until
-from region_client import abstract, linux_only
-from wire_client import CommitStream, Refusal, Theta, Wire, Worker, received_bytes
+
+from kit import raw_client
+from kit.raw_client import CommitStream, Refusal, Theta, Wire, Worker, received_bytes
+from kit.raw_lane import COMMIT, LaneFailed, RawLane, message, offer, tcp, unix
+from kit.regions import abstract, linux_only
+from kit.server import Live, config, serving, wait_until
 
 IN_MEMORY = pytest.param("memory", marks=linux_only)
 WAYS = ["grpc", "tcp", IN_MEMORY]
@@ -115,7 +116,7 @@ def opened(worker: Worker, way: str) -> LaneStream:
 @contextmanager
 def wired(live: Live, way: str = "grpc", **keywords: Any) -> Iterator[Wire]:
     """Runs a client during a `with` block; its workers' commits go this way."""
-    with wire_client.wired(live, **keywords) as wire, ExitStack() as lanes:
+    with raw_client.wired(live, **keywords) as wire, ExitStack() as lanes:
         if way != "grpc":
             wire.open_commits = partial(_open, way, lanes)
         yield wire

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from gem_api.v1 import errors_pb2, lane_pb2
 from gem_api.v1 import training_pb2 as pb
-from live import DEADLINE
-from wire_client import Refusal, Theta, Worker
+
+from kit.raw_client import Refusal, Theta, Worker
+from kit.server import DEADLINE
 
 HELLO, WELCOME, COMMIT, RESULT, ERROR, RENEW = 1, 2, 3, 4, 5, 6
 PREFIX = 24

@@ -17,9 +17,10 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from lane_client import LaneFailed, RawLane, header, hello, offer, unix
-from live import Live, config, serving, wait_until
-from wire_client import SMALL, Theta, Wire, Worker, wired
+
+from kit.raw_client import SMALL, Theta, Wire, Worker, wired
+from kit.raw_lane import LaneFailed, RawLane, header, hello, offer, unix
+from kit.server import Live, config, serving, wait_until
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="shared memory is Linux's memfd")
 PAGE = 4096

@@ -21,7 +21,8 @@ from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_api.v1 import training_pb2 as pb
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
-from live import DEADLINE, Live
+
+from kit.server import DEADLINE, Live
 
 T = TypeVar("T")
 Theta = npt.NDArray[np.float32]

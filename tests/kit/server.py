@@ -18,7 +18,8 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import ServerConfig
 from gem_server.event_loop import DecidingLoop
 from gem_server.server import Server
-from ports import free_address
+
+from kit.ports import free_address
 
 T = TypeVar("T")
 _ANY = "127.0.0.1:0"

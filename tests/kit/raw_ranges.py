@@ -14,9 +14,10 @@ from gem_api.layout import Layout
 from gem_api.ranges import Range
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
-from live import Live, config, serving
-from ways import wired
-from wire_client import Wire, Worker
+
+from kit.raw_client import Wire, Worker
+from kit.server import Live, config, serving
+from kit.ways import wired
 
 TWO = Layout.of({"w": (3, 2500), "b": (700,), "empty": (0, 4)})  # 8,200 parameters: w is cut by two ranges
 SUMS = Hyperparameters(rule="downpour", learning_rate=1.0)  # θ ← θ − g

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import Retry, Session
-from live import Live, wait_until
+
+from kit.server import Live, wait_until
 
 T = TypeVar("T")
 Array = npt.NDArray[np.float32]

@@ -1,0 +1,1 @@
+"""What the tests of several rooms share: real servers, raw clients, models, processes."""
