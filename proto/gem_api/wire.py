@@ -2,7 +2,6 @@
 
 float32    4 bytes an element, without conversion or loss
 bfloat16   2 bytes an element, float32's range, 8 significant bits
-float16    2 bytes an element, 11 significant bits, magnitudes up to 65,504
 int8       about 1 byte an element, gradients only: blocks with a scale each, and error feedback
 
 `v1/tensors.proto` defines every bit.
@@ -23,7 +22,7 @@ from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2 as pb
 
 if TYPE_CHECKING:
-    from gem_api.conversions import ByteArray, Conversion
+    from gem_api.conversions import ByteArray
 
 
 class Encoder(Protocol):
@@ -105,22 +104,20 @@ class Float32(ThetaFormat):
         return chunks(packed)
 
 
-class Half(ThetaFormat):
-    """bfloat16 and float16: two bytes an element, rounded to nearest, ties to even."""
+class BFloat16(ThetaFormat):
+    """bfloat16: two bytes an element, rounded to nearest, ties to even."""
 
     def assembly(self, into: Vector) -> Assembly:
-        return Assembly(into, self.packing, self._conversion().decode)
+        from gem_api.conversions import decode_bfloat16
+
+        return Assembly(into, self.packing, decode_bfloat16)
 
     def pieces(self, packed: Vector) -> Iterator[ByteArray]:
-        encode = self._conversion().encode
+        from gem_api.conversions import encode_bfloat16
+
         for part, room in self.packing.pieces(packed.size):
-            encode(packed[part], room)
+            encode_bfloat16(packed[part], room)
             yield room
-
-    def _conversion(self) -> Conversion:
-        from gem_api.conversions import HALVES
-
-        return HALVES[self.name]
 
 
 class Int8(Format):
@@ -138,10 +135,9 @@ class Int8(Format):
 
 
 FLOAT32 = Float32("float32", pb.WIRE_DTYPE_FLOAT32, PLAIN)
-BFLOAT16 = Half("bfloat16", pb.WIRE_DTYPE_BFLOAT16, Packing(1, 0, 2))
-FLOAT16 = Half("float16", pb.WIRE_DTYPE_FLOAT16, Packing(1, 0, 2))
+BFLOAT16 = BFloat16("bfloat16", pb.WIRE_DTYPE_BFLOAT16, Packing(1, 0, 2))
 INT8 = Int8("int8", pb.WIRE_DTYPE_INT8_BLOCK, Packing(256, 4, 1))
-THETA_FORMATS: dict[str, ThetaFormat] = {known.name: known for known in (FLOAT32, BFLOAT16, FLOAT16)}
+THETA_FORMATS: dict[str, ThetaFormat] = {known.name: known for known in (FLOAT32, BFLOAT16)}
 GRADIENT_FORMATS: dict[str, Format] = {**THETA_FORMATS, INT8.name: INT8}
 
 Known = TypeVar("Known", bound=Format)
