@@ -312,7 +312,7 @@ def _require_few(tensors: int) -> None:
 
 
 def _from_spec(spec: pb.TensorSpec) -> Tensor:
-    """Without a factor on the wire it is 1: workers of earlier versions send none."""
+    """Without a factor on the wire it is 1."""
     factor = spec.rate_factor if spec.HasField("rate_factor") else 1.0
     shape = tuple(spec.shape[: MAX_AXES + 1])  # enough to see that there are too many
     return Tensor(spec.name, shape, factor, not spec.no_weight_decay)

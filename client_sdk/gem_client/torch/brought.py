@@ -162,11 +162,8 @@ def _number(group: Mapping[str, Any], name: str) -> float:
     return float(group.get(name, 0.0))
 
 
-def require_taken(choice: OptimizerChoice, settings: Hyperparameters) -> None:
-    """Logs what the server has decided otherwise than the worker that brought the optimizer. Raises InvalidRequest if it has
-    ignored the optimizer, as servers of earlier versions do."""
-    if choice.optimizer != settings.optimizer:
-        raise InvalidRequest("this server is of an earlier version, which knows no optimizers but its own SGD: update it")
+def log_differences(choice: OptimizerChoice, settings: Hyperparameters) -> None:
+    """Logs the settings in which the server differs from the optimizer that the worker brought."""
     for name in ("learning_rate", "weight_decay"):
         brought, own = getattr(choice, name, None), getattr(settings, name)
         if brought is not None and brought != own:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gem_client.answer import Answer
 from gem_client.session import Session
 from gem_client.torch.arguments import require_parameters, require_step
-from gem_client.torch.brought import On, bring, require_taken
+from gem_client.torch.brought import On, bring, log_differences
 from gem_client.torch.local_sgd import LocalSgd, bare
 from gem_client.torch.local_steps import LocalSteps
 from gem_client.torch.parameters import (
@@ -432,7 +432,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._base.generation != self._generation:
             self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
             if self._brought.choice is not None:
-                require_taken(self._brought.choice, self._settings)
+                log_differences(self._brought.choice, self._settings)
             tensors = self._session.layout.tensors
             self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()

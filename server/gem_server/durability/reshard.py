@@ -41,7 +41,7 @@ from gem_server.rules import RULES, rule_of
 from gem_server.rules.base import require_by_element
 
 Advance = Callable[[int], object]
-_OF_ONE_FILE = ("files", "sha256", "log", "range")
+_OF_ONE_FILE = ("files", "sha256")
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,16 @@ class Resharding:
         state = {name: value for name, value in self.lead.items() if name not in _OF_ONE_FILE}
         ended = {**state["ended"], EndReason.ROLLED_BACK: state["ended"].get(EndReason.ROLLED_BACK, 0) + self.leases}
         as_before = self.count == len(self.found)  # the norms of other ranges say nothing about those of this one
-        state |= {
+        return state | {
             "server_version": __version__,
             "leases": [],
             "ended": ended,
-            "norms": self.found[part.index].state.get("norms", []) if as_before else [],
+            "norms": self.found[part.index].state["norms"] if as_before else [],
             "ledger": self._ledger(part),
+            "range": [part.index, part.count],
+            "log": None,
+            "last": False,
         }
-        return state if part.whole else {**state, "range": [part.index, part.count]}
 
     def _ledger(self, part: Range) -> dict[str, Any]:
         """The ledger with all shards returned, if the range leads; else an empty one."""

@@ -5,7 +5,7 @@ COUNT, BIG     a whole number from 0 to 2⁶³ − 1, or to 2⁶⁴ − 1
 REAL           a number that a float can hold, infinities and NaN too
 (form, …)      an array of exactly these
 [form]         an array of any length
-{name: form}   an object with at least these names; one that is Optional(form) may be missing
+{name: form}   an object with at least these names
 {str: form}    an object with any names
 Maybe(form)    that, or null
 """
@@ -30,13 +30,6 @@ class Whole:
 @dataclass(frozen=True)
 class Maybe:
     """That, or null."""
-
-    form: Form
-
-
-@dataclass(frozen=True)
-class Optional:
-    """That, or nothing at all: a name that an older version did not write."""
 
     form: Form
 
@@ -96,8 +89,6 @@ def _require_members(value: dict[str, Any], form: dict[Any, Form], what: str) ->
     if str in form:
         form = dict.fromkeys(value, form[str])
     for name, each in form.items():
-        optional = isinstance(each, Optional)
-        if name in value:
-            require(value[name], each.form if optional else each, f"{what}.{name}")
-        elif not optional:
+        if name not in value:
             raise ValueError(f"{what} has no {name!r}")
+        require(value[name], each, f"{what}.{name}")

@@ -7,34 +7,29 @@ from typing import Any
 from gem_api.hyperparameters import DECLARATIONS, Hyperparameters
 from gem_api.ranges import MAX_RANGES
 
-from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, Optional, require
+from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, require
 
 _PI = {
     "counts": [COUNT], "edges": [REAL], "median": REAL, "tensor_medians": [REAL], "proxy_energy": REAL, "central_energy": REAL,
 }  # fmt: skip
 _ANSWER = {
     "ticket": COUNT, "worker": str, "sequence": COUNT, "version": COUNT, "base_version": COUNT, "staleness": COUNT,
-    "loss": Maybe(REAL), "samples": COUNT, "pi": Maybe(_PI), "scale": Optional(REAL), "discarded": Optional(bool),
+    "loss": Maybe(REAL), "samples": COUNT, "pi": Maybe(_PI), "scale": REAL, "discarded": bool,
 }  # fmt: skip
 _LEASE = {
     "lease_id": str, "worker": str, "sequence": COUNT, "base_version": COUNT, "answer": Maybe(_ANSWER),
-    "owner": Optional(str), "spare_version": Optional(Maybe(COUNT)),
+    "owner": str, "spare_version": Maybe(COUNT),
 }  # fmt: skip
 _LEDGER = {
     "samples": BIG, "completed": COUNT, "samples_completed": BIG, "next_id": COUNT,
     "decks": [(str, COUNT, BIG, [(COUNT, BIG, BIG)])], "held": [(str, COUNT, str, COUNT, BIG, BIG)],
 }  # fmt: skip
-# Hyper-parameters that the first checkpoints and logs did not have yet.
-_ADDED_LATER = frozenset({
-    "rule_options", "local_steps", "local_momentum", "weight_decay", "schedule", "warmup_versions", "decay_versions",
-    "decay_factor", "optimizer", "optimizer_options", "batch_variation", "warmup_factor",
-})  # fmt: skip
 _STATE = {
     "run_id": str, "hyperparameters": {}, "layout": [(str, [COUNT])],
-    "groups": Optional({str: (REAL, bool)}), "version": COUNT, "next_ticket": COUNT,
+    "groups": {str: (REAL, bool)}, "version": COUNT, "next_ticket": COUNT,
     "outcomes": {str: COUNT}, "ended": {str: COUNT}, "steps_done": {str: COUNT}, "samples_committed": BIG, "leases": [_LEASE],
-    "ledger": _LEDGER, "norms": Optional([REAL]), "shared": Optional({str: REAL}), "log": Optional((COUNT, COUNT)),
-    "range": Optional((COUNT, COUNT)), "last": Optional(bool),
+    "ledger": _LEDGER, "norms": [REAL], "shared": {str: REAL}, "log": Maybe((COUNT, COUNT)),
+    "range": (COUNT, COUNT), "last": bool,
 }  # fmt: skip
 
 
@@ -42,9 +37,9 @@ def require_state(state: Any) -> None:
     """Raises ValueError, naming the part, if a state is invalid in itself, or has shards that its samples do not contain."""
     require(state, _STATE, "state")
     require_hyperparameters(state["hyperparameters"], "state.hyperparameters")
-    index, count = state.get("range", (0, 2))
-    if not index < count <= MAX_RANGES or count < 2:
-        raise ValueError(f"state.range is {index} of {count}: there are 2 to {MAX_RANGES} ranges, from 0")
+    index, count = state["range"]
+    if not index < count <= MAX_RANGES:
+        raise ValueError(f"state.range is {index} of {count}: there are 1 to {MAX_RANGES} ranges, from 0")
     ledger, most = state["ledger"], state["hyperparameters"]["shard_size"]
     returned = [shard for deck in ledger["decks"] for shard in deck[3]]
     for begin, end in [*(shard[1:] for shard in returned), *(shard[4:] for shard in ledger["held"])]:
@@ -60,7 +55,7 @@ def require_state(state: Any) -> None:
 def require_hyperparameters(values: Any, what: str) -> None:
     """Raises ValueError, naming the hyper-parameter, if one is missing, unknown or invalid."""
     require(values, {}, what)
-    if missing := DECLARATIONS.keys() - _ADDED_LATER - values.keys():
+    if missing := DECLARATIONS.keys() - values.keys():
         raise ValueError(f"{what} has no {min(missing)!r}")
     if unknown := values.keys() - DECLARATIONS.keys():
         raise ValueError(f"{what} has an unknown name, {min(unknown)[:50]!r}")
