@@ -18,7 +18,7 @@ from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
 from gem_api.schedule import factor
 
-from gem_server.core import arithmetic, checks, following, optimizer_choice
+from gem_server.core import arithmetic, checks, optimizer_choice
 from gem_server.core.central_variable import CentralVariable, Copy
 from gem_server.core.commits import Arrived, Commit, Step, as_floats
 from gem_server.core.facts import (
@@ -39,7 +39,6 @@ from gem_server.core.optimizer_choice import Choice
 from gem_server.core.quarantine import Quarantine
 from gem_server.core.records import Kind, Record, Recorder, forget
 from gem_server.core.shards import MAX_SHARDS, NoShard, Shard, ShardLedger, require_windows_fit
-from gem_server.core.undo import undone_if_rule_raises
 from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
 from gem_server.rules.base import require_by_element
 
@@ -167,10 +166,10 @@ class Core:
         self.quarantine.require_free(worker)
         predecessor = self.leases.named(worker)
         checks.require_same_owner(predecessor, worker, owner)
-        following.require_shown(self.part, lead)
+        checks.require_shown(self.part, lead)
         layout = layout.part(self.part)
         if lead is not None:
-            following.require_usable_id(self.leases, lead, worker)
+            checks.require_usable_id(self.leases, lead, worker)
             if predecessor is not None and predecessor.lease_id == lead.lease_id:
                 return self._registered(predecessor, None)
             self._follow(lead)
@@ -182,7 +181,7 @@ class Core:
         rule = self.rule if settings == self.settings else checks.rule_for_worker(settings)
         checks.require_trainable(rule, layout)
         if lead is not None:
-            following.require_same_settings(lead, settings)
+            checks.require_same_settings(lead, settings)
         with self.memory.under(rule):
             self.memory.require_room_for_worker(layout, overlap, freed=predecessor)
             theta, buffers, upload = self.memory.take(layout, overlap)
@@ -205,7 +204,7 @@ class Core:
     def _follow(self, lead: LeadsAnswer) -> None:
         """Takes part in the lead's run. Without a model, this server drops the leases of another run: the lead has lost it."""
         if self.central.initialized:
-            following.require_known_run(lead, self.run_id)
+            checks.require_known_run(lead, self.run_id)
         elif lead.run_id != self.run_id:
             self._dropped += self.end_unfit(lambda lease: True)
             self.run_id = lead.run_id
@@ -419,7 +418,7 @@ class Core:
             return arithmetic.move(self.rule, self.central, commit, rule_input, accepted)
 
     def _undone_if_rule_raises(self, lease: Lease) -> AbstractContextManager[None]:
-        return undone_if_rule_raises(self.rule, self.settings.rule, self.central.theta, self.shared, lease)
+        return arithmetic.undone_if_rule_raises(self.rule, self.settings.rule, self.central.theta, self.shared, lease)
 
     def failed(self, commit: Commit) -> None:
         """Call this if the rule raised: the commit leaves the queue, and its sequence may be sent again."""
