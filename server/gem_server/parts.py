@@ -29,9 +29,8 @@ from gem_server.rules.threads import Threads
 from gem_server.telemetry.curves import Curves
 from gem_server.telemetry.history import open_history
 from gem_server.telemetry.live_page import LiveStatus
-from gem_server.telemetry.metrics import Metrics
+from gem_server.telemetry.metrics import Metrics, ServerRegistry
 from gem_server.telemetry.progress import Progress, Traffic
-from gem_server.telemetry.registry import ServerRegistry
 
 Clock = Callable[[], float]
 
