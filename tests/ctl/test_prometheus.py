@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
-from gem_api.process.exposition import serve_metrics
+from gem_api.process.http_port import serve_metrics
 from gem_client import Admin, NonFiniteGradient, connect
 from gem_ctl.cli import main
 from gem_ctl.dashboards import DASHBOARDS

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gem_api.process.exposition import serve_metrics
+from gem_api.process.http_port import serve_metrics
 from gem_client import Admin, connect
 from gem_server import server
 from gem_server.durability import storage
