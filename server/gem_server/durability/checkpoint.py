@@ -42,7 +42,7 @@ from gem_server.durability.capture import Capture
 from gem_server.durability.journal import LogPosition
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.state_form import require_state
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import Storage, write_atomically
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.rules import PiFacts
 from gem_server.rules.base import Buffers
@@ -129,16 +129,10 @@ def write(
     storage.make_directories(directory)
     _remove_left_over(directory, storage)
     path, scratch = _next_name(directory, captured.state["version"], storage), directory / f".writing-{os.getpid()}"
-    try:
+    with write_atomically(storage, scratch, path):
         storage.make_directory(scratch)
         model = Tensors({name: tensor.shape for name, tensor in captured.model.items()}, captured.model.__getitem__)
         write_files(scratch, captured.state, model, Tensors(captured.shapes, captured.tensor), storage)
-        storage.rename(scratch, path)
-        storage.sync_directory(directory)
-    except BaseException:
-        with suppress(OSError):
-            storage.remove(scratch)
-        raise
     _remove_old(directory, path, keep, storage, logger, spared)
     return path
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +35,7 @@ from gem_server.durability.range_files import (
     read,
     require_end,
 )
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import Storage, write_atomically
 from gem_server.rules import RULES, rule_of
 from gem_server.rules.base import require_by_element
 
@@ -164,17 +163,11 @@ def write(resharding: Resharding, out: Path, advance: Advance = lambda nbytes: N
     storage, out = storage or Storage(), out.absolute()
     theta, buffers = joined_theta(resharding.found), joined_buffers(resharding.found)
     scratch = out.parent / f".{out.name}.writing-{os.getpid()}"
-    try:
+    with write_atomically(storage, scratch, out):
         storage.make_directories(scratch, 0o700)
         for index in range(resharding.count):
             _write_range(resharding, Range(index, resharding.count), scratch, theta, buffers, advance, storage)
         storage.sync_directory(scratch)
-        storage.rename(scratch, out)
-        storage.sync_directory(out.parent)
-    except BaseException:
-        with suppress(OSError):
-            storage.remove(scratch)
-        raise
 
 
 def folder_of(out: Path, part: Range) -> Path:
