@@ -113,7 +113,7 @@ class CommitPath:
         else:
             self.apply_loop.submit(self.core.ticket(lease, header, self.clock(), arrived, measured))
         call.answering = True
-        self.progress.came_by(lease.worker, call.transport)
+        self.progress.record_transport(lease.worker, call.transport)
         return self.reply(lease, header.sequence)
 
     def reply(self, lease: Lease, sequence: int) -> Reply:
