@@ -163,7 +163,7 @@ class Server:
             yield "curves", partial(_repeat, MIN_INTERVAL, parts.curves.sample)
             yield "health", partial(_repeat, BEAT_SECONDS, parts.endpoint.health.beat)
             yield "lag", partial(_measure_lag, parts.metrics.lagged)
-        yield "hold", partial(_repeat, 1.0, parts.commit_path.look_after_hold)
+        yield "hold", partial(_repeat, 1.0, parts.commit_path.expire_hold)
         yield "lane", parts.lane.run
         yield "regions", partial(_repeat, 1.0, parts.lane.regions.take_back)
         if parts.history:

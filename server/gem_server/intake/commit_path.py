@@ -146,7 +146,7 @@ class CommitPath:
         """Gives the commits that wait in this round of the hold their tickets, in the order of arrival."""
         self._go_on(self.hold.end(number))
 
-    def look_after_hold(self) -> None:
+    def expire_hold(self) -> None:
         """Ends a hold whose time is up, and waits no longer for leases that have ended. Call it about once a second."""
         for held in self.hold.drop_ended(self.core.leases):
             held.ticketed.set_exception(LeaseEnded("the lease ended while the commit waited for a checkpoint: register again"))
