@@ -32,8 +32,8 @@ class Path:
     def begin_hold(self) -> dict[str, int]:
         return self.hold.begin(self._machine.server.core.leases, self._machine.now)
 
-    def let_through(self, cut: Mapping[str, int]) -> None:
-        self._machine.go_on(self.hold.let_through(cut))
+    def release_up_to(self, cut: Mapping[str, int]) -> None:
+        self._machine.go_on(self.hold.release_up_to(cut))
 
     def end_hold(self, number: int) -> None:
         self._machine.go_on(self.hold.end(number))

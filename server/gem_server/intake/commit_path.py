@@ -129,14 +129,14 @@ class CommitPath:
     # -- holding commits back
 
     def begin_hold(self) -> dict[str, int]:
-        """Gives no commit a ticket from now on, until `let_through` or `end_hold`. Returns, by lease id, the largest sequence
+        """Gives no commit a ticket from now on, until `release_up_to` or `end_hold`. Returns, by lease id, the largest sequence
         that has a ticket. Raises as `Hold.begin`."""
         return self.hold.begin(self.core.leases, self.clock())
 
-    def let_through(self, cut: Mapping[str, int]) -> None:
-        """Gives tickets up to the cut. Raises as `Hold.let_through`; a hold that still waited for its cut ends then."""
+    def release_up_to(self, cut: Mapping[str, int]) -> None:
+        """Gives tickets up to the cut. Raises as `Hold.release_up_to`; a hold that still waited for its cut ends then."""
         try:
-            self._go_on(self.hold.let_through(cut))
+            self._go_on(self.hold.release_up_to(cut))
         except CheckpointFailed:
             if not self.hold.has_cut:  # otherwise it belongs to another checkpoint
                 self.end_hold(self.hold.active)

@@ -65,7 +65,7 @@ class RangeCheckpoint:
         """
         self._require_ranged()
         hold = self.path.hold.active
-        self.path.let_through(cut)
+        self.path.release_up_to(cut)
         try:
             return await self.checkpointer.write(self._once_reached(hold))
         finally:
