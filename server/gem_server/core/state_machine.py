@@ -220,7 +220,7 @@ class Core:
         _, buffers, upload = self.memory.take(layout, overlap)
         self.leases.open(lease_id, worker, buffers, upload, now, owner)
 
-    def came_back(self, shard_ids: int | None) -> None:
+    def mark_restarted(self, shard_ids: int | None) -> None:
         """Call this after the server has restarted with this run.
 
         Without a log, the restart may have lost commits that workers know to be applied. `admit` ends each lease whose next

@@ -83,7 +83,7 @@ def recover(
     core = _restored(path, state, new_core, now)
     saved = core.central.version
     number, torn, missing = replay(directory, state, core, now)
-    core.came_back(None if logged and state["log"] else random())
+    core.mark_restarted(None if logged and state["log"] else random())
     return Recovered(core, path, saved, number, torn, None if state["last"] else missing)
 
 
