@@ -95,7 +95,7 @@ def test_without_a_model_a_range_follows_the_lead_to_another_run() -> None:
     core.register("ann", LAYOUT, 0.0, lead=lead())
     registration = core.register("bob", LAYOUT, 1.0, lead=lead("b" * 32, "another run"))
     assert core.run_id == "another run"
-    assert [(ended.worker, ended.reason) for ended in core.take_dropped()] == [("ann", EndReason.ROLLED_BACK)]
+    assert [(ended.worker, ended.reason) for ended in core.pop_ended_leases()] == [("ann", EndReason.ROLLED_BACK)]
     assert registration.must_initialize, "the worker of the lost run was to initialise the range"
 
 

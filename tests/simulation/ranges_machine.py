@@ -65,7 +65,7 @@ class RangeMachine(Machine):
         try:
             joined = core.register(request.worker, setup.layout, self.now, overlap, choice=setup.choice, lead=lead)
         finally:
-            core.take_dropped()
+            core.pop_ended_leases()
         self._answer(request, (joined, LeadsAnswer(joined.lease_id, core.run_id, core.settings)))
 
     def _serve_renew(self, request: Request, lease: str) -> None:

@@ -249,7 +249,7 @@ class Core:
         """Ends the leases whose workers cannot continue after a restart."""
         return [self._end(lease, EndReason.ROLLED_BACK) for lease in filter(unfit, list(self.leases.live.values()))]
 
-    def take_dropped(self) -> list[Ended]:
+    def pop_ended_leases(self) -> list[Ended]:
         """The leases that `admit` and `register` have ended since the last call, except for those that were replaced."""
         taken, self._dropped = self._dropped, []
         return taken

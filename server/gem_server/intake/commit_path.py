@@ -206,7 +206,7 @@ class CommitPath:
             self.logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
             self.lease_ended(ended, call)
             self.core.quarantine.require_free(ended.worker)
-        for dropped in self.core.take_dropped():
+        for dropped in self.core.pop_ended_leases():
             self.lease_ended(dropped, call)
 
     def lease_ended(self, ended: Ended, notified: Call | None = None) -> None:

@@ -189,7 +189,7 @@ class TrainingServicer:
                 request.worker_name, layout, self.clock(), request.overlap, caller.owner, choice, lead
             )
         finally:
-            for dropped in self.core.take_dropped():
+            for dropped in self.core.pop_ended_leases():
                 self._lease_ended(dropped)
         if registration.ended:
             self._lease_ended(registration.ended)
