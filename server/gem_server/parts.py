@@ -75,7 +75,7 @@ class Parts:
 
         self.core, last_record, self.outdated = make_core(config, clock, logger)
         core = self.core
-        core.leases.looked(clock())  # restored leases do not expire because this start takes long
+        core.leases.extend_after_suspension(clock())  # restored leases do not expire because this start takes long
         core.rule.use_threads(Threads(config.apply_threads))
 
         calls = Calls(core.leases.owner)

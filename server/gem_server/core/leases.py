@@ -195,7 +195,7 @@ class LeaseTable:
         lease.expires_at, lease.starting = now + self.duration, False
         return lease
 
-    def looked(self, now: float) -> float:
+    def extend_after_suspension(self, now: float) -> float:
         """Records that the server checks its leases now. Call it often, and before `expired`.
 
         A long gap between two calls does not count against the leases: the server or its machine was stopped, and could not

@@ -239,7 +239,7 @@ class TrainingServicer:
     def expire_leases(self) -> None:
         """Ends expired leases. Time during which this server was suspended does not count."""
         now = self.clock()
-        if stood_still := self.core.leases.looked(now):
+        if stood_still := self.core.leases.extend_after_suspension(now):
             self.logger.warning(
                 "the server was suspended or slow to start; all leases are extended", seconds=round(stood_still, 1),
                 workers=len(self.core.leases.live),
