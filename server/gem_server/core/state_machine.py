@@ -107,7 +107,7 @@ class Core:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.steps_done: dict[str, int] = {}
         self.samples_committed = 0
-        self._dropped: list[Ended] = []
+        self._ended_leases: list[Ended] = []
 
     def record_to(self, recorder: Recorder) -> None:
         """Sends the records of all further events to `recorder`. Earlier events are in the checkpoint that the log follows."""
@@ -206,7 +206,7 @@ class Core:
         if self.central.initialized:
             checks.require_known_run(lead, self.run_id)
         elif lead.run_id != self.run_id:
-            self._dropped += self.end_unfit(lambda lease: True)
+            self._ended_leases += self.end_unfit(lambda lease: True)
             self.run_id = lead.run_id
 
     def _alone(self, predecessor: Lease | None) -> bool:
@@ -251,7 +251,7 @@ class Core:
 
     def pop_ended_leases(self) -> list[Ended]:
         """The leases that `admit` and `register` have ended since the last call, except for those that were replaced."""
-        taken, self._dropped = self._dropped, []
+        taken, self._ended_leases = self._ended_leases, []
         return taken
 
     def _end(self, lease: Lease, reason: EndReason) -> Ended:
@@ -357,7 +357,7 @@ class Core:
         if gaps:
             checks.require_not_older(lease, header)
         if checks.knows_lost_commits(lease, header, gaps):
-            self._dropped.append(self._end(lease, EndReason.ROLLED_BACK))
+            self._ended_leases.append(self._end(lease, EndReason.ROLLED_BACK))
             raise LeaseEnded("the server restarted without this worker's last commit: register again", EndReason.ROLLED_BACK)
         checks.require_due(lease, header.sequence, gaps)
         checks.require_applicable(header, self.rule.kind, self.settings, self.central.version)
