@@ -97,7 +97,7 @@ class Parts:
         self.checkpointer = Checkpointer(
             config.checkpoint_dir, config.checkpoint_keep, core, self.apply_loop, self.progress, clock, logger,
             before=self.history.flush if self.history else lambda: None,
-            notified=self.group_commit.based if self.group_commit else lambda: None,
+            notified=self.group_commit.base_checkpoint_written if self.group_commit else lambda: None,
             journal=journal, log_limit=config.log_limit,
         )  # fmt: skip
 
