@@ -37,7 +37,7 @@ from gem_server.core.memory_budget import Memory
 from gem_server.core.norm_bound import NormHistory
 from gem_server.core.optimizer_choice import Choice
 from gem_server.core.quarantine import Quarantine
-from gem_server.core.records import Kind, Record, Recorder, forget
+from gem_server.core.records import Kind, Record, Recorder, discard_record
 from gem_server.core.shards import MAX_SHARDS, NoShard, Shard, ShardLedger, require_windows_fit
 from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
 from gem_server.rules.base import require_by_element
@@ -98,7 +98,7 @@ class Core:
         self.shared = Shared(numbers=dict(self.rule.numbers))
         self.leases = LeaseTable(lease_seconds, new_id)
         self.memory = Memory(memory_limit, self.rule, self.central, self.leases)
-        self.record: Recorder = forget
+        self.record: Recorder = discard_record
         self.logged = logged
         self.ledger = ShardLedger(settings)
         self.norms = norms or NormHistory()
