@@ -1,4 +1,4 @@
-"""Who comes to the lane's port and to its Unix socket: tokens, visitors that misbehave, and the socket's place."""
+"""Who comes to the lane's port and to its Unix socket: tokens, connections that misbehave, and the socket's place."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.config import StartError
 from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.listener import TOKEN_SECONDS
+from gem_server.lane.pending_connections import MAX_PENDING
 from gem_server.lane.reactor import GRACE_SECONDS
-from gem_server.lane.visitors import MAX_VISITORS
 from kit.raw_client import SMALL, Wire, Worker, wired
 from kit.raw_lane import COMMIT, HELLO, RENEW, WELCOME, LaneFailed, RawLane, committed, hello, message, offer, opened, tcp, unix
 from kit.regions import ENDS, abstract, asked, handed_over, memory_bytes, shared, shares
@@ -45,9 +45,9 @@ def connected(live: Live, way: str) -> RawLane:
     return tcp(live.server.parts.lane._listener.port)
 
 
-def visitors(live: Live) -> int:
+def pending(live: Live) -> int:
     """Connections that have not shown a token yet."""
-    return live.on_loop(lambda: len(live.server.parts.lane._visitors))
+    return live.on_loop(lambda: len(live.server.parts.lane._pending))
 
 
 def connections(live: Live) -> int:
@@ -150,7 +150,7 @@ def test_asking_for_a_lane_is_a_sign_of_life(live: Live, worker: Worker) -> None
     assert worker.commit()[0].version == 1
 
 
-# -- visitors of every kind
+# -- connections of every kind
 
 STRANGERS: dict[str, Callable[[bytes], bytes]] = {
     "says nothing": lambda token: b"",
@@ -186,7 +186,7 @@ def test_a_stranger_gets_nothing_and_stops_no_one(kind: str, way: str, live: Liv
         lane.send(said)
     lane.hang_up()
     assert not welcomed(lane, way)
-    wait_until(lambda: (visitors(live), connections(live)) == (0, 0), "the visit to end")
+    wait_until(lambda: (pending(live), connections(live)) == (0, 0), "the visit to end")
     assert memory_bytes(live) == before
     assert shares(worker)
 
@@ -225,7 +225,7 @@ def test_who_resets_the_connection_at_once_holds_nobody_up(live: Live, worker: W
 def test_a_visitor_has_ten_seconds_for_its_token(said: bytes, way: str, live: Live, worker: Worker) -> None:
     with connected(live, way) as lane:
         lane.send(said)
-        wait_until(lambda: visitors(live) == 1, "the visit to begin")
+        wait_until(lambda: pending(live) == 1, "the visit to begin")
         live.clock.advance(HELLO_SECONDS - 0.5)
         lane.sock.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -233,7 +233,7 @@ def test_a_visitor_has_ten_seconds_for_its_token(said: bytes, way: str, live: Li
         live.clock.advance(1)
         lane.sock.settimeout(DEADLINE)
         assert lane.closed()  # though it never hangs up itself
-    wait_until(lambda: (visitors(live), connections(live)) == (0, 0), "the visit to end")
+    wait_until(lambda: (pending(live), connections(live)) == (0, 0), "the visit to end")
 
 
 def test_bytes_one_at_a_time_give_a_visitor_no_more_time(live: Live, worker: Worker) -> None:
@@ -263,14 +263,14 @@ def test_hundreds_of_connections_that_say_nothing_hold_an_honest_one_up_for_a_mo
     """A bounded number of them is open; the oldest makes room for the next."""
     with wired(live) as far_wire, ExitStack() as stack:
         far = far_wire.join("far")
-        for _ in range(2 * MAX_VISITORS):
+        for _ in range(2 * MAX_PENDING):
             stack.enter_context(connected(live, way))
-        wait_until(lambda: visitors(live) >= MAX_VISITORS, "every place to be taken")
-        assert connections(live) <= MAX_VISITORS + 2  # an accepted connection of each kind may come on top
+        wait_until(lambda: pending(live) >= MAX_PENDING, "every place to be taken")
+        assert connections(live) <= MAX_PENDING + 2  # an accepted connection of each kind may come on top
         assert far.commit()[0].version == 1
         result = worker.commit()[0]  # on a lane that is opened now
         assert result.version == 2
-    wait_until(lambda: visitors(live) == 0, "the visits to end")
+    wait_until(lambda: pending(live) == 0, "the visits to end")
 
 
 @all_lanes
@@ -289,7 +289,7 @@ def test_the_end_waits_for_no_silent_visitor(live: Live, worker: Worker) -> None
         for number in range(100):
             silent.enter_context(connected(live, "tcp" if number % 2 else "memory"))
         lane = silent.enter_context(opened(worker))
-        wait_until(lambda: visitors(live) == 100, "all to have come")
+        wait_until(lambda: pending(live) == 100, "all to have come")
         assert worker.commit()[0].version == 1
         began = time.monotonic()
         live.stop()

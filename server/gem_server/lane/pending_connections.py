@@ -1,4 +1,4 @@
-"""The connections without a lane: they have not shown their token yet, or were told why their lane has ended.
+"""The connections without a lane: not authenticated yet, or told why their lane has ended.
 
 There is a bounded number of them, each for a bounded time.
 """
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.reactor import Served, shut_down
 
-MAX_VISITORS = 256
+MAX_PENDING = 256
 MOMENT_SECONDS = 1.0  # an honest client shows its token sooner, unless hundreds come at once
 
 
-class Visitors:
-    """Connections before their token, and after their error. Used under the event loop's lock.
+class PendingConnections:
+    """Connections before their token is known, and after their error. Used under the event loop's lock.
 
     Args:
         clock: Returns monotonic seconds.
@@ -39,7 +39,7 @@ class Visitors:
 
     def have_room(self) -> bool:
         """Whether another connection may come. If not, ends those that have had a moment."""
-        if len(self._since) < MAX_VISITORS:
+        if len(self._since) < MAX_PENDING:
             return True
         now = self._clock()
         for served, since in self._since.items():
