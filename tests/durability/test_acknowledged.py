@@ -17,7 +17,7 @@ from gem_server.core.facts import Admission
 from gem_server.core.records import Record
 from gem_server.durability import checkpoint
 from gem_server.durability.segment import from_text, to_text
-from gem_server.durability.state_form import require_state
+from gem_server.durability.state_schema import require_state
 from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
 from hypothesis import given

@@ -41,7 +41,7 @@ from gem_server.core.state_machine import Core
 from gem_server.durability.capture import Capture
 from gem_server.durability.journal import LogPosition
 from gem_server.durability.scratch import Scratch
-from gem_server.durability.state_form import require_state
+from gem_server.durability.state_schema import require_state
 from gem_server.durability.storage import Storage, write_atomically
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.rules import PiFacts

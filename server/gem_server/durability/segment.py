@@ -26,8 +26,8 @@ from crc32c import crc32c
 from gem_api.framing import Bytes
 
 from gem_server.core.records import Kind, Record
-from gem_server.durability.schema import BIG, COUNT, REAL, Form, Maybe, require
-from gem_server.durability.state_form import require_hyperparameters
+from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, Schema, require
+from gem_server.durability.state_schema import require_hyperparameters
 from gem_server.durability.storage import FULL, NewFile, NoRoom, Storage
 
 _HEADER = struct.Struct("<8sQQI8s")
@@ -41,7 +41,7 @@ _ALIGNMENT = 8
 _ALLOCATION = 64 << 20
 _NAME = re.compile(r"segment-(\d{8,})")
 MAX_SPARES = 2
-_FORMS: dict[Kind, Form] = {
+_SCHEMAS: dict[Kind, Schema] = {
     Kind.OPENED: {"lease": str, "worker": str, "overlap": bool, "owner": str},
     Kind.ENDED: {"lease": str, "reason": str},
     Kind.PULLED: {"lease": str, "version": COUNT},
@@ -278,5 +278,5 @@ def from_text(text: bytes | memoryview, payload: memoryview) -> Record:
     if kind == Kind.BEGAN:
         require_hyperparameters(fields, kind)
     else:
-        require(fields, _FORMS[Kind(kind)], kind)
+        require(fields, _SCHEMAS[Kind(kind)], kind)
     return Record(Kind(kind), fields, (payload,))

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import pytest
-from gem_server.durability.schema import BIG, COUNT, REAL, Form, Maybe, Whole, require
+from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, Schema, Whole, require
 
-RIGHT: list[tuple[Any, Form]] = [
+RIGHT: list[tuple[Any, Schema]] = [
     ("a", str),
     (True, bool),
     (0, COUNT),
@@ -27,7 +27,7 @@ RIGHT: list[tuple[Any, Form]] = [
     ({"x": 1, "y": 2}, {str: COUNT}),
     ([["a", [1]]], [(str, [COUNT])]),
 ]
-WRONG: list[tuple[Any, Form, str]] = [
+WRONG: list[tuple[Any, Schema, str]] = [
     (1, str, "it must be a text, not '1'"),
     (1, bool, "it must be true or false, not '1'"),
     (True, COUNT, "it must be a whole number from 0 to 9223372036854775807, not 'True'"),
@@ -58,12 +58,12 @@ WRONG: list[tuple[Any, Form, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "form"), RIGHT)
-def test_what_has_the_form_is_taken(value: Any, form: Form) -> None:
-    require(value, form, "it")
+@pytest.mark.parametrize(("value", "schema"), RIGHT)
+def test_a_value_that_fits_its_schema_is_taken(value: Any, schema: Schema) -> None:
+    require(value, schema, "it")
 
 
-@pytest.mark.parametrize(("value", "form", "why"), WRONG)
-def test_what_has_another_form_is_refused_by_its_path(value: Any, form: Form, why: str) -> None:
+@pytest.mark.parametrize(("value", "schema", "why"), WRONG)
+def test_a_value_that_does_not_fit_is_refused_by_its_path(value: Any, schema: Schema, why: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
-        require(value, form, "it")
+        require(value, schema, "it")

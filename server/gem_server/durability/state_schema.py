@@ -1,4 +1,4 @@
-"""What a checkpoint's state must look like. Its checksum may be right and its content invalid, so it is checked before use."""
+"""The schema of a checkpoint's state. Its checksum may be right and its content invalid, so it is checked before use."""
 
 from __future__ import annotations
 
