@@ -204,7 +204,7 @@ class Layout:
 
     @cached_property
     def pieces(self) -> tuple[Tensor, ...]:
-        """What lies in a buffer of this layout, in order: the model's tensors, or those of its range.
+        """The tensors in a buffer of this layout, in order: the model's, or those of its range.
 
         A tensor that the range cuts is a piece of one axis, named "NAME[first:last]" by its elements in C order."""
         return self.tensors if self.bounds is None else tuple(self._cut_pieces())

@@ -1,4 +1,4 @@
-"""What a loop gives to `Optimizer`: parameters alone, or an optimizer of PyTorch with its settings."""
+"""The arguments of `Optimizer`: parameters alone, or an optimizer of PyTorch with its settings."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ class Optimizer(torch.optim.Optimizer):
         return returned
 
     def _known_theta(self) -> list[Tensor] | None:
-        """What the parameters should hold; None if that is not known any more."""
+        """The θ that the parameters should hold; None if that is not known any more."""
         if self._overlap or self._project or self._bound is not self._session.theta or self._base != self._session.base:
             return None
         return self._thetas

@@ -50,7 +50,7 @@ def fail(error: RuleFailed) -> None:
 
 
 def facts(rule: UpdateRule, step: Step, pi: PiFacts | None, version: int) -> Applied:
-    """What became of a commit; `version` is the central variable's after it."""
+    """The facts of a finished commit; `version` is the central variable's after it."""
     lease, header = step.commit.lease, step.commit.header
     return Applied(
         ticket=step.commit.ticket,

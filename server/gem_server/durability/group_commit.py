@@ -23,7 +23,7 @@ THREADS = 2  # and so many syncs in parallel
 
 
 class Durability(Protocol):
-    """What a servicer waits for before it replies."""
+    """The log as a servicer waits for it before it replies."""
 
     @property
     def stall(self) -> Stall | None:

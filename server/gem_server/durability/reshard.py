@@ -95,7 +95,7 @@ class Resharding:
             raise BadRanges(str(error)) from None
 
     def state(self, part: Range) -> dict[str, Any]:
-        """What state.json of a new range holds, without the hashes of the files."""
+        """The content of a new range's state.json, without the hashes of the files."""
         state = {name: value for name, value in self.lead.items() if name not in _OF_ONE_FILE}
         ended = {**state["ended"], EndReason.ROLLED_BACK: state["ended"].get(EndReason.ROLLED_BACK, 0) + self.leases}
         as_before = self.count == len(self.found)  # the norms of other ranges say nothing about those of this one

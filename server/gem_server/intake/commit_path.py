@@ -94,7 +94,7 @@ class CommitPath:
         self.core.renew(lease_id, self.clock())
 
     def new_norm(self) -> GradientNorm | None:
-        """What sums up a gradient's norm; None if norms have no bound."""
+        """A sum for a gradient's norm; None if norms have no bound."""
         return GradientNorm() if self.core.norms.bounded else None
 
     def submit(self, call: Call, lease: Lease, header: Header, arrived: Arrived, norm: GradientNorm | None) -> Reply:
@@ -191,7 +191,7 @@ class CommitPath:
         self.durability.require_writable()
 
     def undurable(self, lease: Lease) -> Future[None] | None:
-        """What to wait for until the lease's last commit is on the disk; None if it is there."""
+        """Done once the lease's last commit is on the disk; None if it is there."""
         return self.durability.awaited(lease.recorded)
 
     def require_writable(self) -> None:

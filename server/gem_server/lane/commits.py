@@ -39,7 +39,7 @@ TURN = TURN_BYTES // 4  # elements that are, before others have a turn
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a token stands for.
+    """The right to open one lane, which a token stands for.
 
     Attributes:
         lease_id: The lease whose commits the lane carries.

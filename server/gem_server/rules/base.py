@@ -91,7 +91,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class RuleInput:
-    """What a rule gets with a commit, besides the arrays.
+    """A rule's input with a commit, besides the arrays.
 
     Attributes:
         staleness: τ, commits applied since the worker's pull (Eq. 2).

@@ -42,7 +42,7 @@ MAY_CALL = {
 
 @dataclass(frozen=True)
 class Identity:
-    """Who makes a call.
+    """The caller of an RPC.
 
     Attributes:
         role: Determines which RPCs the caller may use.
@@ -56,7 +56,7 @@ class Identity:
 
 
 class Shown:
-    """What a caller has shown of itself: a call's metadata and certificate, kept beyond the call."""
+    """The credentials of a caller: a call's metadata and certificate, kept beyond the call."""
 
     def __init__(self, context: Any) -> None:
         self._metadata, self._auth = context.invocation_metadata(), context.auth_context()
