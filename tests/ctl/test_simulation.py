@@ -219,6 +219,7 @@ def test_one_worker_less_than_those_that_saturate_does_not(spread: float) -> Non
     assert load(count - 1) < 0.99
 
 
+@pytest.mark.long
 def test_servers_whose_times_vary_are_saturated_by_as_many_workers_whatever_the_seed() -> None:
     scenario = Scenario(replace(SETUP, compute_seconds=0.05), COSTS, server_spread=1.0)
     counts = [saturating_workers(scenario, seed) or 0 for seed in range(4)]
