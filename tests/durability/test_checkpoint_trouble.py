@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gem_api.v1 import training_pb2 as pb
+from durability.checkpoint_helpers import crashed
 from gem_client import Admin, CheckpointFailed, Session, connect
-from gem_server.config import ServerConfig
+from gem_server.config import ServerConfig, StartError
 from gem_server.durability.capture import Capture
-from gem_server.durability.scratch import Scratch
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import NewFile, Storage
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.telemetry.history import History
 from kit.model import GRADIENT, in_background, model, version
@@ -118,6 +118,33 @@ def test_a_checkpoint_stands_though_an_older_one_cannot_be_removed(tmp_path: Pat
         session.commit(GRADIENT)
         assert admin.checkpoint().version == 3
         assert len(list(tmp_path.glob("checkpoint-*"))) == 1
+
+
+def test_a_start_that_keeps_fewer_checkpoints_makes_room_for_its_first(
+    logged: ServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full of older checkpoints, and of the log that only they need."""
+    with serving(logged) as live, connect(live.address) as session, Admin(live.address) as admin:
+        session.join(model())
+        session.commit(GRADIENT)
+        admin.checkpoint()
+        crash = crashed(live, tmp_path / "crashed")
+    folder = crash.checkpoint_dir
+    assert folder is not None
+    create = Storage.create
+
+    def crowded(storage: Storage, path: Path) -> NewFile:
+        if path.name == "model.safetensors" and (
+            len(list(folder.glob("checkpoint-*"))) > 1 or (folder / "log" / "segment-00000001").exists()
+        ):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(storage, path)
+
+    monkeypatch.setattr(Storage, "create", crowded)
+    with pytest.raises(StartError, match=r"No space left on device.*--checkpoint-keep"):
+        Live(crash)
+    with serving(replace(crash, checkpoint_keep=1)) as live:
+        assert version(live) == 1
 
 
 def broken(storage: Storage, path: Path) -> None:
