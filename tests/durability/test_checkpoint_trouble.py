@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from durability.checkpoint_helpers import crashed
+from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, CheckpointFailed, Session, connect
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability.capture import Capture
+from gem_server.durability.scratch import Scratch
 from gem_server.durability.storage import NewFile, Storage
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.telemetry.history import History
