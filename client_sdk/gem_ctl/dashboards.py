@@ -1,4 +1,4 @@
-"""What to watch in a run. The Grafana dashboards and the HTML report are both made of these panels.
+"""What to watch in a run: Grafana's dashboards are made of these panels.
 
 `queries` says how a query names the servers and the workers of a run.
 """

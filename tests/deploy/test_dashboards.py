@@ -31,9 +31,9 @@ COLUMNS = 24  # of Grafana's grid
 
 # The server's metrics that no dashboard shows, and why.
 NOT_SHOWN = {
-    "gem_run": "the run's settings as labels: the report's list of settings",
-    "gem_build": "the server's versions as labels: the report's list of versions",
-    "gem_parameters": "a run has one size of model: a figure at the top of the report",
+    "gem_run": "the run's settings as labels: a list, not a curve",
+    "gem_build": "the server's versions as labels: a list, not a curve",
+    "gem_parameters": "a run has one size of model: gem-ctl status shows it",
     "gem_log_records": "how many are on the disk says little; those that wait are shown",
     "gem_log_stalled": "an alert",
     "gem_pi_median": "of the last commit alone; the quantiles of gem_pi are over all commits of an interval",
