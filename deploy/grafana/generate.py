@@ -1,6 +1,6 @@
 """Writes Grafana's dashboards, and the Helm chart's dashboards and alerts: generate.py [--check]
 
-The dashboards are made from `gem_ctl.dashboards`, that of the runbook from docs/runbook.md, and the chart's alerts from
+The dashboards are made from `gem_dashboards.boards`, that of the runbook from docs/runbook.md, and the chart's alerts from
 deploy/prometheus/alerts.yml. The dashboards are built with Grafana's typed Foundation SDK, so that a wrong option fails here
 and not in a browser. With --check nothing is written; exit status 1 if the committed files are not what would be written.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from gem_ctl.dashboards import ALERTS, DASHBOARDS, EVENTS
-from gem_ctl.panels import Dashboard, Event, Kind, Limits, Panel
+from gem_dashboards.boards import ALERTS, DASHBOARDS, EVENTS
+from gem_dashboards.panels import Dashboard, Event, Kind, Limits, Panel
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, text, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gem_ctl import dashboards, queries
+from gem_dashboards import boards, queries
 from telemetry.exported import TARGET, exported, grouped_by, log_registry, metrics_of, worker_registry
 from telemetry.test_metrics import after_everything
 
@@ -87,7 +87,7 @@ def test_a_dashboard_is_found_by_its_uid_and_by_its_name() -> None:
     assert {board["uid"] for board in BOARDS.values()} == {f"gem-{name}" for name in BOARDS}
     assert {board["uid"]: board["title"] for board in BOARDS.values()} == {
         "gem-runbook": "GEM / Runbook",
-        **{page.uid: page.title for page in dashboards.DASHBOARDS},
+        **{page.uid: page.title for page in boards.DASHBOARDS},
     }
 
 
@@ -159,7 +159,7 @@ def asked() -> Iterator[tuple[str, str, str]]:
     for where, panel in ASKING.items():
         for target in panel["targets"]:
             yield f"{where}, {target['refId']}", target["expr"], target["legendFormat"]
-    for event in dashboards.EVENTS:
+    for event in boards.EVENTS:
         yield f"event: {event.name}", event.expr, ""
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from gem_api.process.exposition import serve_metrics
 from gem_client import Admin, NonFiniteGradient, connect
-from gem_ctl.dashboards import DASHBOARDS
-from gem_ctl.range_panels import RANGES
+from gem_dashboards.boards import DASHBOARDS
+from gem_dashboards.range_board import RANGES
 from gem_worker.process.metrics import WorkerMetrics
 from kit.model import GRADIENT, SIZE, model
 from kit.ports import free_address

@@ -15,10 +15,10 @@ import pytest
 from client.range_helpers import GRADIENT, Ranges, large_model, ranges
 from gem_api.errors import GemError
 from gem_client import Admin, connect
-from gem_ctl.dashboards import DASHBOARDS
-from gem_ctl.panels import Panel
-from gem_ctl.queries import SAME_RUN
-from gem_ctl.range_panels import RANGES
+from gem_dashboards.boards import DASHBOARDS
+from gem_dashboards.panels import Panel
+from gem_dashboards.queries import SAME_RUN
+from gem_dashboards.range_board import RANGES
 from kit.prometheus import SCRAPE, Prometheus, Series, fill_in, watching
 from kit.server import DEADLINE, Live, wait_until
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from deploy.test_dashboards import generator
 from engines.monitoring import ROOT, Release, render
-from gem_ctl.dashboards import DASHBOARDS
+from gem_dashboards.boards import DASHBOARDS
 from telemetry.exported import TARGET, exported, metrics_of
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -23,9 +23,9 @@ import yaml
 from chaos.disk import Ballast, small_disk
 from engines.monitoring import Release, endpoints, pods, render, scrape_config
 from gem_client import Admin, NonFiniteGradient, Quarantined, connect
-from gem_ctl.dashboards import ALERTS, DASHBOARDS, EVENTS
-from gem_ctl.panels import Event
-from gem_ctl.range_panels import RANGES
+from gem_dashboards.boards import ALERTS, DASHBOARDS, EVENTS
+from gem_dashboards.panels import Event
+from gem_dashboards.range_board import RANGES
 from gem_worker.tasks.digits import Digits
 from kit.ports import free_address
 from kit.prometheus import Prometheus, fill_in, started

@@ -1,4 +1,4 @@
-"""The parts of a dashboard: panels, their queries to Prometheus, and the marks across them. `dashboards` puts them together."""
+"""The parts of a dashboard: panels, their queries to Prometheus, and the marks across them. `boards` puts them together."""
 
 from __future__ import annotations
 

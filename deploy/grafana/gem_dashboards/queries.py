@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gem_ctl.panels import Kind, Limits, Panel, Query
+from gem_dashboards.panels import Kind, Limits, Panel, Query
 
 OF_LEAD = 'instance=~"$server", range=~"0|"'
 LEAD = f"{{{OF_LEAD}}}"
