@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def _words(svg: str) -> list[str]:
     return [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg) if re.search(r"[^\W\d_]", text)]
 
 
-_SHOWN = {
+_SHOWN: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"<b>(.*?)</b>(.*?)</div>": r"\n[\2: \1]",
     r"</dt><dd>": ": ",
     r"</t[dh]><t[dh]>": " | ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import threading
@@ -29,7 +30,7 @@ WINDOW = 4 * SCRAPE
 ODD = 'a "server" \\ [x].*+ <b>'  # what the server's instance is called
 GONE = 'gem_run_info{run_id="gone",rule="gem"} 1\ngem_central_version 7\n'
 QUERIES = {
-    f"{board.uid}: {panel.title}, {number}": query.expr
+    f"{board.uid}: {panel.title}, {number}": query
     for board in DASHBOARDS
     if board is not RANGES  # that one: test_dashboards_live_ranges.py
     for panel in board.panels
@@ -134,8 +135,11 @@ def short_lived() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 @pytest.mark.parametrize("where", QUERIES)
-def test_every_query_of_every_panel_has_an_answer(watched: Watched, where: str) -> None:
-    wait_until(watched.has(fill_in(QUERIES[where], ODD, WINDOW)), "data")
+def test_every_query_of_every_panel_has_an_answer_with_the_labels_that_its_legend_shows(watched: Watched, where: str) -> None:
+    expression = fill_in(QUERIES[where].expr, ODD, WINDOW)
+    wait_until(watched.has(expression), "data")
+    shown = set(re.findall(r"{{\s*(\w+)\s*}}", QUERIES[where].legend))
+    assert all(shown <= one.labels.keys() for one in watched.client.range(expression, watched.began, time.time(), SCRAPE))
 
 
 def test_a_query_is_about_the_chosen_server_alone(watched: Watched) -> None:

@@ -180,7 +180,7 @@ def test_the_dashboards_are_config_maps_that_grafanas_sidecar_finds() -> None:
     assert files == {*(f"{board.uid}.json" for board in DASHBOARDS), "gem-runbook.json"}
     for one in FIRST.all("ConfigMap"):
         ((name, text),) = one["data"].items()
-        source = ROOT / "deploy" / "grafana" / "dashboards" / name.removeprefix("gem-")
+        source = ROOT / "deploy" / "helm" / "gem" / "files" / "dashboards" / name.removeprefix("gem-")
         assert text == source.read_text(encoding="utf-8").strip()
         assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert len(text.encode()) < 1 << 18, "kubectl apply keeps a copy of at most 256 KiB"
