@@ -38,8 +38,7 @@ from gem_ctl import output, ranges, text
 from gem_ctl.backup import BackupFailed, copy_checkpoint
 from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_ctl.picture import SORTS
-from gem_ctl.plan_command import plan_run
-from gem_ctl.simulation.command import simulate_run
+from gem_ctl.planning.command import plan_run
 from gem_ctl.top import Interrupts, show
 from gem_ctl.track.follow import Follower
 from gem_ctl.track.tracker import TRACKERS, TrackerError, open_tracker
@@ -227,7 +226,6 @@ def top(target: Target, every: float, count: int, sort: str) -> None:
 
 
 main.add_command(plan_run)
-main.add_command(simulate_run)
 
 
 @main.command(short_help="Saves the model as a safetensors file.")
