@@ -1,4 +1,4 @@
-"""The parts of a dashboard: panels, their queries to Prometheus, and the marks across them. `dashboards` puts them together."""
+"""The parts of a dashboard: panels, their queries to Prometheus, and the marks across them. `boards` puts them together."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ class Query:
         expr: The query in PromQL.
         legend: The name of its series; {{label}} stands for a label's value.
         dashed: Whether to draw it dashed, as a reference line.
-        dots: Whether each value is a dot, joined to the next one however far that is, and not a sample of a steady series.
     """
 
     expr: str
     legend: str = ""
     dashed: bool = False
-    dots: bool = False
 
 
 @dataclass(frozen=True)

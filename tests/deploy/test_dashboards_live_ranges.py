@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from client.range_helpers import GRADIENT, SIZE, Ranges, large_model, ranges
-from ctl.test_prometheus import SCRAPE, WINDOW, prometheus
+from client.range_helpers import GRADIENT, Ranges, large_model, ranges
 from gem_api.errors import GemError
 from gem_client import Admin, connect
-from gem_ctl.cli import main
-from gem_ctl.dashboards import DASHBOARDS
-from gem_ctl.panels import Panel
-from gem_ctl.prometheus import Prometheus, Series
-from gem_ctl.queries import SAME_RUN
-from gem_ctl.range_panels import RANGES
-from gem_ctl.report import fill_in
+from gem_dashboards.boards import DASHBOARDS
+from gem_dashboards.panels import Panel
+from gem_dashboards.queries import SAME_RUN
+from gem_dashboards.range_board import RANGES
+from kit.prometheus import SCRAPE, Prometheus, Series, fill_in, watching
 from kit.server import DEADLINE, Live, wait_until
 
+WINDOW = 4 * SCRAPE
 PANELS = {f"{board.uid}: {panel.title}": panel for board in DASHBOARDS for panel in board.panels}
 
 
@@ -37,7 +32,6 @@ class Watched:
 
     run: Ranges
     client: Prometheus
-    url: str
     began: float
 
     @property
@@ -68,8 +62,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     metrics: dict[str, Any] = {"metrics_listen": "127.0.0.1:0", "memory_limit": 10**9}
     with ranges(folder / "run", 2, **metrics) as run, training(run), ranges(folder / "other", 1, **metrics) as other:
         targets = {"gem-server": [{"targets": [*map(instance, run.lives), instance(other.lives[0])]}], "gem-worker": []}
-        with prometheus(folder, targets) as url:
-            yield Watched(run, Prometheus(url), url, began)
+        with watching(folder, targets) as client:
+            yield Watched(run, client, began)
 
 
 @contextmanager
@@ -143,17 +137,3 @@ def test_memory_is_the_sum_and_no_range_is_missing(watched: Watched) -> None:
     assert newest(held) > 1.5 * one
     wait_until(lambda: newest(watched.panel("gem-ranges: Ranges missing")[0]) == 0, "both ranges")
     assert newest(watched.panel("gem-server: Server answers")[0]) == 1
-
-
-def test_a_report_shows_both_ranges_and_not_the_other_server(watched: Watched, tmp_path: Path) -> None:
-    watched.panel("gem-ranges: Age of the last checkpoint, by range")
-    out, run_id = tmp_path / "run.html", watched.run.lives[0].core.run_id
-    result = CliRunner().invoke(main, ["report", str(out), "--prometheus", watched.url, "--run", run_id, "--last", "1"])
-    assert result.exit_code == 0, result.output
-    text = out.read_text(encoding="utf-8")
-    lead, peer = map(instance, watched.run.lives)
-    assert f"servers {lead} (range 0), {peer} (range 1)</p>" in text
-    titles = re.findall("<h3>(.*?)</h3>", text)
-    assert {"Versions by range", "Memory by range", "Queue"} <= set(titles)
-    tiles = {name: value for value, name in re.findall(r'<div class="tile"><b>([^<]+)</b>([^<]+)</div>', text)}
-    assert tiles["parameters"] == f"{SIZE:,}"

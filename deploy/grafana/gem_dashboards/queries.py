@@ -1,7 +1,7 @@
 """The queries that the panels are made of.
 
 In a query, `$server` stands for a regular expression that matches the servers' `instance` labels, and `$__rate_interval` for a
-time that holds several scrapes. Grafana fills them in for the dashboards, and `gem_ctl.report` for the report.
+time that holds several scrapes. Grafana fills them in.
 
 The workers of a server have instances of their own. They are those with the same label `run` as the server, which
 Prometheus's configuration gives to both. So several runs in one Prometheus do not mix. If neither has the label, all workers
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gem_ctl.panels import Kind, Limits, Panel, Query
+from gem_dashboards.panels import Kind, Limits, Panel, Query
 
 OF_LEAD = 'instance=~"$server", range=~"0|"'
 LEAD = f"{{{OF_LEAD}}}"

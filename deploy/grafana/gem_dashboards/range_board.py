@@ -5,8 +5,8 @@ Every query asks for a label `range`, so that the panels are empty if one server
 
 from __future__ import annotations
 
-from gem_ctl.panels import Dashboard, Limits, Panel, Query
-from gem_ctl.queries import OF_RUN, ONCE_OF_RUN, WINDOW, number
+from gem_dashboards.panels import Dashboard, Limits, Panel, Query
+from gem_dashboards.queries import OF_RUN, ONCE_OF_RUN, WINDOW, number
 
 _S = '{range!=""}'
 _EACH = "range {{range}}"

@@ -1,12 +1,12 @@
-"""What to watch in a run. The Grafana dashboards and the HTML report are both made of these panels.
+"""What to watch in a run: Grafana's dashboards are made of these panels.
 
 `queries` says how a query names the servers and the workers of a run.
 """
 
 from __future__ import annotations
 
-from gem_ctl.panels import Dashboard, Event, Limits, Panel, Query
-from gem_ctl.queries import (
+from gem_dashboards.panels import Dashboard, Event, Limits, Panel, Query
+from gem_dashboards.queries import (
     LEAD,
     OF_LEAD,
     OF_RUN,
@@ -25,7 +25,7 @@ from gem_ctl.queries import (
     rate,
     rate_of_all,
 )
-from gem_ctl.range_panels import RANGES
+from gem_dashboards.range_board import RANGES
 
 
 def _firing(labels: str = "") -> str:
