@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gem_api.process.exposition import serve_metrics
+from gem_api.process.http_port import serve_metrics
 from gem_client import Admin, NonFiniteGradient, connect
 from gem_dashboards.boards import DASHBOARDS
 from gem_dashboards.range_board import RANGES
