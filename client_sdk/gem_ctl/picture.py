@@ -17,7 +17,8 @@ from rich.text import Text
 
 from gem_ctl import text
 from gem_ctl.ranges import RangeState, cells, with_lead
-from gem_ctl.watch import Watch, known
+from gem_ctl.text import known
+from gem_ctl.watch import Watch
 
 SORTS = ("name", "commits", "rate", "staleness", "loss")
 _OFF = "bold red"

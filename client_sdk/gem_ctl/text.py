@@ -93,6 +93,11 @@ def optional(message: Any, field: str, format_spec: str) -> str:
     return format(getattr(message, field), format_spec) if message.HasField(field) else "–"
 
 
+def known(message: Any, field: str) -> float | None:
+    """An optional field's value; None if it is not set."""
+    return getattr(message, field) if message.HasField(field) else None
+
+
 def error(failure: GemError) -> str:
     """The error's message, with its type unless the message says enough."""
     return str(failure) if isinstance(failure, ServerUnavailable) else f"{type(failure).__name__}: {failure}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from gem_api.errors import GemError
 from gem_api.v1 import training_pb2 as pb
 
 from gem_ctl.ranges import RangeState
+from gem_ctl.text import known
 
 _WINDOW = 5.0  # seconds that a rate is taken over, so that a slow run's does not jump between 0 and 1
 _REMEMBERED = 200  # points of a history
@@ -90,8 +90,3 @@ class Watch:
     def _start_rates(self) -> None:
         self.commits, self.samples = Rate(), Rate()
         self.workers, self.lease = {}, 0.0
-
-
-def known(message: Any, field: str) -> float | None:
-    """An optional field's value; None if it is not set."""
-    return getattr(message, field) if message.HasField(field) else None
