@@ -18,20 +18,13 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin
 
-from gem_ctl import text
-from gem_ctl.local_runs import find_runs
 from gem_ctl.text import known
-from gem_ctl.top import Interrupts
 from gem_ctl.track.tracker import Tracker, TrackerError
+from gem_ctl.watch import Interrupts, Watch
 
 _MAX_PENDING = 10_000  # points that wait while the tracker is away; beyond that the oldest are dropped
 _LAST_EVALUATION = 60.0  # seconds to wait for the evaluation of the final version
-_GIVE_UP = 600.0  # seconds without a response after which a server on another machine counts as gone
 Point = tuple[int, dict[str, float]]
-
-
-class LostRun(GemError):
-    """The server has not come back."""
 
 
 class Follower:
@@ -48,9 +41,8 @@ class Follower:
     def __init__(
         self, admin: Admin, tracker: Tracker, folder: Path | None, pull: Callable[[Path], object], say: Callable[[str], object]
     ) -> None:
-        self._admin, self._tracker, self._folder, self._pull, self._say = admin, tracker, folder, pull, say
-        self._answered: float | None = None  # when the last status came
-        self._lost = False
+        self._tracker, self._folder, self._pull, self._say = tracker, folder, pull, say
+        self._watch = Watch(admin, folder)
         self._last: dict[str, int] = {}
         self._pending: deque[Point] = deque(maxlen=_MAX_PENDING)
         self._run_id = ""
@@ -84,15 +76,14 @@ class Follower:
 
     def _step(self, interrupts: Interrupts, model: Path) -> str | None:
         """Requests the status once and logs what is new; returns the run's outcome once it is over."""
-        try:
-            status = interrupts.wait(self._admin.status)
-        except GemError as error:
-            return self._missed(error)
-        if self._run_id and status.run_id != self._run_id:
-            return "replaced by another run"
-        if self._lost:
+        lost, over = self._watch.trouble, self._watch.look(interrupts)
+        status = self._watch.status
+        if over is not None or status is None or self._watch.trouble:
+            if self._watch.trouble and not lost:
+                self._say(self._watch.trouble)
+            return over
+        if lost:
             self._say("the server responds again")
-        self._answered, self._lost = time.monotonic(), False
         if not self._run_id and not self._started(status):
             return None
         self._collect(status)
@@ -119,21 +110,6 @@ class Follower:
         again = f", going on after version {max(self._last.values())}" if self._last else ""
         self._say(f"tracking run {status.run_id}{again}: {self._tracker.where()}")
         return True
-
-    def _missed(self, error: GemError) -> str | None:
-        if self._answered is None and self._folder is None:
-            raise error
-        if self._folder is not None and self._folder not in find_runs(self._folder.parent):
-            return _outcome(self._folder)
-        if self._completed_at is not None and self._folder is None:
-            return "complete"
-        self._answered = self._answered or time.monotonic()
-        if time.monotonic() - self._answered > _GIVE_UP:
-            raise LostRun(f"the server has not responded for {_GIVE_UP:.0f} s: {text.error(error)}")
-        if not self._lost:
-            self._say(f"no response; waiting for the server to come back ({' '.join(text.error(error).split())})")
-        self._lost = True
-        return None
 
     def _is_evaluated(self, status: pb.GetStatusResponse) -> bool:
         """Whether no further evaluation is to be expected of a run that is complete."""
@@ -227,10 +203,3 @@ def _scores(loss: float | None, accuracy: float | None) -> dict[str, float | Non
 
 def _finite(values: dict[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def _outcome(folder: Path) -> str:
-    """How a run of gem-train ended, as its summary says."""
-    with suppress(OSError, ValueError, AttributeError):
-        return str(json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("outcome") or "failed")
-    return "failed"
