@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from ctl.parsed_page import HOSTILE, Parsed
+from gem_api.curves import BINS
 from gem_api.history import COLUMNS as WRITTEN
 from gem_api.history import HistoryError, Piece, read_history
 from gem_ctl.cli import main
-from gem_ctl.curves import BINS, COLUMNS, RunCurves
+from gem_ctl.curves import COLUMNS, RunCurves
 from gem_ctl.local_runs import Announcement
 from gem_ctl.recorded_run import read_run
 from gem_ctl.run_report import page
