@@ -36,8 +36,7 @@ from safetensors.numpy import save
 from gem_ctl import output, ranges, text
 from gem_ctl.backup import BackupFailed, copy_checkpoint
 from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
-from gem_ctl.plan_command import plan_run
-from gem_ctl.simulation.command import simulate_run
+from gem_ctl.planning.command import plan_run
 from gem_ctl.track.follow import Follower
 from gem_ctl.track.tracker import TRACKERS, TrackerError, open_tracker
 from gem_ctl.watch import Interrupts, Watch, show
@@ -225,7 +224,6 @@ def status(target: Target, as_json: bool, watch: bool) -> None:
 
 
 main.add_command(plan_run)
-main.add_command(simulate_run)
 
 
 @main.command(short_help="Saves the model as a safetensors file.")

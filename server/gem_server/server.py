@@ -112,7 +112,10 @@ class Server:
             self.parts.checkpointer.write_now()
             recovery.begin_life(self.core)
         except CheckpointFailed as error:
-            raise StartError(f"can't write the checkpoint that the write-ahead log starts from: {error}") from error
+            raise StartError(
+                f"can't write the checkpoint that the write-ahead log starts from: {error}. If the disk is full, free space, "
+                "or keep fewer checkpoints (--checkpoint-keep)"
+            ) from error
 
     def _end_unfit_leases(self) -> None:
         """Ends the leases of a resumed run whose workers can't continue as they are. The write-ahead log must exist by now,

@@ -58,6 +58,7 @@ def test_the_central_variable_is_not_sent_in_int8(which: str | int) -> None:
         wire.theta_format(which)
 
 
+@pytest.mark.long
 def test_float32_does_without_numba() -> None:
     """A worker that does not convert does not pay for the compiler's memory."""
     code = """if True:

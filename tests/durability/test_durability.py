@@ -374,7 +374,9 @@ def test_while_the_log_is_stalled_the_status_says_so_and_how_much_room_is_needed
             assert 90 <= run.stall.seconds < 90 + DEADLINE
             (line,) = [line for line in text.status(run).splitlines() if line.startswith("stalled")]
             assert re.match(
-                r"stalled +for 0:0[12]:\d\d: the log needs 64 MiB, 39 MiB are free; too little room on the disk", line
+                r"stalled +for 0:0[12]:\d\d: the log needs 64 MiB, 39 MiB are free; too little room on the disk of the "
+                "server's log: free space there",  # it does not say that no space is left
+                line,
             )
             live.on_loop(live.server.parts.checkpointer._notified)
             assert admin.status().state == pb.RUN_STATE_STALLED, "a checkpoint that is written makes no room for the log"

@@ -25,7 +25,7 @@ from launcher.train_helpers import (
 )
 from matplotlib import image
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist"
 
 

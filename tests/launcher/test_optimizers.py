@@ -14,6 +14,8 @@ OWN_TASK = """
 import torch
 from gem_worker.tasks.digits import Digits
 
+pytestmark = pytest.mark.long
+
 
 class WithAdam(Digits):
     def optimizer(self, model):

@@ -176,6 +176,8 @@ from gem_worker.process.pool import WorkerPool
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.worker_thread import WorkerThread
 
+pytestmark = pytest.mark.long
+
 threading.Thread(target=threading.Event().wait, daemon=True, name="other").start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 stop_on_signals()

@@ -145,6 +145,14 @@ def write(
     return path
 
 
+def make_room(directory: Path, keep: int, storage: Storage, spared: Collection[str] = ()) -> bool:
+    """Removes all but the newest `keep` checkpoints and the spared ones before another is written: a start that keeps fewer
+    than the last one may find the disk full. Returns whether any was removed. What fails is left to the next `write`."""
+    before = len(list_checkpoints(directory, storage))
+    _remove_old(directory, None, keep + 1, storage, None, spared)
+    return len(list_checkpoints(directory, storage)) < before
+
+
 def _next_name(directory: Path, version: int, storage: Storage) -> Path:
     """The folder of a version's next checkpoint."""
     existing = map(_version_and_serial, list_checkpoints(directory, storage))
@@ -187,7 +195,7 @@ def write_files(folder: Path, state: dict[str, Any], model: Tensors, workers: Te
 
 
 def _remove_old(
-    directory: Path, newest: Path, keep: int, storage: Storage, logger: Logger | None, spared: Collection[str]
+    directory: Path, newest: Path | None, keep: int, storage: Storage, logger: Logger | None, spared: Collection[str]
 ) -> None:
     """Removes all but the newest `keep` checkpoints and the spared ones. The newest stands even if that fails; the next one
     tries again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import threading
 from collections import deque
@@ -241,7 +242,9 @@ class GroupCommit:
             self._loop.wake()
 
     def _wait_for_room(self, error: OSError) -> None:
-        why = f"too little room on the disk of the server's log ({error.strerror}): free space there, commits wait until then"
+        # "No space left on device" would be untrue: a segment takes much at a time, of which there is some.
+        cause = "" if error.errno == errno.ENOSPC else f" ({error.strerror})"
+        why = f"too little room on the disk of the server's log{cause}: free space there, commits wait until then"
         needed, free = error.nbytes if isinstance(error, NoRoom) else 0, self.journal.free()
         with self._changed:
             self._refuse(why, needed, free)

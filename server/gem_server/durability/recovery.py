@@ -145,7 +145,10 @@ def save(
     spared: Collection[str] = (),
 ) -> Path:
     """Writes a checkpoint, then removes older ones, except those of the names `spared`, and the part of the log that no
-    checkpoint needs. Raises OSError if the checkpoint can't be written; `logger` reports older ones that can't be removed."""
+    checkpoint needs. Those that are too many even now go first. Raises OSError if the checkpoint can't be written; `logger`
+    reports older ones that can't be removed."""
+    if checkpoint.make_room(directory, keep, storage or Storage(), spared):
+        forget_segments(directory, storage, reuse=False)
     path = checkpoint.write(directory, captured, keep, storage, logger, spared)
     forget_segments(directory, storage)
     return path
@@ -195,8 +198,8 @@ def next_serial(checkpoints: Path) -> int:
     return max([*serials(log_directory(checkpoints)), *named], default=0) + 1
 
 
-def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
-    """Retires the segments that no checkpoint in the folder needs any more."""
+def forget_segments(checkpoints: Path, storage: Storage | None = None, reuse: bool = True) -> None:
+    """Retires the segments that no checkpoint in the folder needs any more. With `reuse`, keeps files to be written over."""
     storage, directory = storage or Storage(), log_directory(checkpoints)
     with suppress(OSError):  # it is tried again with the next checkpoint
         needed = min(
@@ -211,7 +214,7 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
         if forgotten:
             storage.sync_directory(checkpoints)  # a checkpoint that was removed must not come back and miss them
         for serial in forgotten:
-            put_aside(storage, directory, serial)
+            put_aside(storage, directory, serial, reuse)
 
 
 def log_position_of(path: Path) -> LogPosition | None:

@@ -63,10 +63,11 @@ def spares(directory: Path) -> list[Path]:
     return sorted(directory.glob("spare-*"))
 
 
-def put_aside(storage: Storage, directory: Path, serial: int) -> None:
-    """Retires a segment: keeps its file as a spare if there are fewer than MAX_SPARES, else removes it. Raises OSError."""
+def put_aside(storage: Storage, directory: Path, serial: int, reuse: bool) -> None:
+    """Retires a segment: with `reuse`, keeps its file as a spare if there are fewer than MAX_SPARES, else removes it. Raises
+    OSError."""
     path = directory / name(serial)
-    if len(spares(directory)) < MAX_SPARES:
+    if reuse and len(spares(directory)) < MAX_SPARES:
         storage.rename(path, directory / path.name.replace("segment", "spare"))
     else:
         storage.remove(path)

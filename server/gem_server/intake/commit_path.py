@@ -14,6 +14,7 @@ from typing import Any
 from gem_api.errors import CheckpointFailed, Draining, GemError, LeaseEnded, Overloaded, RejectedCommit
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import FLOAT32, Format
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core.commits import Arrived
@@ -203,6 +204,11 @@ class CommitPath:
         then changes nothing. Raises Draining once the server shuts down, and Overloaded meanwhile."""
         self.require_open()
         self._durability.require_writable()
+
+    def keeps_as_arrived(self, lease: Lease, gradient: Format) -> bool:
+        """Whether the log gets a gradient in the format in which it arrives. If not, it gets `lease.upload`."""
+        core = self.core
+        return core.logged and gradient is not FLOAT32 and core.memory.reserve_record(lease, gradient.nbytes(lease.upload.size))
 
     def undurable(self, lease: Lease) -> Future[None] | None:
         """What to wait for until the lease's last commit is on the disk; None if it is there."""

@@ -187,7 +187,7 @@ class _Commits:
         admission, lease, upload = yield from self._admit(header)
         _require_size(payload, gradient, upload.size)
         if admission is Admission.FRESH:
-            arrived, norm = yield from self._receive(gradient, upload)
+            arrived, norm = yield from self._receive(gradient, lease, upload)
             with self.lock:
                 reply = self.path.submit(self.call, lease, header, arrived, norm)
         else:
@@ -228,9 +228,12 @@ class _Commits:
             self.path.require_writable()
         return admission, lease, upload
 
-    def _receive(self, gradient: Format, upload: Vector) -> Generator[Any, None, tuple[Arrived, GradientNorm | None]]:
+    def _receive(
+        self, gradient: Format, lease: Lease, upload: Vector
+    ) -> Generator[Any, None, tuple[Arrived, GradientNorm | None]]:
         core, norm = self.path.core, self.path.new_norm()
-        kept: list[memoryview] | None = [] if core.logged and gradient is not FLOAT32 else None
+        with self.lock:
+            kept: list[memoryview] | None = [] if self.path.keeps_as_arrived(lease, gradient) else None
         yield from self.connection.receive(gradient, upload, core.rule.largest, norm, kept)
         return as_floats(upload) if kept is None else Arrived(gradient.dtype, kept), norm
 

@@ -14,7 +14,7 @@ from gem_api.ranges import Range
 from gem_api.schedule import Schedule
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import FLOAT32, Format, ThetaFormat, gradient_format, stated_theta_format
+from gem_api.wire import Format, ThetaFormat, gradient_format, stated_theta_format
 
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core.commits import Arrived, as_floats
@@ -126,8 +126,8 @@ class TrainingServicer:
         await transfer.send(pb.CommitResponse(result=result).SerializeToString(), self._core.reply(lease), theta)
 
     async def _receive(self, lease: Lease, transfer: Transfer, gradient: Format, norm: GradientNorm | None) -> Arrived:
-        """Receives the gradient into `lease.upload`. Keeps its bytes for the log if they are compressed."""
-        kept: list[memoryview] | None = [] if self._core.logged and gradient is not FLOAT32 else None
+        """Receives the gradient into `lease.upload`. Keeps its bytes for the log if they are compressed, and there is room."""
+        kept: list[memoryview] | None = [] if self._path.keeps_as_arrived(lease, gradient) else None
         await transfer.receive(lease.upload, self._core.rule.largest, "gradient", gradient, norm, kept)
         return as_floats(lease.upload) if kept is None else Arrived(gradient.dtype, kept)
 

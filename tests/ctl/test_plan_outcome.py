@@ -1,4 +1,4 @@
-"""gem-ctl simulate: what it shows follows from the events, and agrees with gem-ctl plan where that one is right."""
+"""gem-ctl plan: what it simulates follows from the events, and agrees with the closed form where that one is right."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gem_ctl.plan import Costs, Setup, plan
-from gem_ctl.simulation.outcome import Outcome, outcome
-from gem_ctl.simulation.scenario import Scenario, Slow, speeds, times
-from gem_ctl.simulation.search import full_at, saturating_workers, servers_for_load
-from gem_ctl.simulation.study import Bounds, study
+from gem_ctl.planning.outcome import Outcome, outcome
+from gem_ctl.planning.plan import Costs, Setup, plan
+from gem_ctl.planning.scenario import Scenario, Slow, speeds, times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,12 +77,12 @@ def test_no_simulation_is_faster_than_the_closed_form(
 ) -> None:
     setup = Setup(parameters=20_000, workers=workers, compute_seconds=compute, overlap=overlap, servers=servers)
     of = simulated(setup, spread=spread)
-    assert of.commits_per_second <= of.planned * 1.02
+    assert of.commits_per_second <= plan(setup, COSTS).commits_per_second * 1.02
     assert of.queue_mean == pytest.approx(of.commits_per_second * of.wait)  # Little's law
     assert 0 <= of.idle <= 1 >= of.load >= 0
 
 
-# -- gem-ctl plan, the closed form
+# -- the closed form
 
 SETUPS = [
     SETUP,
@@ -100,7 +98,7 @@ SETUPS = [
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("spread", [0.0, 0.1])
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 2, 10])
-def test_far_from_saturation_and_far_beyond_it_the_simulation_agrees_with_the_plan(
+def test_far_from_saturation_and_far_beyond_it_the_simulation_agrees_with_the_closed_form(
     setup: Setup, spread: float, fraction: float
 ) -> None:
     workers = max(1, round(fraction * plan(setup, COSTS).full_at))
@@ -111,17 +109,16 @@ def test_far_from_saturation_and_far_beyond_it_the_simulation_agrees_with_the_pl
     assert of.server_bytes == planned.server_bytes
 
 
-def test_near_saturation_workers_that_vary_wait_for_each_other_and_the_plan_does_not_know() -> None:
+def test_near_saturation_workers_that_vary_wait_for_each_other_and_the_closed_form_does_not_know() -> None:
     near = replace(SETUP, workers=round(plan(SETUP, COSTS).full_at))
     assert simulated(near, spread=0.0).commits_per_second == pytest.approx(plan(near, COSTS).commits_per_second, rel=0.02)
     assert simulated(near, spread=0.1).commits_per_second < 0.97 * plan(near, COSTS).commits_per_second
     assert simulated(near, spread=1.0).commits_per_second < 0.9 * plan(near, COSTS).commits_per_second
 
 
-def test_slow_workers_are_unknown_to_the_plan() -> None:
-    of = simulated(replace(SETUP, workers=4), slow=(Slow(0.5, 10.0),))
-    assert of.planned == pytest.approx(plan(replace(SETUP, workers=4), COSTS).commits_per_second)
-    assert of.commits_per_second < 0.65 * of.planned
+def test_slow_workers_are_unknown_to_the_closed_form() -> None:
+    setup = replace(SETUP, workers=4)
+    assert simulated(setup, slow=(Slow(0.5, 10.0),)).commits_per_second < 0.65 * plan(setup, COSTS).commits_per_second
 
 
 def test_the_sum_of_local_steps_varies_less_than_each_step() -> None:
@@ -192,58 +189,3 @@ def test_servers_have_a_link_each() -> None:
 def test_shared_memory_has_no_network() -> None:
     near = replace(SETUP, shared_memory=True)
     assert simulated(near, latency=10.0, bandwidth=1.0) == simulated(near)
-
-
-# -- saturation, and the servers that are needed
-
-
-def test_equal_workers_saturate_a_server_as_the_closed_form_says() -> None:
-    """A cycle of 10 s, 1 s of them in the server."""
-    scenario = Scenario(Setup(parameters=1, workers=1, compute_seconds=9.0), SECOND, spread=0.0)
-    assert full_at(scenario) == pytest.approx(10.0)
-    assert saturating_workers(scenario) == 10
-    assert saturating_workers(replace(scenario, setup=replace(scenario.setup, compute_seconds=0.0))) == 1
-
-
-@pytest.mark.parametrize("spread", [0.1, 0.5])
-def test_one_worker_less_than_those_that_saturate_does_not(spread: float) -> None:
-    scenario = Scenario(SETUP, COSTS, spread=spread, slow=(Slow(0.2, 3.0),))
-    count = saturating_workers(scenario)
-    assert count is not None
-    assert count > full_at(scenario)
-
-    def load(workers: int) -> float:
-        return outcome(replace(scenario, setup=replace(SETUP, workers=workers))).load
-
-    assert load(count) >= 0.985
-    assert load(count - 1) < 0.99
-
-
-def test_servers_whose_times_vary_are_saturated_by_as_many_workers_whatever_the_seed() -> None:
-    scenario = Scenario(replace(SETUP, compute_seconds=0.05), COSTS, server_spread=1.0)
-    counts = [saturating_workers(scenario, seed) or 0 for seed in range(4)]
-    assert max(counts) <= 1.1 * min(counts)
-
-
-def test_too_many_workers_to_simulate_are_not_searched_for() -> None:
-    assert saturating_workers(Scenario(replace(SETUP, compute_seconds=1e6), COSTS)) is None
-
-
-def test_the_least_number_of_servers_keeps_the_load() -> None:
-    scenario = Scenario(Setup(parameters=100_000, workers=20, compute_seconds=0.4), COSTS)
-    loads = [outcome(replace(scenario, setup=replace(scenario.setup, servers=count))).load for count in range(1, 25)]
-    assert loads == pytest.approx(sorted(loads, reverse=True))
-    expected = next(number for number, load in enumerate(loads, 1) if load <= 0.9)
-    assert expected > 2
-    assert servers_for_load(scenario, 0.9) == expected
-    assert servers_for_load(scenario, 0.02) is None, "the fixed part of each commit alone takes more"
-
-
-def test_a_study_is_the_outcomes_for_each_number_of_workers() -> None:
-    scenario = Scenario(Setup(parameters=110_000_000, workers=1, compute_seconds=100.0))
-    found = study(scenario, (10, 100), Bounds(memory=32 << 30, load=0.5), seed=3)
-    assert [each.workers for each in found.outcomes] == [10, 100]
-    assert found.outcomes[1] == outcome(replace(scenario, setup=replace(scenario.setup, workers=100)), seed=3)
-    assert [each.servers_for_memory for each in found.needs] == [1, 4]
-    assert found.needs[0].servers_for_load == 1
-    assert study(scenario, (10,)).needs[0].servers_for_memory is None

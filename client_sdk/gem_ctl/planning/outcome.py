@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gem_ctl.plan import plan
-from gem_ctl.simulation.events import Integers, Times, Trace, simulate
-from gem_ctl.simulation.scenario import Scenario, alone, bottleneck, speeds, times
+from gem_ctl.planning.events import Integers, Times, Trace, simulate
+from gem_ctl.planning.plan import plan
+from gem_ctl.planning.scenario import Scenario, alone, bottleneck, speeds, times
 
 MAX_COMMITS = 1_000_000
 _MIN_COMMITS, _SPREAD = 10_000, 0.33  # with a larger spread more commits: the rate's error is spread / √commits
@@ -53,7 +53,6 @@ class Outcome:
         commits: Number of commits that were counted.
         seconds: Simulated time in which they were applied.
         commits_per_second: Commits of all workers together.
-        planned: Commits per second by the closed form of `gem-ctl plan`.
         staleness: τ of the commits.
         queue_mean, queue_max: Commits that wait, without the one being applied.
         wait: Mean seconds that a commit waits in the queue.
@@ -69,7 +68,6 @@ class Outcome:
     commits: int
     seconds: float
     commits_per_second: float
-    planned: float
     staleness: Distribution
     queue_mean: float
     queue_max: int
@@ -92,11 +90,10 @@ def outcome(scenario: Scenario, seed: int = 0, max_commits: int = MAX_COMMITS) -
     """
     of = times(scenario)
     one = commits_in_a_round(of)
-    spread = max(of.spread, of.server_spread)
-    least = round(_MIN_COMMITS * max(1, (spread / _SPREAD) ** 2))
+    least = round(_MIN_COMMITS * max(1, (of.spread / _SPREAD) ** 2))
     total = min(max_commits, max(least, math.ceil((_WARM_UP + _MEASURED) * one)))
     warm_up = max(1, total * _WARM_UP // (_WARM_UP + _MEASURED))
-    return _evaluate(scenario, simulate(of, total, seed), warm_up, settled=total - warm_up >= 2 * one)
+    return _evaluate(scenario, of.server, simulate(of, total, seed), warm_up, settled=total - warm_up >= 2 * one)
 
 
 def commits_in_a_round(of: Times) -> float:
@@ -105,27 +102,25 @@ def commits_in_a_round(of: Times) -> float:
     return len(of.compute) + rate * float(np.max(alone(of)))
 
 
-def _evaluate(scenario: Scenario, trace: Trace, warm_up: int, settled: bool) -> Outcome:
+def _evaluate(scenario: Scenario, server_seconds: float, trace: Trace, warm_up: int, settled: bool) -> Outcome:
     """The statistics of the commits after the first `warm_up` ones."""
     counted = slice(warm_up, None)
     seconds = max(float(trace.applied[-1] - trace.applied[warm_up - 1]), 1e-12)
     waits = (trace.started - trace.arrived)[counted]
     rate = len(waits) / seconds
-    planned = plan(scenario.setup, scenario.costs)
     return Outcome(
         workers=scenario.setup.workers,
         commits=len(waits),
         seconds=seconds,
         commits_per_second=rate,
-        planned=planned.commits_per_second,
         staleness=_distribution(trace.staleness[counted]),
         queue_mean=float(waits.sum()) / seconds,
         queue_max=_longest_queue(trace, warm_up),
         wait=float(waits.mean()),
         round_trip=float((trace.answered - trace.sent)[counted].mean()),
         idle=max(0.0, 1 - float(trace.computed[counted].sum()) / seconds / scenario.setup.workers),
-        load=min(1.0, float(trace.busy[counted].sum()) / seconds),
-        server_bytes=planned.server_bytes,
+        load=min(1.0, rate * server_seconds),
+        server_bytes=plan(scenario.setup, scenario.costs).server_bytes,
         groups=_groups(scenario, trace, warm_up, seconds),
         settled=settled,
     )

@@ -45,8 +45,6 @@ class Times:
         compute: Mean time that each worker computes for one commit. Shape (workers,).
         spread: Standard deviation of a worker's compute times from commit to commit, relative to their mean.
         server: Mean time of a server for one commit, or for its part of it.
-        server_spread: Standard deviation of a server's times, relative to their mean.
-        servers: Number of servers. Each applies a part of every commit.
         up, down: The network from the workers to the servers, and back.
         overlap: Whether a worker computes its next gradient while its commit is under way.
     """
@@ -54,8 +52,6 @@ class Times:
     compute: Column
     server: float
     spread: float = 0.0
-    server_spread: float = 0.0
-    servers: int = 1
     up: Network = Network()
     down: Network = Network()
     overlap: bool = False
@@ -70,10 +66,9 @@ class Trace:
         staleness: τ, the number of commits applied between the worker's pull and this commit (Eq. 2).
         sent: When the worker began to send it.
         arrived: When the servers had received all of it.
-        started: When the last server began to apply its part.
-        applied: When the last server had applied its part.
+        started: When the server began to apply it.
+        applied: When the server had applied it.
         answered: When the worker had received the answer.
-        busy: Time that the servers spent on it, as the mean over the servers.
         computed: Time for which the worker computes its next gradient.
     """
 
@@ -84,7 +79,6 @@ class Trace:
     started: Column
     applied: Column
     answered: Column
-    busy: Column
     computed: Column
 
 
@@ -98,19 +92,17 @@ def simulate(times: Times, commits: int, seed: int = 0) -> Trace:
     phases = generator.random(len(compute)) * times.compute
     heap = sorted(zip(phases.tolist(), range(len(compute)), strict=True))
     factors = _factors(generator, times.spread)
-    servers = _Servers(times, generator) if times.server_spread >= _MIN_SPREAD else _Alike(times)
+    server = _Server(times)
     uplink, downlink = _Link(times.up), _Link(times.down)
     pulled = [0] * len(compute)  # the version that a worker's gradient is computed on
     received = [0] * len(compute)  # the version of the answer to the worker's last commit
-    integers, columns = tuple(array("q") for _ in range(2)), tuple(array("d") for _ in range(7))
+    integers, columns = tuple(array("q") for _ in range(2)), tuple(array("d") for _ in range(6))
     add_worker, add_staleness = (column.append for column in integers)
-    add_sent, add_arrived, add_started, add_applied, add_answered, add_busy, add_computed = (
-        column.append for column in columns
-    )
+    add_sent, add_arrived, add_started, add_applied, add_answered, add_computed = (column.append for column in columns)
     for version in range(commits):
         sent, worker = heap[0]
         arrived = uplink.transfer(sent)
-        started, applied, busy = servers.serve(arrived)
+        started, applied = server.serve(arrived)
         answered = downlink.transfer(applied)
         computed = compute[worker] * next(factors)
         add_worker(worker)
@@ -120,7 +112,6 @@ def simulate(times: Times, commits: int, seed: int = 0) -> Trace:
         add_started(started)
         add_applied(applied)
         add_answered(answered)
-        add_busy(busy)
         add_computed(computed)
         if times.overlap:
             pulled[worker], received[worker] = received[worker], version + 1
@@ -148,34 +139,18 @@ class _Link:
         return (received if received > free else free) + network.latency
 
 
-class _Alike:
-    """Servers that take the same time for every part: all do the same at the same time, so one stands for all."""
+class _Server:
+    """The servers: all take the same time for their part of a commit, at the same time, so one stands for all."""
 
     def __init__(self, times: Times) -> None:
         self._free = 0.0
         self._seconds = times.server
 
-    def serve(self, arrived: float) -> tuple[float, float, float]:
-        """When the servers begin, when they are done, and the time that it takes. Call it in the order of arrival."""
+    def serve(self, arrived: float) -> tuple[float, float]:
+        """When the server begins, and when it is done. Call it in the order of arrival."""
         start = arrived if arrived > self._free else self._free
         self._free = start + self._seconds
-        return start, self._free, self._seconds
-
-
-class _Servers:
-    """Servers whose times vary: each applies its parts of the commits, first come, first served."""
-
-    def __init__(self, times: Times, generator: np.random.Generator) -> None:
-        self._free = np.zeros(times.servers)
-        size = max(1, _DRAWS // times.servers), times.servers
-        self._times = chain.from_iterable(times.server * _gamma(generator, times.server_spread, size) for _ in repeat(None))
-
-    def serve(self, arrived: float) -> tuple[float, float, float]:
-        """When the last server begins, when the last one is done, and their mean time. Call it in the order of arrival."""
-        start = np.maximum(self._free, arrived)
-        busy = next(self._times)
-        self._free = start + busy
-        return float(start.max()), float(self._free.max()), float(busy.mean())
+        return start, self._free
 
 
 def _factors(generator: np.random.Generator, spread: float) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""What is simulated: the setup of `gem-ctl plan`, and what its closed form does not have: spread, mixed speeds, a network."""
+"""What is simulated: a setup, and what the closed form does not have: spread, mixed speeds, a network."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gem_ctl.plan import MEASURED, Costs, Setup, server_seconds, transfer_seconds, wire_bytes
-from gem_ctl.simulation.events import Column, Network, Times
+from gem_ctl.planning.events import Column, Network, Times
+from gem_ctl.planning.plan import MEASURED, Costs, Setup, server_seconds, transfer_seconds, wire_bytes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Scenario:
         setup: The run, as for `plan`.
         costs: What a commit costs the server.
         spread: Standard deviation of the compute time of a step, relative to its mean.
-        server_spread: Standard deviation of a server's time for a commit, relative to its mean.
         slow: Groups of workers that are slower than the others. Their shares add up to at most 1.
         latency: Seconds that a byte is under way between worker and server, one way.
         bandwidth: Bytes per second of the link of each worker and of each server, each way; 0 for no limit.
@@ -40,7 +39,6 @@ class Scenario:
     setup: Setup
     costs: Costs = MEASURED
     spread: float = 0.1
-    server_spread: float = 0.0
     slow: tuple[Slow, ...] = ()
     latency: float = 0.0
     bandwidth: float = 0.0
@@ -69,8 +67,6 @@ def times(scenario: Scenario) -> Times:
         compute=compute,
         spread=scenario.spread * setup.local_steps**-0.5,  # the sum of the steps' times spreads less than each
         server=server_seconds(setup, scenario.costs),
-        server_spread=scenario.server_spread,
-        servers=setup.servers,
         up=up,
         down=down,
         overlap=setup.overlap,

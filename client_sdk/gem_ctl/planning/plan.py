@@ -1,4 +1,4 @@
-"""Predicts what a run needs: memory, network traffic, and how many workers one server can serve.
+"""Predicts in closed form what a run needs: memory, network traffic, and how many workers one server can serve.
 
     seconds of the server per commit   t = fixed + pass·P + wire·bytes
     bytes of a commit, both ways       those of the chosen formats; 0 through shared memory
@@ -18,14 +18,13 @@ The constants are fitted to `python -m benchmarks.peers`, which prints its measu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from gem_api.ranges import MAX_RANGES, UNIT
+from gem_api.ranges import UNIT
 from gem_api.region import region_bytes
 from gem_api.wire import gradient_format, theta_format
 
 FLOAT_BYTES = 4
-MAX_WORKERS = 10**9  # beyond that the figures mean nothing
 PROCESS_BYTES = 130 << 20  # the server without a model
 
 
@@ -139,6 +138,7 @@ class Plan:
 
     Attributes:
         servers: Number of servers.
+        fixed_bytes: Server memory without workers.
         worker_bytes: Server memory per worker.
         server_bytes: Server memory in total.
         commit_bytes: Bytes on the network per commit, both ways, of all servers together.
@@ -150,7 +150,7 @@ class Plan:
     """
 
     servers: int
-
+    fixed_bytes: int
     worker_bytes: int
     server_bytes: int
     commit_bytes: int
@@ -164,7 +164,7 @@ class Plan:
 def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     """Predicts what the setup needs. Raises InvalidRequest for an unknown format."""
     size = -(-setup.parameters // setup.servers)
-    worker_bytes = _worker_bytes(setup, size)
+    fixed_bytes, worker_bytes = PROCESS_BYTES + _central_bytes(setup, size), _worker_bytes(setup, size)
     commit_bytes = sum(wire_bytes(setup))
     seconds = server_seconds(setup, costs)
     round_trip = seconds + sum(transfer_seconds(setup, costs))
@@ -173,8 +173,9 @@ def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
     rate = min(setup.workers / alone, 1 / seconds)
     return Plan(
         servers=setup.servers,
+        fixed_bytes=fixed_bytes,
         worker_bytes=worker_bytes,
-        server_bytes=PROCESS_BYTES + _central_bytes(setup, size) + setup.workers * worker_bytes,
+        server_bytes=fixed_bytes + setup.workers * worker_bytes,
         commit_bytes=commit_bytes,
         server_seconds=seconds,
         commits_per_second=rate,
@@ -195,12 +196,6 @@ def one_server_only(setup: Setup) -> str:
     if setup.parameters < setup.servers * UNIT:
         return f"{setup.parameters} parameters are too few for {setup.servers} servers: each holds at least {UNIT}"
     return ""
-
-
-def servers_needed(setup: Setup, memory: int) -> int | None:
-    """The least number of servers that have room for the setup, if each may use `memory` bytes; None if no number does."""
-    most = max(1, min(MAX_RANGES, setup.parameters // UNIT))
-    return next((count for count in range(1, most + 1) if plan(replace(setup, servers=count)).server_bytes <= memory), None)
 
 
 def _worker_bytes(setup: Setup, size: int) -> int:
