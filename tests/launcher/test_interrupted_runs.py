@@ -28,7 +28,7 @@ def read(address: str) -> str:
 def shows_progress_since_the_restart(page: str) -> dict[str, Any] | None:
     """The page's data once the server has resumed the run and applied another commit."""
     shown: dict[str, Any] = json.loads(read(f"{page}status.json") or "{}")
-    return shown if 0 < shown.get("start_version", 0) < shown["status"]["version"] else None
+    return shown if 0 < shown.get("start_version", 0) < shown["version"] else None
 
 
 def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: Launch) -> None:

@@ -56,19 +56,24 @@ class Timeline:
         self._last: dict[str, float | None] = {}  # the newest sample, without what happens only once
         self._time = math.nan  # of the last commit of a history, Unix seconds
         self._rate, self._loss, self._pi_median, self._staleness = Rate(), Smoothed(), Smoothed(), Smoothed()
+        self._version = 0.0  # of that commit
         self._next = 0.0  # when the next commit of a history counts as a sample
 
     def add(self, last: dict[str, float | None], once: Mapping[str, float | None] | None = None) -> None:
         """Adds a sample: the columns at this time, `version` among them, and what happened `once` since the last sample."""
         self._last = last
-        if self.begin_version is None:
-            self.begin_version = int(last["version"] or 0)
-        known = {name: np.array([value], np.float64) for name, value in {**last, **(once or {})}.items() if value is not None}
-        self._curves.add(np.array([self.seconds]), known)
+        self._add([self.seconds], [{**last, **(once or {})}])
+
+    def _add(self, seconds: list[float], samples: list[dict[str, float | None]]) -> None:
+        if self.begin_version is None and samples:
+            self.begin_version = int(samples[0]["version"] or 0)
+        columns = {name: np.array([sample.get(name) for sample in samples], np.float64) for name in (*_MEANS, *_HIGHEST)}
+        self._curves.add(np.array(seconds), columns)  # None becomes NaN
 
     def replay(self, columns: Mapping[str, Column]) -> None:
         """Adds the next commits of a history, as if they had been sampled when they were made."""
         shown = [columns[name].tolist() for name in ("unix_seconds", "version", "loss", "pi_median", "staleness")]
+        seconds, samples = [], []
         for time, version, loss, pi_median, staleness in zip(*shown, strict=True):
             passed, self._time = time - self._time, time
             self.seconds += min(max(passed, 0.0), _LONGEST_PAUSE) if math.isfinite(passed) else 0.0
@@ -76,14 +81,17 @@ class Timeline:
             self._loss.add(loss)
             self._pi_median.add(pi_median)
             self._staleness.add(staleness)
-            self._last = self._replayed(version)
+            self._version = version
             if self.seconds >= self._next:
                 self._next = self.seconds + SAMPLE_SECONDS
-                self.add(self._last)
+                seconds.append(self.seconds)
+                samples.append(self._replayed())
+        self._add(seconds, samples)
+        self._last = self._replayed()
 
-    def _replayed(self, version: float) -> dict[str, float | None]:
+    def _replayed(self) -> dict[str, float | None]:
         return {
-            "version": version,
+            "version": self._version,
             "commits_per_second": self._rate.value,
             "loss": self._loss.value,
             "pi_median": self._pi_median.value,
