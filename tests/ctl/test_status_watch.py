@@ -33,10 +33,10 @@ ONE_EPOCH = Hyperparameters(epochs=1, shard_size=8, batch_size=4)
 class Shown:
     """A running gem-ctl status --watch on a terminal, and what it has written."""
 
-    def __init__(self, server: str, **environment: str) -> None:
+    def __init__(self, server: str) -> None:
         self._terminal, its = pty.openpty()
         command = [sys.executable, "-m", "gem_ctl", "--server", server, "--timeout", "3600", "status", "--watch"]
-        environment = {**os.environ, "TERM": "xterm-256color", **environment}
+        environment = {**os.environ, "TERM": "xterm-256color"}
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=its, stderr=its, env=environment)
         os.close(its)
         self._written = bytearray()
