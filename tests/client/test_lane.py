@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from client.conftest import Transport
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.wire import GRADIENT_FORMATS
+from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from gem_client import GemError, InvalidRequest, Session, connect
 from gem_client.transport import lane as client_lane
 from kit.model import (
@@ -243,7 +243,7 @@ LARGE = 300_001  # float32: more than one chunk
 
 
 @pytest.mark.parametrize("gradient_dtype", GRADIENT_FORMATS)
-@pytest.mark.parametrize("theta_dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("theta_dtype", THETA_FORMATS)
 def test_a_lane_carries_the_same_bits_as_grpc(gradient_dtype: str, theta_dtype: str) -> None:
     dice = np.random.default_rng(7)
     first, gradients = dice.standard_normal(LARGE, np.float32), dice.standard_normal((3, LARGE), np.float32)

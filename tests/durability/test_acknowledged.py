@@ -16,8 +16,8 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.core.facts import Admission
 from gem_server.core.records import Record
 from gem_server.durability import checkpoint
-from gem_server.durability.records import from_text, to_text
-from gem_server.durability.state_form import require_state
+from gem_server.durability.segment import from_text, to_text
+from gem_server.durability.state_schema import require_state
 from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
 from gem_server.telemetry.run_view import RunView

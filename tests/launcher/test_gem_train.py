@@ -13,7 +13,7 @@ import safetensors.torch
 from gem_api.history import COLUMNS
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks.convnet import ConvNet
-from gem_worker.tasks.idx import read_idx
+from gem_worker.tasks.mnist import read_idx
 from launcher.train_helpers import (
     TRAINING_SAMPLES,
     Launch,

@@ -63,7 +63,7 @@ def pass_time(live: Live, *survivors: Worker) -> None:
 
 def waiting_pulls(live: Live) -> int:
     """Pull calls that wait for a value."""
-    calls = live.server.parts.training._calls
+    calls = live.server.parts.training.calls
     return live.on_loop(lambda: sum(call.exchanging for call in calls._all))
 
 

@@ -17,6 +17,8 @@ from gem_api.hyperparameters import Hyperparameters
 from kit.model import ended, version, workers
 from kit.server import Live, config, serving, wait_until
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 120.0
 TASK = '''
 """A line; the one whose workers can be told to fail."""
@@ -175,8 +177,6 @@ from gem_worker.command import stop_on_signals
 from gem_worker.process.pool import WorkerPool
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.worker_thread import WorkerThread
-
-pytestmark = pytest.mark.long
 
 threading.Thread(target=threading.Event().wait, daemon=True, name="other").start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
