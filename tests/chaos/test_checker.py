@@ -81,8 +81,8 @@ def running(left: Left) -> Iterator[list[Live]]:
     with contextlib.ExitStack() as stack:
         lives: list[Live] = []
         for index in reversed(range(count)):
-            of_range = {"range": Range(index, count), "peers": () if index else peers, "checkpoint_dir": left.folders[index]}
-            live = stack.enter_context(serving(config(SETTINGS, **of_range, **changes)))
+            changes |= {"range": Range(index, count), "peers": () if index else peers, "checkpoint_dir": left.folders[index]}
+            live = stack.enter_context(serving(config(SETTINGS, **changes)))
             lives.insert(0, live)
             peers = (live.address, *peers)
         yield lives

@@ -19,7 +19,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
 from gem_client.torch import Optimizer
 from kit.model import Patience, expire_all, theta, version
-from kit.regions import RULES, abstract, linux_only, region_at, until_held
+from kit.regions import abstract, linux_only, region_at, until_held
 from kit.server import Live, config, serving, wait_until
 from torch import Tensor, nn
 
@@ -97,14 +97,13 @@ def test_the_parameters_stay_where_they_are_and_views_of_them_follow(settings: d
         np.testing.assert_array_equal(flat(model), theta(live))
 
 
-# -- the same training
+# -- what the user does to the parameters
 
 
 def trained(
     settings: Hyperparameters,
     shared: bool,
     between: Callable[[nn.Module], None],
-    overlap: bool = False,
     in_place: bool = False,
 ) -> list[bytes]:
     """The bits of two workers' parameters after each of their steps, taken in turns, each once the commit is applied."""
@@ -113,7 +112,7 @@ def trained(
         models = [network(seed=1), network(seed=2)]
         sessions = [stack.enter_context(connect(live.address, shared_memory=shared)) for _ in models]
         optimizers = [
-            Optimizer(model.named_parameters(), session, overlap=overlap, in_place=in_place)
+            Optimizer(model.named_parameters(), session, in_place=in_place)
             for model, session in zip(models, sessions, strict=True)
         ]
         assert all(session.shares_memory == shared for session in sessions)
@@ -124,25 +123,6 @@ def trained(
                 seen.append(flat(model).tobytes())
                 between(model)
     return seen
-
-
-def leave_alone(model: nn.Module) -> None:
-    """Does nothing to the parameters between two steps."""
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_training_gives_bit_for_bit_the_parameters_that_the_network_gives(rule: str) -> None:
-    settings = replace(RULES[rule], learning_rate=RATE)
-    over_the_network = trained(settings, False, leave_alone)
-    assert trained(settings, True, leave_alone) == over_the_network
-    assert trained(settings, True, leave_alone, in_place=True) == over_the_network
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_training_that_overlaps_gives_bit_for_bit_the_parameters_that_the_network_gives(rule: str) -> None:
-    """The next answer comes while the parameters are in use: they must not change under the model's feet."""
-    settings = replace(RULES[rule], learning_rate=RATE)
-    assert trained(settings, True, leave_alone, overlap=True) == trained(settings, False, leave_alone, overlap=True)
 
 
 def clamp(model: nn.Module) -> None:
@@ -198,18 +178,6 @@ def test_what_the_user_does_to_the_parameters_is_gone_with_the_next_step_as_it_i
     over_the_network = trained(settings, False, change)
     assert trained(settings, True, change) == over_the_network
     assert trained(settings, True, change, in_place=True) == over_the_network
-
-
-def test_parameters_changed_by_the_user_do_not_change_theta(live: Live) -> None:
-    model = network()
-    with training(live, model, in_place=True) as (optimizer, session), connect(live.address) as reader:
-        take_step(model, optimizer, 0)
-        before = theta(live)
-        clamp(model)
-        overwrite(model)
-        np.testing.assert_array_equal(theta(live), before)
-        np.testing.assert_array_equal(reader.pull(), before)
-        np.testing.assert_array_equal(session.pull(), before)
 
 
 def test_a_gradient_that_is_no_number_is_refused_and_the_next_step_goes_through(live: Live) -> None:
