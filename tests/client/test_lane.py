@@ -102,6 +102,7 @@ def test_a_session_leaves_no_socket_and_no_memory_behind(
             expire_all(live)  # until then the server keeps what belongs to the lease
 
 
+@pytest.mark.long
 def test_a_process_that_forgets_its_session_ends_without_a_warning(transport: Transport, live: Live) -> None:
     code = """
 import sys, gem_client, numpy
@@ -187,6 +188,7 @@ session.close()
 """
 
 
+@pytest.mark.long
 def test_a_forked_child_that_closes_its_copy_leaves_the_parents_lane_alone(transport: Transport, live: Live) -> None:
     command = [sys.executable, "-c", FORKED, live.address]
     environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "false", "GRPC_VERBOSITY": "NONE"}

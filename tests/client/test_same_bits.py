@@ -184,7 +184,7 @@ def test_many_runs_give_the_same_bits(case: Case) -> None:
 # -- PyTorch
 
 
-def optimized(servers: int, way: str, loop: str, overlap: bool, in_place: bool) -> tuple[list[bytes], Array]:
+def optimized(servers: int, way: str, loop: str, overlap: bool) -> tuple[list[bytes], Array]:
     """The parameters of two workers after each of their steps, taken in turns, and θ at the end."""
     inputs = torch.linspace(-1, 1, 480).view(8, 60)
     seen: list[bytes] = []
@@ -194,7 +194,7 @@ def optimized(servers: int, way: str, loop: str, overlap: bool, in_place: bool) 
             torch.manual_seed(seed)
             model = nn.Sequential(nn.Linear(60, 150), nn.Tanh(), nn.Linear(150, 30))
             session = stack.enter_context(connect(run.address, shared_memory=way == "memory"))
-            pairs.append((model, Optimizer(model.named_parameters(), session, overlap=overlap, in_place=in_place)))
+            pairs.append((model, Optimizer(model.named_parameters(), session, overlap=overlap)))
             assert session.shares_memory == (way == "memory")
         for _ in range(4):
             for model, optimizer in pairs:
@@ -210,27 +210,25 @@ def optimized(servers: int, way: str, loop: str, overlap: bool, in_place: bool) 
         return seen, run.theta
 
 
-loops = given(
-    st.sampled_from([1, 2, 3]), st.sampled_from(TRANSPORTS), st.sampled_from(list(LOOPS)), st.booleans(), st.booleans()
-)
+loops = given(st.sampled_from([1, 2, 3]), st.sampled_from(TRANSPORTS), st.sampled_from(list(LOOPS)), st.booleans())
 
 
-def requires_the_same_parameters(servers: int, way: str, loop: str, overlap: bool, in_place: bool) -> None:
+def requires_the_same_parameters(servers: int, way: str, loop: str, overlap: bool) -> None:
     overlap &= not loop.startswith("local steps")
-    seen, theta = optimized(servers, way, loop, overlap, in_place)
-    expected = optimized(1, "grpc", loop, overlap, False)
+    seen, theta = optimized(servers, way, loop, overlap)
+    expected = optimized(1, "grpc", loop, overlap)
     assert seen == expected[0]
     np.testing.assert_array_equal(theta, expected[1])
 
 
 @quick
 @loops
-def test_an_optimizer_trains_the_same(servers: int, way: str, loop: str, overlap: bool, in_place: bool) -> None:
-    requires_the_same_parameters(servers, way, loop, overlap, in_place)
+def test_an_optimizer_trains_the_same(servers: int, way: str, loop: str, overlap: bool) -> None:
+    requires_the_same_parameters(servers, way, loop, overlap)
 
 
 @pytest.mark.long
 @many
 @loops
-def test_an_optimizer_trains_the_same_in_many_runs(servers: int, way: str, loop: str, overlap: bool, in_place: bool) -> None:
-    requires_the_same_parameters(servers, way, loop, overlap, in_place)
+def test_an_optimizer_trains_the_same_in_many_runs(servers: int, way: str, loop: str, overlap: bool) -> None:
+    requires_the_same_parameters(servers, way, loop, overlap)

@@ -25,7 +25,7 @@ from kit.raw_lane import HELLO, committed, message, offer, opened_in_memory, uni
 from kit.regions import linux_only, mapped, region_at
 from kit.server import wait_until
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.long, linux_only]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), linux_only]
 PATIENCE = 120.0  # seconds that a process may take to get anywhere on a busy machine
 SIZE = 100_000
 

@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 from gem_worker.tasks.convnet import ConvNet
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def run(runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -42,8 +42,8 @@ class Commits:
     def begin_hold(self) -> dict[str, int]:
         return self.hold.begin(self._machine.server.core.leases, self._machine.now)
 
-    def let_through(self, cut: Mapping[str, int]) -> None:
-        self._machine.go_on(self.hold.let_through(cut))
+    def release_up_to(self, cut: Mapping[str, int]) -> None:
+        self._machine.go_on(self.hold.release_up_to(cut))
 
     def end_hold(self, number: int) -> None:
         self._machine.go_on(self.hold.end(number))
@@ -85,7 +85,7 @@ class Machine(Host):
         try:
             getattr(self, f"_serve_{request.kind}")(request, **request.fields)
         except GemError as error:
-            self.server.core.take_dropped()
+            self.server.core.pop_ended_leases()
             self.refuse(request, error)
 
     def refuse(self, request: Request, error: GemError) -> None:
@@ -108,7 +108,7 @@ class Machine(Host):
         try:
             joined = core.register(request.worker, setup.layout, self.now, overlap, choice=setup.choice, lead=lead)
         finally:
-            core.take_dropped()
+            core.pop_ended_leases()
         self._answer(request, (joined, LeadsAnswer(joined.lease_id, core.run_id, core.settings)))
 
     def _serve_renew(self, request: Request, lease: str) -> None:

@@ -17,6 +17,8 @@ from gem_api.hyperparameters import Hyperparameters
 from kit.model import ended, version, workers
 from kit.server import Live, config, serving, wait_until
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 120.0
 TASK = '''
 """A line; the one whose workers can be told to fail."""
