@@ -15,7 +15,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, connect
 from gem_client.torch import Optimizer
 from kit.model import Patience, expire_all, theta, version
-from kit.regions import RULES, abstract, linux_only, region_at, until_held
+from kit.regions import abstract, linux_only, region_at, until_held
 from kit.server import Live, config, serving, wait_until
 from torch import nn
 
@@ -62,21 +62,16 @@ def test_the_parameters_stay_where_they_are_and_views_of_them_follow(shared: boo
         np.testing.assert_array_equal(flat(model), theta(live))
 
 
-# -- the same training
+# -- what the user does to the parameters
 
 
-def trained(
-    settings: Hyperparameters, shared: bool, between: Callable[[nn.Module], None], overlap: bool = False
-) -> list[bytes]:
+def trained(settings: Hyperparameters, shared: bool, between: Callable[[nn.Module], None]) -> list[bytes]:
     """The bits of two workers' parameters after each of their steps, taken in turns, each once the commit is applied."""
     seen: list[bytes] = []
     with serving(config(settings, memory_socket=abstract())) as live, ExitStack() as stack:
         models = [network(seed=1), network(seed=2)]
         sessions = [stack.enter_context(connect(live.address, shared_memory=shared)) for _ in models]
-        optimizers = [
-            Optimizer(model.named_parameters(), session, overlap=overlap)
-            for model, session in zip(models, sessions, strict=True)
-        ]
+        optimizers = [Optimizer(model.named_parameters(), session) for model, session in zip(models, sessions, strict=True)]
         assert all(session.shares_memory == shared for session in sessions)
         for step in range(12):
             for model, optimizer in zip(models, optimizers, strict=True):
@@ -85,23 +80,6 @@ def trained(
                 seen.append(flat(model).tobytes())
                 between(model)
     return seen
-
-
-def leave_alone(model: nn.Module) -> None:
-    """Does nothing to the parameters between two steps."""
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_training_gives_bit_for_bit_the_parameters_that_the_network_gives(rule: str) -> None:
-    settings = replace(RULES[rule], learning_rate=RATE)
-    assert trained(settings, True, leave_alone) == trained(settings, False, leave_alone)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_training_that_overlaps_gives_bit_for_bit_the_parameters_that_the_network_gives(rule: str) -> None:
-    """The next answer comes while the parameters are in use: they must not change under the model's feet."""
-    settings = replace(RULES[rule], learning_rate=RATE)
-    assert trained(settings, True, leave_alone, overlap=True) == trained(settings, False, leave_alone, overlap=True)
 
 
 def clamp(model: nn.Module) -> None:

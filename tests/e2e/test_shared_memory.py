@@ -257,22 +257,6 @@ def test_a_killed_server_leaves_nothing_once_its_workers_are_gone_and_another_ta
     assert not path.exists()
 
 
-@pytest.mark.parametrize("durability", ["snapshot", "log"])
-def test_a_worker_goes_on_over_tcp_with_a_server_that_was_killed_and_resumed(
-    durability: str, start: Start, tmp_path: Path
-) -> None:
-    saved = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--resume", "--checkpoint-interval", "0.2")
-    flags = (*saved, "--memory-socket", "off", "--durability", durability)
-    server = start(Server, *flags)
-    address = server.address
-    start(worker, address, "ann")
-    for _ in range(2):
-        server.until_trained_by("tcp", 5, "ann")
-        server.kill()
-        server = start(Server, "--listen", address, *flags)
-    server.until_trained_by("tcp", 5, "ann")
-
-
 def test_a_worker_goes_on_by_reference_with_a_server_that_was_killed_and_resumed(start: Start, tmp_path: Path) -> None:
     flags = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--resume", "--checkpoint-interval", "0.2")
     first = start(Server, *flags)

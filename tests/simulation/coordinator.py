@@ -8,7 +8,7 @@ from typing import Any
 from gem_server.durability.checkpointer import Written
 from gem_server.durability.manifest import Entry
 from simulation.client import Request, Response
-from simulation.ranges_truth import Everywhere
+from simulation.everywhere import Everywhere
 
 
 class Coordinator:

@@ -1,6 +1,7 @@
-"""The chaos run with several servers that hold a range of θ each.
+"""Kills servers and workers with -9 and cuts connections, then has a checker look for lost commits.
 
-Servers are killed alone and together, workers at any moment, and also when a commit of theirs is in one range only."""
+Several servers hold a range of θ each. They are killed alone and together, workers at any moment, and also when a commit of
+theirs is in one range only."""
 
 from __future__ import annotations
 
@@ -13,21 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chaos.checker import lines_of
+from chaos.checker import Fate, Verdict, check
 from chaos.cluster import Cluster
 from chaos.faults import KINDS, Faults
-from chaos.ranges import Fate, RangesVerdict, check_ranges
+from chaos.server_checker import lines_of
 from chaos.worker import Kind
 
-SERVERS = 2
 _TOGETHER = 0.1  # how often the other servers are killed at the same moment
 _WITH_WORKER = 0.3  # how often a worker is killed while a server is down
 _HALF_SECONDS = 5.0  # in which a worker's commit usually gets to the servers that are left
 
 
 @dataclass
-class RangesReport(Faults):
-    """The faults that a cluster with several servers had, and the results.
+class Report(Faults):
+    """The faults that a cluster had, and the results.
 
     Attributes:
         kills_by_range: How often each server was killed; not those while it started.
@@ -35,10 +35,10 @@ class RangesReport(Faults):
         leases_expired: Workers suspended until their leases ended.
     """
 
-    kills_by_range: list[int] = field(default_factory=lambda: [0] * SERVERS)
+    kills_by_range: list[int] = field(default_factory=list)
     worker_kills_in_between: int = 0
     leases_expired: int = 0
-    verdict: RangesVerdict = field(default_factory=RangesVerdict)
+    verdict: Verdict = field(default_factory=Verdict)
 
     @property
     def good(self) -> bool:
@@ -71,37 +71,39 @@ class RangesReport(Faults):
         return "\n".join([f"{name:32}{value}" for name, value in lines.items()] + verdict.all_problems())
 
 
-def run(
+def attack(
     folder: Path,
     *,
+    servers: int,
     seed: int,
     server_kills: int,
     worker_kills: int,
-    suspensions: int = 3,
+    suspensions: int = 0,
     parameters: int,
     bytes_between_faults: int,
     kinds: list[Kind] = KINDS,
     progress: Callable[[str], object] = lambda line: None,
-) -> RangesReport:
+) -> Report:
     """Kills each server and workers so many times, at moments drawn from the seed, and checks the result.
 
     Args:
         folder: A new one.
+        servers: How many there are.
         seed: What everything is drawn from.
         server_kills: How often each server is killed; suspensions may add to that.
         worker_kills: How often workers are killed.
-        suspensions: How often a worker is suspended, while a server is down, until its lease on the others ends.
+        suspensions: How often a worker is suspended, while one of several servers is down, until its lease on the others ends.
         parameters: Size of the model.
         bytes_between_faults: Of a connection, on average.
         kinds: The workers.
         progress: Is told how far the run is.
     """
-    report, began = RangesReport(seed, parameters, len(kinds)), time.monotonic()
-    cluster = Cluster(folder, seed, parameters, kinds, servers=SERVERS, bytes_between_faults=bytes_between_faults)
-    attack = _Attack(cluster, report, random.Random(seed), server_kills, worker_kills)
+    report, began = Report(seed, parameters, len(kinds), kills_by_range=[0] * servers), time.monotonic()
+    cluster = Cluster(folder, seed, parameters, kinds, servers=servers, bytes_between_faults=bytes_between_faults)
+    faults = _Attack(cluster, report, random.Random(seed), server_kills, worker_kills)
     try:
         cluster.wait_acknowledged(10)
-        for number in attack.rounds(suspensions):
+        for number in faults.rounds(suspensions):
             if number % 10 == 0:
                 progress(
                     f"{time.monotonic() - began:.0f} s: servers killed {report.kills_by_range} times, workers "
@@ -112,7 +114,7 @@ def run(
     finally:
         cluster.close()
     report.count_connections(cluster)
-    report.verdict = check_ranges([server.checkpoints for server in cluster.servers], cluster.diaries.paths(), versions)
+    report.verdict = check([server.checkpoints for server in cluster.servers], cluster.diaries.paths(), versions)
     report.seconds = time.monotonic() - began
     return report
 
@@ -120,9 +122,7 @@ def run(
 class _Attack:
     """Causes the faults of one run: each server is killed `server_kills` times, workers `worker_kills` times."""
 
-    def __init__(
-        self, cluster: Cluster, report: RangesReport, chance: random.Random, server_kills: int, worker_kills: int
-    ) -> None:
+    def __init__(self, cluster: Cluster, report: Report, chance: random.Random, server_kills: int, worker_kills: int) -> None:
         self._cluster = cluster
         self._report = report
         self._chance = chance
@@ -132,8 +132,8 @@ class _Attack:
     def rounds(self, suspensions: int) -> Iterator[int]:
         """Causes one fault after the other. Yields how many there were, after each."""
         faults: list[Callable[[], None]] = [self._kill_worker] * self._worker_kills
-        faults += [partial(self._kill_server, index) for index in range(SERVERS)] * self._server_kills
-        faults += [partial(self._suspend, number % SERVERS) for number in range(suspensions)]
+        faults += [partial(self._kill_server, index) for index in range(len(self._cluster.servers))] * self._server_kills
+        faults += [partial(self._suspend, number % len(self._cluster.servers)) for number in range(suspensions)]
         self._chance.shuffle(faults)
         for number, fault in enumerate(faults, 1):
             fault()
@@ -148,10 +148,10 @@ class _Attack:
         """Kills a server, and sometimes the others at the same moment, and a worker while it is down."""
         if not self._due(index):
             return
-        others = [other for other in range(SERVERS) if other != index and self._due(other)]
+        others = [other for other in range(len(self._cluster.servers)) if other != index and self._due(other)]
         killed = [index, *(others if self._chance.random() < _TOGETHER else ())]
         self._kill(killed)
-        if self._workers_due and self._chance.random() < _WITH_WORKER:
+        if len(self._cluster.servers) > 1 and self._workers_due and self._chance.random() < _WITH_WORKER:
             which, half = self._wait_half()
             self._report.kill_worker(self._cluster, self._chance, which)
             self._report.worker_kills_in_between += half
@@ -193,19 +193,21 @@ class _Attack:
         any. Returns its number, and whether it is such a one."""
         workers, end, pause = self._cluster.workers, time.monotonic() + _HALF_SECONDS, threading.Event()
         while time.monotonic() < end:
-            if half := [which for which, worker in enumerate(workers) if _half_acknowledged(worker.diary)]:
+            if half := [
+                which for which, worker in enumerate(workers) if _half_acknowledged(worker.diary, len(self._cluster.servers))
+            ]:
                 return self._chance.choice(half), True
             pause.wait(0.01)
         return self._chance.randrange(len(workers)), False
 
 
-def _half_acknowledged(diary: Path) -> bool:
+def _half_acknowledged(diary: Path, servers: int) -> bool:
     """Whether some servers have acknowledged the last commit that a worker sent, and others not."""
     if not diary.exists():
         return False
-    acknowledged = SERVERS
+    acknowledged = servers
     for line in lines_of(diary):
         if line["event"] == "sending":
             acknowledged = 0
         acknowledged += line["event"] == "ack"
-    return 0 < acknowledged < SERVERS
+    return 0 < acknowledged < servers

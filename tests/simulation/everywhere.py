@@ -1,4 +1,4 @@
-"""Checks a simulation of several ranges: what they promise together, beside what each promises alone (see `truth`)."""
+"""Checks what all servers of a simulation promise together, beside what each promises alone (see `truth`)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gem_server.core.facts import Applied
-from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint
 from gem_server.durability.manifest import Entry
 from simulation.truth import Known, Truth, require
-
-
-@dataclass
-class RangeTruth(Truth):
-    """The promises of one range. It applies the commits of a lease in the order of their sequence.
-
-    Attributes:
-        runs: The run that each commit was applied in.
-    """
-
-    runs: dict[Known, str] = field(default_factory=dict)
-
-    def applies(self, lease_id: str, applied: Applied, core: Core) -> None:
-        before = max((sequence for lease, sequence in self.applied if lease == lease_id), default=0)
-        require(applied.sequence > before, f"commit {applied.sequence} of {lease_id} was applied after commit {before}")
-        super().applies(lease_id, applied, core)
-        self.runs[lease_id, applied.sequence] = core.run_id
 
 
 @dataclass
@@ -40,16 +21,16 @@ class Everywhere:
         batches: How many commits a shard needs.
         torn: Commits that were under way when their worker died, or took another lease.
         rejected: Commits that a range has rejected, with the range.
-        wiped: Ranges that have lost their disk for ever.
+        forgetful: Ranges that may forget what they have said: some starts keep no log, or their disk is lost for ever.
         manifests: How many checkpoints over all ranges are complete.
     """
 
-    ranges: list[RangeTruth]
+    ranges: list[Truth]
     shards: dict[Known, int] = field(default_factory=dict)
     batches: dict[int, int] = field(default_factory=dict)
     torn: set[Known] = field(default_factory=set)
     rejected: set[tuple[Known, int]] = field(default_factory=set)
-    wiped: set[int] = field(default_factory=set)
+    forgetful: set[int] = field(default_factory=set)
     manifests: int = 0
 
     # -- commits
@@ -59,19 +40,20 @@ class Everywhere:
         runs = {run for truth in self.ranges if (run := truth.runs.get(known))}
         require(len(runs) <= 1, f"commit {known} is a part of several runs: {runs}")
         lacking = [index for index, truth in enumerate(self.ranges) if known not in truth.acknowledged]
-        require(not set(lacking) - self.wiped, f"commit {known} counts as done, but ranges {lacking} have not said so")
+        require(not set(lacking) - self.forgetful, f"commit {known} counts as done, but ranges {lacking} have not said so")
 
     def completes(self, lease_id: str, shard_id: int) -> None:
         """Checks that all commits of a shard were applied in every range, as its worker says that it is done."""
         mine = [known for known, shard in self.shards.items() if shard == shard_id and known[0] == lease_id]
         whole = [known for known in mine if all(known in truth.acknowledged for truth in self.ranges)]
         require(
-            len(whole) >= self.batches[shard_id] or bool(self.wiped), f"shard {shard_id} is done, but not all ranges have it"
+            len(whole) >= self.batches[shard_id] or bool(self.forgetful),
+            f"shard {shard_id} is done, but not all ranges have it",
         )
 
     def differences_are_explained(self, under_way: set[Known]) -> None:
         """Checks that two ranges differ only by the commits under way, by torn ones and by those that a range has rejected."""
-        if self.wiped:
+        if self.forgetful:
             return
         applied = [set(truth.applied) for truth in self.ranges]
         for known in set.union(*applied) - _common(applied) - under_way - self.torn:
