@@ -20,6 +20,7 @@ import pytest
 from gem_client import Session, connect
 from kit.model import Wire, model
 from kit.server import DEADLINE, Live, serving, wait_until
+from kit.settings import configured
 
 NOBODY = "127.0.0.1:1"
 MEANT_FOR_IT = ("GEM_", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_")  # environment variables
@@ -155,7 +156,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(live: Live) -> None:
 def test_a_server_that_goes_and_comes_back_is_waited_for_under_its_last_picture() -> None:
     with serving() as live, connect(live.address, name="alice") as session:
         session.join(model())
-        with piped(live.address, "--timeout", "0.5", "top", "--every", "0.05") as top:
+        with piped(live.address, configured(timeout=0.5), "top", "--every", "0.05") as top:
             top.until_it_shows(f"run {live.core.run_id}  TRAINING")
             session.close()
             live.stop()
@@ -170,7 +171,7 @@ def test_a_server_that_goes_and_comes_back_is_waited_for_under_its_last_picture(
 def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     with serving() as live:
         pass
-    with piped(live.address, "--timeout", "0.5", "top", "--every", "0.05") as top:
+    with piped(live.address, configured(timeout=0.5), "top", "--every", "0.05") as top:
         top.until_it_shows("no response for")
         with serving(replace(live.config, listen=live.address)) as back:
             top.until_it_shows(f"run {back.core.run_id}  WAITING")
@@ -185,7 +186,7 @@ def test_the_exit_status_says_that_the_last_picture_had_no_answer() -> None:
 
 
 def test_waiting_for_an_answer_that_does_not_come_can_be_interrupted(live: Live, session: Session) -> None:
-    with Wire(live.address) as wire, piped(wire.address, "--timeout", "3600", "top", "--every", "0.01") as top:
+    with Wire(live.address) as wire, piped(wire.address, configured(timeout=3600), "top", "--every", "0.01") as top:
         top.until_it_shows("TRAINING")
         wire.stall()
         assert top.end(signal.SIGINT) == 0

@@ -49,7 +49,9 @@ def test_each_pods_server_starts_with_its_range_and_only_the_lead_knows_the_othe
     release: list[Object], index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = started(release, index, tmp_path)
-    for name in ("GEM_RANGE", "GEM_PEERS", "GEM_DURABILITY"):
+    (tmp_path / "run.toml").write_text(settings(release), encoding="utf-8")
+    monkeypatch.setenv("GEM_CONFIG", str(tmp_path / "run.toml"))
+    for name in ("GEM_RANGE", "GEM_PEERS"):
         if name in variables:
             monkeypatch.setenv(name, variables[name])
     options = server.make_context("gem-server", []).params
@@ -57,6 +59,12 @@ def test_each_pods_server_starts_with_its_range_and_only_the_lead_knows_the_othe
     assert len(options["peers"]) == (SERVERS - 1 if index == 0 else 0)
     fields = {name: options[name] for name in ("range", "peers", "durability")}
     ServerConfig(**fields, checkpoint_dir=tmp_path).validate()
+
+
+def settings(of: list[Object]) -> str:
+    """The file of settings of a release with one ConfigMap."""
+    text: str = found(of, "ConfigMap")["data"]["run.toml"]
+    return text
 
 
 def hosts(of: list[Object]) -> list[str]:
@@ -98,7 +106,7 @@ def test_each_server_has_a_disk_and_all_are_replaced_together(release: list[Obje
     assert [each["metadata"]["name"] for each in spec["volumeClaimTemplates"]] == ["checkpoints"]
     assert spec["podManagementPolicy"] == "Parallel"
     assert spec["updateStrategy"] == {"type": "OnDelete"}, "one after the other would have some with other hyper-parameters"
-    assert environment(container(release))["GEM_DURABILITY"] == "log"
+    assert 'durability = "log"' in settings(release)
 
 
 def test_prometheus_scrapes_every_server(release: list[Object]) -> None:
