@@ -5,15 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.integrations
 
-.PHONY: help train test test-slow test-docker test-wheel test-integrations coverage check format hooks proto dashboards chart docs-api wheel bench paper models chaos soak fuzz clean
+.PHONY: help train test test-all test-slow test-docker test-wheel check format hooks proto dashboards chart docs-api wheel bench paper models chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests that protect a change (3 minutes)"
+	@echo "make test-all   run these and the long ones: whole runs of processes, many seeds, examples, trainers, trackers, Ray, the Helm chart; with the share of lines that they run"
 	@echo "make check   lint, types (of the tests too), generated code in step"
-	@echo "make coverage   the same tests, with the share of lines that they run; fails below the floor in pyproject.toml"
 	@echo "make test-slow   the tests that need minutes or the real MNIST"
 	@echo "make test-docker   the same cluster in containers: training, crashes, scaling, the chart's pods (needs Docker; about 12 minutes)"
-	@echo "make test-integrations   Lightning, Transformers, JAX and experiment trackers, with the real libraries; Ray and the Helm chart"
 	@echo "make test-wheel   build the wheel, install it into an empty environment and run its commands"
 	@echo "make format  format the code"
 	@echo "make hooks   install git hooks that lint each commit and check its generated code"
@@ -25,7 +24,7 @@ help:
 	@echo "make chaos   kill servers and workers 100 times each, then two servers of one model, fill a disk, and look for what was lost (15 minutes)"
 	@echo "make soak    a million small commits from workers that come and go, then MINUTES=10 of the simulation"
 	@echo "make fuzz    coverage-guided fuzzing of what reads frames, log and checkpoints, SECONDS=60 each (Linux, Python up to 3.13)"
-	@echo "make dashboards   generate Grafana's dashboards, and the Helm chart's dashboards and alerts"
+	@echo "make dashboards   generate Grafana's dashboards and the Helm chart's alerts"
 	@echo "make chart   write the commands' options into the Helm chart"
 	@echo "make proto   generate the Python code of the contract"
 
@@ -46,10 +45,15 @@ train: $(READY)
 	@$(BIN)/gem-train $(ARGS)
 
 # The tests that have no target of their own.
-QUICK := not slow and not docker and not wheel
+ALL := not slow and not docker and not wheel
 
 test: $(READY)
-	@$(BIN)/pytest -m "$(QUICK)" --ignore=tests/integrations --ignore=tests/engines $(ARGS)
+	@$(BIN)/pytest -m "$(ALL) and not long" --ignore=tests/integrations --ignore=tests/engines $(ARGS)
+
+# Fails if the tests run fewer lines than the floor in pyproject.toml. A part of the tests stays below it:
+# ARGS="tests/core --cov-fail-under=0".
+test-all: $(INTEGRATIONS)
+	@$(BIN)/pytest -m "$(ALL)" --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 test-slow: $(INTEGRATIONS)
 	@$(BIN)/pytest -m slow -n 0 $(ARGS)
@@ -61,9 +65,6 @@ test-docker: $(INTEGRATIONS)
 test-wheel: $(READY)
 	@$(BIN)/pytest -m wheel -n 0 tests/house $(ARGS)
 
-test-integrations: $(INTEGRATIONS)
-	@$(BIN)/pytest -n 0 tests/integrations tests/engines -m "$(QUICK)" $(ARGS)
-
 check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -71,11 +72,6 @@ check: $(READY)
 	@$(BIN)/python proto/generate.py --check
 	@$(BIN)/python deploy/grafana/generate.py --check
 	@$(BIN)/python deploy/helm/generate.py --check
-
-# With the integrations, whose modules nothing else runs. A part of the tests stays below the floor:
-# ARGS="tests/core --cov-fail-under=0".
-coverage: $(INTEGRATIONS)
-	@$(BIN)/pytest -m "$(QUICK)" --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 # Without them a commit is checked by `make check` alone.
 hooks: $(READY)

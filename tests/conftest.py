@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
+import zlib
 from collections.abc import Iterator
 
 import pytest
 import structlog
 from gem_client import Session, connect
+from gem_server.lane import reactor
 from hypothesis import settings
 from kit.model import GRADIENT, model
 from kit.raw_client import Wire, Worker
@@ -23,9 +26,47 @@ settings.load_profile("default")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# Rooms whose tests take long together: they run with `make test-all` alone.
+LONG = {"engines", "examples", "integrations", "many_workers", "models", "paper"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `make test` leaves to `make test-all`: whole rooms, and all but one way of a test that runs over several ways
+    of a commit. Which way is left differs from test to test, so that each way is tried."""
+    ways: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.path.parent.name in LONG:
+            item.add_marker("long")
+        if (call := getattr(item, "callspec", None)) and "way" in call.params:
+            others = sorted((name, index) for name, index in call.indices.items() if name != "way")
+            ways.setdefault(f"{item.nodeid.split('[')[0]} {others}", []).append(item)
+    for test, same in ways.items():
+        chosen = zlib.crc32(test.encode()) % len(same)
+        for item in same[:chosen] + same[chosen + 1 :]:
+            item.add_marker("long")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Three processes for two cores: tests that wait for a lease to end, or for a process, leave them idle."""
+    return (os.cpu_count() or 1) * 3 // 2
+
+
+@pytest.fixture(autouse=True, scope="session")
+def collect_quickly() -> None:
+    """Some tests collect garbage to see what is left of a session. What the imports made is never garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def quiet_logs() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def sweep_often() -> None:
+    """A test moves the server's clock forward; the lanes then look at it at once, not in two seconds."""
+    reactor.SWEEP_SECONDS = 0.02
 
 
 @pytest.fixture(autouse=True, scope="session")

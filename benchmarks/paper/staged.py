@@ -97,7 +97,7 @@ class Staged(Cluster):
 @interruptible()
 def main(context: click.Context, /, **_: Any) -> None:
     """Runs the cluster, and leaves a run folder in RUNS."""
-    options, _ = expanded(context)
+    options = expanded(context)[0]
     options["steps"], options["epochs"] = _NO_END, 0
     settings = Hyperparameters(**{each.name: options[each.name] for each in fields(Hyperparameters)})
     folder = RunFolder.create(options["runs"], "staged", options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gem_ctl.plan import Setup, plan
+from gem_ctl.planning.plan import Setup, plan
 
 from benchmarks.peers.contenders.ours import OURS, Ours
 from benchmarks.peers.results import Cell, Results

@@ -1,4 +1,4 @@
-"""Compares what `gem-ctl simulate` says with synthetic workers on the real service: `python -m benchmarks.server.predictions`.
+"""Compares what `gem-ctl plan` says with synthetic workers on the real service: `python -m benchmarks.server.predictions`.
 
 Machines differ, so the costs are fitted to three measurements first, for each size of the model: 4 and 64 workers that ask
 for four times what the server can do, and one alone that never sleeps. All other numbers of workers and compute times are
@@ -16,9 +16,9 @@ from statistics import median
 import click
 import numpy as np
 from gem_api.process.lifetime import interruptible
-from gem_ctl.plan import Costs, Setup, plan, server_seconds
-from gem_ctl.simulation.outcome import Outcome, outcome
-from gem_ctl.simulation.scenario import Scenario
+from gem_ctl.planning.outcome import Outcome, outcome
+from gem_ctl.planning.plan import Costs, Setup, plan, server_seconds
+from gem_ctl.planning.scenario import Scenario
 
 from benchmarks import machine
 from benchmarks.processes import server
@@ -50,7 +50,7 @@ class Fit:
     transit: float
 
     def costs(self, workers: int) -> Costs:
-        """The costs for `gem-ctl plan` and `simulate`: between FEW and MANY workers by the logarithm of their number."""
+        """The costs for `gem-ctl plan`: between FEW and MANY workers by the logarithm of their number."""
         server = float(np.interp(np.log(workers), np.log((FEW, MANY)), (self.few, self.many)))
         return Costs(by_reference=server, by_network=server, parameter=0.0, byte=0.0, conversion=0.0)
 

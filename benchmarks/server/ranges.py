@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import click
-from gem_ctl.plan import Plan, Setup, plan
+from gem_ctl.planning.plan import Plan, Setup, plan
 from gem_worker.launcher.cluster import free_port
 
 from benchmarks import machine

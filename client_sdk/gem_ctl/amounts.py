@@ -67,19 +67,3 @@ def _number(written: str, unit: str = "") -> float:
     """A number with an optional suffix k, M, B, G or T, and then an optional `unit` (a pattern); 0 if it is none."""
     match = re.fullmatch(rf"(\d+(?:\.\d+)?)([KMBGT]?)(?:{unit})?", written.strip().upper())
     return float(match[1]) * _POWERS[match[2]] if match else 0.0
-
-
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-
-
-class Bytes(click.ParamType[int]):
-    """A size of memory, at least 1 byte: a number with an optional suffix K, M, G or T, powers of 1,024."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", str(value).strip().upper())
-        size = float(match[1]) * 1024 ** _UNITS[match[2]] if match else 0.0
-        if not 1 <= size < 1 << 63:
-            self.fail(f"{value!r} is not a size of memory; write 32G or 512M", param, ctx)
-        return int(size)

@@ -39,14 +39,12 @@ from gem_ctl import output, ranges, text
 from gem_ctl.backup import BackupFailed, copy_checkpoint
 from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
 from gem_ctl.picture import SORTS
-from gem_ctl.plan_command import plan_run
-from gem_ctl.simulation.command import simulate_run
+from gem_ctl.planning.command import plan_run
 from gem_ctl.top import Interrupts, show
 from gem_ctl.track.follow import Follower
 from gem_ctl.track.tracker import TRACKERS, TrackerError, open_tracker
 
 _PLUGINS = "gem_ctl.commands"
-_PROMETHEUS = "http://127.0.0.1:9090"
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,6 @@ def top(target: Target, every: float, count: int, sort: str) -> None:
 
 
 main.add_command(plan_run)
-main.add_command(simulate_run)
 
 
 @main.command(short_help="Saves the model as a safetensors file.")
@@ -295,27 +292,12 @@ def track(target: Target, tracker: str, to: str | None, every: float) -> None:
 @main.command(short_help="Writes a report of a run: one HTML page with plots.")
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
-@option(
-    "--prometheus",
-    envvar="GEM_PROMETHEUS",
-    show_default=f"none; {_PROMETHEUS} with --run",
-    help="Address of the Prometheus that scrapes the server. The data comes from there, not from RUN.",
-)
-@option(
-    "--run",
-    "run_id",
-    envvar="GEM_REPORT_RUN",
-    help="The run's id in Prometheus, as shown by gem-ctl status.",
-    show_default="the newest run",
-)
-@option("--last", envvar="GEM_REPORT_LAST", type=Number(0.01), default=24.0, help="Hours to look back in Prometheus.")
 @click.pass_obj
-def report(target: Target, run: Path | None, out: Path | None, prometheus: str | None, run_id: str | None, last: float) -> None:
+def report(target: Target, run: Path | None, out: Path | None) -> None:
     """Writes a report of a run to OUT: one self-contained HTML page with plots and settings. The server need not be running.
 
     RUN is the folder of a run of gem-train, or the file that gem-server --history writes, or the folder with that file. The
-    default is the newest run in the folder --runs. With --prometheus or --run, the data comes from Prometheus instead, and
-    there is no RUN.
+    default is the newest run in the folder --runs. Grafana's dashboards show what Prometheus has of a run.
 
     OUT ends in .html; - is standard output. The default is report.html in the run's folder, or gem-RUN.html.
 
@@ -324,29 +306,19 @@ def report(target: Target, run: Path | None, out: Path | None, prometheus: str |
       gem-ctl report                              the newest run in ./runs
       gem-ctl report runs/20260131-1200-digits    one run
       gem-ctl report commits.csv report.html      a history of gem-server
-      gem-ctl report --prometheus http://localhost:9090 run.html
     """
     try:
-        from gem_ctl.report_command import from_files, from_prometheus, is_page
+        from gem_ctl.run_report import is_page, report_on
     except ImportError as error:
         raise click.ClickException(
             f"reports need Matplotlib: {install('report')}, or use the workers' image ({error})"
         ) from error
-    asked = [f"--{name}" for name, value in (("prometheus", prometheus), ("run", run_id)) if value is not None]
-    if run is not None and out is None and (is_page(run) or (asked and not run.exists())):
+    if run is not None and out is None and is_page(run):
         run, out = None, run
-    if asked and run is not None:
-        raise click.UsageError(f"with {asked[0]} the data comes from Prometheus, not from {run}: omit one of them")
-    folder = run or (None if asked else newest_run(target.runs))
-    if folder is None and not asked:
-        raise click.UsageError(
-            f"there is no run of gem-train in {target.runs}: name a run's folder or a history file, or ask Prometheus with "
-            f"--prometheus, such as {_PROMETHEUS}"
-        )
+    folder = run or newest_run(target.runs)
     if folder is None:
-        path, what, page = from_prometheus(prometheus or _PROMETHEUS, run_id, last, out)
-    else:
-        path, what, page = from_files(folder, out)
+        raise click.UsageError(f"there is no run of gem-train in {target.runs}: name a run's folder or a history file")
+    path, what, page = report_on(folder, out)
     try:
         output.write(path, page.encode(errors="replace"))
     except OSError as error:

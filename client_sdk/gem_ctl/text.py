@@ -13,8 +13,6 @@ from gem_api.process.printable import printable
 from gem_api.schedule import Schedule
 from gem_api.v1 import training_pb2 as pb
 
-from gem_ctl.plan import Plan
-
 _BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
 _WORKER_ROW = "{:<32} {:>8} {:>9} {:>9} {:>8} {:>6} {:>8} {:>6} {:>7}"
 _WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "shards", "rejected", "via", "lease")
@@ -158,42 +156,6 @@ def schedule(settings: Hyperparameters) -> str:
         return ""
     shown = Schedule.of(settings)
     return "" if str(shown) == "constant" else str(shown)
-
-
-def plan(planned: Plan) -> str:
-    if planned.servers > 1:
-        return _plan_of_several(planned)
-    lines = {
-        "server memory": f"{size(planned.server_bytes)}, of which {size(planned.worker_bytes)} per worker",
-        "network": f"{size(planned.bytes_per_second)}/s, {size(planned.commit_bytes)} per commit"
-        if planned.commit_bytes
-        else "headers only: tensors pass through shared memory",
-        "commits": f"{planned.commits_per_second:.4g}/s, {brief(planned.server_seconds)} of the server's time each",
-        "server load": f"{100 * planned.load:.0f} %",
-        "full at": f"{planned.full_at:.3g} workers; more workers bring no more commits",
-    }
-    return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
-
-
-def _plan_of_several(planned: Plan) -> str:
-    count, each = planned.servers, planned.bytes_per_second / planned.servers
-    lines = {
-        "servers": f"{count}, on a machine each",
-        "server memory": f"{size(planned.server_bytes)} on each, of which {size(planned.worker_bytes)} per worker",
-        "network": f"{size(each)}/s at each server; {size(planned.commit_bytes)} per commit, "
-        f"{size(planned.commit_bytes / count)} of them at each",
-        "commits": f"{planned.commits_per_second:.4g}/s, {brief(planned.server_seconds)} of each server's time",
-        "server load": f"{100 * planned.load:.0f} %",
-        "full at": f"{planned.full_at:.3g} workers; more workers bring no more commits",
-    }
-    return "\n".join(f"{name:<14} {value}" for name, value in lines.items())
-
-
-def servers_needed(count: int | None, memory: int) -> str:
-    """How many servers with this much memory each a run needs; None if no number is enough."""
-    if count is None:
-        return f"{'needs':<14} more than {size(memory)} on each server, however many there are"
-    return f"{'needs':<14} at least {count} server{'s' * (count > 1)} of {size(memory)}"
 
 
 def brief(seconds: float) -> str:

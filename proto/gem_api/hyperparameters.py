@@ -352,7 +352,6 @@ class Hyperparameters:
         values = {each.name: getattr(message, each.name) for each in message.DESCRIPTOR.fields}
         values["snapshot"] = pb.SnapshotConvention.Name(message.snapshot).removeprefix("SNAPSHOT_CONVENTION_").lower()
         values["shards"] = pb.ShardMode.Name(message.shards).removeprefix("SHARD_MODE_").lower()
-        values["optimizer"] = values["optimizer"] or "sgd"  # a server of an earlier version sends none
         return cls(**values)
 
 

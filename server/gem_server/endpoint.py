@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 from gem_api.methods import ADMIN, MAX_MESSAGE_BYTES, TRAINING
-from gem_api.process.exposition import serve_metrics
+from gem_api.process.http_port import serve_metrics
 from gem_api.process.logs import Logger
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer

@@ -117,6 +117,7 @@ HEAVY = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", HEAVY)
 def test_usr1_prints_all_stacks_and_ends_nothing_even_while_the_command_is_imported(module: str) -> None:
     """The signal comes as the long import begins, the earliest moment that matters; what is registered stays."""
@@ -137,6 +138,7 @@ importlib.import_module({module!r})
     assert len(re.findall(r"^(?:Current thread|Thread) 0x", done.stderr, re.MULTILINE)) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", COMMANDS)
 def test_ctrl_c_while_a_command_is_imported_ends_it_with_130_and_no_word(script: str) -> None:
     """The signal comes in the middle of its imports, as the first library of others' begins."""

@@ -35,6 +35,7 @@ def test_without_pytorch_the_sdks_module_for_it_names_the_extra() -> None:
     assert last == 'ModuleNotFoundError: gem_client.torch needs PyTorch: pip install ".[torch]" in a clone of this project'
 
 
+@pytest.mark.long
 def test_without_matplotlib_gem_train_starts() -> None:
     """The plot is an extra of its own: at the end of a run the summary says how to get it."""
     done = without("matplotlib", "from gem_worker.launcher.cli import main; main(['--help'])")

@@ -26,6 +26,7 @@ def written(path: Path, content: str | bytes) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("longest", ["lines", "one line"])
 def test_a_long_history_is_read_in_little_memory(longest: str, tmp_path: Path) -> None:
     path = tmp_path / "h.csv"

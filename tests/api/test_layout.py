@@ -180,6 +180,14 @@ def test_a_part_of_a_model_has_the_pieces_of_its_range() -> None:
     assert np.array_equal(np.concatenate(joined), packed)
 
 
+def test_a_tensor_named_as_a_piece_of_another_is_refused_where_both_meet() -> None:
+    """Their range could not be restarted: its checkpoint would have one tensor for the two."""
+    layout = Layout.of({"w": (20_000,), "w[8192:20000]": (64,)})
+    assert [piece.name for piece in layout.part(Range(0, 2)).pieces] == ["w[0:8192]"]
+    with pytest.raises(InvalidRequest, match=r"these occur twice: w\[8192:20000\]"):
+        layout.part(Range(1, 2))
+
+
 def test_parts_differ_from_each_other_and_survive_the_wire() -> None:
     layout = Layout.of({"w": (20_000,)})
     parts = [layout, *(layout.part(Range(index, 2)) for index in range(2))]

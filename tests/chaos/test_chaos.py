@@ -9,6 +9,7 @@ from chaos import disk, ranges_run, run
 from chaos.faults import KINDS
 
 
+@pytest.mark.long
 def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(tmp_path: Path) -> None:
     report = run.run(tmp_path / "run", seed=1, server_kills=5, worker_kills=5, parameters=20_000, bytes_between_faults=500_000)
     assert report.verdict.good, report.text()
@@ -19,6 +20,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_whoever_is_killed(tmp_path: Pat
     assert report.verdict.acknowledged <= report.verdict.applied
 
 
+@pytest.mark.long
 def test_with_two_ranges_nothing_acknowledged_is_lost_or_doubled_in_either(tmp_path: Path) -> None:
     report = ranges_run.run(
         tmp_path / "run", seed=1, server_kills=2, worker_kills=2, suspensions=0, parameters=20_000,

@@ -298,16 +298,6 @@ def test_the_state_is_that_of_the_inner_optimizer() -> None:
         assert version(live) == 6
 
 
-@pytest.mark.parametrize("on", ["worker", "server"])
-def test_a_server_of_an_earlier_version_is_named(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ignores the choice. What the worker commits then must not be taken for something else."""
-    monkeypatch.setattr(OptimizerChoice, "to_message", lambda _: None)
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
-        with pytest.raises(InvalidRequest, match="this server is of an earlier version"):
-            Optimizer(adamw(make_model()), session, on=on)
-        assert version(live) == 0
-
-
 def test_names_can_be_given_to_an_optimizer_that_has_none() -> None:
     with serving(config(PLAIN)) as live, connect(live.address) as session:
         model = make_model()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from client.conftest import Transport
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.wire import GRADIENT_FORMATS
+from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 from gem_client import GemError, InvalidRequest, Session, connect
 from gem_client.transport import lane as client_lane
 from kit.model import (
@@ -104,6 +104,7 @@ def test_a_session_leaves_no_socket_and_no_memory_behind(
             expire_all(live)  # until then the server keeps what belongs to the lease
 
 
+@pytest.mark.long
 def test_a_process_that_forgets_its_session_ends_without_a_warning(transport: Transport, live: Live) -> None:
     code = """
 import sys, gem_client, numpy
@@ -189,6 +190,7 @@ session.close()
 """
 
 
+@pytest.mark.long
 def test_a_forked_child_that_closes_its_copy_leaves_the_parents_lane_alone(transport: Transport, live: Live) -> None:
     command = [sys.executable, "-c", FORKED, live.address]
     environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "false", "GRPC_VERBOSITY": "NONE"}
@@ -241,7 +243,7 @@ LARGE = 300_001  # float32: more than one chunk
 
 
 @pytest.mark.parametrize("gradient_dtype", GRADIENT_FORMATS)
-@pytest.mark.parametrize("theta_dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("theta_dtype", THETA_FORMATS)
 def test_a_lane_carries_the_same_bits_as_grpc(gradient_dtype: str, theta_dtype: str) -> None:
     dice = np.random.default_rng(7)
     first, gradients = dice.standard_normal(LARGE, np.float32), dice.standard_normal((3, LARGE), np.float32)

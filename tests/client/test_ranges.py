@@ -28,7 +28,7 @@ SETTINGS = {
     "gem with a shared adamw": Hyperparameters(rule="gem", optimizer="adamw", weight_decay=0.01, learning_rate=0.01),
     "downpour with weight decay": Hyperparameters(rule="downpour", weight_decay=0.01),
 }
-FORMATS = [("int8", "float32"), ("int8", "bfloat16"), ("bfloat16", "bfloat16"), ("float16", "float16")]
+FORMATS = [("int8", "float32"), ("int8", "bfloat16"), ("bfloat16", "bfloat16")]
 
 
 def trained(folder: Path, count: int, settings: Hyperparameters, transport: Transport, **formats: str) -> Any:

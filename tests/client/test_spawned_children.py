@@ -44,6 +44,7 @@ def run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_loaders_spawned_process_does_not_join_the_run(guarded: bool, live: Live, tmp_path: Path) -> None:
     """Without the guard around the script's code it is told to put one there."""

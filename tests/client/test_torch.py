@@ -482,6 +482,7 @@ print(session.version, sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings", [PLAIN, replace(PLAIN, rule="diloco", local_momentum=0.9)], ids=["gradient", "local steps"]
 )

@@ -302,6 +302,7 @@ def test_pull_from_an_unreachable_server_is_one_line_on_a_real_terminal(tmp_path
     assert line == f"gem-ctl: no server at {NOBODY} (is gem-server running?)"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [["plan", "--parameters", "1M"], ["--help"], ["plan", "--help"]], ids=" ".join)
 def test_output_to_a_full_disk_is_one_line(arguments: list[str]) -> None:

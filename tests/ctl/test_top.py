@@ -130,6 +130,7 @@ def test_settings_may_come_from_the_environment(live: Live) -> None:
     assert top.written.count(live.core.run_id) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--sort", "luck"], ["--every", "0"], ["--count", "-1"]], ids=" ".join)
 def test_a_wrong_command_line_is_exit_status_2(arguments: list[str]) -> None:
     with piped(NOBODY, "top", *arguments) as top:
@@ -195,6 +196,7 @@ def test_waiting_for_an_answer_that_does_not_come_can_be_interrupted(live: Live,
 # -- on a terminal
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(live: Live, session: Session, number: signal.Signals) -> None:
     with on_terminal(live.address, "top", "--every", "0.01") as (top, _):
@@ -223,6 +225,7 @@ def test_a_terminal_that_is_made_wider_gets_a_wider_picture(live: Live) -> None:
         assert top.end(signal.SIGINT) == 0
 
 
+@pytest.mark.long
 def test_no_color_means_no_colour(live: Live) -> None:
     coloured = r"\x1b\[(\d+;)*[34][0-7][;m]"
     for environment, colours in (({}, True), ({"NO_COLOR": "1"}, False)):

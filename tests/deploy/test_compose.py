@@ -19,6 +19,7 @@ from gem_api.process.settings_file import key
 from gem_api.ranges import Range
 from gem_server.cli import main as server
 from gem_server.config import ServerConfig
+from gem_worker.device import devices
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
 from kit.server import config, serving
@@ -87,14 +88,6 @@ def test_every_variable_is_documented_and_every_documented_variable_is_read() ->
     assert read - OURS == documented().keys()
 
 
-def test_every_variable_is_explained_or_speaks_for_itself() -> None:
-    lines = EXAMPLE.splitlines()
-    bare = {"GEM_PROMETHEUS_PORT", "GEM_GRAFANA_PORT"}
-    for number, line in enumerate(lines):
-        if match := re.match(r"#(GEM_\w+)=", line):
-            assert lines[number - 1].startswith("# ") or match[1] in bare, line
-
-
 def test_the_documented_defaults_are_the_real_ones() -> None:
     own = dict(re.findall(r"\$\{(GEM_\w+):?-([^}]*)\}", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
     defaults = {f"GEM_{key(param).upper()}": param for command in COMMANDS.values() for param in command.params}
@@ -106,11 +99,6 @@ def test_the_documented_defaults_are_the_real_ones() -> None:
         assert real is not None, name
         same = text.lower() == str(real).lower() or float(text) == float(real)
         assert same, f"{name}: documented {text}, really {real}"
-
-
-def test_the_image_sets_what_is_not_a_users_to_choose() -> None:
-    assert {"GEM_LISTEN=0.0.0.0:50051", "GEM_RESUME=true", "GEM_SERVER=server:50051"} <= set(DOCKERFILE.split())
-    assert all(passed_on(service)["GEM_DATA"] == "/data" for service in ("worker", "evaluator"))
 
 
 @pytest.mark.parametrize("service", COMPOSE["services"])
@@ -208,6 +196,14 @@ def test_secrets_are_kept_out_of_git_and_of_the_images() -> None:
     assert "!secrets" not in allowed
 
 
+def test_workers_and_the_evaluator_get_the_gpus_and_the_server_does_not() -> None:
+    services = override("compose.gpu.yml")["services"]
+    assert services.keys() == {"worker", "evaluator"}
+    for settings in services.values():
+        assert settings["environment"]["GEM_DEVICE"].startswith("${GEM_DEVICE:-")
+        assert devices(settings["environment"]["GEM_DEVICE"].removeprefix("${GEM_DEVICE:-").rstrip("}")), "a value of --device"
+
+
 # -- two servers
 
 
@@ -235,25 +231,6 @@ def test_each_server_has_a_range_of_its_own_and_all_commits_logged(monkeypatch: 
         assert options["range"] == Range(index, len(SERVERS))
         assert options["peers"] == (tuple(f"{other}:50051" for other in SERVERS[1:]) if index == 0 else ())
         assert options["durability"] == "log"
-
-
-def test_the_second_server_is_the_first_with_a_disk_and_a_socket_of_its_own() -> None:
-    second = RANGES["services"]["server-1"]
-    assert second["extends"] == {"file": "docker-compose.yml", "service": "server"}
-    assert second.keys() == {"extends", "build", "pull_policy", "ports", "environment", "volumes"}
-    assert (second["build"], second["ports"], second["pull_policy"]) == (None, None, "never"), "built and published once"
-    (disk,) = second["volumes"]
-    assert disk.partition(":")[0] in RANGES["volumes"].keys() - COMPOSE["volumes"].keys()
-    assert disk.partition(":")[2] in [volume.partition(":")[2] for volume in COMPOSE["services"]["server"]["volumes"]]
-    sockets = [merged(service)["GEM_MEMORY_SOCKET"] for service in SERVERS]
-    assert sockets == ["/run/gem/memory.sock", "/run/gem/memory-1.sock"]
-
-
-def test_clients_connect_to_the_lead_and_wait_for_both() -> None:
-    assert "GEM_SERVER=server:50051" in DOCKERFILE
-    for service in ("worker", "evaluator"):
-        assert RANGES["services"][service] == {"depends_on": {"server-1": {"condition": "service_healthy"}}}
-    assert COMPOSE["x-worker"]["depends_on"] == {"server": {"condition": "service_healthy"}}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -300,12 +277,23 @@ def test_without_the_plug_in_compose_is_not_asked(tmp_path: Path, monkeypatch: p
         test_compose_accepts_the_files_together()
 
 
-def test_compose_accepts_the_files_together() -> None:
+def composed(*files: str) -> Any:
+    """What compose makes of docker-compose.yml and these files of deploy/. Fails if its schema refuses them."""
     require_compose()
-    command = ["docker", "compose", "--env-file", os.devnull, "-f", "docker-compose.yml", "-f", "deploy/compose.ranges.yml"]
-    done = subprocess.run([*command, "config", "--format", "json"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    named = [word for name in ("docker-compose.yml", *(f"deploy/{file}" for file in files)) for word in ("-f", name)]
+    command = ["docker", "compose", "--env-file", os.devnull, *named, "config", "--format", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    services = json.loads(done.stdout)["services"]
+    return json.loads(done.stdout)["services"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "deploy").glob("compose.*.yml")))
+def test_compose_accepts_each_file(name: str) -> None:
+    assert composed(name).keys() >= COMPOSE["services"].keys()
+
+
+def test_compose_accepts_the_files_together() -> None:
+    services = composed("compose.ranges.yml")
     first, second = (services[service] for service in SERVERS)
     assert "build" not in second
     assert not second.get("ports")

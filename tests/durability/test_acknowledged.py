@@ -16,11 +16,11 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.core.facts import Admission
 from gem_server.core.records import Record
 from gem_server.durability import checkpoint
-from gem_server.durability.records import from_text, to_text
-from gem_server.durability.state_form import require_state
+from gem_server.durability.segment import from_text, to_text
+from gem_server.durability.state_schema import require_state
 from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kit.core import apply, make_core
 
@@ -93,6 +93,7 @@ def require_readable(server: Server) -> None:
     st.sampled_from([RUN, "x" * 9, "x" * 64, ""]),
     st.sampled_from(["v", "w[0:8192]", "w[8192:20000]"]),
 )
+@example(PARTS[2], SETTINGS[0], "ann", RUN, "w[8192:20000]")  # rare by chance
 def test_a_registration_is_rejected_or_can_be_read_back(
     part: Range, settings: Hyperparameters, worker: str, run: str, tensor: str
 ) -> None:

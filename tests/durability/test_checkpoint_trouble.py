@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from durability.checkpoint_helpers import crashed
+from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, CheckpointFailed, Session, connect
+from gem_server.config import ServerConfig, StartError
 from gem_server.durability.capture import Capture
-from gem_server.durability.storage import Storage
+from gem_server.durability.scratch import Scratch
+from gem_server.durability.storage import NewFile, Storage
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.telemetry.history import History
 from kit.model import GRADIENT, in_background, model, version
+from kit.raw_client import SMALL, chunks, initialize_header, wired
 from kit.server import DEADLINE, Live, config, serving, wait_until
 
 
@@ -116,6 +122,33 @@ def test_a_checkpoint_stands_though_an_older_one_cannot_be_removed(tmp_path: Pat
         assert len(list(tmp_path.glob("checkpoint-*"))) == 1
 
 
+def test_a_start_that_keeps_fewer_checkpoints_makes_room_for_its_first(
+    logged: ServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full of older checkpoints, and of the log that only they need."""
+    with serving(logged) as live, connect(live.address) as session, Admin(live.address) as admin:
+        session.join(model())
+        session.commit(GRADIENT)
+        admin.checkpoint()
+        crash = crashed(live, tmp_path / "crashed")
+    folder = crash.checkpoint_dir
+    assert folder is not None
+    create = Storage.create
+
+    def crowded(storage: Storage, path: Path) -> NewFile:
+        if path.name == "model.safetensors" and (
+            len(list(folder.glob("checkpoint-*"))) > 1 or (folder / "log" / "segment-00000001").exists()
+        ):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(storage, path)
+
+    monkeypatch.setattr(Storage, "create", crowded)
+    with pytest.raises(StartError, match=r"No space left on device.*checkpoint_keep"):
+        Live(crash)
+    with serving(replace(crash, checkpoint_keep=1)) as live:
+        assert version(live) == 1
+
+
 def broken(storage: Storage, path: Path) -> None:
     raise OSError(errno.EIO, "Input/output error", str(path))
 
@@ -165,3 +198,27 @@ def test_a_file_with_more_tensors_than_can_be_read_back_is_not_a_checkpoint(tmp_
     file = Storage().create(tmp_path / "model.safetensors")
     with pytest.raises(OSError, match="1000 tensors are too many"):
         write_tensors(file, shapes, lambda name: np.zeros(0, np.float32), {})
+
+
+def test_workers_that_wait_for_the_first_value_go_on_though_its_call_was_cancelled(
+    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go_on, prepare = threading.Event(), threading.Event(), Scratch.prepare
+
+    def slow(scratch: Scratch, count: int) -> Scratch:
+        asked.set()
+        assert go_on.wait(DEADLINE)
+        return prepare(scratch, count)
+
+    monkeypatch.setattr(Scratch, "prepare", slow)
+    with serving(logged) as live, wired(live) as wire:
+        ann, bob = wire.join("ann"), wire.join("bob")
+        answer = in_background(bob.pull)
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.training.calls._by_lease), "bob to wait")
+        frames = chunks(np.ones(SMALL.size, np.float32), pb.InitializeCentralRequest)
+        call = wire.whole("InitializeCentral", initialize_header(ann.lease_id), *frames)
+        assert asked.wait(DEADLINE)
+        call.cancel()
+        wait_until(lambda: len(live.on_loop(lambda: live.server.parts.training.calls._all)) == 1, "ann's call to end")
+        go_on.set()
+        assert answer.result(DEADLINE)[0].version == 0

@@ -241,6 +241,7 @@ def test_gem_ctl_takes_in_the_command(monkeypatch: pytest.MonkeyPatch, folder: P
     assert result.output.splitlines()[-1] == "whole"
 
 
+@pytest.mark.long
 def test_an_installed_gem_ctl_has_the_command(tmp_path: Path, folder: Path) -> None:
     installed = tmp_path / "gem_ps_log-0.dist-info"
     installed.mkdir()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gem_api.v1 import tensors_pb2
 from gem_server.durability import segment
 from gem_server.durability.journal import Stall
-from kit.raw_client import SMALL, theta_bits
-from kit.ways import all_ways, running
+from kit.raw_client import SMALL, chunk, theta_bits
+from kit.ways import all_ways, running, through_sockets
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +50,22 @@ def test_no_commit_is_taken_while_the_disk_is_full(way: str, tmp_path: Path) -> 
         assert theta_bits(live) == before
         live.on_loop(lambda: setattr(journal, "stall", None))
         assert worker.commit()[0].version == 2
+
+
+@through_sockets
+@pytest.mark.parametrize("room", [True, False])
+def test_compressed_gradients_are_kept_for_the_log_as_far_as_there_is_memory(room: bool, way: str, tmp_path: Path) -> None:
+    """They count; without room the log gets what they were decoded to, and the run is the same after a crash."""
+    packed = np.full(SMALL.size, 0x3FC0, np.uint16).tobytes()  # 1.5
+    with running(way, checkpoint_dir=tmp_path / "run", durability="log") as (live, wire):
+        worker = wire.started("worker")
+        held = live.core.memory.held
+        live.on_loop(lambda: setattr(live.core.memory, "limit", held + len(packed) - (not room)))
+        for sequence in (1, 2):
+            header = worker.header(sequence=sequence, base_version=sequence - 1, wire_dtype=tensors_pb2.WIRE_DTYPE_BFLOAT16)
+            worker.whole(header, chunk(0, packed)).answer(SMALL.size)
+        assert live.core.memory.held == held + len(packed) * room
+        before = theta_bits(live)
+        shutil.copytree(tmp_path / "run", tmp_path / "crashed")
+    with running(way, checkpoint_dir=tmp_path / "crashed", durability="log", resume=True) as (live, wire):
+        assert theta_bits(live) == before

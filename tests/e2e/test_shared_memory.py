@@ -26,7 +26,7 @@ from kit.regions import linux_only, mapped, region_at
 from kit.server import wait_until
 from kit.settings import configured
 
-pytestmark = [pytest.mark.timeout(600), linux_only]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), linux_only]
 PATIENCE = 120.0  # seconds that a process may take to get anywhere on a busy machine
 SIZE = 100_000
 

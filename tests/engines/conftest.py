@@ -1,4 +1,4 @@
-"""Tests with engines from requirements-integrations.lock. `make test-integrations` installs those."""
+"""Tests with engines from requirements-integrations.lock. `make test-all` installs those."""
 
 from __future__ import annotations
 

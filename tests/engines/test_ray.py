@@ -332,7 +332,7 @@ def test_join_takes_the_token_itself() -> None:
 
 
 def test_an_actors_token_is_not_shown(tmp_path: Path) -> None:
-    assert "secret" not in repr(Actor("worker-0", tmp_path / "log", [], "secret", {}))
+    assert "secret" not in repr(Actor("worker-0", tmp_path / "log", [], {}, "secret", {}))
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:

@@ -34,8 +34,7 @@ from gem_server.core.shards import Shard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery, segment
 from gem_server.durability.checkpoint import BadCheckpoint
-from gem_server.durability.records import to_text
-from gem_server.durability.segment import DamagedLog, Segment
+from gem_server.durability.segment import DamagedLog, Segment, to_text
 from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
 from google.protobuf.message import DecodeError

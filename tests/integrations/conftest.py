@@ -1,4 +1,4 @@
-"""Tests with the libraries of requirements-integrations.lock. `make test-integrations` installs those."""
+"""Tests with the libraries of requirements-integrations.lock. `make test-all` installs those."""
 
 from __future__ import annotations
 

@@ -134,6 +134,7 @@ def test_a_wrong_message_ends_the_lane_and_moves_nothing(what: str, live: Live, 
     assert refusal.error == error
     assert refusal.details
     assert theta_bits(live) == before
+    lane.close()
     with opened(worker) as again:
         assert committed(worker, again)[0].version == 1
     assert live.on_loop(lambda: live.core.memory.held) == held

@@ -76,6 +76,7 @@ class HasNoTest(Bad):
 '''
 
 
+@pytest.mark.long
 def test_a_run_that_diverges_at_once_says_so_and_ends_with_status_3(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "own_task.py").write_text(OWN_TASK)
     launcher = launch("--workers", "1", "--task", "own_task:Bad", path=tmp_path)
@@ -86,6 +87,7 @@ def test_a_run_that_diverges_at_once_says_so_and_ends_with_status_3(launch: Laun
     assert (summary["outcome"], summary["commits"]) == ("diverged", 0)
 
 
+@pytest.mark.long
 def test_a_task_with_a_bug_ends_the_run_at_once_with_the_users_own_line(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "own_task.py").write_text(OWN_TASK)
     launcher = launch("--workers", "3", "--task", "own_task:Fails", path=tmp_path)
@@ -100,6 +102,7 @@ def test_a_task_with_a_bug_ends_the_run_at_once_with_the_users_own_line(launch: 
     assert launcher.members() == {}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_bug_that_one_worker_alone_has_gets_its_restarts_and_the_run_a_report(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "own_task.py").write_text(OWN_TASK)

@@ -13,7 +13,7 @@ import safetensors.torch
 from gem_api.history import COLUMNS
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks.convnet import ConvNet
-from gem_worker.tasks.idx import read_idx
+from gem_worker.tasks.mnist import read_idx
 from kit.settings import configured
 from launcher.train_helpers import (
     TRAINING_SAMPLES,
@@ -26,7 +26,7 @@ from launcher.train_helpers import (
 )
 from matplotlib import image
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist"
 
 

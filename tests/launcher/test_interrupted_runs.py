@@ -55,6 +55,7 @@ def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: La
     assert launcher.members() == {}
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_run_without_limit_and_it_can_be_resumed_with_other_settings(launch: Launch) -> None:
     """It leaves a checkpoint, a report and no process. What the resumed run was given holds from then on, also in run.json."""
     launcher = launch("--workers", "2", "--until-stopped", background=True)  # which hears Ctrl-C all the same

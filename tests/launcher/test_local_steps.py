@@ -15,7 +15,7 @@ import safetensors.torch
 from gem_worker.tasks.convnet import ConvNet
 from kit.settings import configured
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def run(runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,8 @@ import pytest
 from gem_client import Admin
 from launcher.train_helpers import TRAINING_SAMPLES, Launch, last_state, read_json
 
+pytestmark = pytest.mark.long
+
 ADAMW = ("--optimizer", "adamw:beta2=0.99", "--learning-rate", "0.003")
 
 OWN_TASK = """

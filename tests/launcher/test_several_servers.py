@@ -14,7 +14,7 @@ from gem_ctl.cli import main as gem_ctl
 from gem_ctl.local_runs import find_runs
 from launcher.train_helpers import Launch, assert_every_sample_accounted_for, assert_ledger_complete, last_state, read_json
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 COMMITS = 23  # of batches of 64, per epoch
 
 

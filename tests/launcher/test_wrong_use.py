@@ -15,6 +15,7 @@ from launcher.train_helpers import Launch
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.long
 def test_what_the_server_itself_rejects_is_one_line_and_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
     launcher = launch("--workers", "1", "--batch-size", "32", configured(shard_size=8))
     assert launcher.wait() == 2, launcher.output
@@ -30,6 +31,7 @@ def damaged_mnist(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_mnist_without_its_folder_is_one_line_and_exit_status_2(launch: Launch) -> None:
     launcher = launch("--task", "mnist")
     assert launcher.wait() == 2
@@ -55,6 +57,7 @@ def assert_refused(outcome: tuple[int, str], *words: str) -> None:
         assert word in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -74,6 +77,7 @@ def test_what_the_server_rejects_of_the_rule_is_said_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 def test_a_rule_of_the_current_folder_is_found_as_the_server_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check passes: what stops the run is its task."""
     rule = "from gem_server.rules.plain import Downpour\nfrom dataclasses import dataclass\n@dataclass(frozen=True)\n"

@@ -95,7 +95,7 @@ def test_what_is_queued_is_applied_and_answered_and_everyone_else_is_sent_away(b
 def test_who_waits_for_a_first_value_is_sent_away(live: Live, wire: Wire) -> None:
     wire.join("asked")
     waiting = wire.join("waiting").open_pull()
-    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.parts.training._calls._all)), "it to wait")
+    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.parts.training.calls._all)), "it to wait")
     wire.call("Drain", admin_pb2.DrainRequest())
     assert waiting.refusal().error == "DRAINING"
 
@@ -352,6 +352,7 @@ def gone_at_the_end(server: Process) -> Iterator[Process]:
         server.kill()
 
 
+@pytest.mark.long
 def test_more_ctrl_c_during_the_end_does_not_change_the_exit_status() -> None:
     with process("--listen", "127.0.0.1:0") as server:
         server.serving()
@@ -381,6 +382,7 @@ def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path
     assert checkpoints(tmp_path)[-1].startswith("checkpoint-000000000001-")
 
 
+@pytest.mark.long
 @linux_only
 @pytest.mark.parametrize("durability", ["snapshot", "log"])
 @pytest.mark.parametrize("trouble", ["nobody reads it", "its disk is full"])
@@ -433,6 +435,7 @@ def answers(wire: Wire) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_a_resumed_process_names_the_checkpoint_that_it_refuses(tmp_path: Path) -> None:
     two_checkpoints(tmp_path)
     damaged = tmp_path / "checkpoint-000000000002-0001" / "model.safetensors"
@@ -449,6 +452,7 @@ def test_a_resumed_process_names_the_checkpoint_that_it_refuses(tmp_path: Path) 
     assert "truncated" in refused[0]["why"]
 
 
+@pytest.mark.long
 def test_a_process_that_cannot_start_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
     two_checkpoints(tmp_path)
     with process("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path)) as server:

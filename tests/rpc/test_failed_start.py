@@ -94,6 +94,7 @@ def test_a_server_whose_rule_fails_leaves_no_file_open_and_no_socket(tmp_path: P
     assert not memory_socket.exists()
 
 
+@pytest.mark.long
 def test_a_start_without_a_writable_folder_for_compiled_code_says_so_in_one_line() -> None:
     # The tests' sources are in a writable folder, and a test may run as root: so numba gets no way to find a folder.
     script = "import numba.core.caching as c; c.CacheImpl._locator_classes = []; from gem_server.cli import main; main()"
@@ -104,18 +105,19 @@ def test_a_start_without_a_writable_folder_for_compiled_code_says_so_in_one_line
 
 STOPPED_WHILE_IT_RECOVERS = """
 import os, signal, sys, threading
-import gem_server.parts
+import gem_server.wiring
 from gem_server.cli import main
 
 def recovering(*_):
     os.kill(os.getpid(), signal.{signal})
     threading.Event().wait(60)
 
-gem_server.parts.make_core = recovering
+gem_server.wiring.make_core = recovering
 main(["--listen", "127.0.0.1:0", "--metrics-listen", "", "--checkpoint-dir", sys.argv[1]])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_a_server_that_is_stopped_while_it_recovers_ends_at_once(number: str, tmp_path: Path) -> None:
     """Also as process 1 of a container, which signals without a handler don't reach."""

@@ -41,6 +41,7 @@ def loss_of(live: Live, task: Digits) -> float:
 QUICK = [("gem", 1), ("gem", 4), ("agn", 4), ("diloco", 4)]  # the others with `make test-slow`
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "local_steps"),
     [

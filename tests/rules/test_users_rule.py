@@ -41,6 +41,7 @@ def test_the_printed_rule_is_about_thirty_lines() -> None:
     assert len(printed_rule().splitlines()) <= 32
 
 
+@pytest.mark.long
 def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
     """½‖θ‖² from ones: each gradient is θ, cut to a norm of 0.1, until that is more than what is left."""
     flags = ["--listen", "127.0.0.1:0", "--rule", "my_rules:Clipped:bound=0.1", "--learning-rate", "0.5"]
@@ -57,6 +58,7 @@ def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
     assert losses[-1] < 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "said"),
     [

@@ -143,6 +143,7 @@ def test_gem_ctl_warns_of_a_token_in_the_clear(tmp_path: Path) -> None:
     assert ADMIN not in result.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["gem_worker", "gem_worker.evaluation.evaluator"])
 def test_a_token_file_that_others_can_read_is_wrong_use(module: str, tmp_path: Path) -> None:
     path = token_of(tmp_path, ANY)
@@ -154,6 +155,7 @@ def test_a_token_file_that_others_can_read_is_wrong_use(module: str, tmp_path: P
     assert ANY not in done.stderr
 
 
+@pytest.mark.long
 def test_a_worker_with_a_missing_authority_file_is_wrong_use(tmp_path: Path) -> None:
     """Its supervisor must not start it again and again: the file does not come by itself."""
     command = [sys.executable, "-m", "gem_worker", "--server=127.0.0.1:1", f"--tls-ca={tmp_path / 'ca.pem'}"]
@@ -173,6 +175,7 @@ def test_half_of_a_client_certificate_is_wrong_use(half: str, tmp_path: Path) ->
 # -- the worker and the evaluator as processes, and what is shown
 
 
+@pytest.mark.long
 def test_gem_worker_and_gem_evaluator_work_with_their_tokens_and_a_refused_worker_ends(live: Live, tmp_path: Path) -> None:
     common = [f"--server={live.address}", "--task=digits", configured(log_format="json")]
 

@@ -52,7 +52,7 @@ class Machine(Host):
         try:
             getattr(self, f"_serve_{request.kind}")(request, **request.fields)
         except GemError as error:
-            self.server.core.take_dropped()
+            self.server.core.pop_ended_leases()
             self.refuse(request, error)
 
     def refuse(self, request: Request, error: GemError) -> None:

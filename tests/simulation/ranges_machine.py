@@ -32,8 +32,8 @@ class Path:
     def begin_hold(self) -> dict[str, int]:
         return self.hold.begin(self._machine.server.core.leases, self._machine.now)
 
-    def let_through(self, cut: Mapping[str, int]) -> None:
-        self._machine.go_on(self.hold.let_through(cut))
+    def release_up_to(self, cut: Mapping[str, int]) -> None:
+        self._machine.go_on(self.hold.release_up_to(cut))
 
     def end_hold(self, number: int) -> None:
         self._machine.go_on(self.hold.end(number))
@@ -65,7 +65,7 @@ class RangeMachine(Machine):
         try:
             joined = core.register(request.worker, setup.layout, self.now, overlap, choice=setup.choice, lead=lead)
         finally:
-            core.take_dropped()
+            core.pop_ended_leases()
         self._answer(request, (joined, LeadsAnswer(joined.lease_id, core.run_id, core.settings)))
 
     def _serve_renew(self, request: Request, lease: str) -> None:

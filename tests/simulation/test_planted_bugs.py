@@ -214,11 +214,11 @@ def logs_no_discarded_commit(patch: pytest.MonkeyPatch) -> None:
 def trusts_the_leases_of_a_log(patch: pytest.MonkeyPatch) -> None:
     """A start without a log may have acknowledged commits since the log's end."""
 
-    def came_back(core: Core, shard_ids: int | None) -> None:
+    def mark_restarted(core: Core, shard_ids: int | None) -> None:
         if shard_ids is not None:
             core.ledger.number_anew(shard_ids)
 
-    patch.setattr(Core, "came_back", came_back)
+    patch.setattr(Core, "mark_restarted", mark_restarted)
 
 
 def gives_out_the_shard_ids_of_a_lost_start_again(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gem_server.core import checks, following
+from gem_server.core import checks
 from gem_server.core.commits import Step
 from gem_server.core.facts import Applied, LeadsAnswer, Registration
 from gem_server.core.leases import LeaseTable
@@ -97,7 +97,7 @@ def tells_of_a_first_value_before_it_is_saved(patch: pytest.MonkeyPatch) -> None
 
 def takes_part_in_any_run(patch: pytest.MonkeyPatch) -> None:
     """A peer with a model takes workers of another run."""
-    patch.setattr(following, "require_known_run", lambda lead, run_id: None)
+    patch.setattr(checks, "require_known_run", lambda lead, run_id: None)
 
 
 def makes_lease_ids_of_its_own(patch: pytest.MonkeyPatch) -> None:

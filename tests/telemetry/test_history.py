@@ -302,6 +302,7 @@ def test_a_history_with_other_columns_is_set_aside(tmp_path: Path) -> None:
     assert log.warnings == ["it has other columns: ticket, version, worker"]
 
 
+@pytest.mark.long
 def test_a_long_history_is_taken_over_in_little_memory(tmp_path: Path) -> None:
     path, count = tmp_path / "history.csv", 100_000
     with path.open("w", newline="") as file:

@@ -184,6 +184,7 @@ def test_many_readers_cost_the_server_one_status() -> None:
     assert len(taken) == 20
 
 
+@pytest.mark.long
 def test_a_busy_event_loop_gives_a_503_and_is_not_asked_again_at_once(paged: Live) -> None:
     release = threading.Event()
     status(paged)

@@ -142,6 +142,7 @@ def evaluating(folder: Path, *arguments: str) -> Iterator[Process]:
         running.process.wait(DEADLINE)
 
 
+@pytest.mark.long
 def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp_path: Path, live: Live, line: Task) -> None:
     """Also again after the server has forgotten, as it does when it comes back from a checkpoint."""
     with evaluating(tmp_path, f"--server={live.address}", "--task=line_task:Line", configured(evaluate_every=0.1)) as running:
@@ -162,6 +163,7 @@ def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp
         assert {entry["worker"] for entry in running.events} == {"evaluator"}
 
 
+@pytest.mark.long
 def test_once_reports_how_good_the_servers_model_is(tmp_path: Path, live: Live) -> None:
     digits = Digits(None)
     torch.manual_seed(0)

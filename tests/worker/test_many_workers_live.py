@@ -18,6 +18,8 @@ from kit.model import ended, version, workers
 from kit.server import Live, config, serving, wait_until
 from kit.settings import configured
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 120.0
 TASK = '''
 """A line; the one whose workers can be told to fail."""

@@ -187,6 +187,7 @@ def test_gem_ctl_status_shows_each_workers_refusals() -> None:
             assert row.split()[header.replace("median π", "π").split().index("rejected")] == "1"
 
 
+@pytest.mark.long
 def test_gem_worker_ends_with_status_4_and_says_why(tmp_path: Path) -> None:
     """It leaves out what is refused, and does not try to come back once it is in quarantine."""
     (tmp_path / "poison.py").write_text(

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ pace_options = together(
 )
 
 
-def evaluate_every_setting(seconds: float) -> Any:
+def evaluate_every_setting(seconds: float) -> Callable[[Any], Any]:
     """How often a command evaluates the model, by default."""
     return setting("evaluate_every", type=Number(0.1), default=seconds, help="Minimum seconds between two evaluations.")
 

@@ -205,7 +205,8 @@ def _context(program: str, command: click.Command, options: dict[str, Any]) -> t
     """The command's context with these options, its flags, and its settings without an option. Raises TypeError for an unknown
     option, RunError for a wrong value."""
     parameters = {str(parameter.name): parameter for parameter in command.params}
-    flags, settings = [], {}
+    flags: list[str] = []
+    settings: dict[str, Any] = {}
     for name, value in options.items():
         if name not in parameters:
             raise TypeError(f"{program} has no option {name!r}")

@@ -1,9 +1,8 @@
-"""The parameters of a PyTorch model: which are trained, under which names, and where they live in memory."""
+"""The parameters of a PyTorch model: which are trained, and under which names."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from types import MappingProxyType
@@ -100,30 +99,6 @@ def _span(parameter: Tensor) -> tuple[int, int]:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
     elements = extent if extent == parameter.numel() else 1
     return parameter.data_ptr(), parameter.data_ptr() + elements * parameter.element_size()
-
-
-def alone_in_memory(parameters: list[Tensor], given: list[Tensor]) -> list[bool]:
-    """Which parameters share their memory with no other of those `given`."""
-    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in {id(tensor): tensor for tensor in given}.values())
-    return [owners[parameter.untyped_storage().data_ptr()] == 1 for parameter in parameters]
-
-
-def lives_at(parameter: Tensor, theta: Tensor) -> bool:
-    """Whether a parameter lives in its part of the server's θ. Moves it there first if possible; a parameter that was shared or
-    converted stays where it is."""
-    if parameter.dtype == torch.float32 and parameter.data_ptr() == theta.data_ptr():
-        return True
-    if not (
-        parameter.device.type == "cpu"
-        and parameter.dtype == torch.float32
-        and parameter.is_contiguous()
-        and not parameter.is_shared()
-        and parameter.untyped_storage().nbytes() == 4 * parameter.numel()
-    ):
-        return False
-    # A storage of its own: if its owner moves that (`share_memory()`), `theta` stays in the server's memory.
-    parameter.data = torch.from_numpy(theta.numpy()).view_as(parameter)
-    return True
 
 
 def dense(gradient: Tensor) -> Tensor:

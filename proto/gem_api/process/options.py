@@ -41,7 +41,7 @@ HEADINGS = {
     "Network": ("server", "range", "peers", "listen", "lane_listen", "timeout", "give_up_after", "metrics_listen",
                 "memory_socket", "shared_memory", "overlap", "latency", "bandwidth", "gradient_dtype", "theta_dtype"),
     "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
-    "Rule": ("rule", "proxy", *_declared_under("Rule")),
+    "Rule": ("rule", *_declared_under("Rule")),
     "Steps of the workers": _declared_under("Steps of the workers"),
     "Security": ("tokens", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_client_ca", "max_norm_ratio",
                  "quarantine_after"),

@@ -7,7 +7,7 @@ A command takes the keys that it knows. The command line wins over the environme
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Setting(click.Parameter):
         """It is not on the command line."""
 
 
-def setting(name: str, **attributes: Any) -> Any:
+def setting(name: str, **attributes: Any) -> Callable[[Any], Any]:
     """Adds a setting without an option to a command; `attributes` as for an option."""
     return click.option(name, cls=Setting, **attributes)  # type: ignore[arg-type]
 
@@ -113,7 +113,7 @@ def _value(name: str, value: Any) -> Any:
     return as_text(value)
 
 
-config_option = click.option(
+config_option: Callable[[Any], Any] = click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     show_envvar=True,

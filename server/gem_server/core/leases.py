@@ -43,6 +43,7 @@ class Lease:
         recorded: Number of the log record of its last commit. Until that is durable, `upload` must not change.
         owner: Name of the only credentials that may use it; empty if the server asks for none.
         counted: Bytes that `LeaseTable.nbytes` includes for it.
+        record_room: Bytes of a compressed gradient that are kept for the log, as it arrived, until they are on the disk.
         rejected: The largest sequence of its commits that this server has rejected since it started.
         frozen: Identifies the values of the parameters that its worker does not train; empty if that is not known.
         restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
@@ -65,6 +66,7 @@ class Lease:
     owner: str = ""
     frozen: bytes = b""
     counted: int = 0
+    record_room: int = 0
     rejected: int = 0
     restored: bool = False
     starting: bool = False
@@ -83,7 +85,8 @@ class Lease:
     def own_nbytes(self) -> int:
         """Bytes that are freed with the lease: its shared memory lives on for as long as the worker maps it."""
         in_region = self.region is not None and self.upload is self.region.gradient
-        return sum(array.nbytes for array in self.buffers.values()) + (0 if in_region else self.upload.nbytes)
+        own = self.record_room + (0 if in_region else self.upload.nbytes)
+        return own + sum(array.nbytes for array in self.buffers.values())
 
     @property
     def shared_reply(self) -> Vector | None:
@@ -195,11 +198,10 @@ class LeaseTable:
         lease.expires_at, lease.starting = now + self.duration, False
         return lease
 
-    def looked(self, now: float) -> float:
-        """Records that the server checks its leases now. Call it often, and before `expired`.
+    def extend_after_suspension(self, now: float) -> float:
+        """Extends the leases by a long gap since the last call. Call it often, and before `expired`.
 
-        A long gap between two calls does not count against the leases: the server or its machine was stopped, and could not
-        receive signs of life.
+        In such a gap the server or its machine was suspended, and could not receive signs of life.
 
         Returns:
             Seconds by which the leases were extended; usually 0.

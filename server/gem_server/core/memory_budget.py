@@ -88,6 +88,16 @@ class Memory:
         self.regions += size
         return size
 
+    def reserve_record(self, lease: Lease, nbytes: int) -> bool:
+        """Whether a compressed gradient of the lease may be kept for the log as it arrived. If so, it counts until the lease
+        ends. Otherwise the log gets what it was decoded to, the lease's `upload`, which takes no more memory."""
+        more = max(0, nbytes - lease.record_room)
+        if not self.fits(more) or self.leases.live.get(lease.lease_id) is not lease:
+            return False
+        lease.record_room += more
+        self.leases.recount(lease)
+        return True
+
     def require_room_for_copy(self) -> None:
         """Raises Overloaded if there is no room to copy θ for another reader."""
         if self.central.copies >= MAX_COPIES:

@@ -174,7 +174,7 @@ class ShardLedger:
         return any(deck.complete for deck in self.decks.values()) and all(deck.complete for deck in awaited)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON values."""
+        """The ledger as JSON values, for a checkpoint."""
         return {
             "samples": self.samples,
             "completed": self.completed,

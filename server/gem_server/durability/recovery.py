@@ -83,8 +83,8 @@ def recover(
     core = _restored(path, state, new_core, now)
     saved = core.central.version
     number, torn, missing = replay(directory, state, core, now)
-    core.came_back(None if logged and "log" in state else random())
-    return Recovered(core, path, saved, number, torn, None if state.get("last") else missing)
+    core.mark_restarted(None if logged and state["log"] else random())
+    return Recovered(core, path, saved, number, torn, None if state["last"] else missing)
 
 
 def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], Core], version: int | None) -> Core:
@@ -143,7 +143,10 @@ def save(
     spared: Collection[str] = (),
 ) -> Path:
     """Writes a checkpoint, then removes older ones, except those of the names `spared`, and the part of the log that no
-    checkpoint needs. Raises OSError if the checkpoint can't be written; `logger` reports older ones that can't be removed."""
+    checkpoint needs. Those that are too many even now go first. Raises OSError if the checkpoint can't be written; `logger`
+    reports older ones that can't be removed."""
+    if checkpoint.make_room(directory, keep, storage or Storage(), spared):
+        forget_segments(directory, storage, reuse=False)
     path = checkpoint.write(directory, captured, keep, storage, logger, spared)
     forget_segments(directory, storage)
     return path
@@ -174,7 +177,7 @@ def replay(
         DamagedLog: An acknowledged record is missing, or does not fit the run.
         OSError: The log can't be read.
     """
-    if "log" not in state:
+    if state["log"] is None:
         return 0, None, None
     position = LogPosition(*state["log"])
     number, log = position.number, Log(log_directory(checkpoints), position, core.run_id)
@@ -193,8 +196,8 @@ def next_serial(checkpoints: Path) -> int:
     return max([*serials(log_directory(checkpoints)), *named], default=0) + 1
 
 
-def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
-    """Retires the segments that no checkpoint in the folder needs any more."""
+def forget_segments(checkpoints: Path, storage: Storage | None = None, reuse: bool = True) -> None:
+    """Retires the segments that no checkpoint in the folder needs any more. With `reuse`, keeps files to be written over."""
     storage, directory = storage or Storage(), log_directory(checkpoints)
     with suppress(OSError):  # it is tried again with the next checkpoint
         needed = min(
@@ -209,13 +212,13 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None) -> None:
         if forgotten:
             storage.sync_directory(checkpoints)  # a checkpoint that was removed must not come back and miss them
         for serial in forgotten:
-            put_aside(storage, directory, serial)
+            put_aside(storage, directory, serial, reuse)
 
 
 def log_position_of(path: Path) -> LogPosition | None:
     """The log position that follows a checkpoint; None if it has no log."""
     try:
-        log = json.loads(checkpoint.read_regular(path / "state.json")).get("log")
+        log = json.loads(checkpoint.read_regular(path / "state.json"))["log"]
         return LogPosition(*log) if log else None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return LogPosition(0, 0)  # it can't be read now: keep all segments, as it may need any

@@ -25,7 +25,7 @@ from gem_server.rules import require_named
 
 
 class Beginning(NamedTuple):
-    """What a server starts with.
+    """The run that a server starts with.
 
     Attributes:
         core: A new run's, or the one restored from the newest checkpoint and the log since.

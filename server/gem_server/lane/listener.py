@@ -90,7 +90,7 @@ class Listener:
         return pb.OpenLaneResponse(socket=self.path, port=self.port, token=token)
 
     def redeem(self, token: bytes) -> Ticket:
-        """What a token stands for, once. Raises InvalidRequest."""
+        """The ticket that a token stands for, once. Raises InvalidRequest."""
         ticket = self._tickets.pop(token, None)
         if ticket is None or ticket.expires_at <= self._clock():
             raise InvalidRequest("the lane's token is unknown or too old: ask for another with OpenLane")

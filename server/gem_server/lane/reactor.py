@@ -26,13 +26,13 @@ from gem_server.background import new_thread
 from gem_server.event_loop import DecidingLoop
 
 _STAY_MS = 2  # how long a thread waits for one connection alone
-_SWEEP_SECONDS = 2.0
+SWEEP_SECONDS = 2.0
 GRACE_SECONDS = 5.0
 QUIET_SECONDS = 0.25  # a client that has its error, and sends nothing for so long, holds up no shutdown
 
 
 class Wait(Enum):
-    """What a connection waits for: its socket, or others that were ready before."""
+    """The reason why a connection waits: for its socket, or for others that were ready before."""
 
     READ = select.EPOLLIN
     WRITE = select.EPOLLOUT
@@ -145,7 +145,7 @@ class Reactor:
             with self._free_lock:
                 self._free += 1
             try:
-                events = self._epoll.poll(_SWEEP_SECONDS, 1)
+                events = self._epoll.poll(SWEEP_SECONDS, 1)
             finally:
                 with self._free_lock:
                     self._free -= 1
@@ -234,7 +234,7 @@ class Reactor:
         now = time.monotonic()
         if now < self._sweep_at:
             return
-        self._sweep_at = now + _SWEEP_SECONDS
+        self._sweep_at = now + SWEEP_SECONDS
         now = self._clock()
         for served in list(self._served.values()):
             if served.give_up_at is not None and served.give_up_at < now:

@@ -1,4 +1,4 @@
-"""What a server exposes beyond its own machine, for warnings in its log."""
+"""Finds the ports that a server opens beyond its own machine, for warnings in its log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gem_server.security.tls import TlsFiles
 def what_is_open(
     listen: str, lane_listen: str, metrics_listen: str, tokens: Path | None, tls: TlsFiles | None
 ) -> list[tuple[str, str]]:
-    """What is open beyond this machine, and how to close it; empty if all addresses are loopback.
+    """Lists what is open beyond this machine, and how to close it; empty if all addresses are loopback.
 
     Only who may train through `listen` gets the token that opens a lane. So an open lane shows tensors, but lets nobody in.
     """

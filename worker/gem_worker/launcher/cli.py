@@ -176,8 +176,7 @@ def main(context: click.Context, /, **_: Any) -> None:
     evaluation (the model is saved); 2 if it can't start (no folder is left behind); 3 if training diverged; 130 after Ctrl-C
     or SIGTERM, unless everything was trained by then.
     """
-    status, _ = launch(*run_options(context), lambda why: click.echo(f"gem-train: {why}", err=True))
-    sys.exit(status)
+    sys.exit(launch(*run_options(context), lambda why: click.echo(f"gem-train: {why}", err=True))[0])
 
 
 def run_options(context: click.Context) -> tuple[dict[str, Any], set[str]]:

@@ -25,7 +25,6 @@ from gem_worker.launcher.cluster import (
     spread,
 )
 from gem_worker.launcher.run_folder import RunFolder
-from gem_worker.launcher.tokens import make_tokens
 
 _THIS_MACHINE = "127.0.0.1"
 _CHECKPOINT_SECONDS = 10
@@ -61,7 +60,7 @@ def make_cluster(
 ) -> Cluster:
     """The servers, one for each place, and the workers; nothing is started."""
     if options["on"] == "ray":
-        make_tokens(folder)
+        folder.write_tokens()
     servers = [_server(folder, options, hyperparameters, listening, index) for index in range(len(listening))]
     groups = spread(options["workers"], options["processes"] or options["workers"])
     common = _worker_flags(options, listening[0].address)

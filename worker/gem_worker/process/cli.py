@@ -11,8 +11,8 @@ from typing import Any
 import click
 from gem_api import __version__
 from gem_api.process import logs
-from gem_api.process.exposition import serve_metrics
 from gem_api.process.extras import needs
+from gem_api.process.http_port import serve_metrics
 from gem_api.process.lifetime import end_with_launcher
 from gem_api.process.options import SETTINGS, Whole, WithHeadings, credentials, log_options, option
 from gem_api.process.settings_file import setting

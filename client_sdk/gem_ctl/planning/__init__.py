@@ -1,0 +1,1 @@
+"""gem-ctl plan: what a run needs in closed form, and its speed, staleness and queue simulated in time."""

@@ -1,0 +1,244 @@
+"""Predicts in closed form what a run needs: memory, network traffic, and how many workers one server can serve.
+
+    seconds of the server per commit   t = fixed + pass·P + wire·bytes
+    bytes of a commit, both ways       those of the chosen formats; 0 through shared memory
+    a worker's cycle                   its local steps' compute time and a round trip; the longer of the two if they overlap
+    workers that fill the server       cycle / t
+
+With N servers, on a machine each, every one holds P/N parameters and receives a part of each commit, all at the same time:
+
+    seconds of a server per commit     t = fixed + (pass·P + wire·bytes) / N
+    a round trip                       fixed + pass·P / N + wire·bytes: the worker sends and receives all parts itself
+    memory of a server                 process + what one server would hold for model and workers, / N
+
+With one server, the round trip is t.
+
+The constants are fitted to `python -m benchmarks.peers`, which prints its measurements beside what this predicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gem_api.ranges import UNIT
+from gem_api.region import region_bytes
+from gem_api.wire import gradient_format, theta_format
+
+FLOAT_BYTES = 4
+PROCESS_BYTES = 130 << 20  # the server without a model
+
+
+@dataclass(frozen=True)
+class RuleMemory:
+    """How many arrays of P floats a rule needs.
+
+    Attributes:
+        each: Arrays per worker, without the one that receives its gradient.
+        shared: Arrays for all workers together.
+        temporaries: Arrays while a commit is applied.
+        by_reference: Whether the rule reads a gradient directly from shared memory; otherwise it gets a copy.
+    """
+
+    each: int = 1
+    shared: int = 0
+    temporaries: int = 0
+    by_reference: bool = False
+
+
+IN_PLACE = RuleMemory(by_reference=True)
+RULE_MEMORY = {
+    "gem": RuleMemory(each=2, by_reference=True),
+    "downpour": IN_PLACE,
+    "adaptive": IN_PLACE,
+    "agn": IN_PLACE,
+    "ringmaster": IN_PLACE,
+    "aeasgd": RuleMemory(temporaries=2),
+    "dcasgd": RuleMemory(temporaries=4),
+    "fedasync": RuleMemory(temporaries=1),
+    "fedbuff": RuleMemory(shared=1, temporaries=1),
+    "diloco": RuleMemory(shared=2, temporaries=2),
+}
+PROXIES = {
+    "momentum": RULE_MEMORY["gem"],
+    "nesterov": RuleMemory(each=2, temporaries=1),
+    "adam": RuleMemory(each=3, temporaries=3),
+    "global": RuleMemory(shared=8, temporaries=1),
+    "yellowfin": RuleMemory(each=2, shared=2, temporaries=3),
+}
+
+
+# What several servers refuse: ranges would decide differently, or need the whole gradient.
+ONE_SERVER_RULES, ONE_SERVER_PROXIES = ("fedbuff", "ringmaster"), ("yellowfin",)
+# With another optimizer than SGD: its state for the run, and a snapshot for each worker.
+SHARED_OPTIMIZER_RULES = ("gem", "downpour", "adaptive")
+OPTIMIZER_ARRAYS = {"sgd": 0, "adam": 2, "adamw": 2, "lion": 1, "worker": 0}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that one commit costs a server.
+
+    Attributes:
+        by_reference: Fixed cost of a commit through shared memory.
+        by_network: Fixed cost of a commit over the network.
+        parameter: Cost of checking and applying, per parameter.
+        byte: Cost of receiving or sending, per byte.
+        conversion: Cost of reading or writing a format other than float32, per parameter and direction.
+    """
+
+    by_reference: float = 4.0e-4
+    by_network: float = 4.0e-4
+    parameter: float = 2.4e-9
+    byte: float = 3.1e-10
+    conversion: float = 7.0e-10
+
+
+# Two cores of an Intel Xeon that server and workers share. The pass is bound by memory, which is slow there: on an AMD EPYC it
+# took a third of that.
+MEASURED = Costs()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run to plan for.
+
+    Attributes:
+        parameters: P, the number of the model's parameters.
+        workers: Number of workers.
+        compute_seconds: Seconds for the forward and backward pass of a step.
+        local_steps: Steps that a worker makes per commit.
+        rule: The update rule.
+        proxy: The proxy of the rule `gem`.
+        optimizer: The optimizer that the workers share on the server.
+        durability: What the server keeps on disk.
+        shared_memory: Whether the workers are on the server's machine and share memory with it.
+        overlap: Whether they compute while a commit is under way.
+        gradient_dtype, theta_dtype: Formats on the network.
+        servers: N, the number of servers that hold a range of the parameters each.
+    """
+
+    parameters: int
+    workers: int
+    compute_seconds: float
+    local_steps: int = 1
+    rule: str = "gem"
+    proxy: str = "momentum"
+    optimizer: str = "sgd"
+    durability: str = "snapshot"
+    shared_memory: bool = False
+    overlap: bool = False
+    gradient_dtype: str = "float32"
+    theta_dtype: str = "float32"
+    servers: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The prediction for a setup. What is said of the server holds for each of several.
+
+    Attributes:
+        servers: Number of servers.
+        fixed_bytes: Server memory without workers.
+        worker_bytes: Server memory per worker.
+        server_bytes: Server memory in total.
+        commit_bytes: Bytes on the network per commit, both ways, of all servers together.
+        server_seconds: The server's time per commit.
+        commits_per_second: Commits of all workers together.
+        bytes_per_second: Bytes on the network, of all workers and servers together.
+        full_at: Number of workers that keep the server busy all the time.
+        load: Fraction of the time that the server is busy, 0 to 1.
+    """
+
+    servers: int
+    fixed_bytes: int
+    worker_bytes: int
+    server_bytes: int
+    commit_bytes: int
+    server_seconds: float
+    commits_per_second: float
+    bytes_per_second: float
+    full_at: float
+    load: float
+
+
+def plan(setup: Setup, costs: Costs = MEASURED) -> Plan:
+    """Predicts what the setup needs. Raises InvalidRequest for an unknown format."""
+    size = -(-setup.parameters // setup.servers)
+    fixed_bytes, worker_bytes = PROCESS_BYTES + _central_bytes(setup, size), _worker_bytes(setup, size)
+    commit_bytes = sum(wire_bytes(setup))
+    seconds = server_seconds(setup, costs)
+    round_trip = seconds + sum(transfer_seconds(setup, costs))
+    compute = setup.local_steps * setup.compute_seconds
+    alone = max(compute, round_trip) if setup.overlap else compute + round_trip
+    rate = min(setup.workers / alone, 1 / seconds)
+    return Plan(
+        servers=setup.servers,
+        fixed_bytes=fixed_bytes,
+        worker_bytes=worker_bytes,
+        server_bytes=fixed_bytes + setup.workers * worker_bytes,
+        commit_bytes=commit_bytes,
+        server_seconds=seconds,
+        commits_per_second=rate,
+        bytes_per_second=rate * commit_bytes,
+        full_at=alone / seconds,
+        load=rate * seconds,
+    )
+
+
+def one_server_only(setup: Setup) -> str:
+    """Why several servers can't hold the model; empty if they can."""
+    if setup.shared_memory:
+        return "several servers are planned on a machine each, where --shared-memory does not reach"
+    if setup.rule in ONE_SERVER_RULES:
+        return f"--rule {setup.rule} needs one server: it decides about a commit as a whole"
+    if setup.rule == "gem" and setup.proxy in ONE_SERVER_PROXIES:
+        return f"--rule gem:proxy={setup.proxy} needs one server: it measures the whole gradient"
+    if setup.parameters < setup.servers * UNIT:
+        return f"{setup.parameters} parameters are too few for {setup.servers} servers: each holds at least {UNIT}"
+    return ""
+
+
+def _worker_bytes(setup: Setup, size: int) -> int:
+    """Memory for one worker on a server that holds `size` parameters."""
+    arrays = _rule_memory(setup)
+    copied = not setup.shared_memory or not arrays.by_reference or setup.durability == "log"
+    held = size * FLOAT_BYTES * (arrays.each + copied + setup.overlap)
+    return held + (region_bytes(size) if setup.shared_memory else 0)
+
+
+def _central_bytes(setup: Setup, size: int) -> int:
+    """Memory for the model on a server that holds `size` parameters."""
+    arrays = _rule_memory(setup)
+    return size * FLOAT_BYTES * (1 + arrays.shared + arrays.temporaries)
+
+
+def server_seconds(setup: Setup, costs: Costs = MEASURED) -> float:
+    """The time of a server for one commit, or for its part of it, in seconds."""
+    arithmetic = costs.parameter * setup.parameters
+    if setup.shared_memory:
+        return costs.by_reference + arithmetic / setup.servers
+    converted = sum(dtype != "float32" for dtype in (setup.gradient_dtype, setup.theta_dtype))
+    conversion = converted * costs.conversion * setup.parameters
+    return costs.by_network + (arithmetic + conversion + costs.byte * sum(wire_bytes(setup))) / setup.servers
+
+
+def transfer_seconds(setup: Setup, costs: Costs = MEASURED) -> tuple[float, float]:
+    """The time of a worker for sending all parts of a commit, and for receiving all parts of the answer, in seconds.
+
+    It does not include the time that a server spends on its part at the same moment. With one server it is 0."""
+    up, down = (costs.byte * count * (1 - 1 / setup.servers) for count in wire_bytes(setup))
+    return up, down
+
+
+def _rule_memory(setup: Setup) -> RuleMemory:
+    if setup.optimizer != "sgd" and setup.rule in SHARED_OPTIMIZER_RULES:
+        return RuleMemory(shared=OPTIMIZER_ARRAYS[setup.optimizer], by_reference=True)
+    return PROXIES[setup.proxy] if setup.rule == "gem" else RULE_MEMORY[setup.rule]
+
+
+def wire_bytes(setup: Setup) -> tuple[int, int]:
+    """Bytes on the network of a commit and of its answer, of all servers together; 0 through shared memory."""
+    if setup.shared_memory:
+        return 0, 0
+    up, down = gradient_format(setup.gradient_dtype), theta_format(setup.theta_dtype)
+    return up.nbytes(setup.parameters), down.nbytes(setup.parameters)

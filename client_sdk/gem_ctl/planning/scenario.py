@@ -1,0 +1,97 @@
+"""What is simulated: a setup, and what the closed form does not have: spread, mixed speeds, a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gem_ctl.planning.events import Column, Network, Times
+from gem_ctl.planning.plan import MEASURED, Costs, Setup, server_seconds, transfer_seconds, wire_bytes
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Workers of another speed.
+
+    Attributes:
+        share: Their share of all workers, 0 to 1.
+        factor: How many times as long they compute, at least 1.
+    """
+
+    share: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run to simulate.
+
+    Attributes:
+        setup: The run, as for `plan`.
+        costs: What a commit costs the server.
+        spread: Standard deviation of the compute time of a step, relative to its mean.
+        slow: Groups of workers that are slower than the others. Their shares add up to at most 1.
+        latency: Seconds that a byte is under way between worker and server, one way.
+        bandwidth: Bytes per second of the link of each worker and of each server, each way; 0 for no limit.
+    """
+
+    setup: Setup
+    costs: Costs = MEASURED
+    spread: float = 0.1
+    slow: tuple[Slow, ...] = ()
+    latency: float = 0.0
+    bandwidth: float = 0.0
+
+
+def speeds(scenario: Scenario) -> dict[float, int]:
+    """The number of workers for each factor of their compute time; those of factor 1 come first.
+
+    The sum is the setup's number of workers. A share is rounded to whole workers.
+    """
+    workers = scenario.setup.workers
+    ends = np.rint(workers * np.cumsum([0.0, *(group.share for group in scenario.slow)])).astype(int)
+    counts = {1.0: workers - int(ends[-1])}
+    for group, count in zip(scenario.slow, np.diff(ends).tolist(), strict=True):
+        counts[group.factor] = counts.get(group.factor, 0) + count
+    return {factor: count for factor, count in counts.items() if count}
+
+
+def times(scenario: Scenario) -> Times:
+    """How long everything takes. A shared memory has no network. Raises InvalidRequest for an unknown format."""
+    setup = scenario.setup
+    per_commit = setup.local_steps * setup.compute_seconds
+    compute = np.concatenate([np.full(count, per_commit * factor) for factor, count in speeds(scenario).items()])
+    up, down = _network(scenario)
+    return Times(
+        compute=compute,
+        spread=scenario.spread * setup.local_steps**-0.5,  # the sum of the steps' times spreads less than each
+        server=server_seconds(setup, scenario.costs),
+        up=up,
+        down=down,
+        overlap=setup.overlap,
+    )
+
+
+def alone(of: Times) -> Column:
+    """Mean seconds from one commit of a worker to its next if it never waits for others. Shape (workers,)."""
+    round_trip = of.server + sum(max(way.worker, way.server) + way.latency for way in (of.up, of.down))
+    return np.maximum(of.compute, round_trip) if of.overlap else of.compute + round_trip
+
+
+def bottleneck(of: Times) -> float:
+    """The least seconds from one commit to the next: the server's, or those of its link."""
+    return max(of.server, of.up.server, of.down.server)
+
+
+def _network(scenario: Scenario) -> tuple[Network, Network]:
+    setup = scenario.setup
+    if setup.shared_memory:
+        return Network(), Network()
+    own = transfer_seconds(setup, scenario.costs)
+    on_link = [count / scenario.bandwidth if scenario.bandwidth else 0.0 for count in wire_bytes(setup)]
+    up, down = (
+        Network(worker=mine + link, server=link / setup.servers, latency=scenario.latency)
+        for mine, link in zip(own, on_link, strict=True)
+    )
+    return up, down

@@ -1,0 +1,89 @@
+"""The plan as text: what the run needs, and a table with a line for each number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gem_ctl import text
+from gem_ctl.planning.outcome import Distribution, Outcome
+from gem_ctl.planning.plan import Plan, plan
+from gem_ctl.planning.scenario import Scenario
+
+_COLUMNS = ("workers", "commits/s", "load", "τ mean", "5 %", "50 %", "95 %", "max", "queue", "max", "wait", "idle",
+            "memory")  # fmt: skip
+
+
+def show(scenario: Scenario, outcomes: list[Outcome]) -> str:
+    """What the run needs, then a line for each number of workers. Staleness τ is in commits, the queue in waiting commits."""
+    planned = plan(scenario.setup, scenario.costs)
+    parts = ["\n".join(f"{name:<14} {value}" for name, value in _needs(planned).items())]
+    parts.append(_aligned([_COLUMNS, *map(_row, outcomes)]))
+    if any(len(outcome.groups) > 1 for outcome in outcomes):
+        parts.append(_aligned(list(_speeds(outcomes))))
+    return "\n\n".join([*parts, *_notes(scenario, outcomes)])
+
+
+def _needs(planned: Plan) -> dict[str, str]:
+    """What is said of the server holds for each of several."""
+    each = f"on each of {planned.servers}, " if planned.servers > 1 else ""
+    part = f", {text.size(planned.commit_bytes / planned.servers)} of them at each server" if planned.servers > 1 else ""
+    return {
+        "server memory": f"{each}{text.size(planned.fixed_bytes)}, and {text.size(planned.worker_bytes)} per worker",
+        "network": f"{text.size(planned.commit_bytes)} per commit, both ways{part}"
+        if planned.commit_bytes
+        else "headers only: tensors pass through shared memory",
+        "server time": f"{text.brief(planned.server_seconds)} per commit",
+        "full at": f"{planned.full_at:,.3g} workers; more workers bring no more commits",
+    }
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    return (
+        f"{outcome.workers:,}",
+        f"{outcome.commits_per_second:.4g}",
+        f"{100 * outcome.load:.0f} %",
+        *_staleness(outcome.staleness),
+        f"{outcome.queue_mean:,.1f}",
+        f"{outcome.queue_max:,}",
+        text.brief(outcome.wait),
+        f"{100 * outcome.idle:.0f} %",
+        text.size(outcome.server_bytes),
+    )
+
+
+def _staleness(of: Distribution) -> Iterator[str]:
+    yield f"{of.mean:,.1f}"
+    yield from (f"{value:,.0f}" for value in (of.p5, of.p50, of.p95, of.max))
+
+
+def _speeds(outcomes: list[Outcome]) -> Iterator[tuple[str, ...]]:
+    """A line for each speed of the workers."""
+    yield "workers", "compute", "commits/s", "τ mean", "5 %", "50 %", "95 %", "max"
+    for outcome in outcomes:
+        for group in outcome.groups:
+            of = group.staleness
+            yield (
+                f"{group.workers:,}",
+                f"× {group.factor:g}",
+                f"{group.commits_per_second:.4g}",
+                *(_staleness(of) if of else "–" * 5),
+            )
+
+
+def _notes(scenario: Scenario, outcomes: list[Outcome]) -> Iterator[str]:
+    for outcome in outcomes:
+        factors = {group.factor for group in outcome.groups}
+        for group in scenario.slow:
+            if group.factor not in factors and group.share:
+                share, times = f"{100 * group.share:g} %", f"{group.factor:g} times"
+                yield f"note: {share} of {outcome.workers:,} are none: nobody computes {times} as long"
+        if not outcome.settled:
+            yield (
+                f"note: the simulation is too short for {outcome.workers:,} workers: the slowest made fewer than two commits, "
+                "so the true staleness is higher"
+            )
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

@@ -1,0 +1,94 @@
+"""gem-ctl plan on the command line: tables, JSON, and one line for wrong usage."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+from gem_ctl.cli import main
+from gem_ctl.planning.plan import Setup, plan
+
+BASE = ["plan", "--parameters", "1M", "--compute-seconds", "0.3"]
+
+
+def run(*options: str) -> Result:
+    return CliRunner().invoke(main, [*BASE, *options])
+
+
+def test_the_table_has_a_line_for_each_number_of_workers() -> None:
+    done = run("--workers", "10,100,1k")
+    assert done.exit_code == 0, done.output
+    needs, table = done.stdout.split("\n\n")
+    head, *rows = table.splitlines()
+    assert head.split()[:3] == ["workers", "commits/s", "load"]
+    assert [row.split()[0] for row in rows] == ["10", "100", "1,000"]
+    full = plan(Setup(parameters=10**6, workers=1000, compute_seconds=0.3))
+    assert rows[2].split()[1] == f"{full.commits_per_second:.4g}"
+    assert rows[2].split()[4] == "999.0", "the mean staleness"
+    assert rows[2].endswith("11.31 GiB")
+    assert "and 11.44 MiB per worker" in needs
+    assert "full at        57.8 workers" in needs
+
+
+def test_mixed_speeds_have_a_line_each() -> None:
+    table = run("--workers", "10", "--slow", "20%:5", "--slow", "10%:2.5").stdout.split("\n\n")[2]
+    assert [line.split()[:3] for line in table.splitlines()[1:]] == [["7", "×", "1"], ["2", "×", "5"], ["1", "×", "2.5"]]
+
+
+def test_json_has_everything() -> None:
+    options = ("--workers", "10,20", "--slow", "10%:5", "--json")
+    done = run(*options)
+    found = json.loads(done.stdout)
+    assert [each["workers"] for each in found["outcomes"]] == [10, 20]
+    assert found["outcomes"][0]["staleness"]["mean"] == pytest.approx(9, rel=0.02)
+    assert found["scenario"]["slow"] == [{"share": 0.1, "factor": 5.0}]
+    assert found["scenario"]["setup"]["parameters"] == 10**6
+    assert found["plan"]["worker_bytes"] == 12 * 10**6
+    assert run(*options).stdout == done.stdout, "the same seed"
+
+
+def test_a_link_is_in_bits_per_second() -> None:
+    done = run("--workers", "1000", "--bandwidth", "32M", "--json")
+    assert json.loads(done.stdout)["outcomes"][0]["commits_per_second"] == pytest.approx(1.0, rel=0.02)
+    for same in ("32Mbit", "32m", "32Mbps", "32Mbit/s", "32000000"):
+        assert run("--workers", "1000", "--bandwidth", same, "--json").stdout == done.stdout
+
+
+def test_each_number_of_workers_has_one_line_in_order() -> None:
+    lines = run("--workers", "20,3,20").stdout.split("\n\n")[1].splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["3", "20"]
+
+
+def test_a_share_of_the_workers_that_is_none_is_said() -> None:
+    done = run("--workers", "4,50", "--slow", "10%:5")
+    assert "note: 10 % of 4 are none: nobody computes 5 times as long" in done.stdout
+    assert "of 50 are none" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--workers", "0"], "not numbers of workers from 1 to 1,000,000"),
+        (["--workers", "10,,20"], "not numbers of workers"),
+        (["--workers", "many"], "write 100 or 10,100,1k"),
+        (["--workers", "2M"], "not numbers of workers"),
+        (["--workers", "1.5"], "not numbers of workers"),
+        (["--slow", "10:5"], "write 10%:5"),
+        (["--slow", "110%:5"], "is not a share of the workers"),
+        (["--slow", "10%:0.5"], "a factor from 1 to 1000"),
+        (["--slow", "60%:5", "--slow", "60%:2"], "more than 100 % together"),
+        (["--bandwidth", "fast"], "write 10G or 100M"),
+        (["--bandwidth", "bit"], "write 10G or 100M"),
+        (["--compute-seconds", "300ms"], "'300ms' is not a valid number"),
+        (["--compute-seconds", "1e308"], "is not in the range"),
+        (["--shared-memory", "--rtt", "0.1"], "shared memory has no network"),
+        (["--spread", "nan"], "is not a finite number"),
+        (["--servers", "2", "--rule", "fedbuff"], "needs one server"),
+        (["--optimizer", "adamw", "--local-steps", "8"], "use --optimizer sgd or worker"),
+    ],
+)
+def test_wrong_usage_gets_one_clear_line(options: list[str], why: str) -> None:
+    done = run(*options)
+    assert done.exit_code == 2
+    assert why in " ".join(done.stderr.split())

@@ -1,0 +1,191 @@
+"""gem-ctl plan: what it simulates follows from the events, and agrees with the closed form where that one is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gem_ctl.planning.outcome import Outcome, outcome
+from gem_ctl.planning.plan import Costs, Setup, plan
+from gem_ctl.planning.scenario import Scenario, Slow, speeds, times
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+COSTS = Costs(by_reference=1e-3, by_network=2e-3, parameter=1e-6, byte=1e-7, conversion=1e-7)
+SETUP = Setup(parameters=5_000, workers=10, compute_seconds=0.1)  # a commit takes the server 11 ms
+SECOND = Costs(by_reference=1.0, by_network=1.0, parameter=0.0, byte=0.0)  # a commit takes the server 1 s
+
+
+def simulated(setup: Setup = SETUP, costs: Costs = COSTS, **others: Any) -> Outcome:
+    return outcome(Scenario(setup, costs, **others))
+
+
+def fixed(workers: int, compute: float, **others: Any) -> Outcome:
+    """Without spread, with a server that takes 1 s for a commit."""
+    return simulated(Setup(parameters=1, workers=workers, compute_seconds=compute), SECOND, spread=0.0, **others)
+
+
+def test_one_worker() -> None:
+    alone = fixed(1, 3.0)
+    assert alone.commits_per_second == pytest.approx(1 / 4)
+    assert (alone.load, alone.idle) == pytest.approx((0.25, 0.25))
+    assert (alone.staleness.max, alone.queue_max) == (0, 0)
+    assert alone.wait == pytest.approx(0, abs=1e-9)
+    assert alone.round_trip == pytest.approx(1.0)
+
+
+def test_two_workers_in_a_full_server() -> None:
+    """A cycle of 2 s: half for the gradient, a half in the queue, one in the server."""
+    two = fixed(2, 0.5)
+    assert two.commits_per_second == pytest.approx(1.0)
+    assert (two.load, two.idle, two.wait, two.round_trip) == pytest.approx((1.0, 0.75, 0.5, 1.5), rel=1e-3)
+    assert two.queue_mean == pytest.approx(0.5, rel=1e-3)
+    assert two.queue_max == 1
+    assert (two.staleness.mean, two.staleness.max) == (1, 1)
+
+
+def test_a_saturated_server_applies_one_commit_after_the_other_and_all_others_wait() -> None:
+    many = fixed(50, 10.0)
+    assert many.commits_per_second == pytest.approx(1.0)
+    assert many.load == pytest.approx(1.0)
+    assert set(vars(many.staleness).values()) == {49}
+    assert many.wait == pytest.approx(50 - 10 - 1)
+    assert many.queue_mean == pytest.approx(39)
+
+
+def test_of_the_commits_in_a_queue_the_longest_is_counted() -> None:
+    """Without compute time all workers but one wait all the time."""
+    assert fixed(7, 0.0).queue_max == 6
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 40), st.floats(0, 0.5), st.floats(0, 1), st.floats(0.2, 20), st.integers(0, 9))
+def test_the_mean_staleness_is_the_number_of_the_other_workers_whatever_their_speed(
+    workers: int, compute: float, spread: float, factor: float, seed: int
+) -> None:
+    """Between two commits of a worker lie all those that others make in this time: each counts for each other one."""
+    setup = replace(SETUP, workers=workers, compute_seconds=compute)
+    of = outcome(Scenario(setup, COSTS, spread=spread, slow=(Slow(0.3, factor),)), seed)
+    assert of.staleness.mean == pytest.approx(workers - 1, rel=0.02)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 60), st.floats(0, 0.5), st.floats(0, 1), st.booleans(), st.integers(1, 3))
+def test_no_simulation_is_faster_than_the_closed_form(
+    workers: int, compute: float, spread: float, overlap: bool, servers: int
+) -> None:
+    setup = Setup(parameters=20_000, workers=workers, compute_seconds=compute, overlap=overlap, servers=servers)
+    of = simulated(setup, spread=spread)
+    assert of.commits_per_second <= plan(setup, COSTS).commits_per_second * 1.02
+    assert of.queue_mean == pytest.approx(of.commits_per_second * of.wait)  # Little's law
+    assert 0 <= of.idle <= 1 >= of.load >= 0
+
+
+# -- the closed form
+
+SETUPS = [
+    SETUP,
+    replace(SETUP, overlap=True),
+    replace(SETUP, local_steps=4),
+    replace(SETUP, shared_memory=True),
+    replace(SETUP, gradient_dtype="int8", theta_dtype="bfloat16"),
+    Setup(parameters=40_000, workers=10, compute_seconds=0.5, servers=3),
+    Setup(parameters=40_000, workers=10, compute_seconds=0.2, servers=3, overlap=True),
+]
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("spread", [0.0, 0.1])
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 2, 10])
+def test_far_from_saturation_and_far_beyond_it_the_simulation_agrees_with_the_closed_form(
+    setup: Setup, spread: float, fraction: float
+) -> None:
+    workers = max(1, round(fraction * plan(setup, COSTS).full_at))
+    planned = plan(replace(setup, workers=workers), COSTS)
+    of = simulated(replace(setup, workers=workers), spread=spread)
+    assert of.commits_per_second == pytest.approx(planned.commits_per_second, rel=0.03)
+    assert of.load == pytest.approx(planned.load, rel=0.03)
+    assert of.server_bytes == planned.server_bytes
+
+
+def test_near_saturation_workers_that_vary_wait_for_each_other_and_the_closed_form_does_not_know() -> None:
+    near = replace(SETUP, workers=round(plan(SETUP, COSTS).full_at))
+    assert simulated(near, spread=0.0).commits_per_second == pytest.approx(plan(near, COSTS).commits_per_second, rel=0.02)
+    assert simulated(near, spread=0.1).commits_per_second < 0.97 * plan(near, COSTS).commits_per_second
+    assert simulated(near, spread=1.0).commits_per_second < 0.9 * plan(near, COSTS).commits_per_second
+
+
+def test_slow_workers_are_unknown_to_the_closed_form() -> None:
+    setup = replace(SETUP, workers=4)
+    assert simulated(setup, slow=(Slow(0.5, 10.0),)).commits_per_second < 0.65 * plan(setup, COSTS).commits_per_second
+
+
+def test_the_sum_of_local_steps_varies_less_than_each_step() -> None:
+    """Variances add up: of 4 steps, the mean is 4 times and the deviation twice that of one."""
+    of = times(Scenario(replace(SETUP, workers=2, local_steps=4), spread=0.2, slow=(Slow(0.5, 3.0),)))
+    assert of.compute == pytest.approx([0.4, 1.2])
+    assert of.spread == pytest.approx(2 * 0.2 / 4)
+
+
+# -- mixed speeds
+
+
+@pytest.mark.parametrize(
+    ("workers", "slow", "counts"),
+    [
+        (10, (), {1: 10}),
+        (10, (Slow(0.1, 5),), {1: 9, 5: 1}),
+        (3, (Slow(0.5, 2), Slow(0.5, 3)), {2: 2, 3: 1}),
+        (1000, (Slow(0.1, 5), Slow(0.015, 20)), {1: 885, 5: 100, 20: 15}),
+        (4, (Slow(0.01, 5),), {1: 4}),
+        (4, (Slow(0.25, 5), Slow(0.25, 5)), {1: 2, 5: 2}),
+    ],
+)
+def test_shares_are_rounded_to_whole_workers(workers: int, slow: tuple[Slow, ...], counts: dict[float, int]) -> None:
+    assert speeds(Scenario(replace(SETUP, workers=workers), slow=slow)) == counts
+
+
+def test_slow_workers_are_more_stale_and_commit_less() -> None:
+    of = simulated(replace(SETUP, workers=5, compute_seconds=10.0), slow=(Slow(0.2, 4.0),))
+    fast, slow = of.groups
+    assert (fast.workers, slow.workers) == (4, 1)
+    assert fast.commits_per_second == pytest.approx(4 * 4 * slow.commits_per_second, rel=0.02)
+    assert fast.staleness is not None
+    assert slow.staleness is not None
+    assert slow.staleness.mean == pytest.approx(4 * 4, rel=0.02)
+    assert fast.staleness.mean == pytest.approx(3.25, rel=0.02), "three fast ones, and a quarter of the slow one"
+    assert sum(group.commits_per_second for group in of.groups) == pytest.approx(of.commits_per_second)
+
+
+def test_a_simulation_that_is_too_short_for_the_slowest_says_so() -> None:
+    scenario = Scenario(replace(SETUP, workers=100), COSTS, slow=(Slow(0.01, 1000.0),))
+    assert not outcome(scenario, max_commits=1000).settled
+    assert outcome(scenario).settled
+
+
+# -- the network
+
+
+def test_latency_adds_to_the_cycle_and_the_link_limits_the_rate() -> None:
+    setup = replace(SETUP, workers=1)
+    up = down = plan(setup, COSTS).commit_bytes / 2
+    cycle = 1 / plan(setup, COSTS).commits_per_second
+    far = simulated(setup, spread=0.0, latency=0.25, bandwidth=up)
+    assert far.commits_per_second == pytest.approx(1 / (cycle + 2 * 0.25 + (up + down) / up))
+    crowded = simulated(replace(SETUP, workers=1000), bandwidth=up)
+    assert crowded.commits_per_second == pytest.approx(1.0, rel=0.01), "a link that carries one commit a second"
+    assert crowded.load < 0.02
+
+
+def test_servers_have_a_link_each() -> None:
+    setup = Setup(parameters=40_000, workers=1000, compute_seconds=0.1)
+    up = plan(setup, COSTS).commit_bytes / 2
+    for servers in (1, 4):
+        crowded = simulated(replace(setup, servers=servers), bandwidth=up)
+        assert crowded.commits_per_second == pytest.approx(servers, rel=0.01)
+
+
+def test_shared_memory_has_no_network() -> None:
+    near = replace(SETUP, shared_memory=True)
+    assert simulated(near, latency=10.0, bandwidth=1.0) == simulated(near)
