@@ -11,7 +11,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from gem_api.history import Column
+from gem_api.curves import Column
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter

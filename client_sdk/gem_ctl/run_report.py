@@ -12,9 +12,10 @@ from typing import Any
 import click
 import numpy as np
 from gem_api import __version__
-from gem_api.history import Column, HistoryError
+from gem_api.curves import Column
+from gem_api.history import HistoryError
 
-from gem_ctl.curves import MAX_STALENESS, Curves
+from gem_ctl.curves import MAX_STALENESS, RunCurves
 from gem_ctl.local_runs import find_runs
 from gem_ctl.page import Content, Picture, Section, build, clock, natural
 from gem_ctl.plots import Line, draw_distribution, draw_lines
@@ -34,7 +35,7 @@ _OUTCOMES = {
 def page(run: RecordedRun, now: float) -> str:
     """The report as HTML that needs no other file. `now` is in Unix seconds."""
     curves = run.curves
-    points = f"Each point is the mean of {curves.width:,} commits; " if curves.width > 1 else "Each point is a commit; "
+    points = f"Each point is the mean of {curves.width:,.0f} commits; " if curves.width > 1 else "Each point is a commit; "
     when = f"{clock(curves.begin)} to {clock(curves.end)} UTC, {duration(curves.end - curves.begin)}" if _has_times(run) else ""
     return build(
         Content(
@@ -44,7 +45,7 @@ def page(run: RecordedRun, now: float) -> str:
             {name: _text(value) for name, value in run.options.items() if name not in _NOT_SETTINGS and _is_shown(value)},
             _sections(run) if curves.first is not None else [],
             f"Written {clock(now)} UTC by gem-ps {__version__}. {points}smoothed values and commits/s are over "
-            f"{max(_SMOOTHED, curves.width):,} commits.",
+            f"{max(_SMOOTHED, curves.width):,.0f} commits.",
             notes=run.notes,
             versions=run.versions,
             columns=(
@@ -132,7 +133,7 @@ def _sections(run: RecordedRun) -> list[Section]:
 
 def _training(run: RecordedRun) -> tuple[Picture, ...]:
     curves = run.curves
-    versions = curves.versions()
+    versions = curves.positions()
     losses = {
         "training": (versions, curves.smoothed("loss", _SMOOTHED)),
         "evaluation": _evaluated([(version, loss) for version, loss, _ in run.evaluations]),
@@ -166,7 +167,7 @@ def _training(run: RecordedRun) -> tuple[Picture, ...]:
 
 
 def _pi(run: RecordedRun) -> tuple[Picture, ...]:
-    curves, versions = run.curves, run.curves.versions()
+    curves, versions = run.curves, run.curves.positions()
     return (
         _picture(
             run,
@@ -200,7 +201,7 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
 
 
 def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
-    curves, versions = run.curves, run.curves.versions()
+    curves, versions = run.curves, run.curves.positions()
     expected = np.maximum(0.0, curves.workers() - 1)
     return (
         _picture(
@@ -223,7 +224,7 @@ def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
     )
 
 
-def _staleness_axis(curves: Curves) -> str:
+def _staleness_axis(curves: RunCurves) -> str:
     return "staleness" + (f" (the last bar: {MAX_STALENESS:,} and more)" if curves.distribution[MAX_STALENESS] else "")
 
 
@@ -253,7 +254,7 @@ def _picture(
     return Picture(title, description, svg)
 
 
-def write_report(folder: Path, curves: Curves) -> Path:
+def write_report(folder: Path, curves: RunCurves) -> Path:
     """Writes report.html of a run that has ended into its folder, and returns its path. `curves` are its commits.
 
     Raises OSError."""

@@ -17,6 +17,7 @@ from gem_server.durability.metrics import LogMetrics
 from gem_server.durability.resume import lock_directory, make_core, make_journal
 from gem_server.endpoint import Endpoint
 from gem_server.event_loop import running_loop
+from gem_server.intake import messages
 from gem_server.intake.calls import Calls
 from gem_server.intake.commit_path import CommitPath
 from gem_server.lane.lane import Lane
@@ -26,11 +27,10 @@ from gem_server.rpc.admin import AdminServicer
 from gem_server.rpc.range_checkpoint import RangeCheckpoint
 from gem_server.rpc.training import TrainingServicer
 from gem_server.rules.threads import Threads
-from gem_server.telemetry.curves import Curves
 from gem_server.telemetry.history import open_history
-from gem_server.telemetry.live_page import LiveStatus
 from gem_server.telemetry.metrics import Metrics, ServerRegistry
 from gem_server.telemetry.progress import Progress, Traffic
+from gem_server.telemetry.run_view import RunView
 
 Clock = Callable[[], float]
 
@@ -54,7 +54,7 @@ class Parts:
         directory_lock: Keeps other servers out of the checkpoint directory; None without one.
         history: Writes the run's history; None if none is kept.
         group_commit: Writes the log; None if none is kept.
-        curves: The run so far, for the live page.
+        view: The run's status, rates and curves.
     """
 
     def __init__(
@@ -85,7 +85,6 @@ class Parts:
         if self.history:
             opened.callback(self.history.close)
         self.progress, self.traffic = _new_progress(core, clock()), Traffic()
-        self.curves = Curves(core, self.progress, clock, self.history.earlier if self.history else ())
         self.metrics = Metrics(
             self.registry, core, self.progress, self.traffic, self._queue_length, lambda at: wall() - clock() + at
         )
@@ -102,6 +101,10 @@ class Parts:
         )  # fmt: skip
 
         durability = self.group_commit or Unlogged()
+        self.view = RunView(
+            core, self.progress, clock, self.history.earlier if self.history else None,
+            queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
+        )  # fmt: skip
         self.commit_path = path = CommitPath(core, self.apply_loop, self.progress, calls, durability, clock, logger)
         regions = Regions(core, running_loop())
         self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)
@@ -109,6 +112,7 @@ class Parts:
             core,
             self.apply_loop,
             self.progress,
+            self.view,
             calls,
             path,
             self.lane.offer,
@@ -121,7 +125,7 @@ class Parts:
         ranges = RangeCheckpoint(core, path, self.checkpointer)
         admin = AdminServicer(self.checkpointer, ranges, self.apply_loop, core.quarantine, stop, logger)
         self.endpoint.add_services(self.training, admin, calls)
-        self.endpoint.add_live_status(LiveStatus(core, self.progress, self.curves, self.training.status))
+        self.endpoint.show(self.view)
 
     def why_stalled(self) -> str:
         """Why no commit can be acknowledged at present; empty if they can. From any thread."""

@@ -30,7 +30,7 @@ def all_options(command: click.Command) -> Iterator[click.Option]:
     yield from (each for each in command.params if isinstance(each, click.Option) and each.name != "version")
     if isinstance(command, click.Group):
         context = click.Context(command)
-        for name in set(command.list_commands(context)) - {"top"}:
+        for name in command.list_commands(context):
             inner = command.get_command(context, name)
             assert inner is not None
             yield from all_options(inner)

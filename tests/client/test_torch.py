@@ -219,6 +219,10 @@ def test_the_names_of_a_compiled_model_are_those_of_the_plain_one(live: Live) ->
 def test_a_model_without_values_is_refused(live: Live) -> None:
     with connect(live.address) as session, pytest.raises(InvalidRequest, match="'weight' is on the meta device"):
         Optimizer(nn.Linear(2, 2, device="meta").named_parameters(), session)
+    lazy = nn.LazyLinear(2)
+    for params in (lazy.named_parameters(), torch.optim.AdamW(lazy.named_parameters())):
+        with connect(live.address) as session, pytest.raises(InvalidRequest, match="has no shape yet: call the model"):
+            Optimizer(params, session)
 
 
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ctl.report_pages import BEGIN, history, in_turn
+from gem_api.curves import BINS
 from gem_api.history import HistoryError, Piece, read_history
-from gem_ctl.curves import BINS, COLUMNS, Curves
+from gem_ctl.curves import COLUMNS, RunCurves
 from gem_ctl.recorded_run import read_run
 
 
@@ -25,10 +26,10 @@ def pieces(commits: list[tuple[str, int, int]], size: int) -> Iterator[Piece]:
         yield Piece(list(names), columns | {"unix_seconds": BEGIN + version / 4}, 0, 0)
 
 
-def condensed(commits: list[tuple[str, int, int]], size: int) -> Curves:
-    curves = Curves()
+def condensed(commits: list[tuple[str, int, int]], size: int) -> RunCurves:
+    curves = RunCurves()
     for piece in pieces(commits, size):
-        curves.add(piece)
+        curves.add_piece(piece)
     curves.end_of_history()
     return curves
 
@@ -52,7 +53,7 @@ def test_curves_are_the_means_of_their_bins(count: int) -> None:
     """Compared with a plain loop over all commits."""
     commits = at_random(count, 6)
     curves = condensed(commits, 100)
-    width = curves.width
+    width = int(curves.width)
     assert BINS * width >= count > BINS * width / 2 or width == 1
     bins = [commits[at : at + width] for at in range(0, count, width)]
     assert curves.mean("loss").tolist() == pytest.approx([np.mean([one[1] for one in each]) for each in bins])
@@ -76,7 +77,7 @@ def test_workers_at_work_are_those_whose_commit_was_on_its_way(size: int) -> Non
         if version + 2 * (staleness + 1) >= 1500:
             for covered in range(version, 1501):
                 at_work[covered].add(name)
-    width = curves.width
+    width = int(curves.width)
     counts = [len(names) for names in at_work[1:]]
     expected = [np.mean(counts[at : at + width]) for at in range(0, 1500, width)]
     assert curves.workers().tolist() == pytest.approx(expected)
@@ -89,10 +90,10 @@ def test_the_rate_is_that_of_the_clock() -> None:
 
 
 def test_a_clock_that_is_set_back_gives_no_rate_rather_than_a_wrong_one() -> None:
-    curves = Curves()
+    curves = RunCurves()
     for piece in pieces(at_random(10, 2), 5):
         piece.columns["unix_seconds"][:] = BEGIN
-        curves.add(piece)
+        curves.add_piece(piece)
     assert np.isnan(curves.rates(50)).all()
 
 
@@ -102,7 +103,7 @@ def test_a_history_of_any_length_is_read_in_pieces(tmp_path: Path) -> None:
     assert sum(lengths) == 45_000
     assert max(lengths) <= 20_000
     curves = read_run(path, in_progress=False).curves
-    assert (len(curves.versions()), curves.width, curves.applied) == (352, 128, 45_000)
+    assert (len(curves.positions()), curves.width, curves.applied) == (352, 128, 45_000)
 
 
 def test_another_file_is_refused_before_it_is_read(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_the_command_says_what_it_wrote_or_in_one_line_why_not(tmp_path: Path, m
         Path("no-history", f"{name}.csv").write_bytes(content)
     asked = """
         report | report runs/20270101-later-name | report there.html
-        report server/own.csv | report server/own.csv own.html | --runs empty report server/own.csv | report server
+        report server/own.csv | report server
         rm server/own.csv | report server
         --runs empty report | report nowhere | report runs | report started | report several
         report runs/20260102-digits none/out.html | report runs/20260102-digits --prometheus http://localhost:9090

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gem_api.process.exposition import serve_metrics
+from gem_api.process.http_port import serve_metrics
 from gem_client import Admin, NonFiniteGradient, connect
 from gem_dashboards.boards import DASHBOARDS
 from gem_dashboards.range_board import RANGES
@@ -26,6 +26,7 @@ from kit.prometheus import CONFIGURATION, SCRAPE, Prometheus, fill_in, watching
 from kit.server import DEADLINE, Live, config, serving, wait_until
 from prometheus_client import CollectorRegistry
 
+pytestmark = pytest.mark.long
 WINDOW = 4 * SCRAPE
 ODD = 'a "server" \\ [x].*+ <b>'  # what the server's instance is called
 GONE = 'gem_run_info{run_id="gone",rule="gem"} 1\ngem_central_version 7\n'

@@ -22,6 +22,7 @@ from gem_dashboards.range_board import RANGES
 from kit.prometheus import SCRAPE, Prometheus, Series, fill_in, watching
 from kit.server import DEADLINE, Live, wait_until
 
+pytestmark = pytest.mark.long
 WINDOW = 4 * SCRAPE
 PANELS = {f"{board.uid}: {panel.title}": panel for board in DASHBOARDS for panel in board.panels}
 

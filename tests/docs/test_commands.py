@@ -164,8 +164,8 @@ def test_the_readme_shows_a_plan() -> None:
         "make everything",
         "python -m benchmarks.gone",
         "GEM_GONE=1 docker compose up",
-        "docker compose exec servers gem-ctl top",
-        "docker compose exec server gem-ctl tops",
+        "docker compose exec servers gem-ctl status --watch",
+        "docker compose exec server gem-ctl top",
         "docker compose up --scale workers=3",
     ],
 )

@@ -406,6 +406,15 @@ def test_the_command_says_what_it_does(tmp_path: Path) -> None:
 
 
 def test_the_command_says_in_a_line_what_is_wrong(tmp_path: Path) -> None:
-    result = CliRunner().invoke(reshard_cli.main, [str(tmp_path), str(tmp_path / "out"), "--ranges", "2"])
+    (tmp_path / "in").mkdir()
+    result = CliRunner().invoke(reshard_cli.main, [str(tmp_path / "in"), str(tmp_path / "out"), "--ranges", "2"])
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
     assert "holds no checkpoints" in result.output
+
+
+def test_out_may_not_lie_in_the_input(tmp_path: Path) -> None:
+    source = saved(tmp_path / "in", trained(2))
+    before = content(source)
+    result = CliRunner().invoke(reshard_cli.main, [str(source), str(source / "deeper" / "out"), "--ranges", "1"])
+    assert (result.exit_code, content(source)) == (1, before)
+    assert "name a folder outside" in result.output

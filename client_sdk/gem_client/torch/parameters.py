@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from gem_api.errors import InvalidRequest
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from gem_client.torch.staging import send
 
@@ -40,6 +41,10 @@ def trained_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({
         if not parameter.is_floating_point():
             raise InvalidRequest(
                 f"parameter {name!r} has dtype {parameter.dtype}: only real floating-point parameters can be trained"
+            )
+        if is_lazy(parameter):
+            raise InvalidRequest(
+                f"parameter {name!r} has no shape yet: call the model with one batch before the Optimizer is made"
             )
         if parameter.is_meta:
             raise InvalidRequest(

@@ -145,6 +145,12 @@ def require_new(out: Path) -> None:
         raise BadRanges(f"{out} exists: name a new folder")
 
 
+def require_outside(source: Path, out: Path) -> None:
+    """Raises BadRanges if `out` lies in the folder `source`, where the next resharding would take it for a range."""
+    if source.resolve() in out.resolve().parents:
+        raise BadRanges(f"{out} lies in {source}, of which nothing may change: name a folder outside")
+
+
 def nbytes(resharding: Resharding) -> int:
     """Bytes that `write` will write, without the headers."""
     return FLOAT_BYTES * resharding.layout.size * (1 + len(joined_buffers(resharding.found)))

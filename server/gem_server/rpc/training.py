@@ -33,6 +33,7 @@ from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rules.base import largest
 from gem_server.security.access import Identity, require_name
 from gem_server.telemetry.progress import Progress, Traffic
+from gem_server.telemetry.run_view import RunView
 
 SHARD_WAIT_SECONDS = 0.5
 READER_SECONDS = 60.0
@@ -49,6 +50,7 @@ class TrainingServicer:
         core: The state machine.
         apply_loop: Applies commits in order.
         progress: What the status shows.
+        view: The run's status.
         calls: The calls in progress.
         path: The way of a commit.
         offer_lane: Makes a token for a lane.
@@ -62,6 +64,7 @@ class TrainingServicer:
     core: Core
     apply_loop: ApplyLoop
     progress: Progress
+    view: RunView
     calls: Calls
     path: CommitPath
     offer_lane: Callable[[str, Callable[[], Identity]], pb.OpenLaneResponse]
@@ -293,12 +296,7 @@ class TrainingServicer:
         return pb.ReportEvaluationResponse()
 
     async def get_status(self, call: Call, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return self.status()
-
-    def status(self, max_workers: int | None = None) -> pb.GetStatusResponse:
-        """The run's status, with at most `max_workers` of its live workers. Call it on the event loop's thread."""
-        queued, stall = self.apply_loop.queue_length, self.durability.stall
-        return messages.status(self.core, self.progress, queued, stall, self.clock(), max_workers, self.peers)
+        return self.view.read(curves=request.curves)
 
     def _require_leading(self) -> None:
         if not self.core.part.leads:
