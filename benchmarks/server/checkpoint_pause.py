@@ -31,8 +31,8 @@ def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
     times: list[Times] = [[] for _ in range(workers)]
     over, ready = threading.Event(), threading.Barrier(workers + 1)
     try:
-        options = [f"--checkpoint-dir={scratch / 'run'}", "--checkpoint-interval=0", "--checkpoint-keep=1"]
-        with server("gem", None, *options) as (address, _):
+        folder_option = f"--checkpoint-dir={scratch / 'run'}"
+        with server("gem", None, folder_option, checkpoint_interval=0, checkpoint_keep=1) as (address, _):
             arguments = [(address, parameters, mine, ready, over) for mine in times]
             threads = [threading.Thread(target=_commits, args=each) for each in arguments]
             for thread in threads:

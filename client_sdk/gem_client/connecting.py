@@ -44,7 +44,7 @@ def connect(
         token: The access token, for a server that runs with --tokens. The SDK reads no file or environment variable for it.
         tls_ca: PEM file with the certificate authorities to trust. If given, the connection is encrypted, and the server's
             certificate must come from one of them.
-        tls_cert: PEM file with this client's certificate, for a server that runs with --tls-client-ca.
+        tls_cert: PEM file with this client's certificate, for a server that runs with tls_client_ca.
         tls_key: PEM file with the private key of `tls_cert`.
 
     Returns:

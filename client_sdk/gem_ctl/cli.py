@@ -28,6 +28,7 @@ from gem_api.process.options import (
     option,
 )
 from gem_api.process.printable import printable
+from gem_api.process.settings_file import config_option, setting
 from gem_api.process.stacks import print_stacks_on_signal
 from gem_client import Admin, GemError, Retry, connect
 from gem_client.transport.security import Security
@@ -167,8 +168,9 @@ def _loaded(entry: EntryPoint) -> click.Command:
     default=Path("runs"),
     help="Folder with gem-train's runs. Without --server, the run in progress there is used.",
 )
-@option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for the server's response.")
+@setting("timeout", type=Number(0.1), default=10.0, help="Seconds to wait for the server's response.")
 @credential_options
+@config_option
 @click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, /, server: str | None, runs: Path, timeout: float, **options: Any) -> None:

@@ -179,7 +179,7 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
             run,
             "Share of π at its bounds",
             "Share of parameters with π = 0 and with π = π_max. Good: steady. Near 100 % at 0, commits have no effect. Many at "
-            "the maximum: gradients are nearly 0, or --pi-max is too low.",
+            "the maximum: gradients are nearly 0, or pi_max is too low.",
             {
                 "π = 0": (versions, curves.smoothed("pi_zero_ratio", _SMOOTHED)),
                 "π = π_max": (versions, curves.smoothed("pi_max_ratio", _SMOOTHED)),

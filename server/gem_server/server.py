@@ -114,7 +114,7 @@ class Server:
         except CheckpointFailed as error:
             raise StartError(
                 f"can't write the checkpoint that the write-ahead log starts from: {error}. If the disk is full, free space, "
-                "or keep fewer checkpoints (--checkpoint-keep)"
+                "or keep fewer checkpoints (checkpoint_keep)"
             ) from error
 
     def _end_unfit_leases(self) -> None:

@@ -227,7 +227,7 @@ def test_a_run_that_everybody_left_before_it_began_takes_the_next_workers_optimi
         (lambda m: torch.optim.RMSprop(m.parameters()), r"the server has no RMSprop: use SGD, Adam, AdamW, Lion"),
         (
             lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
-            r"the server has no momentum=0\.9 for all workers, because .* diverges: give the parameters alone, .*--momentum",
+            r"the server has no momentum=0\.9 for all workers, because .* diverges: give the parameters .*--rule gem:momentum",
         ),
         (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "the server has no amsgrad=True"),
         (

@@ -17,6 +17,7 @@ from gem_client import Session, connect
 from gem_client.range_checkpoint import most_apart
 from gem_ctl.ranges import Peers, _Server, lines
 from kit.server import config, serving
+from kit.settings import configured
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def shown_state(own: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> pb.Run
 
 def test_status_says_which_range_is_out_of_reach_and_shows_the_others(several: Ranges, session: Session) -> None:
     several.lives[2].stop()
-    result = ctl("--server", several.address, "--timeout", "2", "status")
+    result = ctl("--server", several.address, configured(timeout=2), "status")
     assert result.exit_code == 0
     table = ranges_of(result.stdout)
     assert [row[2] for row in table] == ["1", "1", "–"]
@@ -122,7 +123,7 @@ def test_before_the_first_worker_the_ranges_wait_for_it(several: Ranges) -> None
 
 def test_json_status_of_the_lead_has_the_statuses_of_the_others(several: Ranges, session: Session) -> None:
     several.lives[2].stop()
-    run = as_json(ctl("--server", several.address, "--timeout", "2", "status", "--json"))
+    run = as_json(ctl("--server", several.address, configured(timeout=2), "status", "--json"))
     assert run.keys() == names_of(pb.GetStatusResponse) | {"ranges"}
     one, two = run["ranges"]
     assert (one["index"], one["address"], one["trouble"]) == (1, several.lives[1].address, "")

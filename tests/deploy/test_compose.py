@@ -1,4 +1,4 @@
-"""The compose file, .env.example and the commands' options agree. The tests only read them."""
+"""The compose file, .env.example, deploy/run.toml and the commands' settings agree. The tests only read them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import os
 import re
 import shutil
 import subprocess
-import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import yaml
-from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, flag
+from gem_api.hyperparameters import DECLARATIONS
+from gem_api.process.settings_file import key
 from gem_api.ranges import Range
 from gem_server.cli import main as server
 from gem_server.config import ServerConfig
@@ -26,20 +27,18 @@ from kit.server import config, serving
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
+SETTINGS = (ROOT / "deploy/run.toml").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 COMMANDS = {"server": server, "worker": worker, "evaluator": evaluator}
 # Not a user's to choose here: where the container listens, what it is called, where its volumes are, and its secrets.
 SECRETS = {"GEM_TOKENS", "GEM_TLS_CLIENT_CA", "GEM_TOKEN_FILE", "GEM_TLS_CA", "GEM_TLS_CERT", "GEM_TLS_KEY"}
 OURS = SECRETS | {"GEM_LISTEN", "GEM_METRICS_LISTEN", "GEM_CHECKPOINT_DIR", "GEM_RESUME", "GEM_SERVER", "GEM_NAME", "GEM_DATA"}
-OURS |= {"GEM_FIRST_WORKER", "GEM_LANE_LISTEN"}  # names are the host's; GEM_LANE_PORT sets the lane's address
-OURS |= {"GEM_RANGE", "GEM_PEERS"}  # deploy/compose.ranges.yml sets them
-OURS |= {"GEM_STOPPED_STATUS"}  # Docker does not replace a container that somebody stopped
+OURS |= {"GEM_LANE_LISTEN", "GEM_MEMORY_SOCKET"}  # GEM_LANE_PORT sets the lane's address
 
 
 def variables(command: click.Command) -> set[str]:
     """The environment variables that a command reads."""
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    return {f"GEM_{str(option.name).upper()}" for option in options if option.show_envvar}
+    return {f"GEM_{key(param).upper()}" for param in command.params if param.name != "version"}
 
 
 def passed_on(service: str) -> dict[str, Any]:
@@ -56,22 +55,32 @@ def documented() -> dict[str, str]:
     return dict(re.findall(r"^#(GEM_\w+)=(.*)$", EXAMPLE, re.MULTILINE))
 
 
-def example(name: str, default: Any) -> str:
-    """The lines of .env.example about a hyper-parameter: its help, in comments of at most 120 columns, and its default."""
-    declared = DECLARATIONS[name]
-    others = [f"By default {value:g} with {flag(other)}={word}." for (other, word), value in declared.other_defaults.items()]
-    text = re.sub("--([a-z-]+)", lambda match: variable(match[1]), " ".join([declared.help, *others]))
-    comment = textwrap.fill(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-    return f"{comment}\n#{variable(name)}={default}\n"
-
-
-def variable(name: str) -> str:
-    return "GEM_" + name.upper().replace("-", "_")
+@pytest.mark.parametrize("service", COMMANDS)
+def test_a_service_is_given_only_variables_that_its_command_reads_and_the_file_of_settings(service: str) -> None:
+    ours = {"GEM_METRICS_LISTEN"} if service == "worker" else set()
+    assert passed_on(service).keys() <= variables(COMMANDS[service]) | ours
+    (mounted,) = [volume for volume in COMPOSE["services"][service]["volumes"] if "GEM_CONFIG" in volume]
+    assert mounted == f"${{GEM_CONFIG:-./deploy/run.toml}}:{passed_on(service)['GEM_CONFIG']}:ro"
 
 
 @pytest.mark.parametrize("service", COMMANDS)
-def test_every_setting_of_a_command_can_be_set_from_outside(service: str) -> None:
-    assert variables(COMMANDS[service]) - OURS == passed_on(service).keys() - OURS
+def test_the_file_of_settings_is_accepted_as_it_is_and_with_all_its_lines(service: str, tmp_path: Path) -> None:
+    whole = re.sub(r"^#(?=\w+ = )", "", SETTINGS, flags=re.MULTILINE)
+    assert len(tomllib.loads(whole)) > 10
+    for number, text in enumerate((SETTINGS, whole)):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(text, encoding="utf-8")
+        params = COMMANDS[service].make_context(service, ["--config", str(file)]).params
+        if service == "server":
+            assert params["epochs"] == 160
+            assert params["rule"] == ({"rule": "gem", "kappa": 2.0} if number else {"rule": "gem"})
+
+
+def test_the_file_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
+    sentence = SETTINGS.partition("A resumed run keeps ")[2].partition(";")[0]
+    named = set(re.findall(r"[a-z_]+", sentence)) & DECLARATIONS.keys()
+    kept = {each.option or name for name, each in DECLARATIONS.items() if each.fixed}
+    assert named == kept
 
 
 def test_every_variable_is_documented_and_every_documented_variable_is_read() -> None:
@@ -79,33 +88,16 @@ def test_every_variable_is_documented_and_every_documented_variable_is_read() ->
     assert read - OURS == documented().keys()
 
 
-def test_the_block_of_hyperparameters_is_derived_from_their_declarations() -> None:
-    own = {"epochs": COMPOSE["services"]["server"]["environment"]["GEM_EPOCHS"].removeprefix("${GEM_EPOCHS:-").rstrip("}")}
-    expected = "".join(example(name, own.get(name, default)) for name, default in DEFAULTS.items())
-    block = EXAMPLE.partition("# -- hyper-parameters")[2].partition("\n\n")[2].partition("\n# --")[0]
-    assert block == expected, f"this block of .env.example must read:\n{expected}"
-
-
-def test_the_example_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
-    sentence = EXAMPLE.partition("A resumed run keeps ")[2].partition(";")[0]
-    assert set(re.findall(r"GEM_\w+", sentence)) == {variable(name) for name, each in DECLARATIONS.items() if each.fixed}
-
-
 def test_the_documented_defaults_are_the_real_ones() -> None:
     own = dict(re.findall(r"\$\{(GEM_\w+):?-([^}]*)\}", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
-    defaults = {
-        f"GEM_{str(option.name).upper()}": option
-        for command in COMMANDS.values()
-        for option in command.params
-        if isinstance(option, click.Option)
-    }
+    defaults = {f"GEM_{key(param).upper()}": param for command in COMMANDS.values() for param in command.params}
+    own["GEM_EPOCHS"] = str(tomllib.loads(SETTINGS)["epochs"])
     for name, text in documented().items():
         if not text or name == "GEM_DATA_FOLDER":  # chosen by the machine, or by the user alone
             continue
         real = own.get(name, defaults[name].default if name in defaults else None)
         assert real is not None, name
-        shown = name in defaults and text == defaults[name].show_default
-        same = shown or text.lower() == str(real).lower() or float(text) == float(real)
+        same = text.lower() == str(real).lower() or float(text) == float(real)
         assert same, f"{name}: documented {text}, really {real}"
 
 

@@ -143,7 +143,7 @@ def test_a_start_that_keeps_fewer_checkpoints_makes_room_for_its_first(
         return create(storage, path)
 
     monkeypatch.setattr(Storage, "create", crowded)
-    with pytest.raises(StartError, match=r"No space left on device.*--checkpoint-keep"):
+    with pytest.raises(StartError, match=r"No space left on device.*checkpoint_keep"):
         Live(crash)
     with serving(replace(crash, checkpoint_keep=1)) as live:
         assert version(live) == 1

@@ -121,8 +121,8 @@ def test_without_tokens_nothing_of_them_is_left() -> None:
 
 
 def job(**worker: Any) -> Object:
-    run = worker.pop("run", {})
-    return found(objects({"worker": worker, "run": run}), "Job")
+    config = worker.pop("config", {})
+    return found(objects({"worker": worker, "config": config}), "Job")
 
 
 def test_scaling_changes_the_job_in_place_and_nothing_but_the_number() -> None:
@@ -140,10 +140,10 @@ def test_scaling_changes_the_job_in_place_and_nothing_but_the_number() -> None:
     [
         {"task": "mnist"},
         {"indexed": True},
-        {"options": {"threads": 2}},
+        {"config": {"threads": 2}},
         {"image": {"tag": "2"}},
         {"resources": {"limits": {"memory": "3Gi"}}},
-        {"run": {"epochs": 500}},  # a Job that is done does not start again
+        {"config": {"epochs": 500}},  # a Job that is done does not start again
     ],
     ids=str,
 )
@@ -154,7 +154,7 @@ def test_what_a_job_cannot_change_makes_another_job(change: Object) -> None:
 
 def test_what_a_job_can_change_keeps_it() -> None:
     assert job(backoffLimit=7)["metadata"]["name"] == job()["metadata"]["name"]
-    assert job(run={"learningRate": 0.2})["metadata"]["name"] == job()["metadata"]["name"], "the server alone restarts"
+    assert job(config={"learning_rate": 0.2})["metadata"]["name"] == job()["metadata"]["name"], "the server alone restarts"
 
 
 def test_the_job_replaces_workers_as_the_table_of_statuses_says() -> None:
@@ -284,7 +284,7 @@ def test_a_page_names_values_that_exist(page: Path) -> None:
     paths = re.findall(r"(?:--set |`)([a-z]\w*(?:\.\w+)+)(?=[=:`])", text)
     files = {"tls.crt", "tls.key"}  # of a Secret
     paths = [path for path in paths if path.partition(".")[0] in schema["properties"] and path not in files]
-    assert len(paths) > 3
+    assert len(paths) >= 3
     for path in paths:
         part = schema
         for name in path.split("."):

@@ -30,6 +30,7 @@ from gem_worker.tasks.digits import Digits
 from kit.ports import free_address
 from kit.prometheus import Prometheus, fill_in, started
 from kit.server import wait_until
+from kit.settings import configured
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 
@@ -123,16 +124,23 @@ def running(folder: Path, name: str, workers: int, disk: Path) -> Iterator[Run]:
     """A run: a server with its log on this disk, and workers on the digits, each with a pod's name."""
     address, metrics = free_address(), free_address()
     server = [
-        "-m", "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", "--memory-socket=off", "--until-stopped",
-        f"--checkpoint-dir={disk}", "--durability=log", "--checkpoint-interval=0", "--quarantine-after=3",
-        "--log-limit=64M", "--checkpoint-keep=1",  # so that the disk is not full before it is meant to be
+        "-m", "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", "--until-stopped",
+        f"--checkpoint-dir={disk}", "--durability=log",
+        # The last two so that the disk is not full before it is meant to be.
+        configured(memory_socket="off", checkpoint_interval=0, quarantine_after=3, log_limit="64M", checkpoint_keep=1),
     ]  # fmt: skip
     crew = {f"{name}-gem-worker-{number}": free_address() for number in range(workers)}
     release = render("ml", name, prometheusRule={"grafanaUrl": GRAFANA_URL})
     with ExitStack() as stack:
         served = stack.enter_context(process(folder, f"{name}-server", sys.executable, *server))
         for pod, at in crew.items():
-            options = [f"--server={address}", f"--name={pod}", f"--metrics-listen={at}", "--step-seconds=0.2", "--threads=1"]
+            options = [
+                f"--server={address}",
+                f"--name={pod}",
+                f"--metrics-listen={at}",
+                "--threads=1",
+                configured(step_seconds=0.2),
+            ]
             stack.enter_context(process(folder, pod, sys.executable, "-m", "gem_worker", *options))
         yield Run(release, address, metrics, crew, served)
 

@@ -48,7 +48,9 @@ def test_each_pods_server_starts_with_its_range_and_only_the_lead_knows_the_othe
     release: list[Object], index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = started(release, index, tmp_path)
-    for name in ("GEM_RANGE", "GEM_PEERS", "GEM_DURABILITY"):
+    (tmp_path / "run.toml").write_text(settings(release), encoding="utf-8")
+    monkeypatch.setenv("GEM_CONFIG", str(tmp_path / "run.toml"))
+    for name in ("GEM_RANGE", "GEM_PEERS"):
         if name in variables:
             monkeypatch.setenv(name, variables[name])
     options = server.make_context("gem-server", []).params
@@ -56,6 +58,12 @@ def test_each_pods_server_starts_with_its_range_and_only_the_lead_knows_the_othe
     assert len(options["peers"]) == (SERVERS - 1 if index == 0 else 0)
     fields = {name: options[name] for name in ("range", "peers", "durability")}
     ServerConfig(**fields, checkpoint_dir=tmp_path).validate()
+
+
+def settings(of: list[Object]) -> str:
+    """The file of settings of a release with one ConfigMap."""
+    text: str = found(of, "ConfigMap")["data"]["run.toml"]
+    return text
 
 
 def hosts(of: list[Object]) -> list[str]:

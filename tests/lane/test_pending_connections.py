@@ -347,7 +347,7 @@ def test_a_path_that_another_server_has_taken_meanwhile_is_left_to_it(tmp_path: 
 
 
 def test_an_abstract_name_that_another_server_has_is_refused(live: Live, worker: Worker) -> None:
-    with pytest.raises(StartError, match="--memory-socket"):
+    with pytest.raises(StartError, match="memory_socket"):
         Live(config(memory_socket=live.config.memory_socket))
     assert shares(worker)
 
@@ -375,7 +375,7 @@ WRONG_PLACES: dict[str, Callable[[Path], str]] = {
 def test_a_place_that_can_not_be_a_socket_is_refused_and_what_is_there_stays(what: str, tmp_path: Path) -> None:
     place = WRONG_PLACES[what](tmp_path / "s")
     before = {path: path.read_text() if path.is_file() else "" for path in tmp_path.iterdir()}
-    with pytest.raises(StartError, match="--memory-socket"):
+    with pytest.raises(StartError, match="memory_socket"):
         Live(config(memory_socket=place))
     assert {path: path.read_text() if path.is_file() else "" for path in tmp_path.iterdir()} == before
 

@@ -10,7 +10,7 @@ from launcher.train_helpers import TRAINING_SAMPLES, Launch, last_state, read_js
 
 pytestmark = pytest.mark.long
 
-ADAMW = ("--optimizer", "adamw", "--learning-rate", "0.003", "--optimizer-options", "beta2=0.99")
+ADAMW = ("--optimizer", "adamw:beta2=0.99", "--learning-rate", "0.003")
 
 OWN_TASK = """
 import torch

@@ -276,7 +276,7 @@ def test_by_default_there_is_no_bound_and_no_quarantine(live: Live, wire: Wire) 
 
 
 def test_a_ratio_that_would_refuse_ordinary_commits_is_a_wrong_start() -> None:
-    with pytest.raises(StartError, match=r"--max-norm-ratio 0\.5"), serving(config(max_norm_ratio=0.5)):
+    with pytest.raises(StartError, match=r"max_norm_ratio 0\.5"), serving(config(max_norm_ratio=0.5)):
         pass
 
 

@@ -36,11 +36,11 @@ class Ours(Contender):
     @contextmanager
     def server(self, place: Place) -> Iterator[list[int]]:
         lane = "off" if self.transport == "grpc" else f"{HOST}:{free_port()}"
-        options = [f"--lane-listen={lane}"]
+        options = []
         certificate = _certificate(place) if self.transport == "tls" else None
         if certificate is not None:
             options += [f"--tls-cert={certificate}", f"--tls-key={certificate}"]
-        with server(self.rule, place.port, *options, tls_ca=certificate) as (_, pid):
+        with server(self.rule, place.port, *options, tls_ca=certificate, lane_listen=lane) as (_, pid):
             yield [pid]
 
     @contextmanager

@@ -129,7 +129,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, float]:
         raise InvalidRequest(
             f"the server has no momentum={momentum} for all workers, because it adds up their stale steps, and training "
             "diverges: give the parameters alone, and the server's default rule (gem) keeps a momentum for each worker "
-            '(--momentum); or leave out on="server"'
+            '(--rule gem:momentum=…); or leave out on="server"'
         )
     for name, neutral in _WITHOUT_EQUIVALENT.items():
         if group.get(name, neutral) != neutral:

@@ -186,7 +186,7 @@ GEM = Dashboard(
             "Share of π at its bounds",
             "Share of parameters with π = 0 (they have already moved at least as far as the proxy would move them), and with "
             "π = π_max. Good: steady. The share at 0 grows with the number of workers: two thirds with 30, four fifths with "
-            "100. Near 100 % commits have no effect. Many at the maximum: gradients are nearly 0, or --pi-max is too low.",
+            "100. Near 100 % commits have no effect. Many at the maximum: gradients are nearly 0, or pi_max is too low.",
             (Query(f"avg by (bound) (avg_over_time(gem_pi_clamped_ratio{WINDOW}) {OF_RUN})", "{{bound}}"),),
             "percentunit",
             most=1,
@@ -303,7 +303,7 @@ SERVER = Dashboard(
         ),
         number(
             "Memory in use",
-            "Share of --memory-limit. Good: below 80 %. At 100 % the server rejects further workers. Empty without a limit.",
+            "Share of memory_limit. Good: below 80 %. At 100 % the server rejects further workers. Empty without a limit.",
             f"max(gem_memory_bytes / (gem_memory_limit_bytes > 0) {OF_RUN})",
             "percentunit",
             limits=Limits(orange=0.8, red=0.9),
@@ -423,7 +423,7 @@ SERVER = Dashboard(
         Panel(
             "Age of the last checkpoint",
             "Time since the last checkpoint was written. Good: while training, a saw-tooth no higher than "
-            "--checkpoint-interval. After the run it keeps growing.",
+            "checkpoint_interval. After the run it keeps growing.",
             (Query(f"time() - min({all_of('gem_checkpoint_timestamp_seconds')})", "age"),),
             "s",
         ),

@@ -54,7 +54,7 @@ RANGES = Dashboard(
         ),
         number(
             "Least free memory",
-            "Share of --memory-limit in use on the server with the least room. Good: below 80 %. It decides how many workers "
+            "Share of memory_limit in use on the server with the least room. Good: below 80 %. It decides how many workers "
             "fit.",
             f"max(gem_memory_bytes{_S} / (gem_memory_limit_bytes{_S} > 0) {OF_RUN})",
             "percentunit",
@@ -112,7 +112,7 @@ RANGES = Dashboard(
         ),
         _lines(
             "Memory by range",
-            "Bytes held for θ, copies of it and the workers' buffers. Good: all alike, below --memory-limit.",
+            "Bytes held for θ, copies of it and the workers' buffers. Good: all alike, below memory_limit.",
             _each(f"gem_memory_bytes{_S}"),
             "bytes",
         ),
@@ -153,7 +153,7 @@ RANGES = Dashboard(
         ),
         _lines(
             "Age of the last checkpoint, by range",
-            "Good: each a saw-tooth no higher than --checkpoint-interval; after the run they keep growing.",
+            "Good: each a saw-tooth no higher than checkpoint_interval; after the run they keep growing.",
             f"time() - {_each(f'gem_checkpoint_timestamp_seconds{_S}')}",
             "s",
         ),

@@ -219,5 +219,5 @@ def require_windows_fit(settings: Hyperparameters) -> None:
     if shards > MAX_SHARDS:
         raise ValueError(
             f"{settings.local_steps} local steps need {shards} shards at once, but a worker may hold only {MAX_SHARDS}: "
-            "raise --shard-size, or use fewer local steps"
+            "raise shard_size, or use fewer local steps"
         )

@@ -106,9 +106,7 @@ def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], C
                     f"the log ends at version {core.central.version}: version {version} was not reached, or was not logged"
                 )
             return core
-    raise ValueError(
-        f"every checkpoint in {directory} is newer than version {version}; --checkpoint-keep sets how many are kept"
-    )
+    raise ValueError(f"every checkpoint in {directory} is newer than version {version}; checkpoint_keep sets how many are kept")
 
 
 def _of_part(new_core: Callable[[str, Hyperparameters, Range], Core], part: Range) -> Callable[[str, Hyperparameters], Core]:

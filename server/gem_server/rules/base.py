@@ -113,7 +113,7 @@ class UpdateRule(ABC):
     buffers, and its state for the run in `Shared`.
 
     A rule is a frozen dataclass; its fields are its settings. Options such as `--learning-rate` set the fields of the same
-    name, `--rule-options name=value` any other. `__post_init__` raises ValueError for an invalid value.
+    name, `--rule NAME:KEY=VALUE` any other. `__post_init__` raises ValueError for an invalid value.
 
     A worker may have an extra buffer "answer", float32, shape (P,), in shared memory. The rule then writes the θ for the
     worker's next gradient there too, in the same pass.

@@ -21,7 +21,7 @@ def what_is_open(
     if is_open and tokens is None and (tls is None or tls.client_ca is None):
         found.append((
             f"anyone who can reach {listen} may train, read the model and drain the server",
-            "--tokens FILE, or --tls-client-ca FILE",
+            "--tokens FILE, or tls_client_ca FILE",
         ))  # fmt: skip
     if (is_open or lane_is_open) and tls is None:
         what = "tokens, gradients and the model" if is_open and tokens is not None else "gradients and the model"

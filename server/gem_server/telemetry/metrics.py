@@ -144,7 +144,7 @@ class Metrics(Collector):
         yield _counter("gem_received_bytes", "Bytes of gradients and deltas received.", None, self._traffic.received)
         yield _counter("gem_sent_bytes", "Bytes of θ sent.", None, self._traffic.sent)
         yield _gauge("gem_memory_bytes", "Bytes held for θ, copies of it and the workers' buffers.", memory.held)
-        yield _gauge("gem_memory_limit_bytes", "Maximum bytes that may be held (--memory-limit); 0: no limit.", memory.limit)
+        yield _gauge("gem_memory_limit_bytes", "Maximum bytes that may be held (memory_limit); 0: no limit.", memory.limit)
         yield _gauge("gem_worker_memory_bytes", "Maximum bytes held for one worker.", memory.most_for_worker)
 
     def _data(self) -> Iterator[Metric]:
