@@ -25,6 +25,7 @@ from gem_ctl.local_runs import Announcement
 from gem_ctl.watch import Interrupts, Watch
 from kit.model import GRADIENT, Wire, model
 from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.settings import configured
 
 NAN = float("nan")
 ONE_EPOCH = Hyperparameters(epochs=1, shard_size=8, batch_size=4)
@@ -35,7 +36,7 @@ class Shown:
 
     def __init__(self, server: str) -> None:
         self._terminal, its = pty.openpty()
-        command = [sys.executable, "-m", "gem_ctl", "--server", server, "--timeout", "3600", "status", "--watch"]
+        command = [sys.executable, "-m", "gem_ctl", "--server", server, configured(timeout=3600), "status", "--watch"]
         environment = {**os.environ, "TERM": "xterm-256color"}
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=its, stderr=its, env=environment)
         os.close(its)
