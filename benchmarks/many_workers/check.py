@@ -11,8 +11,8 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import Task
 
-from benchmarks.launch import launch
-from benchmarks.many_workers import lines
+from benchmarks.lib.launch import launch
+from benchmarks.lib.results import write_rows
 from benchmarks.many_workers.order import recorded
 from benchmarks.many_workers.simulation import train
 from benchmarks.paper.experiments import Experiment
@@ -53,12 +53,12 @@ def compare(workers: int, task: Task, data: Path) -> Comparison:
 
 def load(path: Path) -> list[Comparison]:
     """The stored comparisons."""
-    return [Comparison(**each) for each in lines.read(path)]
+    return [Comparison(**each) for each in json.loads(path.read_text())] if path.exists() else []
 
 
 def save(path: Path, comparisons: list[Comparison]) -> None:
     """Writes the comparisons, one a line."""
-    lines.write(path, map(asdict, comparisons))
+    write_rows(path, map(asdict, comparisons))
 
 
 def table(comparisons: list[Comparison]) -> str:

@@ -12,7 +12,7 @@ import click
 import numpy as np
 from gem_client import Admin, connect
 
-from benchmarks.processes import server
+from benchmarks.lib.processes import server
 
 Times = list[tuple[float, float]]  # when the reply to a commit arrived, and how long the commit took
 

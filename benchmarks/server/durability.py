@@ -6,7 +6,6 @@ older parts of the log are written over; a disk may be much slower where it has 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -19,7 +18,8 @@ import click
 import numpy as np
 from gem_api.process.options import DURABILITIES
 
-from benchmarks.processes import measure, server
+from benchmarks.lib.processes import measure, server
+from benchmarks.lib.results import write_json
 
 MAX_RATIO = 1.3  # time for a commit with a log, against memory
 
@@ -63,9 +63,8 @@ def main(
         shutil.rmtree(scratch)
     for way in transport:
         _show([cost for cost in costs if cost.transport == way])
-    out.parent.mkdir(parents=True, exist_ok=True)
     figures = {"parameters": parameters, "workers": workers, "sync_seconds": sync, "costs": [asdict(cost) for cost in costs]}
-    out.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(out, figures)
 
 
 def _all(parameters: int, workers: int, transport: tuple[str, ...], seconds: float, repeats: int, scratch: Path) -> list[Cost]:

@@ -22,7 +22,7 @@ import numpy as np
 from gem_api.framing import chunk_frames
 from gem_worker.launcher.cluster import free_port
 
-from benchmarks.processes import CLIENT_PROCESSES, resident_bytes
+from benchmarks.lib.processes import CLIENT_PROCESSES, resident_bytes
 
 _PATH = "/benchmark.Echo/Echo"
 

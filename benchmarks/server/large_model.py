@@ -8,7 +8,7 @@ import click
 import numpy as np
 from gem_client import connect
 
-from benchmarks.processes import resident_bytes, server
+from benchmarks.lib.processes import resident_bytes, server
 
 
 @click.command()

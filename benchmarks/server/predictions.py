@@ -7,7 +7,6 @@ predicted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,8 +19,9 @@ from gem_ctl.planning.outcome import Outcome, outcome
 from gem_ctl.planning.plan import Costs, Setup, plan, server_seconds
 from gem_ctl.planning.scenario import Scenario
 
-from benchmarks import machine
-from benchmarks.processes import server
+from benchmarks.lib import machine
+from benchmarks.lib.processes import server
+from benchmarks.lib.results import write_json
 from benchmarks.server.synthetic import LEASE_SECONDS, Seen, Work, observe
 
 TARGET = 0.15  # how far a prediction may be from what is measured
@@ -98,7 +98,6 @@ def main(
     """
     if quick:
         parameters, workers, load, seconds, repeats = (10_000, 156_450), (4, 100), (0.3, 2.0), 2.0, 1
-    out.parent.mkdir(parents=True, exist_ok=True)
     setups: list[dict[str, object]] = []
     found: list[Compared] = []
     for size in parameters:
@@ -112,7 +111,7 @@ def main(
             found.append(_compare(setup, share, fit, seconds, repeats))
             setups.append({"fit": asdict(fit), **asdict(found[-1])})
             click.echo(_row(found[-1]))
-            out.write_text(json.dumps(setups, indent=1) + "\n")
+            write_json(out, setups)
     within = sum(abs(each.ratio - 1) <= TARGET for each in found)
     click.echo(f"\nwithin {100 * TARGET:.0f} %: {within} of {len(found)}")
 

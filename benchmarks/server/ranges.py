@@ -7,7 +7,6 @@ each: from that processor time, and by `gem-ctl plan`. The workers compute nothi
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,8 +19,9 @@ import click
 from gem_ctl.planning.plan import Plan, Setup, plan
 from gem_worker.launcher.cluster import free_port
 
-from benchmarks import machine
-from benchmarks.processes import measure, server
+from benchmarks.lib import machine
+from benchmarks.lib.processes import measure, server
+from benchmarks.lib.results import write_json
 
 PROFILE = ("--durability=log", "--checkpoint-interval=0")
 
@@ -75,9 +75,8 @@ def main(
             costs.append(_measure(count, parameters, workers, transport == "shm", seconds, log_limit, folder))
             click.echo(f"  {costs[-1]}", err=True)
     _show(costs, servers, Setup(parameters, workers, compute_seconds=0.0, shared_memory=transport == "shm", durability="log"))
-    out.parent.mkdir(parents=True, exist_ok=True)
     figures = {"machine": machine.description(), "parameters": parameters, "workers": workers, "transport": transport}
-    out.write_text(json.dumps({**figures, "costs": [asdict(cost) for cost in costs]}, indent=1) + "\n", encoding="utf-8")
+    write_json(out, {**figures, "costs": [asdict(cost) for cost in costs]})
 
 
 def _measure(count: int, parameters: int, workers: int, shared: bool, seconds: float, log_limit: str, folder: Path) -> Cost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -11,7 +10,8 @@ import click
 import numpy as np
 from gem_api.process.lifetime import interruptible
 
-from benchmarks.processes import measure, resident_bytes, server
+from benchmarks.lib.processes import measure, resident_bytes, server
+from benchmarks.lib.results import write_json
 from benchmarks.server.idle import INTERVAL_SECONDS, idle_sessions
 
 BUSY = 16  # busy sessions: beside the idle ones, and as the reference for the rate of 100 sessions
@@ -66,7 +66,6 @@ def main(
     """Measures each number of sessions against a fresh server, without model compute; medians of the repeats."""
     if quick:
         seconds, repeats, idle = 2.0, 1, 0
-    out.parent.mkdir(parents=True, exist_ok=True)
     tables = []
     for way in transport:
         setting = Setting(parameters, seconds, repeats, way)
@@ -78,7 +77,7 @@ def main(
             _show_idle(beside[BUSY, idle], beside[BUSY, 0])
         measurements = [asdict(each) for kind in (*many.values(), *beside.values()) for each in kind]
         tables.append({**asdict(setting), "measurements": measurements})
-        out.write_text(json.dumps(tables, indent=1) + "\n")
+        write_json(out, tables)
 
 
 Kinds = dict[tuple[int, int], list[Measured]]

@@ -7,7 +7,6 @@ line to each, over what was sampled after a warm-up.
 
 from __future__ import annotations
 
-import json
 import multiprocessing as mp
 import os
 import random
@@ -28,7 +27,8 @@ from gem_api.process.lifetime import interruptible
 from gem_client import Admin, connect
 from gem_worker.launcher.cluster import free_port
 
-from benchmarks.processes import server
+from benchmarks.lib.processes import server
+from benchmarks.lib.results import write_json
 
 PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions in each
 MAX_COMMITS = 600  # commits of one session before it leaves and returns under the same name
@@ -74,7 +74,6 @@ class Line:
 @interruptible()
 def main(commits: int, minutes: float, parameters: int, durability: str, out: Path) -> None:
     """Exits with status 1 if any measured quantity grows."""
-    out.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
         server("gem", None, *options(Path(folder), durability)) as (address, pid),
@@ -84,7 +83,7 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
     lines = [fitted(course, name) for name in TOLERANCE]
     click.echo(report(course, lines, durability))
     result = {"durability": durability, "parameters": parameters, "lines": [asdict(line) for line in lines], **asdict(course)}
-    (out / f"soak-{durability}.json").write_text(json.dumps(result) + "\n")
+    write_json(out / f"soak-{durability}.json", result, indent=None)
     draw(course, lines, out / f"soak-{durability}.png")
     if not all(line.flat for line in lines):
         sys.exit(1)

@@ -18,7 +18,7 @@ import numpy as np
 from gem_client import Admin, Retry, connect
 from gem_worker.launcher.cluster import free_port
 
-from benchmarks import machine
+from benchmarks.lib import machine
 
 CLIENT_PROCESSES = 4
 
