@@ -23,10 +23,10 @@ from typing import Any
 import click
 import numpy as np
 from gem_api.errors import GemError
-from gem_api.process.lifetime import interruptible
 from gem_client import Admin, connect
 from gem_worker.launcher.cluster import free_port
 
+from benchmarks.lib.measuring import measurement
 from benchmarks.lib.processes import server
 from benchmarks.lib.results import write_json
 
@@ -65,13 +65,10 @@ class Line:
         return self.rise <= TOLERANCE[self.name]
 
 
-@click.command(context_settings={"show_default": True})
+@measurement(parameters=1000, out=Path("runs/soak"))
 @click.option("--commits", type=int, default=1_000_000, help="Stop after this number of commits.")
 @click.option("--minutes", type=float, default=60.0, help="Stop after this time, if that comes first.")
-@click.option("--parameters", type=int, default=1000, help="P, the size of the model.")
 @click.option("--durability", type=click.Choice(["snapshot", "log"]), default="log", help="The server's durability.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/soak"), help="Folder for figures and plot.")
-@interruptible()
 def main(commits: int, minutes: float, parameters: int, durability: str, out: Path) -> None:
     """Exits with status 1 if any measured quantity grows."""
     with (
