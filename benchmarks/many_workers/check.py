@@ -12,6 +12,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import Task
 
 from benchmarks.lib.launch import launch
+from benchmarks.lib.page import table
 from benchmarks.lib.results import write_rows
 from benchmarks.many_workers.order import recorded
 from benchmarks.many_workers.simulation import train
@@ -61,11 +62,11 @@ def save(path: Path, comparisons: list[Comparison]) -> None:
     write_rows(path, map(asdict, comparisons))
 
 
-def table(comparisons: list[Comparison]) -> str:
+def checks_table(comparisons: list[Comparison]) -> str:
     """A table of them for the page."""
-    rows = ["| Workers | | Training loss of each sixth of the run | Test accuracy |", "|---|---|---|---|"]
+    rows: list[list[object]] = []
     for each in comparisons:
         for name, losses, accuracy in zip(("service", "simulation"), each.losses, each.accuracies, strict=True):
             shown = ", ".join(f"{loss:.2f}" for loss in losses)
-            rows.append(f"| {each.workers} | {name} | {shown} | {100 * accuracy:.2f} % |")
-    return "\n".join(rows)
+            rows.append([each.workers, name, shown, f"{100 * accuracy:.2f} %"])
+    return table(["Workers", "", "Training loss of each sixth of the run", "Test accuracy"], rows)

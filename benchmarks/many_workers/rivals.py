@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gem_worker.tasks import Task, load_task
 
+from benchmarks.lib import page as markdown
 from benchmarks.lib.results import Store, plain
 from benchmarks.many_workers.runs import SEEDS
 from benchmarks.paper.experiments import Experiment
@@ -163,19 +164,15 @@ def progress(known: Outcomes) -> str:
 
 def table(known: Outcomes) -> str:
     """The page's table: every rule at its best rate, and at the paper's."""
-    rows = [
-        "| Workers | Order | Rule | Rates tried | Best | Test accuracy | at the paper's 0.05 |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows: list[list[object]] = []
     for best in sorted(best_known(known), key=lambda trial: (trial.workers, trial.spread, known[trial].final_loss)):
         tried = sorted(each.learning_rate for each in known if replace(each, learning_rate=0) == replace(best, learning_rate=0))
         papers = replace(best, learning_rate=0.05)
-        cells = [
-            f"{best.workers}", best.order, best.label, f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
+        rows.append([
+            best.workers, best.order, best.label, f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
             f"{best.learning_rate:g}", _accuracies(known, best), _accuracies(known, papers),
-        ]  # fmt: skip
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+        ])  # fmt: skip
+    return markdown.table(["Workers", "Order", "Rule", "Rates tried", "Best", "Test accuracy", "at the paper's 0.05"], rows)
 
 
 def _accuracies(known: Outcomes, trial: Trial) -> str:
