@@ -63,7 +63,7 @@ def rules(measured: list[Measured], scale: Scale) -> Drawing:
         data: dict[str, Any] = {}
         for label, value in mine.items():
             y = -labels.index(label) + 0.2 * ((len(counts) - 1) / 2 - place)
-            bar = [[100 * (value.high - value.mean)], [100 * (value.mean - value.low)]]
+            bar = [[max(0.0, 100 * (value.high - value.mean))], [max(0.0, 100 * (value.mean - value.low))]]
             axes.errorbar(
                 100 * (1 - value.mean), y, xerr=bar, fmt="o", color=colour, capsize=2,
                 label=count(n) if not data else None,
