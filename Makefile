@@ -24,7 +24,7 @@ help:
 	@echo "make chaos   kill servers and workers 100 times each, then two servers of one model, fill a disk, and look for what was lost (15 minutes)"
 	@echo "make soak    a million small commits from workers that come and go, then MINUTES=10 of the simulation"
 	@echo "make fuzz    coverage-guided fuzzing of what reads frames, log and checkpoints, SECONDS=60 each (Linux, Python up to 3.13)"
-	@echo "make dashboards   generate Grafana's dashboards, and the Helm chart's dashboards and alerts"
+	@echo "make dashboards   generate Grafana's dashboards and the Helm chart's alerts"
 	@echo "make chart   write the commands' options into the Helm chart"
 	@echo "make proto   generate the Python code of the contract"
 

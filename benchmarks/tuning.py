@@ -30,7 +30,7 @@ from gem_server.config import ServerConfig
 from gem_server.event_loop import DecidingLoop
 from gem_server.server import Server
 from gem_worker.launcher.run_folder import RunFolder
-from gem_worker.tasks.idx import read_idx
+from gem_worker.tasks.mnist import read_idx
 from matplotlib import pyplot as plt
 from torch import Tensor, nn
 

@@ -30,7 +30,7 @@ def launch(
         command: The command line; it runs in the repository.
         output: Receives what the command prints.
         watch: Called twice a second until the command ends.
-        variables: Added to the environment. Those that gem-train reads (`GEM_…`) are not passed on.
+        variables: Added to the environment, without the `GEM_…` of the caller's.
 
     Raises:
         RunFailed: The command ended with another status than "complete" or "diverged", or named no folder.

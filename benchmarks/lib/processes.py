@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gem_api.process.options import as_environment
 from gem_client import Admin, Retry, connect
 from gem_worker.launcher.cluster import free_port
 
@@ -49,11 +51,14 @@ class Load:
 
 
 @contextmanager
-def server(rule: str = "gem", port: int | None = None, *options: str, tls_ca: Path | None = None) -> Iterator[tuple[str, int]]:
+def server(
+    rule: str = "gem", port: int | None = None, *options: str, tls_ca: Path | None = None, **settings: Any
+) -> Iterator[tuple[str, int]]:
     """Runs a server process with the given options, on a free port if none is given. Yields its address and process id.
 
     Args:
         tls_ca: The authority of its certificate, if the options give it one.
+        settings: Settings that have no option.
     """
     address = f"127.0.0.1:{port or free_port()}"
     command = [
@@ -62,12 +67,11 @@ def server(rule: str = "gem", port: int | None = None, *options: str, tls_ca: Pa
         "gem_server",
         f"--listen={address}",
         "--metrics-listen=",
-        "--lane-listen=127.0.0.1:0",
         f"--rule={rule}",
-        "--memory-limit=0",
         *options,
     ]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    environment = os.environ | as_environment({"lane_listen": "127.0.0.1:0", "memory_limit": 0} | settings)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
     try:
         with Admin(address, tls_ca=tls_ca) as admin:
             Retry(give_up_after=60).call(admin.status)

@@ -17,7 +17,7 @@ from benchmarks.lib.results import write_rows
 from benchmarks.many_workers.order import recorded
 from benchmarks.many_workers.simulation import train
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.runner import command
+from benchmarks.paper.runner import command, variables
 
 WORKERS = (30, 100)
 STEPS = 60
@@ -43,7 +43,7 @@ def compare(workers: int, task: Task, data: Path) -> Comparison:
     """Makes both runs. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="gem-many-") as name:
         made = Experiment("mnist", workers=workers, steps=STEPS, turns="random")
-        folder = launch(command(made, data, Path(name), processes=2), Path(name) / "output.txt")
+        folder = launch(command(made, data, Path(name), processes=2), Path(name) / "output.txt", variables=variables(made))
         real = folder.history()["loss"].reshape(PARTS, -1).mean(axis=1)
         accuracy = json.loads(folder.summary.read_text())["test_accuracy"]
         rows = train(task, Hyperparameters(), recorded(folder.commits), workers, workers * STEPS // PARTS)

@@ -15,8 +15,9 @@ _TASK = "examples.character_transformer.task:Characters"
 _OWN_TASK = "examples.character_transformer.task:CharactersOwnAdamW"
 # One process for all workers: they begin together, which several processes don't, and these runs are short.
 _COMMON = (
-    "--shards=replicate", "--processes=1", "--evaluate-every=100000", "--durability=memory", "--lease-seconds=600",
+    "--shards=replicate", "--processes=1", "--durability=memory",
 )  # fmt: skip
+_SETTINGS = {"GEM_EVALUATE_EVERY": "100000", "GEM_LEASE_SECONDS": "600"}
 
 
 def measure(run: Run, mnist: Path | None) -> Outcome:
@@ -39,21 +40,27 @@ def command(run: Run, mnist: Path | None, runs: Path) -> list[str]:
     method = METHODS[run.method]
     task = "mnist" if run.task == "mnist" else _OWN_TASK if method.own else _TASK
     flags = [
-        f"--task={task}", f"--rule={method.rule}", f"--optimizer={method.optimizer}", f"--workers={run.workers}",
-        f"--steps={run.steps // method.local_steps}", f"--seed={run.seed}", f"--batch-size={run.batch_size}", f"--runs={runs}",
+        f"--task={task}", f"--rule={method.rule}{_settings(run)}", f"--optimizer={method.optimizer}", f"--runs={runs}",
+        f"--workers={run.workers}", f"--steps={run.steps // method.local_steps}", f"--seed={run.seed}",
+        f"--batch-size={run.batch_size}",
         *_COMMON,
     ]  # fmt: skip
     flags += [f"--data={mnist.resolve()}"] if run.task == "mnist" and mnist else []
-    flags += [f"--kappa={run.kappa}"] if run.kappa is not None else []
     flags += [f"--local-steps={method.local_steps}"] if method.local_steps > 1 else []
-    flags += [f"--rule-options=delay={run.workers}"] if method.rule == "diloco" else []
     if not method.own:
-        flags += [f"--learning-rate={run.rate}", f"--warmup-versions={run.warmup * run.workers}"]
+        flags += [f"--learning-rate={run.rate}", f"--schedule=constant:warmup={run.warmup * run.workers}"]
     return [sys.executable, "-m", "gem_worker.launcher.cli", *flags]
 
 
+def _settings(run: Run) -> str:
+    """The rule's settings, as they follow its name."""
+    if METHODS[run.method].rule == "diloco":
+        return f":delay={run.workers}"
+    return f":kappa={run.kappa}" if run.kappa is not None else ""
+
+
 def variables(run: Run) -> dict[str, str]:
-    """The environment variables that set the workers' own optimizers."""
+    """The environment variables: settings that are no options, and those of the workers' own optimizers."""
     if not METHODS[run.method].own:
-        return {}
-    return {"CHARACTERS_LEARNING_RATE": str(run.rate), "CHARACTERS_WARMUP_STEPS": str(run.warmup)}
+        return _SETTINGS
+    return {**_SETTINGS, "CHARACTERS_LEARNING_RATE": str(run.rate), "CHARACTERS_WARMUP_STEPS": str(run.warmup)}

@@ -86,7 +86,9 @@ class Runner:
             monitor.poll()
             progress.done(monitor.version * experiment.local_steps)
 
-        run_folder = launch(command(experiment, self.data, folder / "runs", self.processes), output, watch)
+        run_folder = launch(
+            command(experiment, self.data, folder / "runs", self.processes), output, watch, variables(experiment)
+        )
         try:
             return read_run(experiment, run_folder, monitor.tensors)
         except (OSError, ValueError, KeyError) as error:
@@ -133,21 +135,31 @@ def command(experiment: Experiment, data: Path | None, runs: Path, processes: in
     """The command line of an experiment's own process, which leaves its run folder in `runs`."""
     staged = experiment.setting == "staged"
     flags = [
-        f"--task={experiment.task}", f"--rule={experiment.rule}", f"--workers={experiment.workers}", f"--runs={runs}",
-        f"--learning-rate={experiment.learning_rate}", f"--momentum={experiment.momentum}", f"--kappa={experiment.kappa}",
-        f"--snapshot={experiment.snapshot}", f"--batch-size={experiment.batch_size}", f"--seed={experiment.seed}",
+        f"--task={experiment.task}", f"--rule={_rule(experiment)}", f"--workers={experiment.workers}", f"--runs={runs}",
+        f"--learning-rate={experiment.learning_rate}", f"--batch-size={experiment.batch_size}", f"--seed={experiment.seed}",
         "--shards=replicate",
     ]  # fmt: skip
     flags += [f"--data={data.resolve()}"] if data else []
     flags += [f"--local-steps={experiment.local_steps}"] if experiment.local_steps > 1 else []
-    flags += [f"--rule-options={experiment.rule_options}"] if experiment.rule_options else []
-    flags += [f"--pi-max={experiment.pi_max}"]
-    flags += [f"--step-seconds={experiment.step_seconds}"] if experiment.step_seconds else []
     if staged:
+        flags += [f"--step-seconds={experiment.step_seconds}"] if experiment.step_seconds else []
         commits = experiment.workers * experiment.commits_each
         flags += [f"--commits={commits}", f"--processes={_GROUPS}"]
         flags += [f"--slowdown={experiment.slowdown}", f"--replacements={experiment.replacements}"]
     else:
-        flags += [f"--steps={experiment.commits_each}", "--durability=memory", f"--turns={experiment.turns}"]
+        flags += [f"--steps={experiment.commits_each}", "--durability=memory"]
         flags += [f"--processes={processes}"] if processes < experiment.workers else []
     return [sys.executable, "-m", "benchmarks.paper.staged" if staged else "gem_worker.launcher.cli", *flags]
+
+
+def variables(experiment: Experiment) -> dict[str, str]:
+    """The settings of gem-train that are no options, as environment variables."""
+    return {"GEM_TURNS": experiment.turns, "GEM_STEP_SECONDS": str(experiment.step_seconds)}
+
+
+def _rule(experiment: Experiment) -> str:
+    """The rule with its settings, as --rule takes them."""
+    settings = experiment.rule_options.split()
+    if experiment.rule == "gem":
+        settings += [f"{name}={getattr(experiment, name)}" for name in ("momentum", "kappa", "snapshot", "pi_max")]
+    return f"{experiment.rule}:{','.join(settings)}" if settings else experiment.rule

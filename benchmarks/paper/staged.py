@@ -15,7 +15,7 @@ from typing import Any
 import click
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.lifetime import interruptible
-from gem_api.process.options import flags, hyperparameter_options
+from gem_api.process.options import SETTINGS, expanded, flags, hyperparameter_options, settings_without_flags
 from gem_client import Admin, GemError
 from gem_worker.command import data_option, ignore_signals, task_option
 from gem_worker.launcher.cluster import WORKER_NICENESS, Cluster, Member, Process, free_port, python
@@ -82,7 +82,7 @@ class Staged(Cluster):
             member.wait(10)
 
 
-@click.command()
+@click.command(context_settings=SETTINGS)
 @click.option("--workers", type=click.IntRange(2), required=True)
 @click.option("--commits", type=click.IntRange(1), required=True, help="The run ends at this version.")
 @click.option("--processes", type=click.IntRange(1), default=2, help="Worker processes; a straggler has one more.")
@@ -93,9 +93,11 @@ class Staged(Cluster):
 @task_option
 @data_option
 @hyperparameter_options()
+@click.pass_context
 @interruptible()
-def main(**options: Any) -> None:
+def main(context: click.Context, /, **_: Any) -> None:
     """Runs the cluster, and leaves a run folder in RUNS."""
+    options = expanded(context)[0]
     options["steps"], options["epochs"] = _NO_END, 0
     settings = Hyperparameters(**{each.name: options[each.name] for each in fields(Hyperparameters)})
     folder = RunFolder.create(options["runs"], "staged", options)
@@ -121,27 +123,28 @@ def _cluster(
 ) -> Staged:
     workers, groups, seconds = options["workers"], options["processes"], options["step_seconds"]
     server = python(
-        "gem_server", f"--listen={address}", "--lane-listen=127.0.0.1:0",
-        f"--metrics-listen={metrics}", f"--history={folder.commits}",
-        f"--min-workers={workers}", f"--lease-seconds={_LEASE_SECONDS}", *flags(settings),
+        "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", f"--history={folder.commits}",
+        f"--min-workers={workers}", *flags(settings),
     )  # fmt: skip
+    servers = {"lane_listen": "127.0.0.1:0", "lease_seconds": _LEASE_SECONDS, **settings_without_flags(settings)}
     common = [f"--server={address}", f"--task={options['task']}"]
     if options["data"]:
         common.append(f"--data={options['data']}")
 
     def member(name: str, count: int, step_seconds: float) -> Member:
         more = [f"--workers={count}"] if count > 1 else []
-        more += ["--turns=fixed", *([f"--step-seconds={step_seconds}"] if step_seconds else [])]
+        command = python("gem_worker", f"--name={name}", *common, *more)
         return Process(
-            name, folder.logs / f"{name}.log", python("gem_worker", f"--name={name}", *common, *more), WORKER_NICENESS
+            name, folder.logs / f"{name}.log", command, {"turns": "fixed", "step_seconds": step_seconds}, WORKER_NICENESS
         )
 
     slow = [member("straggler", 1, seconds * options["slowdown"])] if options["slowdown"] > 1 else []
     sizes = split_evenly(workers - len(slow), groups)
     members = [member(f"group-{number}", size, seconds) for number, size in enumerate(sizes)]
     every = options["commits"] // (options["replacements"] + 1) if options["replacements"] else 0
+    serving = Process("server", folder.logs / "server.log", server, servers)
     return Staged(
-        [Process("server", folder.logs / "server.log", server)], [*members, *slow], click.echo, version=lambda: _version(admin),
+        [serving], [*members, *slow], click.echo, version=lambda: _version(admin),
         end=options["commits"], replace_every=every,
         newcomer=lambda number: member(f"newcomer-{number}", sizes[(number - 1) % len(sizes)], seconds),
     )  # fmt: skip

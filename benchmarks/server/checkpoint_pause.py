@@ -24,10 +24,9 @@ def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     times: list[Times] = [[] for _ in range(workers)]
     over, ready = threading.Event(), threading.Barrier(workers + 1)
-    options = ["--checkpoint-interval=0", "--checkpoint-keep=1"]
     with (
         tempfile.TemporaryDirectory(prefix="pause-", dir=folder) as scratch,
-        server("gem", None, f"--checkpoint-dir={scratch}/run", *options) as (address, _),
+        server("gem", None, f"--checkpoint-dir={scratch}/run", checkpoint_interval=0, checkpoint_keep=1) as (address, _),
     ):
         arguments = [(address, parameters, mine, ready, over) for mine in times]
         threads = [threading.Thread(target=_commits, args=each) for each in arguments]

@@ -69,8 +69,8 @@ def _all(parameters: int, workers: int, transport: tuple[str, ...], seconds: flo
 def _measure(mode: str, way: str, parameters: int, workers: int, seconds: float, scratch: Path) -> Cost:
     run = scratch / mode
     _begin_anew(run)
-    options = [f"--durability={mode}", "--log-limit=256M", *([f"--checkpoint-dir={run}"] if mode != "memory" else [])]
-    with server("gem", None, *options) as (address, pid):
+    options = [f"--durability={mode}", *([f"--checkpoint-dir={run}"] if mode != "memory" else [])]
+    with server("gem", None, *options, log_limit="256M") as (address, pid):
         load = measure(address, parameters, workers, seconds, way == "shm", pid)
     p50, p99 = np.percentile(load.latencies, [50, 99])
     return Cost(mode, way, load.rate, float(p50), float(p99), load.server_cpu / sum(load.commits))

@@ -159,7 +159,7 @@ def _median_of(work: Work, seconds: float, repeats: int, warm_up: float = 1.0) -
     """The measurement with the median rate; each has a fresh server."""
     seen = []
     for _ in range(repeats):
-        with server("gem", None, f"--lease-seconds={LEASE_SECONDS:g}") as (address, pid):
+        with server("gem", None, lease_seconds=LEASE_SECONDS) as (address, pid):
             seen.append(observe(address, pid, work, warm_up, seconds))
     middle = median(each.rate for each in seen)
     return min(seen, key=lambda each: abs(each.rate - middle))

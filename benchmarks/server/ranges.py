@@ -22,8 +22,6 @@ from benchmarks.lib.measuring import interleaved, measurement, middle, ratio
 from benchmarks.lib.processes import measure, server
 from benchmarks.lib.results import write_json
 
-PROFILE = ("--durability=log", "--checkpoint-interval=0")
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -73,7 +71,7 @@ def main(
 def _measure(count: int, parameters: int, workers: int, shared: bool, seconds: float, log_limit: str, folder: Path) -> Cost:
     with (
         tempfile.TemporaryDirectory(prefix="ranges-", dir=folder) as scratch,
-        _running(count, Path(scratch), f"--log-limit={log_limit}") as (address, pids),
+        _running(count, Path(scratch), log_limit) as (address, pids),
     ):
         load = measure(address, parameters, workers, seconds, shared, *pids)
     commits = sum(load.commits)
@@ -83,17 +81,17 @@ def _measure(count: int, parameters: int, workers: int, shared: bool, seconds: f
 
 
 @contextmanager
-def _running(count: int, scratch: Path, *options: str) -> Iterator[tuple[str, list[int]]]:
+def _running(count: int, scratch: Path, log_limit: str) -> Iterator[tuple[str, list[int]]]:
     """Runs N servers. Yields the address of that of range 0, and the ids of all processes."""
     ports = [free_port() for _ in range(count)]
     peers = ",".join(f"127.0.0.1:{port}" for port in ports[1:])
     with ExitStack() as stack:
         started = {}
         for index in [*range(1, count), 0]:
-            own = [f"--range={index}/{count}"] if count > 1 else []
+            own = ["--durability=log", f"--checkpoint-dir={scratch / str(index)}"]
+            own += [f"--range={index}/{count}"] if count > 1 else []
             own += [f"--peers={peers}"] if count > 1 and index == 0 else []
-            folder = f"--checkpoint-dir={scratch / str(index)}"
-            started[index] = stack.enter_context(server("gem", ports[index], *PROFILE, *options, *own, folder))
+            started[index] = stack.enter_context(server("gem", ports[index], *own, checkpoint_interval=0, log_limit=log_limit))
         yield started[0][0], [started[index][1] for index in range(count)]
 
 

@@ -73,7 +73,7 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
     """Exits with status 1 if any measured quantity grows."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        server("gem", None, *options(Path(folder), durability)) as (address, pid),
+        server("gem", None, *options(Path(folder), durability), checkpoint_interval=20, lease_seconds=3) as (address, pid),
         churn(address, parameters),
     ):
         course = watched(address, pid, commits, minutes * 60)
@@ -87,10 +87,10 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
 
 
 def options(folder: Path, durability: str) -> list[str]:
-    """The server's options: checkpoints, short leases, metrics, and no limit of epochs."""
+    """The server's options: checkpoints, metrics, and no limit of epochs."""
     return [
         f"--metrics-listen=127.0.0.1:{free_port()}", f"--checkpoint-dir={folder}", f"--durability={durability}",
-        "--checkpoint-interval=20", "--epochs=0", "--steps=1000000000", "--batch-size=16", "--lease-seconds=3",
+        "--epochs=0", "--steps=1000000000", "--batch-size=16",
     ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from benchmarks.lib import machine
 from benchmarks.lib.processes import split_evenly
 
 Column = npt.NDArray[np.float64]
-LEASE_SECONDS = 600.0  # each commit renews its lease; give the server this --lease-seconds
+LEASE_SECONDS = 600.0  # each commit renews its lease; give the server these lease_seconds
 _START_SECONDS = 300.0  # within which all workers must have joined
 _CALL_SECONDS = 30.0
 _PARAMETER = "theta"

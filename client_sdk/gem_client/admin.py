@@ -47,9 +47,10 @@ class Admin:
         self._health = typed(health_pb2_grpc.HealthStub(self._channel).Check, address)
         self._timeout = timeout
 
-    def status(self) -> pb.GetStatusResponse:
-        """Returns the state of the run: version, workers, shards, hyperparameters, memory and more."""
-        response: pb.GetStatusResponse = self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout)
+    def status(self, *, curves: bool = False) -> pb.GetStatusResponse:
+        """Returns the state of the run: version, workers, shards, hyperparameters, memory and more; with `curves`, also the
+        curves of the whole run."""
+        response: pb.GetStatusResponse = self._stub.GetStatus(pb.GetStatusRequest(curves=curves), timeout=self._timeout)
         return response
 
     def healthy(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a commit returns, and how a session names the θ that it handed out."""
+"""The result of a commit, and how a session names the θ that it handed out."""
 
 from __future__ import annotations
 

@@ -38,13 +38,13 @@ def connect(
         timeout: Seconds without progress after which a call is cancelled and retried.
         shared_memory: Whether to exchange tensors through shared memory if the server runs on the same machine. Has no effect
             if the server is on another machine.
-        gradient_dtype: Format of gradients on the network: "float32", "bfloat16", "float16" or "int8" (blocks that have one
+        gradient_dtype: Format of gradients on the network: "float32", "bfloat16" or "int8" (blocks that have one
             scale each, with error feedback). Gradients in shared memory are always float32.
-        theta_dtype: Format of θ on the network: "float32", "bfloat16" or "float16".
+        theta_dtype: Format of θ on the network: "float32" or "bfloat16".
         token: The access token, for a server that runs with --tokens. The SDK reads no file or environment variable for it.
         tls_ca: PEM file with the certificate authorities to trust. If given, the connection is encrypted, and the server's
             certificate must come from one of them.
-        tls_cert: PEM file with this client's certificate, for a server that runs with --tls-client-ca.
+        tls_cert: PEM file with this client's certificate, for a server that runs with tls_client_ca.
         tls_key: PEM file with the private key of `tls_cert`.
 
     Returns:

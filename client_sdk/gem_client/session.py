@@ -89,7 +89,7 @@ class Session:
 
     @property
     def update_kind(self) -> UpdateKind:
-        """What a commit holds in this run: "gradient" or "delta" (see `commit`). Raises InvalidRequest before `join`."""
+        """The kind of this run's commits: "gradient" or "delta" (see `commit`). Raises InvalidRequest before `join`."""
         return kind_of(self._member.registration.update_kind)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -60,7 +61,7 @@ class BitsPerSecond(click.ParamType[float]):
 def _whole(written: str) -> int:
     """A whole number with an optional suffix, such as 1.5k; 0 if it is none."""
     number = _number(written)
-    return round(number) if abs(number - round(number)) < _ROUNDING * number else 0
+    return round(number) if math.isfinite(number) and abs(number - round(number)) < _ROUNDING * number else 0
 
 
 def _number(written: str, unit: str = "") -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -57,7 +59,7 @@ def copy_checkpoint(checkpoint: Path, sha256: bytes, to: Path) -> Path:
 
 def _open(checkpoint: Path, sha256: bytes, opened: ExitStack) -> dict[str, tuple[BinaryIO, str]]:
     """The open files of a checkpoint, by name, each with the SHA-256 of its content. Raises OSError or BackupFailed."""
-    state = opened.enter_context((checkpoint / "state.json").open("rb"))
+    state = _open_file(checkpoint / "state.json", opened)
     content = state.read()
     state.seek(0)
     if hashlib.sha256(content).digest() != sha256:
@@ -65,10 +67,20 @@ def _open(checkpoint: Path, sha256: bytes, opened: ExitStack) -> dict[str, tuple
     files: dict[str, tuple[BinaryIO, str]] = {"state.json": (state, sha256.hex())}
     try:
         for name, each in json.loads(content)["files"].items():
-            files[Path(name).name] = (opened.enter_context((checkpoint / Path(name).name).open("rb")), each["sha256"])
+            files[Path(name).name] = (_open_file(checkpoint / Path(name).name, opened), each["sha256"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise BackupFailed(f"{checkpoint} is not a checkpoint of this version") from error
     return files
+
+
+def _open_file(path: Path, opened: ExitStack) -> BinaryIO:
+    """Opens a file for reading. Raises OSError, also for a path that cannot be, and for a pipe, whose opening would wait."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, f"{path.name} is not a file")
+        return opened.enter_context(path.open("rb"))
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error)) from None
 
 
 def _copy(file: BinaryIO, expected: str, to: Path) -> None:

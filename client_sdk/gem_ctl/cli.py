@@ -22,13 +22,13 @@ from gem_api.process.options import (
     SETTINGS,
     Number,
     ServerAddress,
-    Whole,
     WithHeadings,
     credential_options,
     credentials,
     option,
 )
 from gem_api.process.printable import printable
+from gem_api.process.settings_file import config_option, setting
 from gem_api.process.stacks import print_stacks_on_signal
 from gem_client import Admin, GemError, Retry, connect
 from gem_client.transport.security import Security
@@ -37,14 +37,12 @@ from safetensors.numpy import save
 from gem_ctl import output, ranges, text
 from gem_ctl.backup import BackupFailed, copy_checkpoint
 from gem_ctl.local_runs import ADMIN_TOKEN, find_runs, newest_run
-from gem_ctl.picture import SORTS
 from gem_ctl.planning.command import plan_run
-from gem_ctl.top import Interrupts, show
 from gem_ctl.track.follow import Follower
 from gem_ctl.track.tracker import TRACKERS, TrackerError, open_tracker
+from gem_ctl.watch import Interrupts, Watch, show
 
 _PLUGINS = "gem_ctl.commands"
-_PROMETHEUS = "http://127.0.0.1:9090"
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,11 @@ class Target:
             return address
         return f"127.0.0.1:{DEFAULT_PORT}"
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the server's run; None if it is not one of gem-train's on this machine."""
+        return {address: folder for folder, address in find_runs(self.runs).items()}.get(self.server)
+
     def credentials(self, address: str | None = None) -> dict[str, Any]:
         """Arguments for `Admin` and `connect`, for the server or this address. Warns if the token would go unencrypted."""
         server = address or self.server  # if it is a local run's, so is the token
@@ -109,6 +112,11 @@ class _TypedErrors(WithHeadings, click.Group):
         command = super().get_command(ctx, cmd_name)
         plugins = entry_points(group=_PLUGINS, name=cmd_name) if command is None else ()
         return next((_loaded(entry) for entry in plugins), command)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] == "top":
+            ctx.fail("there is no command top: use gem-ctl status --watch")
+        return super().resolve_command(ctx, args)
 
     @interruptible()
     def invoke(self, ctx: click.Context) -> Any:
@@ -160,8 +168,9 @@ def _loaded(entry: EntryPoint) -> click.Command:
     default=Path("runs"),
     help="Folder with gem-train's runs. Without --server, the run in progress there is used.",
 )
-@option("--timeout", envvar="GEM_TIMEOUT", type=Number(0.1), default=10.0, help="Seconds to wait for the server's response.")
+@setting("timeout", type=Number(0.1), default=10.0, help="Seconds to wait for the server's response.")
 @credential_options
+@config_option
 @click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, /, server: str | None, runs: Path, timeout: float, **options: Any) -> None:
@@ -171,12 +180,12 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
     Examples:
       gem-ctl status
       gem-ctl --server host:50051 status --json | jq .version
-      gem-ctl top
+      gem-ctl status --watch
       gem-ctl pull model.safetensors
       gem-ctl report
 
     Exit status of every command: 0 on success; 1 if it failed (the server is unreachable, rejects the request or is shutting
-    down, a file can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends top with 0.
+    down, a file can't be written, a log is damaged, or Ctrl-C); 2 for wrong usage. Ctrl-C ends status --watch with 0.
     """
     print_stacks_on_signal()
     logging.getLogger("gem_client").addHandler(logging.NullHandler())  # one line of error, not one for each try
@@ -191,39 +200,28 @@ def main(context: click.Context, /, server: str | None, runs: Path, timeout: flo
     is_flag=True,
     help="Print one JSON object that always has all fields, for scripts.",
 )
+@option("--watch", envvar="GEM_STATUS_WATCH", is_flag=True, help="Show it every second, until the run is over or Ctrl-C.")
 @click.pass_obj
-def status(target: Target, as_json: bool) -> None:
+def status(target: Target, as_json: bool, watch: bool) -> None:
     """Shows the state of the run: version, workers, staleness, π, shards, memory.
 
     If several servers hold a range of the model each, ask the server of range 0: it shows them all.
+
+    --watch redraws it in place; if standard output is no terminal, it prints one after the other.
     """
+    if watch and as_json:
+        raise click.UsageError("--watch is for people, and --json for scripts: omit one of them")
     with target.admin() as admin, ranges.Peers(target.admin) as peers:
-        run = admin.status()
+        if watch:
+            show(Watch(admin, target.folder), peers, target.server)
+            return
+        run = admin.status(curves=not as_json)
         others = peers.look(run, target.timeout + 1)
     if as_json:
         several = {"ranges": ranges.as_json(others)} if others else {}
         click.echo(json.dumps(as_dict(run) | several, indent=2, allow_nan=False))
     else:
         click.echo(text.status(run, ranges.lines(target.server, run, others)))
-
-
-@main.command(short_help="Shows the run live, until Ctrl-C.")
-@option("--every", envvar="GEM_TOP_EVERY", type=Number(0.01), default=1.0, help="Seconds between two updates.")
-@option("--count", envvar="GEM_TOP_COUNT", type=Whole(min=0), default=0, help="Exit after this many updates; 0: never.")
-@option(
-    "--sort",
-    envvar="GEM_TOP_SORT",
-    type=click.Choice(SORTS),
-    default="name",
-    help="Sort the workers by this column: names ascending, numbers descending.",
-)
-@click.pass_obj
-def top(target: Target, every: float, count: int, sort: str) -> None:
-    """Shows the run live, until Ctrl-C: progress, rates, loss, staleness, π and every worker. "!" marks abnormal values.
-
-    If standard output is not a terminal, it prints plain text, one update after the other.
-    """
-    show(target.admin(), ranges.Peers(target.admin), target.server, every, count, sort)
 
 
 main.add_command(plan_run)
@@ -277,11 +275,10 @@ def track(target: Target, tracker: str, to: str | None, every: float) -> None:
       gem-ctl track wandb --to my-team/digits
     """
     with Interrupts() as interrupts, target.admin() as admin:
-        local = {address: folder for folder, address in find_runs(target.runs).items()}
         try:
             opened = open_tracker(tracker, to)
             retry = Retry(give_up_after=target.timeout)
-            follower = Follower(admin, opened, local.get(target.server), lambda path: _pull(target, path, retry), click.echo)
+            follower = Follower(admin, opened, target.folder, lambda path: _pull(target, path, retry), click.echo)
             outcome = follower.follow(every, interrupts)
         except TrackerError as error:
             raise click.ClickException(printable(str(error))) from error
@@ -291,27 +288,12 @@ def track(target: Target, tracker: str, to: str | None, every: float) -> None:
 @main.command(short_help="Writes a report of a run: one HTML page with plots.")
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.argument("out", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), required=False)
-@option(
-    "--prometheus",
-    envvar="GEM_PROMETHEUS",
-    show_default=f"none; {_PROMETHEUS} with --run",
-    help="Address of the Prometheus that scrapes the server. The data comes from there, not from RUN.",
-)
-@option(
-    "--run",
-    "run_id",
-    envvar="GEM_REPORT_RUN",
-    help="The run's id in Prometheus, as shown by gem-ctl status.",
-    show_default="the newest run",
-)
-@option("--last", envvar="GEM_REPORT_LAST", type=Number(0.01), default=24.0, help="Hours to look back in Prometheus.")
 @click.pass_obj
-def report(target: Target, run: Path | None, out: Path | None, prometheus: str | None, run_id: str | None, last: float) -> None:
+def report(target: Target, run: Path | None, out: Path | None) -> None:
     """Writes a report of a run to OUT: one self-contained HTML page with plots and settings. The server need not be running.
 
     RUN is the folder of a run of gem-train, or the file that gem-server --history writes, or the folder with that file. The
-    default is the newest run in the folder --runs. With --prometheus or --run, the data comes from Prometheus instead, and
-    there is no RUN.
+    default is the newest run in the folder --runs. Grafana's dashboards show what Prometheus has of a run.
 
     OUT ends in .html; - is standard output. The default is report.html in the run's folder, or gem-RUN.html.
 
@@ -320,29 +302,19 @@ def report(target: Target, run: Path | None, out: Path | None, prometheus: str |
       gem-ctl report                              the newest run in ./runs
       gem-ctl report runs/20260131-1200-digits    one run
       gem-ctl report commits.csv report.html      a history of gem-server
-      gem-ctl report --prometheus http://localhost:9090 run.html
     """
     try:
-        from gem_ctl.report_command import from_files, from_prometheus, is_page
+        from gem_ctl.run_report import is_page, report_on
     except ImportError as error:
         raise click.ClickException(
             f"reports need Matplotlib: {install('report')}, or use the workers' image ({error})"
         ) from error
-    asked = [f"--{name}" for name, value in (("prometheus", prometheus), ("run", run_id)) if value is not None]
-    if run is not None and out is None and (is_page(run) or (asked and not run.exists())):
+    if run is not None and out is None and is_page(run):
         run, out = None, run
-    if asked and run is not None:
-        raise click.UsageError(f"with {asked[0]} the data comes from Prometheus, not from {run}: omit one of them")
-    folder = run or (None if asked else newest_run(target.runs))
-    if folder is None and not asked:
-        raise click.UsageError(
-            f"there is no run of gem-train in {target.runs}: name a run's folder or a history file, or ask Prometheus with "
-            f"--prometheus, such as {_PROMETHEUS}"
-        )
+    folder = run or newest_run(target.runs)
     if folder is None:
-        path, what, page = from_prometheus(prometheus or _PROMETHEUS, run_id, last, out)
-    else:
-        path, what, page = from_files(folder, out)
+        raise click.UsageError(f"there is no run of gem-train in {target.runs}: name a run's folder or a history file")
+    path, what, page = report_on(folder, out)
     try:
         output.write(path, page.encode(errors="replace"))
     except OSError as error:

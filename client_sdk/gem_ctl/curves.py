@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from gem_api.history import Column, Piece
+from gem_api.curves import BINS, Column, Curves, trailing
+from gem_api.history import Piece
 
 Flags = npt.NDArray[np.bool_]
-Indices = npt.NDArray[np.int64]
 
-BINS = 400  # a curve has between half as many points and these
 MAX_STALENESS = 10_000  # the distribution counts a higher staleness as this one
 _MEANS = ("loss", "staleness", "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy")
 COLUMNS = (*_MEANS, "version", "unix_seconds", "discarded", "samples")
@@ -36,12 +35,10 @@ class PerWorker:
     last_staleness: Column
 
 
-class Curves:
-    """The history of a run in bins of equally many versions. A bin becomes twice as wide whenever the run outgrows them.
+class RunCurves(Curves):
+    """The history of a run over its versions, and its totals.
 
     Attributes:
-        first: The version of the first line; None before it.
-        final: The highest version.
         applied, discarded, samples, nonfinite_losses, damaged: Totals.
         begin, end: Unix seconds of the first and last commit.
         distribution: Applied commits by staleness, shape (MAX_STALENESS + 1,).
@@ -50,25 +47,19 @@ class Curves:
     """
 
     def __init__(self) -> None:
-        self.first: float | None = None
-        self.final = 0.0
+        super().__init__((*_MEANS, "applied", "at_work"), ("staleness", "unix_seconds"))
         self.applied = self.discarded = self.nonfinite_losses = self.damaged = 0
         self.samples = 0.0
         self.begin, self.end = np.inf, -np.inf
         self.distribution = np.zeros(MAX_STALENESS + 1)
         self.per_worker = PerWorker(*(np.zeros(0) for _ in range(5)))
         self._numbers: dict[str, int] = {}
-        self._width = 1.0
-        self._sums = {name: np.zeros(BINS) for name in _MEANS}
-        self._known = {name: np.zeros(BINS) for name in _MEANS}
-        self._commits, self._worked = np.zeros(BINS), np.zeros(BINS)
-        self._highest, self._times = np.full(BINS, -np.inf), np.full(BINS, -np.inf)
 
     @property
     def names(self) -> list[str]:
         return list(self._numbers)
 
-    def add(self, piece: Piece) -> None:
+    def add_piece(self, piece: Piece) -> None:
         """Adds the next lines of the history."""
         self.damaged += piece.damaged
         if not piece.workers:
@@ -76,20 +67,8 @@ class Curves:
         lines = len(piece.workers)
         columns = {name: piece.columns.get(name, np.full(lines, np.nan)) for name in COLUMNS}
         version, applied = columns["version"], np.logical_not(columns["discarded"] > 0)
-        if self.first is None:
-            self.first = float(version.min())
-        self.final = max(self.final, float(version.max()))
-        self._widen()
-        bins = self._bins(version)
+        self.add(version, {**columns, "applied": applied.astype(np.float64)})
         self._add_totals(columns, applied, piece.nonfinite_losses)
-        for name in _MEANS:
-            known = np.isfinite(columns[name])
-            self._sums[name] += np.bincount(bins[known], columns[name][known], BINS)
-            self._known[name] += np.bincount(bins[known], minlength=BINS)
-        self._commits += np.bincount(bins[applied], minlength=BINS)
-        for highest, column in ((self._highest, columns["staleness"]), (self._times, columns["unix_seconds"])):
-            known = np.isfinite(column)
-            np.maximum.at(highest, bins[known], column[known])
         self._add_workers(piece.workers, version, np.nan_to_num(columns["staleness"]).clip(0, None), applied)
 
     def end_of_history(self) -> None:
@@ -98,41 +77,15 @@ class Curves:
         recent = workers.last + 2 * (workers.last_staleness + 1) >= self.final
         self._add_work(workers.last[recent] + 1, np.full(int(recent.sum()), self.final))
 
-    @property
-    def width(self) -> int:
-        """Versions in a bin."""
-        return int(self._width)
-
-    def versions(self) -> Column:
-        """The version in the middle of each bin that has a line."""
-        return np.asarray((self.first or 0.0) + (self._width - 1) / 2 + self._width * self._filled())
-
-    def mean(self, name: str) -> Column:
-        """The mean of a column over the lines of each bin; NaN without a finite number."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray((self._sums[name] / self._known[name])[self._filled()])
-
-    def total_mean(self, name: str) -> float | None:
-        """The mean of a column over all lines; None without a finite number."""
-        known = self._known[name].sum()
-        return float(self._sums[name].sum() / known) if known else None
-
     def staleness_below(self, share: float) -> float | None:
         """The staleness that this share of the applied commits did not exceed; None without commits."""
         counts = np.cumsum(self.distribution)
         return float(np.searchsorted(counts, share * counts[-1])) if counts[-1] else None
 
-    def smoothed(self, name: str, commits: int) -> Column:
-        """The mean of a column over each bin and the bins before it, which hold about `commits` commits together."""
-        window = max(1, round(commits / self._width))
-        sums, known = (_trailing(one[self._filled()], window).sum(1) for one in (self._sums[name], self._known[name]))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(sums / known)
-
     def highest_staleness(self, commits: int) -> Column:
         """The highest staleness in each bin and the bins before it, which hold about `commits` commits together."""
-        window = max(1, round(commits / self._width))
-        highest = _trailing(self._highest[self._filled()], window, -np.inf).max(1, initial=-np.inf)
+        values = np.nan_to_num(self.highest("staleness"), nan=-np.inf)
+        highest = trailing(values, self.window(commits), -np.inf).max(1, initial=-np.inf)
         return np.where(np.isfinite(highest), highest, np.nan)
 
     def workers(self) -> Column:
@@ -140,36 +93,18 @@ class Curves:
 
         A commit of version v with staleness τ was computed during versions v − τ to v.
         """
-        filled = self._filled()
-        starts = (self.first or 0.0) + self._width * np.arange(BINS)
-        versions = np.minimum(self._width, self.final - starts + 1)
-        return np.asarray(self._worked[filled] / np.maximum(1.0, versions[filled]))
+        filled = self.filled()
+        starts = (self.first or 0.0) + self.width * np.arange(BINS)
+        versions = np.minimum(self.width, self.final - starts + 1)
+        return np.asarray(self._sums["at_work"][filled] / np.maximum(1.0, versions[filled]))
 
     def rates(self, commits: int) -> Column:
         """Commits applied per second up to the end of each bin, over about `commits` commits; NaN if the clock stood still."""
-        filled, window = self._filled(), max(1, round(commits / self._width))
-        counts, times = np.cumsum(self._commits[filled]), self._times[filled]
-        before = np.maximum(0, np.arange(len(times)) - window)
+        counts, times = np.cumsum(self._sums["applied"][self.filled()]), self.highest("unix_seconds")
+        before = np.maximum(0, np.arange(len(times)) - self.window(commits))
         with np.errstate(divide="ignore", invalid="ignore"):
             rates = (counts - counts[before]) / (times - times[before])
         return np.where(np.isfinite(rates) & (rates >= 0) & (times > times[before]), rates, np.nan)
-
-    def _filled(self) -> Indices:
-        """The numbers of the bins that have a line."""
-        lines = self._commits + self._known["staleness"] + self._known["loss"]
-        return np.asarray(np.flatnonzero(lines))
-
-    def _bins(self, versions: Column) -> Indices:
-        """The bin of each version. An earlier version than the first counts as the first."""
-        return np.asarray(((versions - (self.first or 0.0)) // self._width).clip(0, BINS - 1).astype(np.int64))
-
-    def _widen(self) -> None:
-        while self.final - (self.first or 0.0) >= BINS * self._width:
-            self._width *= 2
-            for sums in (*self._sums.values(), *self._known.values(), self._commits, self._worked):
-                sums[:] = np.append(sums.reshape(-1, 2).sum(1), np.zeros(BINS // 2))
-            for highest in (self._highest, self._times):
-                highest[:] = np.append(highest.reshape(-1, 2).max(1), np.full(BINS // 2, -np.inf))
 
     def _add_totals(self, columns: dict[str, Column], applied: Flags, nonfinite_losses: int) -> None:
         self.applied += int(applied.sum())
@@ -205,15 +140,11 @@ class Curves:
         """Adds to each bin the versions that the intervals [begin, end] have in it. An empty interval adds nothing."""
         begin = np.maximum(begin, self.first or 0.0)
         begin, end = begin[end >= begin], end[end >= begin]
-        low, high = self._bins(begin), self._bins(end)
+        low, high = self.bins(begin), self.bins(end)
         start = self.first or 0.0
         # The bins from `low` on count whole; what lies before `begin` and after `end` is taken off again.
         steps = np.bincount(low, minlength=BINS + 1) - np.bincount(high + 1, minlength=BINS + 1)
-        self._worked += self._width * np.cumsum(steps)[:BINS]
-        self._worked -= np.bincount(low, begin - start - low * self._width, BINS)
-        self._worked -= np.bincount(high, start + (high + 1) * self._width - 1 - end, BINS)
-
-
-def _trailing(values: Column, window: int, fill: float = 0.0) -> Column:
-    """Each value and the `window` - 1 before it, shape (values, window). `fill` stands before the first."""
-    return np.lib.stride_tricks.sliding_window_view(np.append(np.full(window, fill), values), window)[1:]
+        worked = self._sums["at_work"]
+        worked += self.width * np.cumsum(steps)[:BINS]
+        worked -= np.bincount(low, begin - start - low * self.width, BINS)
+        worked -= np.bincount(high, start + (high + 1) * self.width - 1 - end, BINS)

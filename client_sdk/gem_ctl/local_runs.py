@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -62,6 +63,13 @@ def newest_run(runs: Path) -> Path | None:
             files = (options, options.with_name("commits.csv"))
             times[options.parent] = max(path.stat().st_mtime for path in files if path.exists())
     return max(times, key=lambda folder: (times[folder], folder.name), default=None)
+
+
+def outcome(folder: Path) -> str:
+    """How a run of gem-train ended, as its summary says."""
+    with suppress(OSError, ValueError, AttributeError):
+        return str(json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("outcome") or "failed")
+    return "failed"
 
 
 def _lock(file: IO[str], *, shared: bool = False) -> bool:

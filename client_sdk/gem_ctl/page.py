@@ -26,7 +26,7 @@ dl div { display: flex; gap: 8px; } dt { color: #666; flex: none; } dd { margin:
 .wide { overflow-x: auto; } table { border-collapse: collapse; } th { color: #666; font-weight: normal; text-align: right; }
 td, th { padding: 2px 16px 2px 0; } td { text-align: right; font-variant-numeric: tabular-nums; }
 td:first-child, th:first-child { text-align: left; } h1, p, h3 { overflow-wrap: anywhere; }
-.alert { color: #c0392b; }
+.note { color: #c0392b; }
 @media (max-width: 600px) {
   body { padding: 12px; } .tiles { gap: 8px; } .tile { min-width: 84px; padding: 8px 12px; } .tile b { font-size: 20px; }
 }
@@ -81,11 +81,10 @@ class Content:
         settings: The run's settings by name.
         sections: The plots.
         footer: How the report was made.
-        warnings: What the reader has to know first, by heading.
+        notes: What the reader has to know first.
         versions: The versions of the software by name.
         columns: The headings of the table of workers, beginning with the worker's name.
         workers: The rows of that table.
-        settings_first: Whether the settings come before the plots.
     """
 
     run: str
@@ -94,20 +93,21 @@ class Content:
     settings: Mapping[str, str]
     sections: Sequence[Section]
     footer: str
-    warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     columns: Sequence[str] = ()
     workers: Sequence[Sequence[str]] = ()
-    settings_first: bool = True
 
 
 def build(content: Content) -> str:
     """The page as HTML."""
-    plots = [_section(section) for section in content.sections]
-    settings, versions = _list("Settings", content.settings), _list("Versions", content.versions)
-    parts = [_warnings(heading, lines) for heading, lines in content.warnings.items() if lines]
-    workers = _table(content.columns, content.workers)
-    parts += [settings, versions, workers, *plots] if content.settings_first else [*plots, workers, settings, versions]
+    parts = [
+        _notes(content.notes),
+        *(_section(section) for section in content.sections),
+        _table(content.columns, content.workers),
+        _list("Settings", content.settings),
+        _list("Versions", content.versions),
+    ]
     return _PAGE.format(
         run=html.escape(content.run),
         style=_STYLE,
@@ -131,9 +131,9 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _warnings(heading: str, lines: Sequence[str]) -> str:
-    rows = "".join(f'<li class="alert">{html.escape(line)}</li>' for line in lines)
-    return f"<h2>{html.escape(heading)}</h2><ul>{rows}</ul>"
+def _notes(notes: Sequence[str]) -> str:
+    rows = "".join(f'<li class="note">{html.escape(note)}</li>' for note in notes)
+    return f"<h2>Notes</h2><ul>{rows}</ul>" if rows else ""
 
 
 def _list(heading: str, texts: Mapping[str, str]) -> str:

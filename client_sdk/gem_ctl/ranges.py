@@ -148,15 +148,12 @@ def _with_the_runs_state(status: pb.GetStatusResponse | None, lead: pb.GetStatus
     return shown
 
 
-def with_lead(address: str, lead: pb.GetStatusResponse, others: Sequence[RangeState]) -> list[RangeState]:
-    """All ranges of the lead at this address; empty if it leads no others."""
-    return [RangeState(0, address, lead), *others] if others else []
-
-
 def lines(address: str, lead: pb.GetStatusResponse, others: Sequence[RangeState]) -> list[str]:
     """A line for each range and one for all together; none if there are no others."""
-    states = with_lead(address, lead, others)
-    return [_ROW.format(*COLUMNS), *(_ROW.format(*cells(state).values()) for state in states), total(states)] if states else []
+    if not others:
+        return []
+    states = [RangeState(0, address, lead), *others]
+    return [_ROW.format(*COLUMNS), *(_ROW.format(*cells(state).values()) for state in states), total(states)]
 
 
 def total(states: Sequence[RangeState]) -> str:

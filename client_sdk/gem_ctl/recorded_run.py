@@ -9,7 +9,7 @@ from typing import Any
 
 from gem_api.history import HistoryError, read_history
 
-from gem_ctl.curves import COLUMNS, Curves
+from gem_ctl.curves import COLUMNS, RunCurves
 
 COMMITS = "commits.csv"
 _MAX_NUMBER = 1e100  # of an evaluation; a higher one comes from a damaged file
@@ -32,7 +32,7 @@ class RecordedRun:
 
     name: str
     outcome: str
-    curves: Curves
+    curves: RunCurves
     evaluations: list[tuple[float, float, float | None]] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -40,18 +40,18 @@ class RecordedRun:
     notes: list[str] = field(default_factory=list)
 
 
-def read_curves(commits: Path) -> Curves:
+def read_curves(commits: Path) -> RunCurves:
     """Reads a history file. Raises HistoryError if it is damaged throughout, OSError if it can't be read."""
-    curves = Curves()
+    curves = RunCurves()
     for piece in read_history(commits, COLUMNS):
-        curves.add(piece)
+        curves.add_piece(piece)
     if curves.damaged and curves.first is None:
         raise HistoryError(f"{commits} is damaged: none of its {curves.damaged} lines is a line of a history")
     curves.end_of_history()
     return curves
 
 
-def read_run(path: Path, *, in_progress: bool, curves: Curves | None = None) -> RecordedRun:
+def read_run(path: Path, *, in_progress: bool, curves: RunCurves | None = None) -> RecordedRun:
     """Reads the folder of a run, or a history file alone.
 
     Args:

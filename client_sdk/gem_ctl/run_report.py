@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 from gem_api import __version__
-from gem_api.history import Column
+from gem_api.curves import Column
+from gem_api.history import HistoryError
 
-from gem_ctl.curves import MAX_STALENESS, Curves
+from gem_ctl.curves import MAX_STALENESS, RunCurves
+from gem_ctl.local_runs import find_runs
 from gem_ctl.page import Content, Picture, Section, build, clock, natural
-from gem_ctl.panels import Panel, Query
-from gem_ctl.plots import PlottedQuery, draw, draw_distribution
-from gem_ctl.prometheus import Series
+from gem_ctl.plots import Line, draw_distribution, draw_lines
 from gem_ctl.recorded_run import RecordedRun, read_run
 from gem_ctl.text import counts, duration
 
@@ -33,7 +35,7 @@ _OUTCOMES = {
 def page(run: RecordedRun, now: float) -> str:
     """The report as HTML that needs no other file. `now` is in Unix seconds."""
     curves = run.curves
-    points = f"Each point is the mean of {curves.width:,} commits; " if curves.width > 1 else "Each point is a commit; "
+    points = f"Each point is the mean of {curves.width:,.0f} commits; " if curves.width > 1 else "Each point is a commit; "
     when = f"{clock(curves.begin)} to {clock(curves.end)} UTC, {duration(curves.end - curves.begin)}" if _has_times(run) else ""
     return build(
         Content(
@@ -43,8 +45,8 @@ def page(run: RecordedRun, now: float) -> str:
             {name: _text(value) for name, value in run.options.items() if name not in _NOT_SETTINGS and _is_shown(value)},
             _sections(run) if curves.first is not None else [],
             f"Written {clock(now)} UTC by gem-ps {__version__}. {points}smoothed values and commits/s are over "
-            f"{max(_SMOOTHED, curves.width):,} commits.",
-            warnings={"Notes": run.notes},
+            f"{max(_SMOOTHED, curves.width):,.0f} commits.",
+            notes=run.notes,
             versions=run.versions,
             columns=(
                 "worker",
@@ -55,7 +57,6 @@ def page(run: RecordedRun, now: float) -> str:
                 "last at version",
             ),
             workers=_workers(run),
-            settings_first=False,
         )
     )
 
@@ -132,7 +133,7 @@ def _sections(run: RecordedRun) -> list[Section]:
 
 def _training(run: RecordedRun) -> tuple[Picture, ...]:
     curves = run.curves
-    versions = curves.versions()
+    versions = curves.positions()
     losses = {
         "training": (versions, curves.smoothed("loss", _SMOOTHED)),
         "evaluation": _evaluated([(version, loss) for version, loss, _ in run.evaluations]),
@@ -147,7 +148,7 @@ def _training(run: RecordedRun) -> tuple[Picture, ...]:
             losses,
         ),
         _picture(
-            run, "Accuracy", "Share of correct answers on held-out data. Good: rises, then levels off.", accuracy, "percentunit"
+            run, "Accuracy", "Share of correct answers on held-out data. Good: rises, then levels off.", accuracy, share=True
         ),
         _picture(
             run,
@@ -166,7 +167,7 @@ def _training(run: RecordedRun) -> tuple[Picture, ...]:
 
 
 def _pi(run: RecordedRun) -> tuple[Picture, ...]:
-    curves, versions = run.curves, run.curves.versions()
+    curves, versions = run.curves, run.curves.positions()
     return (
         _picture(
             run,
@@ -178,12 +179,12 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
             run,
             "Share of π at its bounds",
             "Share of parameters with π = 0 and with π = π_max. Good: steady. Near 100 % at 0, commits have no effect. Many at "
-            "the maximum: gradients are nearly 0, or --pi-max is too low.",
+            "the maximum: gradients are nearly 0, or pi_max is too low.",
             {
                 "π = 0": (versions, curves.smoothed("pi_zero_ratio", _SMOOTHED)),
                 "π = π_max": (versions, curves.smoothed("pi_max_ratio", _SMOOTHED)),
             },
-            "percentunit",
+            share=True,
         ),
         _picture(
             run,
@@ -200,7 +201,7 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
 
 
 def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
-    curves, versions = run.curves, run.curves.versions()
+    curves, versions = run.curves, run.curves.positions()
     expected = np.maximum(0.0, curves.workers() - 1)
     return (
         _picture(
@@ -223,7 +224,7 @@ def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
     )
 
 
-def _staleness_axis(curves: Curves) -> str:
+def _staleness_axis(curves: RunCurves) -> str:
     return "staleness" + (f" (the last bar: {MAX_STALENESS:,} and more)" if curves.distribution[MAX_STALENESS] else "")
 
 
@@ -238,30 +239,55 @@ def _picture(
     title: str,
     description: str,
     lines: Mapping[str, tuple[Column, Column]],
-    unit: str = "short",
+    *,
+    share: bool = False,
     log: bool = False,
 ) -> Picture:
     """A plot over the commits. A line called "evaluation" or "accuracy" has dots; one called "expected: ..." is dashed."""
-    queries = {
-        name: Query(
-            "", name if len(lines) > 1 else "", dashed=name.startswith("expected"), dots=name in ("evaluation", "accuracy")
-        )
-        for name in lines
-    }
-    panel = Panel(title, description, tuple(queries.values()), unit, log=log, most=1 if unit == "percentunit" else None)
-    plotted: list[PlottedQuery] = [
-        (queries[name], [Series({}, versions, values)] if np.isfinite(values).any() else [])
+    drawn = {
+        name: Line(versions, values, dashed=name.startswith("expected"), dots=name in ("evaluation", "accuracy"))
         for name, (versions, values) in lines.items()
-    ]
+    }
     first = run.curves.first or 0.0
     last = max(run.curves.final, *(version for version, _, _ in run.evaluations), first)
-    return Picture(title, description, draw(panel, plotted, max(0.0, first - 1), last, "commits applied"))
+    svg = draw_lines(title, drawn, max(0.0, first - 1), last, "commits applied", share=share, log=log)
+    return Picture(title, description, svg)
 
 
-def write_report(folder: Path, curves: Curves) -> Path:
+def write_report(folder: Path, curves: RunCurves) -> Path:
     """Writes report.html of a run that has ended into its folder, and returns its path. `curves` are its commits.
 
     Raises OSError."""
     out = folder / "report.html"
     out.write_text(page(read_run(folder, in_progress=False, curves=curves), time.time()), encoding="utf-8", errors="replace")
     return out
+
+
+def report_on(path: Path, out: Path | None) -> tuple[Path, str, str]:
+    """The report of the run in this folder, or of this history file.
+
+    Returns:
+        The file to write, what the page shows in a few words, and the page as HTML.
+
+    Raises:
+        click.ClickException: There is no run, or its history can't be read.
+    """
+    try:
+        run = read_run(path, in_progress=path.is_dir() and path in find_runs(path.parent))
+    except HistoryError as error:
+        raise click.ClickException(str(error)) from error
+    except FileNotFoundError as error:
+        raise click.ClickException(
+            f"there is no {path}: name a run's folder, or a file of gem-server --history; a report's own name ends in .html"
+        ) from error
+    except OSError as error:
+        raise click.ClickException(f"can't read {error.filename or path}: {error.strerror}") from error
+    outcome = f", {run.outcome}" if run.outcome else ""
+    named = path / "report.html" if path.is_dir() else Path(f"gem-{re.sub(r'[^A-Za-z0-9_.-]', '_', run.name)}.html")
+    return out or named, f"run {run.name}{outcome}, version {run.curves.final:.0f}", page(run, time.time())
+
+
+def is_page(path: Path) -> bool:
+    """Whether a report can be written there: a name that ends in .html, "-", or a device."""
+    special = path.exists() and not path.is_file() and not path.is_dir()
+    return path.suffix.lower() in (".html", ".htm") or str(path) == "-" or special

@@ -1,4 +1,4 @@
-"""Formats a status and its parts, for `gem-ctl status` and `gem-ctl top`."""
+"""Formats a status and its parts, for `gem-ctl status`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gem_api.process.printable import printable
 from gem_api.schedule import Schedule
 from gem_api.v1 import training_pb2 as pb
 
+_SPARKS = 60  # characters of a curve at most
 _BARS = "▁▂▃▄▅▆▇"  # not the full block: it would touch the line above
 _WORKER_ROW = "{:<32} {:>8} {:>9} {:>9} {:>8} {:>6} {:>8} {:>6} {:>7}"
 _WORKER_COLUMNS = ("worker", "commits", "staleness", "median π", "loss", "shards", "rejected", "via", "lease")
@@ -41,16 +42,24 @@ def _overview(run: pb.GetStatusResponse) -> list[tuple[str, str]]:
         *([("range", place(run))] if run.range_count > 1 else []),
         ("version", f"{run.version} ({counts(run.commits)})"),
         ("model", f"{run.parameter_count} parameters, memory {memory(run)}"),
-        ("staleness", f"{run.staleness:.1f}"),
-        ("median π", optional(run, "pi_median", ".3f")),
-        ("loss", optional(run, "training_loss", ".4f")),
+        ("commits/s", _with_curve(optional(run, "commits_per_second", ".1f"), run.curves.commits_per_second)),
+        ("staleness", _with_curve(f"{run.staleness:.1f}", run.curves.staleness)),
+        ("median π", _with_curve(optional(run, "pi_median", ".3f"), run.curves.pi_median)),
+        ("loss", _with_curve(optional(run, "training_loss", ".4f"), run.curves.loss)),
         ("evaluation", evaluation(run)),
         ("shards", f"{epoch(shards)}: {shards.pending} pending, {shards.leased} leased, {shards.completed} completed"),
         ("checkpoint", checkpoint(run)),
         ("queue", f"{run.queue_length}"),
         ("commits via", transports(run)),
-        ("leases", f"{len(run.workers)} live; ended: {counts(run.leases_ended) or 'none'}"),
+        ("leases", f"{run.worker_count} live; ended: {counts(run.leases_ended) or 'none'}"),
     ]
+
+
+def _with_curve(value: str, curve: Sequence[float]) -> str:
+    """A value, and how it came to be since the run's begin."""
+    every = -(-len(curve) // _SPARKS) or 1
+    shown = [None if math.isnan(one) else one for one in curve[(len(curve) - 1) % every :: every]]
+    return f"{value:<9} {sparkline(shown)}".rstrip()
 
 
 def place(run: pb.GetStatusResponse) -> str:
@@ -89,6 +98,11 @@ def counts(numbers: Mapping[str, int]) -> str:
 
 def optional(message: Any, field: str, format_spec: str) -> str:
     return format(getattr(message, field), format_spec) if message.HasField(field) else "–"
+
+
+def known(message: Any, field: str) -> float | None:
+    """An optional field's value; None if it is not set."""
+    return getattr(message, field) if message.HasField(field) else None
 
 
 def error(failure: GemError) -> str:
@@ -178,19 +192,6 @@ def size(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:.4g} TiB"
-
-
-def figure(value: float | None) -> str:
-    """A number in at most nine characters; a dash for None."""
-    if value is None:
-        return "–"
-    return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.2e}"
-
-
-def rate(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
 def sparkline(values: Sequence[float | None]) -> str:

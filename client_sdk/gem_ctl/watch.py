@@ -1,97 +1,147 @@
-"""What only successive statuses of a run show: rates, and the recent history of values."""
+"""Watches a run to its end: what `gem-ctl status --watch` and `gem-ctl track` have in common, and the former itself."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from typing import Any
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
+import click
 from gem_api.errors import GemError
+from gem_api.process.printable import printable
 from gem_api.v1 import training_pb2 as pb
+from gem_client import Admin
 
-from gem_ctl.ranges import RangeState
+from gem_ctl import ranges, text
+from gem_ctl.local_runs import find_runs, outcome
 
-_WINDOW = 5.0  # seconds that a rate is taken over, so that a slow run's does not jump between 0 and 1
-_REMEMBERED = 200  # points of a history
+T = TypeVar("T")
+_EVERY = 1.0  # seconds between two statuses
+_PATIENCE = 0.5  # seconds to wait for the other ranges; their last known state is shown after that
+_GIVE_UP = 600.0  # seconds without a response after which a server on another machine counts as gone
 
 
-class Rate:
-    """How fast a counter grows, per second. None at first, and again after the counter has gone backwards."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def saw(self, count: int, now: float) -> None:
-        if self._seen and count < self._seen[-1][1]:
-            self._seen.clear()
-        self._seen.append((now, count))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - _WINDOW:
-            self._seen.popleft()
-
-    @property
-    def value(self) -> float | None:
-        if len(self._seen) < 2:
-            return None
-        (began, before), (now, count) = self._seen[0], self._seen[-1]
-        return (count - before) / (now - began) if now > began else None
+class LostRun(GemError):
+    """The server has not come back."""
 
 
 class Watch:
-    """A run, watched from a time `now` on.
+    """Asks a server for its status, until its run is over.
+
+    Args:
+        admin: The server.
+        folder: The run's folder, if gem-train on this machine leads the run: then it tells how the run ended.
 
     Attributes:
-        status: The last status received, None before the first.
-        ranges: The servers of the other ranges, when the last status was received.
-        error: Why the last request failed; None if it succeeded.
-        answered: When the last status was received; at first, when the watch began.
-        commits, samples, workers: Rates; the workers' commits by name.
-        histories: Recent values by the names that the picture shows, one per status; None if a status lacks the value.
-        lease: The longest remaining time seen of any lease: about the length of a lease, which no status contains.
+        status: The last status received; None before the first.
+        trouble: Why there was no response to the last request; empty if there was.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, admin: Admin, folder: Path | None) -> None:
+        self._admin, self._folder = admin, folder
+        self._answered = time.monotonic()
         self.status: pb.GetStatusResponse | None = None
-        self.ranges: Sequence[RangeState] = ()
-        self.error: GemError | None = None
-        self.answered = now
-        self.workers: dict[str, Rate]
-        self.lease: float
-        self._start_histories()
-        self._start_rates()
+        self.trouble = ""
 
-    def saw(self, status: pb.GetStatusResponse, now: float, ranges: Sequence[RangeState] = ()) -> None:
-        """Records a status received, and the states of the other ranges' servers."""
-        before = self.status or status
-        if status.run_id != before.run_id:
-            self._start_histories()
-            self._start_rates()
-        elif status.version < before.version or status.uptime_seconds < before.uptime_seconds:
-            self._start_rates()  # another process serves the run, from a checkpoint: its counters start elsewhere
-        self.status, self.ranges, self.error, self.answered = status, ranges, None, now
-        self.commits.saw(status.version, now)
-        self.samples.saw(status.shards.samples_committed, now)
-        self.workers = {worker.name: self.workers.get(worker.name, Rate()) for worker in status.workers}
-        for worker in status.workers:
-            self.workers[worker.name].saw(worker.commits, now)
-            self.lease = max(self.lease, worker.lease_remaining_seconds)
-        self.histories["commits/s"].append(self.commits.value)
-        self.histories["staleness"].append(status.staleness)
-        self.histories["loss"].append(known(status, "training_loss"))
-        self.histories["median π"].append(known(status, "pi_median"))
+    def look(self, interrupts: Interrupts, *, curves: bool = False) -> str | None:
+        """Asks for the status, with the run's curves if wanted. Returns the run's outcome if the server has gone for good.
 
-    def missed(self, error: GemError) -> None:
-        """Records a failed request."""
-        self.error = error
+        Raises:
+            GemError: The server does not respond at first, or not for 10 minutes.
+        """
+        try:
+            status = interrupts.wait(partial(self._admin.status, curves=curves))
+        except GemError as error:
+            return self._missed(error)
+        before = self.status
+        if before is not None and before.parameter_count and status.run_id != before.run_id:
+            return "replaced by another run"
+        self.status, self.trouble, self._answered = status, "", time.monotonic()
+        return None
 
-    def _start_histories(self) -> None:
-        names = ("commits/s", "staleness", "loss", "median π")
-        self.histories = {name: deque[float | None](maxlen=_REMEMBERED) for name in names}
-
-    def _start_rates(self) -> None:
-        self.commits, self.samples = Rate(), Rate()
-        self.workers, self.lease = {}, 0.0
+    def _missed(self, error: GemError) -> str | None:
+        if self.status is None and self._folder is None:
+            raise error
+        if self._folder is not None and self._folder not in find_runs(self._folder.parent):
+            return outcome(self._folder)
+        if self._folder is None and self.status is not None and self.status.state == pb.RUN_STATE_COMPLETE:
+            return "complete"
+        silent = time.monotonic() - self._answered
+        if silent > _GIVE_UP:
+            raise LostRun(f"the server has not responded for {_GIVE_UP:.0f} s: {text.error(error)}")
+        left = self.status is not None and self.status.state == pb.RUN_STATE_DRAINING
+        gone = f"the server has {'shut down' if left else 'gone'}"
+        self.trouble = f"{gone}; waiting for it to come back ({' '.join(text.error(error).split())})"
+        return None
 
 
-def known(message: Any, field: str) -> float | None:
-    """An optional field's value; None if it is not set."""
-    return getattr(message, field) if message.HasField(field) else None
+def show(watch: Watch, peers: ranges.Peers, server: str) -> None:
+    """Shows the status every second until the run is over, or SIGINT or SIGTERM: in place on a terminal, else one after the
+    other. Raises GemError as `Watch.look`."""
+    over: str | None = None
+    with Interrupts() as interrupts, suppress(KeyboardInterrupt), ExitStack() as stack:
+        draw = _canvas(stack)
+        while over is None:
+            over = watch.look(interrupts, curves=True)
+            if watch.status is not None:
+                draw(_picture(watch, interrupts.wait(partial(peers.look, watch.status, _PATIENCE)), server))
+                over = over or ("complete" if watch.status.state == pb.RUN_STATE_COMPLETE else None)
+            if over is None:
+                interrupts.wait(lambda: time.sleep(_EVERY))
+    click.echo("the run goes on" if over is None else f"the run is over: {over}")
+
+
+def _picture(watch: Watch, others: list[ranges.RangeState], server: str) -> str:
+    assert watch.status is not None
+    shown = text.status(watch.status, ranges.lines(server, watch.status, others))
+    return f"! {printable(watch.trouble)}\n\n{shown}" if watch.trouble else shown
+
+
+def _canvas(stack: ExitStack) -> Callable[[str], None]:
+    """Returns a function that shows a text: in place until the stack ends, or after the last one if this is no terminal."""
+    from rich.console import Console  # here, as no other command needs it
+    from rich.live import Live
+    from rich.text import Text
+
+    if not sys.stdout.isatty() or (console := Console(force_terminal=True)).is_dumb_terminal:
+        return lambda shown: click.echo(shown + "\n")
+    live = stack.enter_context(Live(console=console, auto_refresh=False))
+    return lambda shown: live.update(Text(shown, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+class Interrupts:
+    """Handles SIGINT and SIGTERM within a `with` block: they interrupt `wait` at once, and nothing else.
+
+    An exception while drawing would leave the terminal in a broken state.
+    """
+
+    def __init__(self) -> None:
+        self._signalled = self._waiting = False
+
+    def wait(self, call: Callable[[], T]) -> T:
+        """Calls `call`. Raises KeyboardInterrupt as soon as a signal arrives, or if one has arrived before."""
+        self._waiting = True
+        try:
+            if self._signalled:
+                raise KeyboardInterrupt
+            return call()
+        finally:
+            self._waiting = False
+
+    def __enter__(self) -> Interrupts:
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, *_: object) -> None:
+        self._signalled = True
+        if self._waiting:
+            raise KeyboardInterrupt

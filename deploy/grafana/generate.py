@@ -1,6 +1,6 @@
-"""Writes Grafana's dashboards, and the Helm chart's dashboards and alerts: generate.py [--check]
+"""Writes Grafana's dashboards, which the Helm chart and compose share, and the chart's alerts: generate.py [--check]
 
-The dashboards are made from `gem_ctl.dashboards`, that of the runbook from docs/runbook.md, and the chart's alerts from
+The dashboards are made from `gem_dashboards.boards`, that of the runbook from docs/runbook.md, and the chart's alerts from
 deploy/prometheus/alerts.yml. The dashboards are built with Grafana's typed Foundation SDK, so that a wrong option fails here
 and not in a browser. With --check nothing is written; exit status 1 if the committed files are not what would be written.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from gem_ctl.dashboards import ALERTS, DASHBOARDS, EVENTS
-from gem_ctl.panels import Dashboard, Event, Kind, Limits, Panel
+from gem_dashboards.boards import ALERTS, DASHBOARDS, EVENTS
+from gem_dashboards.panels import Dashboard, Event, Kind, Limits, Panel
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, text, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
@@ -43,7 +43,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
 
 _ROOT = Path(__file__).parents[2]
-FOLDER = _ROOT / "deploy" / "grafana" / "dashboards"
+# Helm reads no file outside of the chart; compose mounts the chart's dashboards.
 CHART = _ROOT / "deploy" / "helm" / "gem" / "files"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 RUNBOOK = _ROOT / "docs" / "runbook.md"
@@ -255,22 +255,17 @@ def files() -> dict[Path, str]:
     """What is to be written where."""
     boards = [built.build() for built in (*map(build, DASHBOARDS), runbook())]
     texts = {
-        f"{board.uid.removeprefix('gem-')}.json": json.dumps(
+        CHART / "dashboards" / f"{board.uid.removeprefix('gem-')}.json": json.dumps(
             board, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False
         )
         + "\n"
         for board in boards
     }
-    # Helm reads no file outside of the chart.
-    folders = (FOLDER, CHART / "dashboards")
-    return {
-        **{folder / name: content for folder in folders for name, content in texts.items()},
-        CHART / "alerts.yml": chart_rules(),
-    }
+    return {**texts, CHART / "alerts.yml": chart_rules()}
 
 
 def _there() -> list[Path]:
-    return [*FOLDER.glob("*.json"), *(path for path in CHART.rglob("*") if path.is_file())]
+    return [path for path in CHART.rglob("*") if path.is_file()]
 
 
 def main(arguments: list[str]) -> int:

@@ -7,8 +7,7 @@ Importing this module loads numba, and compiles the loops if they are not in num
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +23,6 @@ _INFINITY = 0x7F800000
 _SMALLEST = float32(2.0**-119)  # a block below this would need a subnormal scale
 _MAX = np.finfo(np.float32).max
 _NAN = float32(np.nan)
-
-
-class Conversion(NamedTuple):
-    """The two directions of a format: `encode` turns values (float32, shape (n,)) into bytes (uint8), `decode` the reverse."""
-
-    encode: Callable[[Vector, ByteArray], None]
-    decode: Callable[[memoryview, Vector], None]
 
 
 def _input(dtype: Any) -> Any:
@@ -61,34 +53,14 @@ def _from_bfloat16(halves, bits):  # type: ignore[no-untyped-def]
         bits[i] = halves[i] << 16
 
 
-# -- float16: 5 bits of exponent, 10 of fraction
+def encode_bfloat16(values: Vector, out: ByteArray) -> None:
+    """Encodes `values` (float32, shape (n,)) into `out` (uint8, shape (2·n,)), rounded to nearest, ties to even."""
+    _to_bfloat16(values.view(np.int32), out.view(np.uint16))
 
 
-@njit(types.void(_input(types.int32), _output(types.uint16)), **_OPTIONS)
-def _to_float16(bits, out):  # type: ignore[no-untyped-def]
-    for i in range(bits.size):
-        magnitude = int32(bits[i] & _MAGNITUDE)
-        # From 2^-14 on: the exponent's bias goes from 127 to 15, and 13 bits are rounded off as above.
-        normal = magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1) >> 13
-        # Below: a multiple of 2^-24, which is the last place of a float32 from 0.5 to 1; adding 0.5 rounds to it.
-        subnormal = float32(int32(magnitude).view(float32) + float32(0.5)).view(int32) - 0x3F000000
-        half = int32(normal if magnitude >= 0x38800000 else subnormal)
-        special = int32(0x7C00 if magnitude <= _INFINITY else 0x7E00)
-        half = int32(half if magnitude < 0x47800000 else special)  # from 2^16 on; just below it, rounding gives an infinity
-        out[i] = int32(half | (bits[i] >> 16 & 0x8000))
-
-
-@njit(types.void(_input(types.uint16), _output(types.int32)), **_OPTIONS)
-def _from_float16(halves, bits):  # type: ignore[no-untyped-def]
-    for i in range(halves.size):
-        magnitude = int32(halves[i] & 0x7FFF)
-        shifted = int32(magnitude << 13)
-        subnormal = float32(float32(magnitude) * float32(2.0**-24)).view(int32)
-        normal = int32(shifted + 0x38000000)
-        special = int32(shifted + 0x70000000)  # the largest exponent of one is the largest of the other
-        wide = normal if magnitude < 0x7C00 else special
-        wide = wide if magnitude >= 0x0400 else subnormal
-        bits[i] = wide | (halves[i] & 0x8000) << 16
+def decode_bfloat16(data: memoryview, values: Vector) -> None:
+    """Decodes 2·n bytes into `values` (float32, shape (n,))."""
+    _from_bfloat16(np.frombuffer(data, np.uint16), values.view(np.int32))
 
 
 # -- int8: blocks with a scale
@@ -156,19 +128,3 @@ def decode_blocks(elements: int, data: memoryview, values: Vector) -> None:
     If a block's scale is negative, infinite or NaN, its elements become NaNs or infinities.
     """
     _from_blocks(np.frombuffer(data, np.uint8), elements, values)
-
-
-# -- the conversions of the 16-bit formats, by name
-
-
-def _halves(narrow: Callable[[Any, Any], None], widen: Callable[[Any, Any], None]) -> Conversion:
-    def encode(values: Vector, out: ByteArray) -> None:
-        narrow(values.view(np.int32), out.view(np.uint16))
-
-    def decode(data: memoryview, values: Vector) -> None:
-        widen(np.frombuffer(data, np.uint16), values.view(np.int32))
-
-    return Conversion(encode, decode)
-
-
-HALVES = {"bfloat16": _halves(_to_bfloat16, _from_bfloat16), "float16": _halves(_to_float16, _from_float16)}

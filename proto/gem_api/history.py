@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-import numpy.typing as npt
 
-Column = npt.NDArray[np.float64]
+from gem_api.curves import Column
+
 COLUMNS = (
     "version", "ticket", "unix_seconds", "worker", "sequence", "discarded", "staleness", "loss", "samples",
     "pi_median", "pi_zero_ratio", "pi_max_ratio", "proxy_energy", "central_energy",

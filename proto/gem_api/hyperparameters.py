@@ -1,8 +1,8 @@
 """The hyper-parameters of a run, each declared once. The server holds them and sends them to every worker.
 
-Everything else is derived from the declarations below: command-line options and their --help, the ranges that are checked,
-what a resumed run may change, what `gem-ctl status` shows, and the first block of `.env.example`. Two more places list the
-names, and tests hold them equal: the message `Hyperparameters` in `v1/training.proto`, and `docker-compose.yml`.
+Everything else is derived from the declarations below: command-line options and their --help, the settings of --rule and
+--schedule, the ranges that are checked, what a resumed run may change, what `gem-ctl status` shows, and the tables of
+docs/settings.md. The message `Hyperparameters` in `v1/training.proto` lists the names too, and a test holds both equal.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class Declaration(NamedTuple):
     Attributes:
         help: The text that users read, with the unit.
         heading: The heading that --help shows the option under.
+        option: The option that it is a setting of: "rule", "optimizer" or "schedule"; empty: it is an option itself.
+        key: Its name among that option's settings; empty: it holds all settings without a declaration.
+        flag: Whether it can be given on the command line; else only in a settings file and the environment.
         values: The allowed numbers or words; None allows any text.
         fixed: Whether a resumed run must keep it, because the workers' buffers or the shard ledger depend on it.
         workers_use: Whether workers compute with it. After a change they must register again.
@@ -67,6 +70,9 @@ class Declaration(NamedTuple):
 
     help: str
     heading: str
+    option: str = ""
+    key: str = ""
+    flag: bool = True
     values: Range | tuple[str, ...] | None = None
     fixed: bool = False
     workers_use: bool = False
@@ -84,7 +90,8 @@ class Hyperparameters:
 
     rule: str = _declare(
         "gem",
-        f"The update rule, which applies commits: {', '.join(RULES)}, or your own as module:Class.",
+        f"The update rule, which applies commits: {', '.join(RULES)}, or your own as module:Class. Settings follow the name: "
+        "gem:kappa=2,momentum=0.9.",
         heading="Rule",
         fixed=True,
     )
@@ -106,12 +113,16 @@ class Hyperparameters:
         0.9,
         "Momentum μ of the proxy (gem).",
         heading="Rule",
+        option="rule",
+        key="momentum",
         values=Range(ge=0, lt=1),
     )
     kappa: float = _declare(
         1.0,
         "Amplification κ of the proxy (gem, Eq. 27).",
         heading="Rule",
+        option="rule",
+        key="kappa",
         values=Range(gt=0),
         other_defaults={("optimizer", name): 2.0 for name in _NOT_SGD},
     )
@@ -119,6 +130,8 @@ class Hyperparameters:
         1e-16,
         "ε in the denominator of the scaling factor π (gem, Eq. 19).",
         heading="Rule",
+        option="rule",
+        key="epsilon",
         values=Range(gt=0),
         other_defaults={("snapshot", "reference"): 1e-12},  # the authors' code
     )
@@ -126,6 +139,8 @@ class Hyperparameters:
         5.0,
         "Upper bound of the scaling factor π (gem).",
         heading="Rule",
+        option="rule",
+        key="pi_max",
         values=Range(gt=0),
         # A step of Adam does not shrink with the gradient, but Δ does: π must be free to grow as 1/|g|.
         # A commit never moves further than the optimizer's own step.
@@ -136,6 +151,8 @@ class Hyperparameters:
         "The θ that the server keeps as a worker's snapshot (gem). after: θ after the worker's own commit; paper: as in the "
         "paper's Algorithm 1; reference: as in the authors' code.",
         heading="Rule",
+        option="rule",
+        key="snapshot",
         values=SNAPSHOTS,
         fixed=True,
     )
@@ -171,6 +188,7 @@ class Hyperparameters:
         SHARD_SIZE,
         "Samples that a worker is given at a time; not less than the batch size.",
         heading="Run",
+        flag=False,
         values=Range(ge=1, le=1_000_000),
         fixed=True,
     )
@@ -184,9 +202,9 @@ class Hyperparameters:
     )
     rule_options: str = _declare(
         "",
-        "Options of the rule, NAME=VALUE separated by spaces, such as 'alpha=0.1' for aeasgd; an unknown name lists the valid "
-        "ones.",
+        "The rule's other settings, NAME=VALUE separated by spaces, such as 'alpha=0.1' for aeasgd.",
         heading="Rule",
+        option="rule",
         fixed=True,
         status=("options", "{}"),
     )
@@ -203,6 +221,7 @@ class Hyperparameters:
         0.0,
         "Nesterov momentum of the local steps.",
         heading="Steps of the workers",
+        flag=False,
         values=Range(ge=0, lt=1),
         workers_use=True,
         status=("nesterov", "{:g}"),
@@ -218,47 +237,55 @@ class Hyperparameters:
     )
     schedule: str = _declare(
         "constant",
-        "How the learning rate changes with the version. constant: not at all; step: it is multiplied by --decay-factor every "
-        "--decay-versions commits; cosine: it falls to that share within --decay-versions commits, then stays; onecycle: as "
-        "cosine, and its warm-up is a cosine too. Unless an option of the schedule is given, a new run takes the schedule "
-        "that its first worker brings.",
-        heading="Schedule of the learning rate",
+        "How the learning rate changes with the version, such as cosine:versions=9400,warmup=100. constant: not at all; step: "
+        "it is multiplied by factor every `versions` commits; cosine: it falls to that share within `versions` commits, then "
+        "stays; onecycle: as cosine, and its warm-up is a cosine too. Unless given, a new run takes the schedule that its "
+        "first worker brings.",
+        heading="Rule",
         values=SCHEDULES,
         workers_use=True,
     )
     warmup_versions: int = _declare(
         0,
         "Commits over which the learning rate first rises to its value; 0: no warm-up.",
-        heading="Schedule of the learning rate",
+        heading="Rule",
+        option="schedule",
+        key="warmup",
         values=Range(ge=0, le=_MAX_COUNT),
         workers_use=True,
     )
     warmup_factor: float = _declare(
         0.0,
         "Share of the learning rate at version 0, where the warm-up begins; 0: it begins one step above 0.",
-        heading="Schedule of the learning rate",
+        heading="Rule",
+        option="schedule",
+        key="warmup_factor",
         values=Range(ge=0, le=1),
         workers_use=True,
     )
     decay_versions: int = _declare(
         0,
         "Commits between two drops (schedule step), or until the end of the fall (cosine, onecycle).",
-        heading="Schedule of the learning rate",
+        heading="Rule",
+        option="schedule",
+        key="versions",
         values=Range(ge=0, le=_MAX_COUNT),
         workers_use=True,
     )
     decay_factor: float = _declare(
         0.1,
         "Factor of each drop (schedule step), or the final share of the learning rate (cosine, onecycle).",
-        heading="Schedule of the learning rate",
+        heading="Rule",
+        option="schedule",
+        key="factor",
         values=Range(ge=0, le=1),
         workers_use=True,
     )
     optimizer: str = _declare(
         "sgd",
         "The optimizer whose steps the rules gem, downpour and adaptive apply. sgd, adam, adamw, lion: one on the server, for "
-        "all workers; worker: each worker's own, and commits hold what its steps changed. Unless given, a new run takes the "
-        "optimizer that its first worker brings.",
+        "all workers, with settings such as adamw:beta2=0.99; worker: each worker's own, and commits hold what its steps "
+        "changed. Unless given, a new run takes the optimizer that its first worker brings.",
         heading="Rule",
         values=OPTIMIZERS,
         fixed=True,
@@ -267,9 +294,10 @@ class Hyperparameters:
     )
     optimizer_options: str = _declare(
         "",
-        "Options of the optimizer, NAME=VALUE separated by spaces: beta1 and beta2 for adam, adamw and lion, epsilon for adam "
+        "The optimizer's settings, NAME=VALUE separated by spaces: beta1 and beta2 for adam, adamw and lion, epsilon for adam "
         "and adamw.",
         heading="Rule",
+        option="optimizer",
         fixed=True,
         status=("optimizer options", "{}"),
     )
@@ -278,6 +306,7 @@ class Hyperparameters:
         "How much batch sizes vary at random: from (1 − this) to (1 + this) times --batch-size. 0.9 keeps many equal workers "
         "out of lockstep; 0: all batches have the same size.",
         heading="Run",
+        flag=False,
         values=Range(ge=0, le=0.9),
         workers_use=True,
         status=("variation", "batches ±{:g}"),
@@ -297,8 +326,8 @@ class Hyperparameters:
 
     def require_valid(self) -> None:
         """Raises ValueError, naming the option, for a value of the wrong type or outside of its declared range."""
-        for name, declared in DECLARATIONS.items():
-            _require_valid(flag(name), getattr(self, name), declared.values, type(DEFAULTS[name]))
+        for name in DECLARATIONS:
+            require_valid(name, getattr(self, name))
 
     def with_defaults(self, given: Collection[str]) -> Hyperparameters:
         """Applies `other_defaults` to the hyper-parameters of a new run, except to those that the user has given."""
@@ -323,7 +352,6 @@ class Hyperparameters:
         values = {each.name: getattr(message, each.name) for each in message.DESCRIPTOR.fields}
         values["snapshot"] = pb.SnapshotConvention.Name(message.snapshot).removeprefix("SNAPSHOT_CONVENTION_").lower()
         values["shards"] = pb.ShardMode.Name(message.shards).removeprefix("SHARD_MODE_").lower()
-        values["optimizer"] = values["optimizer"] or "sgd"  # a server of an earlier version sends none
         return cls(**values)
 
 
@@ -339,8 +367,17 @@ def decay_of_workers(settings: Hyperparameters) -> float:
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a hyper-parameter."""
-    return "--" + name.replace("_", "-")
+    """How a user writes a hyper-parameter: "--learning-rate"; "--rule …:kappa", a setting of an option; "shard_size", a key of
+    the settings file."""
+    declared = DECLARATIONS[name]
+    if declared.option:
+        return f"--{declared.option} …:{declared.key}" if declared.key else f"--{declared.option}"
+    return "--" + name.replace("_", "-") if declared.flag else name
+
+
+def require_valid(name: str, value: Any) -> None:
+    """Raises ValueError for a hyper-parameter of the wrong type or outside of its declared range."""
+    _require_valid(flag(name), value, DECLARATIONS[name].values, type(DEFAULTS[name]))
 
 
 def _require_valid(name: str, value: Any, allowed: Range | tuple[str, ...] | None, kind: type) -> None:

@@ -34,7 +34,7 @@ PREFIX_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
 class Kind(IntEnum):
-    """What a message is; its header is the protobuf message in brackets."""
+    """The kinds of messages; a message's header is the protobuf message in brackets."""
 
     HELLO = 1  # LaneHello, from the client
     WELCOME = 2  # LaneWelcome

@@ -204,7 +204,7 @@ class Layout:
 
     @cached_property
     def pieces(self) -> tuple[Tensor, ...]:
-        """What lies in a buffer of this layout, in order: the model's tensors, or those of its range.
+        """The tensors in a buffer of this layout, in order: the model's, or those of its range.
 
         A tensor that the range cuts is a piece of one axis, named "NAME[first:last]" by its elements in C order."""
         return self.tensors if self.bounds is None else tuple(self._cut_pieces())
@@ -312,7 +312,7 @@ def _require_few(tensors: int) -> None:
 
 
 def _from_spec(spec: pb.TensorSpec) -> Tensor:
-    """Without a factor on the wire it is 1: workers of earlier versions send none."""
+    """Without a factor on the wire it is 1."""
     factor = spec.rate_factor if spec.HasField("rate_factor") else 1.0
     shape = tuple(spec.shape[: MAX_AXES + 1])  # enough to see that there are too many
     return Tensor(spec.name, shape, factor, not spec.no_weight_decay)

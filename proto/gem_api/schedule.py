@@ -77,4 +77,5 @@ def server_rate(hyperparameters: Hyperparameters, version: int) -> float | None:
 def require_schedule(hyperparameters: Hyperparameters) -> None:
     """Raises ValueError for a schedule without its length."""
     if hyperparameters.schedule != "constant" and not hyperparameters.decay_versions:
-        raise ValueError(f"--schedule {hyperparameters.schedule} needs --decay-versions, the number of commits that it takes")
+        name = hyperparameters.schedule
+        raise ValueError(f"--schedule {name} needs the number of commits that it takes: write --schedule {name}:versions=N")

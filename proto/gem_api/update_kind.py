@@ -1,4 +1,4 @@
-"""What a commit holds, a gradient or a delta: its name in Python, and its value on the wire."""
+"""The kind of a commit, gradient or delta: its name in Python, and its value on the wire."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 float32    4 bytes an element, without conversion or loss
 bfloat16   2 bytes an element, float32's range, 8 significant bits
-float16    2 bytes an element, 11 significant bits, magnitudes up to 65,504
 int8       about 1 byte an element, gradients only: blocks with a scale each, and error feedback
 
 `v1/tensors.proto` defines every bit.
@@ -15,7 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from threading import Lock
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
 
 from gem_api.errors import InvalidRequest
 from gem_api.framing import PLAIN, Assembly, Packing, chunks, framed
@@ -23,7 +25,7 @@ from gem_api.layout import Vector
 from gem_api.v1 import tensors_pb2 as pb
 
 if TYPE_CHECKING:
-    from gem_api.conversions import ByteArray, Conversion
+    from gem_api.conversions import ByteArray
 
 
 class Encoder(Protocol):
@@ -105,22 +107,20 @@ class Float32(ThetaFormat):
         return chunks(packed)
 
 
-class Half(ThetaFormat):
-    """bfloat16 and float16: two bytes an element, rounded to nearest, ties to even."""
+class BFloat16(ThetaFormat):
+    """bfloat16: two bytes an element, rounded to nearest, ties to even."""
 
     def assembly(self, into: Vector) -> Assembly:
-        return Assembly(into, self.packing, self._conversion().decode)
+        from gem_api.conversions import decode_bfloat16
+
+        return Assembly(into, self.packing, decode_bfloat16)
 
     def pieces(self, packed: Vector) -> Iterator[ByteArray]:
-        encode = self._conversion().encode
+        from gem_api.conversions import encode_bfloat16
+
         for part, room in self.packing.pieces(packed.size):
-            encode(packed[part], room)
+            encode_bfloat16(packed[part], room)
             yield room
-
-    def _conversion(self) -> Conversion:
-        from gem_api.conversions import HALVES
-
-        return HALVES[self.name]
 
 
 class Int8(Format):
@@ -132,16 +132,59 @@ class Int8(Format):
         return Assembly(into, self.packing, partial(decode_blocks, self.packing.elements))
 
     def encoder(self, size: int) -> Encoder:
-        from gem_api.error_feedback import FeedbackEncoder
-
+        self.prepare()
         return FeedbackEncoder(size, self.packing)
 
 
+class FeedbackEncoder:
+    """Encodes one lease's gradients g in int8 blocks, with error feedback: what is rounded off is added to the next commit.
+
+    With a residual e, initially 0, it sends q = quantised(e + g). When that is applied, e ← e + g − q; until then e does not
+    change. So a resend carries the same bytes, and a rejected or dropped commit has no effect. |e| is at most half a
+    quantisation step: max|e + g| / 254 of its block. Takes 8·P bytes, for e and its next value.
+
+    Args:
+        size: The number of elements P.
+        packing: The block format.
+    """
+
+    def __init__(self, size: int, packing: Packing) -> None:
+        self._packing = packing
+        self._residual = np.zeros(size, np.float32)
+        self._remainder = np.zeros(size, np.float32)
+        # gRPC requests frames from its own thread, and may continue for some time after a stream was cancelled.
+        self._lock = Lock()
+        self._current: object = None
+
+    def pieces(self, packed: Vector) -> Iterator[ByteArray]:
+        """The bytes of e + g, with g in `packed` (float32, shape (P,)). Ends the iterator of an earlier call."""
+        with self._lock:
+            self._current = mine = object()
+        return self._pieces(packed, mine)
+
+    def frames(self, packed: Vector, opening: bytes = b"") -> Iterator[bytes]:
+        """The same bytes as gRPC's frames; the first begins with `opening`."""
+        return framed(self.pieces(packed), opening)
+
+    def applied(self) -> None:
+        """Makes the rounding error of the last frames the new residual."""
+        self._residual, self._remainder = self._remainder, self._residual
+
+    def _pieces(self, gradient: Vector, mine: object) -> Iterator[ByteArray]:
+        from gem_api.conversions import encode_blocks
+
+        for part, room in self._packing.pieces(gradient.size):
+            with self._lock:
+                if self._current is not mine:
+                    return
+                encode_blocks(gradient[part], self._residual[part], self._remainder[part], self._packing.elements, room)
+            yield room
+
+
 FLOAT32 = Float32("float32", pb.WIRE_DTYPE_FLOAT32, PLAIN)
-BFLOAT16 = Half("bfloat16", pb.WIRE_DTYPE_BFLOAT16, Packing(1, 0, 2))
-FLOAT16 = Half("float16", pb.WIRE_DTYPE_FLOAT16, Packing(1, 0, 2))
+BFLOAT16 = BFloat16("bfloat16", pb.WIRE_DTYPE_BFLOAT16, Packing(1, 0, 2))
 INT8 = Int8("int8", pb.WIRE_DTYPE_INT8_BLOCK, Packing(256, 4, 1))
-THETA_FORMATS: dict[str, ThetaFormat] = {known.name: known for known in (FLOAT32, BFLOAT16, FLOAT16)}
+THETA_FORMATS: dict[str, ThetaFormat] = {known.name: known for known in (FLOAT32, BFLOAT16)}
 GRADIENT_FORMATS: dict[str, Format] = {**THETA_FORMATS, INT8.name: INT8}
 
 Known = TypeVar("Known", bound=Format)

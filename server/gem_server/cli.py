@@ -22,13 +22,14 @@ from gem_api.process.options import (
     Number,
     Whole,
     WithHeadings,
-    given,
+    expanded,
     hyperparameter_options,
     log_options,
     option,
     until_stopped_option,
     without_end,
 )
+from gem_api.process.settings_file import config_option, setting
 from gem_api.process.stacks import print_stacks_on_signal
 from gem_api.ranges import WHOLE, Range
 
@@ -80,10 +81,10 @@ def _allow_many_files() -> None:
 
 
 def _config_option(flag: str, **how: Any) -> Callable[[Any], Any]:
-    """An option for a field of `ServerConfig`, with that field's default."""
+    """An option for a field of `ServerConfig`, with that field's default; a setting without an option if it has no dashes."""
     field = _FIELDS[flag.partition("/")[0].removeprefix("--").replace("-", "_")]
     default = field.default if field.default_factory is MISSING else field.default_factory
-    return option(flag, default=default, **how)
+    return (option if flag.startswith("-") else setting)(flag, default=default, **how)
 
 
 def _memory_socket(context: click.Context, param: click.Parameter, choice: str) -> str:
@@ -113,7 +114,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     if cert is not None and key is not None:
         return TlsFiles(cert, key, client_ca)
     if cert is not None or key is not None or client_ca is not None:
-        raise click.UsageError("TLS needs both --tls-cert and --tls-key; --tls-client-ca may come with them")
+        raise click.UsageError("TLS needs both --tls-cert and --tls-key; the setting tls_client_ca may come with them")
     return None
 
 
@@ -134,8 +135,8 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     help="On the server of range 0: the addresses of ranges 1, 2, ..., in this order, as workers reach them.",
 )
 @_config_option("--listen", help="Address to serve gRPC on; 0.0.0.0:50051 accepts other machines.")
-@option(
-    "--lane-listen",
+@setting(
+    "lane_listen",
     default="auto",
     callback=_lane_listen,
     metavar="auto|off|HOST:PORT",
@@ -150,7 +151,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 )
 @option("--tls-cert", type=_FILE, help="Encrypt: the server's certificate chain, PEM. Read again when it changes.")
 @option("--tls-key", type=_FILE, help="The certificate's private key, PEM.")
-@option("--tls-client-ca", type=_FILE, help="Reject clients without a certificate from these authorities, PEM.")
+@setting("tls_client_ca", type=_FILE, help="Reject clients without a certificate from these authorities, PEM.")
 @_config_option(
     "--metrics-listen",
     help="Address of the live page (/), the Prometheus metrics (/metrics) and the probes (/healthz, /readyz); empty: none of "
@@ -158,7 +159,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
 )
 @_config_option("--checkpoint-dir", type=_FOLDER, help="Folder for checkpoints; without it nothing is saved.")
 @_config_option(
-    "--checkpoint-interval", type=Number(min=0), help="Seconds between checkpoints; 0: only on request and at the end."
+    "checkpoint_interval", type=Number(min=0), help="Seconds between checkpoints; 0: only on request and at the end."
 )
 @_config_option(
     "--durability",
@@ -168,32 +169,32 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     "log: every acknowledged commit.",
 )
 @_config_option(
-    "--log-limit",
+    "log_limit",
     type=Bytes(),
     show_default="1G",
     help="With --durability log: write a checkpoint when the log since the last one exceeds this size.",
 )
-@_config_option("--checkpoint-keep", type=Whole(1), help="Checkpoints to keep; older ones are removed.")
+@_config_option("checkpoint_keep", type=Whole(1), help="Checkpoints to keep; older ones are removed.")
 @_config_option("--resume/--no-resume", help="Continue from the newest checkpoint in --checkpoint-dir, if there is one.")
 @_config_option(
     "--history", type=_FILE, help="CSV file that gets a line for every commit; an existing file is renamed to FILE.old."
 )
 @_config_option(
-    "--lease-seconds", type=Number(1, 3600), help="How long a worker may be silent before its lease ends, in seconds."
+    "lease_seconds", type=Number(1, 3600), help="How long a worker may be silent before its lease ends, in seconds."
 )
 @_config_option(
-    "--memory-limit",
+    "memory_limit",
     type=Bytes(),
     show_default="4/5 of the machine's or container's",
     help="Memory that the model and the workers may take, for example 8G; 0: no limit.",
 )
 @_config_option(
-    "--apply-threads",
+    "apply_threads",
     type=Whole(0),
     help="Threads that apply a commit of a large model; 0: one for each core, at most 8.",
 )
-@option(
-    "--memory-socket",
+@setting(
+    "memory_socket",
     default="auto",
     metavar="auto|off|PATH",
     callback=_memory_socket,
@@ -206,34 +207,37 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFile
     help="Hand out the first shard only after this number of workers has joined, so that all start together.",
 )
 @_config_option(
-    "--max-norm-ratio",
+    "max_norm_ratio",
     type=Number(min=0),
     help="Reject a commit if its gradient's norm exceeds this multiple of the median of the run's last 100; 0: no bound. "
     "Honest runs have reached 50.",
 )
 @_config_option(
-    "--quarantine-after",
+    "quarantine_after",
     type=Whole(0),
-    show_default="3 with --max-norm-ratio, else 0",
+    show_default="3 with max_norm_ratio, else 0",
     help="Quarantine a worker after this number of rejected gradients in a row (too large, NaN or infinite); 0: never. "
     "It stays out of the run until gem-ctl quarantine lifts it.",
 )
 @hyperparameter_options(shard_size=(SHARD_SIZE, DERIVED_SHARD_SIZE))
 @until_stopped_option
 @log_options
+@config_option
 @click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
     """Runs a GEM parameter server: holds the model's parameters and applies the workers' commits in FIFO order.
 
-    Every option can also be set by the environment variable shown with it; a flag wins over the environment.
+    Every option is a setting too: an environment variable, shown with it, or a key in the file of --config. The command line
+    wins over the environment, that over the file, that over the default.
     SIGTERM or Ctrl-C finishes the queued commits and writes a checkpoint (with --checkpoint-dir). SIGUSR1 prints what each
     thread does to standard error.
 
     Exit status: 0 after SIGTERM, Ctrl-C or gem-ctl drain; 1 after an unexpected error; 2 if the server can't start (wrong
     options, an address in use, no usable checkpoint), or can't write its log or its last checkpoint.
     """
-    hyperparameters, stated = _hyperparameters(options, given(context) & set(_HYPERPARAMETERS))
+    options, user_gave = expanded(context)
+    hyperparameters, stated = _hyperparameters(options, user_gave & set(_HYPERPARAMETERS))
     derived = {
         "hyperparameters": hyperparameters,
         "given": frozenset(stated),

@@ -143,7 +143,7 @@ class ServerConfig:
             yield f"can't listen on {self.listen!r}: give --listen HOST:PORT, such as 127.0.0.1:50051"
         elif self.lane_address and not is_tcp_address(self.lane_address):
             address = self.lane_address
-            yield f"can't serve the lane on {address!r}: give --lane-listen HOST:PORT, such as 127.0.0.1:50052, or off"
+            yield f"can't serve the lane on {address!r}: set lane_listen to HOST:PORT, such as 127.0.0.1:50052, or off"
         if self.resume and self.checkpoint_dir is None:
             yield "--resume needs --checkpoint-dir: say where the checkpoints are"
         if self.durability not in DURABILITIES:
@@ -153,9 +153,9 @@ class ServerConfig:
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)
             if value is not None and not value >= minimum:  # not "<", so that NaN is rejected too
-                yield f"--{name.replace('_', '-')} must be at least {minimum:g}, not {value}"
+                yield f"{name} must be at least {minimum:g}, not {value}"
         if not self.lease_seconds > 0:
-            yield f"--lease-seconds must be greater than 0, not {self.lease_seconds}"
+            yield f"lease_seconds must be greater than 0, not {self.lease_seconds}"
         yield from self._problems_of_ranges()
 
     def _problems_of_ranges(self) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 from gem_api.methods import ADMIN, MAX_MESSAGE_BYTES, TRAINING
-from gem_api.process.exposition import serve_metrics
+from gem_api.process.http_port import serve_metrics
 from gem_api.process.logs import Logger
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -22,7 +22,8 @@ from gem_server.security.access import Access
 from gem_server.security.tls import Certificates
 from gem_server.security.tokens import TokenFile
 from gem_server.telemetry.health import Health
-from gem_server.telemetry.live_page import LivePage, LiveStatus
+from gem_server.telemetry.live_page import LivePage
+from gem_server.telemetry.run_view import RunView
 
 REPLY_GRACE_SECONDS = 5.0
 _CHANNEL_OPTIONS = (
@@ -82,9 +83,9 @@ class Endpoint:
             names = [service.full_name for service in services]
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
 
-    def add_live_status(self, status: LiveStatus) -> None:
+    def show(self, view: RunView) -> None:
         """Shows the run on the live page. Call it on the event loop's thread."""
-        self._page.show(status, asyncio.get_running_loop())
+        self._page.show(view, asyncio.get_running_loop())
 
     async def start(self, why_stalled: Callable[[], str]) -> None:
         """Serves, and reports it as healthy. `why_stalled` returns why commits can't be acknowledged; empty if they can."""

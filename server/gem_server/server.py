@@ -18,12 +18,12 @@ from gem_api.process.logs import Logger
 from gem_server.background import start_chore
 from gem_server.config import ServerConfig, StartError
 from gem_server.durability import recovery
-from gem_server.parts import Parts
 from gem_server.rules import is_users, where_raised
 from gem_server.security.exposure import what_is_open
-from gem_server.telemetry.curves import MIN_INTERVAL
 from gem_server.telemetry.health import BEAT_SECONDS
+from gem_server.telemetry.timeline import SAMPLE_SECONDS
 from gem_server.warm_up import warm_up
+from gem_server.wiring import Parts
 
 LAG_SECONDS = 0.25  # between two looks at the event loop's lag
 
@@ -114,7 +114,7 @@ class Server:
         except CheckpointFailed as error:
             raise StartError(
                 f"can't write the checkpoint that the write-ahead log starts from: {error}. If the disk is full, free space, "
-                "or keep fewer checkpoints (--checkpoint-keep)"
+                "or keep fewer checkpoints (checkpoint_keep)"
             ) from error
 
     def _end_unfit_leases(self) -> None:
@@ -162,11 +162,11 @@ class Server:
         """The background tasks besides applying commits and writing the log, with their names. None ends by itself."""
         config, parts = self._config, self.parts
         yield "leases", partial(_repeat, min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
+        yield "view", partial(_repeat, SAMPLE_SECONDS, parts.view.sample)
         if parts.endpoint.http_address:
-            yield "curves", partial(_repeat, MIN_INTERVAL, parts.curves.sample)
             yield "health", partial(_repeat, BEAT_SECONDS, parts.endpoint.health.beat)
             yield "lag", partial(_measure_lag, parts.metrics.lagged)
-        yield "hold", partial(_repeat, 1.0, parts.commit_path.look_after_hold)
+        yield "hold", partial(_repeat, 1.0, parts.commit_path.expire_hold)
         yield "lane", parts.lane.run
         yield "regions", partial(_repeat, 1.0, parts.lane.regions.take_back)
         if parts.history:

@@ -21,6 +21,7 @@ import structlog
 from click.testing import CliRunner
 from gem_api.process import logs
 from gem_api.process.options import heading_of
+from gem_api.process.settings_file import key
 from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server
 from gem_worker import command as worker_statuses
@@ -91,7 +92,7 @@ def test_every_command_that_logs_writes_the_lines_that_the_user_asks_for(name: s
     for module in ("gem_worker.process.cli", "gem_worker.evaluation.evaluator"):
         monkeypatch.setattr(f"{module}.stop_on_signals", lambda: None)
     for given, level in (([], "info"), (["--log-level", "error"], "error")):
-        error = CliRunner().invoke(LOGGING[name], [*given, "--log-format", "json"]).exception
+        error = CliRunner().invoke(LOGGING[name], given, env={"GEM_LOG_FORMAT": "json"}).exception
         assert error is not None
         assert error.args == (("json", level),)
 
@@ -170,20 +171,14 @@ def test_gem_ctl_prints_its_stacks_too(capfd: pytest.CaptureFixture[str]) -> Non
     assert "test_gem_ctl_prints_its_stacks_too" in capfd.readouterr().err
 
 
-def variable(option: click.Option) -> str:
-    """The one that is this option's own; others may be taken for want of it."""
-    own = option.envvar or f"GEM_{str(option.name).upper()}"
-    return own if isinstance(own, str) else own[0]
-
-
 def test_a_variable_means_the_same_to_every_command() -> None:
-    meanings: dict[str, set[tuple[str, str | bool]]] = defaultdict(set)
+    meanings: dict[str, set[str]] = defaultdict(set)
     listens: dict[str, list[str]] = defaultdict(list)
     for name, command in COMMANDS.items():
-        for option in options(command):
-            meanings[variable(option)].add((option.type.name, option.is_flag))
-            if str(option.name).endswith("listen"):
-                listens[variable(option)].append(name)
+        for param in command.params:
+            meanings[key(param)].add(param.type.name)
+            if str(param.name).endswith("listen"):
+                listens[key(param)].append(name)
     assert {name: kinds for name, kinds in meanings.items() if len(kinds) > 1} == {}
     assert all(len(names) == 1 for names in listens.values()), listens  # two processes can't have one address
 

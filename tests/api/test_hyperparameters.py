@@ -10,30 +10,28 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Hyperparameters, flag
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main as server
-from gem_server.durability.state_form import require_hyperparameters
+from gem_server.durability.state_schema import require_hyperparameters
 from kit.core import commit, make_core, start
 
-OPTIONS = {option.name: option for option in server.params if option.name in vars(Hyperparameters())}
 
-
-def largest(option: click.Parameter) -> Any:
-    """The largest value, or the last choice, that the command line lets through."""
-    kind = option.type
-    if isinstance(kind, click.Choice):
-        return kind.choices[-1]
-    if isinstance(kind, click.IntRange):
-        return kind.max if kind.max is not None else 1 << 70
-    if isinstance(kind, click.FloatRange):
-        return math.nextafter(kind.max, 0) if kind.max is not None and kind.max_open else kind.max or 1.7e308
-    return "δ=1 " * 100
+def largest(name: str) -> Any:
+    """The largest value, or the last choice, that is declared."""
+    allowed = DECLARATIONS[name].values
+    if isinstance(allowed, tuple):
+        return allowed[-1]
+    if allowed is None:
+        return "δ=1 " * 100
+    if isinstance(DEFAULTS[name], int):
+        return allowed.le if allowed.le is not None else 1 << 70
+    return math.nextafter(allowed.lt, 0) if allowed.lt is not None else allowed.le or 1.7e308
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Hyperparameters)])
 def test_the_largest_value_that_the_command_takes_reaches_the_workers_and_the_checkpoints(name: str) -> None:
-    settings = replace(Hyperparameters(), **{name: largest(OPTIONS[name])})
+    settings = replace(Hyperparameters(), **{name: largest(name)})
     assert Hyperparameters.from_message(settings.to_message()) == settings
     require_hyperparameters(vars(settings), "hyperparameters")
 
@@ -46,11 +44,11 @@ def test_the_largest_value_that_the_command_takes_reaches_the_workers_and_the_ch
     ],
 )  # fmt: skip
 def test_what_the_contract_cannot_carry_is_refused_before_a_worker_asks(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}"):
+    with pytest.raises(ValueError, match=flag(name)):
         make_core(replace(Hyperparameters(), **{name: value}))
     core = make_core(Hyperparameters())
     if name in ("epochs", "steps", "warmup_versions", "decay_versions"):  # those that a resumed run may change
-        with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}"):
+        with pytest.raises(ValueError, match=flag(name)):
             core.change(replace(core.settings, **{name: value}))
 
 
@@ -68,15 +66,15 @@ def test_the_defaults_are_valid() -> None:
         ("learning_rate", 0.0, "--learning-rate must be greater than 0, not 0.0"),
         ("learning_rate", math.nan, "--learning-rate must be greater than 0, not nan"),
         ("learning_rate", 10**400, f"--learning-rate must be greater than 0, not {10**49}"),
-        ("pi_max", math.inf, "--pi-max must be greater than 0, not inf"),
-        ("momentum", 1.0, "--momentum must be at least 0 and less than 1, not 1.0"),
+        ("pi_max", math.inf, "--rule …:pi_max must be greater than 0, not inf"),
+        ("momentum", 1.0, "--rule …:momentum must be at least 0 and less than 1, not 1.0"),
         ("epochs", -1, "--epochs must be at least 0 and at most 4294967295, not -1"),
         ("epochs", 1.5, "--epochs must be of type int, not '1.5'"),
         ("epochs", True, "--epochs must be of type int, not 'True'"),
         ("local_steps", 0, "--local-steps must be at least 1 and at most 10000, not 0"),
         ("schedule", "linear", "--schedule must be one of constant, step, cosine, onecycle, not 'linear'"),
         ("rule", 3, "--rule must be of type str, not '3'"),
-        ("rule_options", "proxy=\udcff", "--rule-options is not valid UTF-8: 'proxy=\\udcff'"),
+        ("rule_options", "proxy=\udcff", "--rule is not valid UTF-8: 'proxy=\\udcff'"),
     ],
 )  # fmt: skip
 def test_a_value_outside_of_its_declaration_is_refused_by_name(name: str, value: Any, said: str) -> None:

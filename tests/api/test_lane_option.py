@@ -1,4 +1,4 @@
-"""gem-server --lane-listen: where the lane is by default, and what is said about an address that can't be used."""
+"""The setting lane_listen of gem-server: where the lane is by default, and what is said about an address that can't be used."""
 
 from __future__ import annotations
 
@@ -32,36 +32,37 @@ def test_by_default_the_lane_is_at_the_port_after_that_of_grpc(listen: str, lane
     ("choice", "config"), [("auto", None), ("off", ""), ("0.0.0.0:7000", "0.0.0.0:7000")], ids=["auto", "off", "address"]
 )
 def test_the_option_is_auto_off_or_an_address(choice: str, config: str | None) -> None:
-    assert main.make_context("gem-server", ["--lane-listen", choice]).params["lane_listen"] == config
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEM_LANE_LISTEN", choice)
+        assert main.make_context("gem-server", []).params["lane_listen"] == config
 
 
 @pytest.mark.parametrize(
     "wrong", ["here", "50052", "host:", ":50052", "host:-1", "host:65536", "host:50052x", "unix:/tmp/gem.sock", "on", " "]
 )
 def test_a_wrong_address_gives_one_line_that_says_what_to_write(wrong: str) -> None:
-    result = CliRunner().invoke(main, ["--until-stopped", "--listen", "127.0.0.1:0", "--lane-listen", wrong])
+    flags = ["--until-stopped", "--listen", "127.0.0.1:0"]
+    result = CliRunner().invoke(main, flags, env={"GEM_LANE_LISTEN": wrong})
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == (
-        f"gem-server: can't serve the lane on {wrong!r}: give --lane-listen HOST:PORT, such as 127.0.0.1:50052, or off"
+        f"gem-server: can't serve the lane on {wrong!r}: set lane_listen to HOST:PORT, such as 127.0.0.1:50052, or off"
     )
 
 
 def test_after_the_last_port_there_is_none_for_the_lane() -> None:
     result = CliRunner().invoke(main, ["--until-stopped", "--listen", "127.0.0.1:65535"])
     assert result.exit_code == 2
-    assert "can't serve the lane on '127.0.0.1:65536': give --lane-listen HOST:PORT" in result.stderr
+    assert "can't serve the lane on '127.0.0.1:65536': set lane_listen to HOST:PORT" in result.stderr
 
 
 def test_an_address_in_use_gives_one_line_that_names_the_option() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        flags = ["--until-stopped", "--listen", "127.0.0.1:0", "--metrics-listen", "", "--lane-listen", address]
-        result = CliRunner().invoke(main, flags)
+        flags = ["--until-stopped", "--listen", "127.0.0.1:0", "--metrics-listen", ""]
+        result = CliRunner().invoke(main, flags, env={"GEM_LANE_LISTEN": address})
     assert result.exit_code == 2
     line = result.stderr.splitlines()[-1]
-    assert re.match(
-        rf"gem-server: can't listen on {address} for the lane: give another --lane-listen HOST:PORT, or off \(", line
-    )
+    assert re.match(rf"gem-server: can't listen on {address} for the lane: give another lane_listen HOST:PORT, or off \(", line)
 
 
 def test_hosts_of_every_kind_may_be_listened_on() -> None:

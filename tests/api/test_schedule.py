@@ -90,12 +90,15 @@ def test_the_rate_is_the_learning_rate_times_the_factor() -> None:
     ("settings", "said"),
     [
         ({"schedule": "linear"}, "--schedule must be one of constant, step, cosine, onecycle, not 'linear'"),
-        ({"schedule": "step"}, "--schedule step needs --decay-versions"),
-        ({"schedule": "cosine"}, "--schedule cosine needs --decay-versions"),
-        ({"schedule": "onecycle", "warmup_versions": 9}, "--schedule onecycle needs --decay-versions"),
-        ({"warmup_versions": 9, "warmup_factor": 1.5}, "--warmup-factor must be at least 0 and at most 1"),
-        ({"schedule": "step", "decay_versions": 1, "decay_factor": 1.5}, "--decay-factor must be at least 0 and at most 1"),
-        ({"decay_factor": float("nan")}, "--decay-factor must be at least 0 and at most 1"),
+        ({"schedule": "step"}, "--schedule step needs the number of commits that it takes: write --schedule step:versions=N"),
+        ({"schedule": "cosine"}, "--schedule cosine needs the number of commits"),
+        ({"schedule": "onecycle", "warmup_versions": 9}, "--schedule onecycle needs the number of commits"),
+        ({"warmup_versions": 9, "warmup_factor": 1.5}, "--schedule …:warmup_factor must be at least 0 and at most 1"),
+        (
+            {"schedule": "step", "decay_versions": 1, "decay_factor": 1.5},
+            "--schedule …:factor must be at least 0 and at most 1",
+        ),
+        ({"decay_factor": float("nan")}, "--schedule …:factor must be at least 0 and at most 1"),
     ],
 )
 def test_a_schedule_that_means_nothing_is_refused_at_the_start(settings: dict[str, object], said: str) -> None:
@@ -148,11 +151,11 @@ def test_a_resumed_run_goes_on_in_its_schedule_and_may_be_given_another(tmp_path
 def test_a_resumed_run_keeps_its_rule_and_the_rules_options() -> None:
     assert {"rule", "rule_options", "local_steps"} <= set(FIXED)
     kept = Hyperparameters(rule="fedbuff", rule_options="buffer_size=4")
-    with pytest.raises(ValueError, match="--rule-options was buffer_size=4"):
+    with pytest.raises(ValueError, match="--rule was buffer_size=4"):
         resumed_hyperparameters(kept, Hyperparameters(rule_options="buffer_size=8"), frozenset({"rule_options"}))
 
 
 def test_a_resumed_run_refuses_a_schedule_that_means_nothing() -> None:
     core = make_core(Hyperparameters())
-    with pytest.raises(ValueError, match="needs --decay-versions"):
+    with pytest.raises(ValueError, match="needs the number of commits"):
         core.change(Hyperparameters(schedule="cosine"))

@@ -1,66 +1,60 @@
-"""Checks a chaos run. It reads the workers' diaries and the server's files, and calls neither workers nor server.
+"""Checks a chaos run: each server by itself (`server_checker.py`), then what several that hold a range of θ each have together.
 
-What it finds: every commit that a worker was told is applied is in the log, once, as the version that the worker was told,
-with the gradient that the worker sent; every θ that a worker ever saw is the replayed θ of that version; every checkpoint, and
-the last one above all, is the replay at its place, to the bit.
-
-If several servers hold a range of θ each, all this holds for each by itself, and `ranges.py` compares them.
+A commit that a worker was told is applied must be in all of them. A commit that only some have is torn. That is allowed if
+nobody was told that it is applied, and if it is the last one of a lease whose worker was killed, or which ended on one of the
+servers. Without torn commits, all have the same version at rest.
 """
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chaos.log_reader import BrokenLog, Entry, entries
-from chaos.replay import Checkpoint, Contradiction, Floats, Replay, as_bfloat16, decoded
+from chaos.server_checker import Known, LogContent, ServerVerdict, Testimony, check_server, lines_of, testimony
+from chaos.worker import bounds
 
-Known = tuple[str, int]  # a commit: lease and sequence
 _MAX_PROBLEMS = 50
+
+
+class Fate(StrEnum):
+    """How a session came to its lease's end."""
+
+    KILLED = "its worker was killed"
+    ENDED = "its lease ended"
+    LEFT = "its worker left in order"
 
 
 @dataclass
 class Verdict:
-    """The result of a run on one server, in numbers. If it holds a range of θ, a commit is what it gets of one, θ is its part.
+    """The result of a run, in numbers.
 
     Attributes:
-        acknowledged: Commits that a worker was told are applied.
-        applied: Commits in the log: the last version.
-        resent: Commits that their workers had to try more than once.
-        lost: Acknowledged commits that are not in the log, or not as the version that was told.
-        doubled: Commits that are in the log more than once.
-        strange: Commits in the log that nobody sent, or with another gradient or base.
-        thetas_seen: Times that a worker was given θ.
-        thetas_wrong: Of these, how often it was not the replayed θ of that version.
-        shards_completed: Acknowledged ones.
-        checkpoints: Checkpoints compared with the replay.
-        checkpoints_wrong: Of these, how many differ from it.
-        theta_equal: Whether the final θ is the replay's, to the bit.
-        problems: What is wrong, in words.
+        ranges: The results of each server.
+        committed: Commits that a worker was told are applied by all servers.
+        whole: Commits that are in all servers' logs.
+        torn: Commits that only some of them have, by what became of their session.
+        torn_by_range: How many of these each server has.
+        versions_at_rest: The servers' versions once no worker was left, as they said themselves.
+        shards_completed: Those in the log of the server that leads.
+        problems: What is wrong between servers, in words.
     """
 
-    acknowledged: int = 0
-    applied: int = 0
-    resent: int = 0
-    lost: int = 0
-    doubled: int = 0
-    strange: int = 0
-    thetas_seen: int = 0
-    thetas_wrong: int = 0
+    ranges: list[ServerVerdict] = field(default_factory=list)
+    committed: int = 0
+    whole: int = 0
+    torn: dict[Fate, int] = field(default_factory=dict)
+    torn_by_range: list[int] = field(default_factory=list)
+    versions_at_rest: list[int] = field(default_factory=list)
     shards_completed: int = 0
-    checkpoints: int = 0
-    checkpoints_wrong: int = 0
-    theta_equal: bool = False
     problems: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
-        return self.theta_equal and not self.problems
+        return all(verdict.good for verdict in self.ranges) and not self.problems
 
     def object_to(self, problem: str) -> None:
         if len(self.problems) < _MAX_PROBLEMS:
@@ -69,218 +63,156 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-
-@dataclass
-class Testimony:
-    """The workers' records of what they sent to one server and got from it.
-
-    Attributes:
-        tries: How often each commit was tried.
-        sent: The gradients' CRC-32 (None where not told) and base versions of each.
-        acknowledged: The version and staleness that each was told, once for each answer.
-        seen: Each θ that came: version, dtype, CRC-32.
-        completed: Shards that were told to be done: lease and shard.
-    """
-
-    tries: Counter[Known] = field(default_factory=Counter)
-    sent: dict[Known, set[tuple[int | None, int]]] = field(default_factory=dict)
-    acknowledged: dict[Known, set[tuple[int, int]]] = field(default_factory=dict)
-    seen: list[tuple[int, str, int]] = field(default_factory=list)
-    completed: set[tuple[str, int]] = field(default_factory=set)
-
-    def hear(self, line: dict[str, Any]) -> None:
-        known = (line.get("lease", ""), line.get("sequence", 0))
-        if line["event"] == "try":
-            self.tries[known] += 1
-            self.sent.setdefault(known, set()).add((line["gradient"], line["base"]))
-        elif line["event"] == "ack":
-            self.acknowledged.setdefault(known, set()).add((line["version"], line["staleness"]))
-            self.seen.append((line["base"], line["dtype"], line["theta"]))
-        elif line["event"] == "read":
-            self.seen.append((line["version"], line["dtype"], line["theta"]))
-        elif line["event"] == "completed":
-            self.completed.add((line["lease"], line["shard"]))
+    def all_problems(self) -> list[str]:
+        of_ranges = [f"range {index}: {text}" for index, verdict in enumerate(self.ranges) for text in verdict.problems]
+        return [*of_ranges, *self.problems]
 
 
 @dataclass
-class LogContent:
-    """What one server's log tells of the run, as far as other servers' logs must agree with it.
+class SessionTestimony:
+    """The workers' records of their commits as a whole.
 
     Attributes:
-        state: The first checkpoint's state.
-        size: Number of elements of θ that the server holds.
-        applied: The version after each commit.
-        completed: Shards, as lease and shard; how often each is completed.
-        opened: Leases.
+        parts: The CRC-32 of each range's part of each commit's gradient; None if it is rounded before it is sent.
+        committed: Commits that a worker was told are applied.
+        samples: How many samples of a shard the committed commits of a lease cover; the key is lease and shard.
+        fates: By lease.
     """
 
-    state: dict[str, Any]
-    size: int
-    applied: dict[Known, int] = field(default_factory=dict)
-    completed: Counter[tuple[str, int]] = field(default_factory=Counter)
-    opened: set[str] = field(default_factory=set)
+    parts: dict[Known, list[int | None]] = field(default_factory=dict)
+    committed: set[Known] = field(default_factory=set)
+    samples: Counter[tuple[str, int]] = field(default_factory=Counter)
+    fates: dict[str, Fate] = field(default_factory=dict)
+
+    def hear(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Takes the diary of one worker."""
+        leases: dict[str, None] = {}  # in order
+        closed = False
+        for line in lines:
+            known = (line.get("lease", ""), line.get("sequence", 0))
+            if line["event"] == "sending":
+                self.parts[known] = line["parts"]
+            elif line["event"] == "committed":
+                self.committed.add(known)
+                for shard, samples in line["batches"]:
+                    self.samples[known[0], shard] += samples
+            closed = closed or line["event"] == "closed"
+            if known[0]:
+                leases[known[0]] = None
+        *former, last = leases or [""]
+        self.fates |= dict.fromkeys(former, Fate.ENDED) | {last: Fate.LEFT if closed else Fate.KILLED}
 
 
-def check(checkpoints: Path, diaries: Iterable[Path]) -> Verdict:
-    """Checks a run that ended gracefully, and of which no checkpoint and no part of the log was removed."""
-    return check_server(checkpoints, testimony((line for diary in diaries for line in lines_of(diary)), 0))[0]
+def check(folders: Sequence[Path], diaries: Iterable[Path], versions_at_rest: Sequence[int] = ()) -> Verdict:
+    """Checks a run on servers whose checkpoints and logs are in these folders, in the order of their ranges. The run has ended
+    gracefully, and no checkpoint and no part of a log was removed."""
+    verdict, sessions, all_lines = Verdict(versions_at_rest=list(versions_at_rest)), SessionTestimony(), []
+    for diary in diaries:
+        lines = lines_of(diary)
+        sessions.hear(lines)
+        all_lines += lines
+    told = [testimony(all_lines, index) for index in range(len(folders))]
+    contents = []
+    for folder, of_range in zip(folders, told, strict=True):
+        of_server, content = check_server(folder, of_range)
+        verdict.ranges.append(of_server)
+        if content is not None:
+            contents.append(content)
+    if len(contents) == len(folders):
+        _Comparison(verdict, sessions, told, contents).judge()
+    return verdict
 
 
-def check_server(checkpoints: Path, told: Testimony) -> tuple[Verdict, LogContent | None]:
-    """As `check`, of one server. Returns what its log tells, too, up to where it is broken; None if not even that is known."""
-    verdict, content = Verdict(), None
-    verdict.acknowledged, verdict.resent = len(told.acknowledged), sum(tries > 1 for tries in told.tries.values())
-    verdict.thetas_seen, verdict.shards_completed = len(told.seen), len(told.completed)
-    try:
-        judge = _Judge(verdict, told, checkpoints)
-        content = judge.content
-        judge.hold_court()
-    except (BrokenLog, Contradiction, ValueError, KeyError, OSError) as error:
-        verdict.object_to(f"{type(error).__name__}: {error}")
-    return verdict, content
-
-
-def lines_of(diary: Path) -> list[dict[str, Any]]:
-    *lines, _ = diary.read_bytes().split(b"\n")  # the last may have been cut short with its worker
-    return [json.loads(line) for line in lines]
-
-
-def testimony(lines: Iterable[dict[str, Any]], server: int) -> Testimony:
-    """What the diaries' lines tell of the server of one range; shards are range 0's."""
-    told = Testimony()
-    for line in lines:
-        if line.get("range", 0) == server:
-            told.hear(line)
-    return told
-
-
-class _Judge:
-    def __init__(self, verdict: Verdict, told: Testimony, folder: Path) -> None:
+class _Comparison:
+    def __init__(self, verdict: Verdict, sessions: SessionTestimony, told: list[Testimony], contents: list[LogContent]) -> None:
         self._verdict = verdict
+        self._sessions = sessions
         self._told = told
-        self._folder = folder
-        paths = sorted(folder.glob("checkpoint-*"), key=lambda path: tuple(map(int, path.name.split("-")[1:])))
-        if not paths:
-            raise ValueError(f"there is no checkpoint in {folder}")
-        start = Checkpoint(paths[0])
-        if start.state["version"]:
-            raise ValueError(f"the first checkpoint is of version {start.state['version']}: the run's beginning is gone")
-        if any(worker.moment.any() for worker in start.workers.values()):
-            raise ValueError("the first checkpoint has momentum, though nothing was committed before it")
-        self._run_id, self._first = start.state["run_id"], start.number + 1
-        self.content = LogContent(start.state, start.theta.size, opened=set(start.workers))
-        self._replay = Replay(start)
-        self._due: dict[int, list[Path]] = {}  # checkpoints by the number of the record that they follow
-        for path in paths:
-            self._due.setdefault(_number(path), []).append(path)
-        self._last = paths[-1]
-        self._applied, self._completed = self.content.applied, self.content.completed
-        self._wanted: dict[int, set[tuple[str, int]]] = {}
-        for version, dtype, check in told.seen:
-            self._wanted.setdefault(version, set()).add((dtype, check))
+        self._contents = contents
+        self._applied = [set(content.applied) for content in contents]
+        self._whole = set.intersection(*self._applied)
 
-    def hold_court(self) -> None:
-        self._look(self._first - 1)
-        for entry in entries(self._folder / "log", self._run_id, self._first):
-            before = self._replay.version
-            self._replay.happens(entry)
-            if entry.kind == "committed":
-                self._commit(entry)
-            elif entry.kind == "completed":
-                self._completed[entry.fields["lease"], entry.fields["shard"]] += 1
-            elif entry.kind == "opened":
-                self.content.opened.add(entry.fields["lease"])
-            self._look(entry.number, moved=self._replay.version != before)
-        self._verdict.applied = self._replay.version
-        self._judge_promises()
-        self._judge_end()
+    def judge(self) -> None:
+        self._judge_runs()
+        self._judge_sent()
+        self._judge_acknowledged()
+        self._judge_torn()
+        self._judge_versions()
+        self._judge_shards()
 
-    def _commit(self, entry: Entry) -> None:
-        fields, verdict = entry.fields, self._verdict
-        known, version = (fields["lease"], fields["sequence"]), fields["version"]
-        if known in self._applied:
-            verdict.doubled += 1
-            verdict.object_to(f"{known} is applied as version {self._applied[known]} and as version {version}")
-        elif fields["sequence"] != 1 and (fields["lease"], fields["sequence"] - 1) not in self._applied:
-            verdict.object_to(f"version {version} is {known}, and the commit before that is not applied")
-        self._applied[known] = version
-        gradient = zlib.crc32(decoded(fields["dtype"], entry.payload, self._replay.theta.size).tobytes())
-        if not {(gradient, fields["base_version"]), (None, fields["base_version"])} & self._told.sent.get(known, set()):
-            verdict.strange += 1
-            verdict.object_to(f"version {version} ({known}) is no commit that any worker sent")
+    def _judge_runs(self) -> None:
+        """They belong to one run, and hold all of θ."""
+        lead, *peers = self._contents
+        parameters = sum(content.size for content in self._contents)
+        for index, content in enumerate(self._contents):
+            begin, end = bounds(parameters, index, len(self._contents))
+            if content.size != end - begin:
+                self._verdict.object_to(f"range {index} has {content.size} elements; [{begin}, {end}) are expected")
+        for index, content in enumerate(peers, 1):
+            if content.state["run_id"] != lead.state["run_id"]:
+                self._verdict.object_to(f"range {index} belongs to run {content.state['run_id']}, not {lead.state['run_id']}")
+            if unknown := content.opened - lead.opened:
+                self._verdict.object_to(f"range {index} has leases that the lead has not opened: {sorted(unknown)}")
 
-    def _look(self, number: int, moved: bool = True) -> None:
-        """Compares what the workers saw after a record with the replay."""
-        if moved:
-            self._compare_seen()
-        for path in self._due.pop(number, []):
-            self._verdict.checkpoints += 1
-            if difference := _difference(Checkpoint(path), self._replay):
-                self._verdict.checkpoints_wrong += 1
-                self._verdict.object_to(f"{path.name} is not the replay at record {number}: {difference}")
+    def _judge_sent(self) -> None:
+        """Each server was sent its part of the gradient, whenever it was tried."""
+        for index, told in enumerate(self._told):
+            for known, sent in told.sent.items():
+                parts = self._sessions.parts.get(known)
+                if parts is None or {gradient for gradient, _ in sent} != {parts[index]}:
+                    self._verdict.object_to(f"range {index} was sent something else than its part of {known}")
 
-    def _compare_seen(self) -> None:
-        seen = self._wanted.pop(self._replay.version, set())
-        for dtype, check in seen:
-            if check != _crc(self._replay.theta, dtype):
-                self._verdict.thetas_wrong += 1
+    def _judge_acknowledged(self) -> None:
+        committed = self._sessions.committed
+        self._verdict.committed = len(committed)
+        for known in committed:
+            silent = [index for index, told in enumerate(self._told) if known not in told.acknowledged]
+            if silent:
+                self._verdict.object_to(f"{known} was acknowledged before ranges {silent} had answered")
+            if known not in self._whole:
+                self._verdict.object_to(f"{known} was acknowledged, and is in the ranges {self._holders(known)} only")
+
+    def _judge_torn(self) -> None:
+        """A torn commit is the last of a lease that was not left in order."""
+        last: dict[str, int] = {}
+        for lease, sequence in set.union(*self._applied):
+            last[lease] = max(last.get(lease, 0), sequence)
+        fates: Counter[Fate] = Counter()
+        for known in set.union(*self._applied) - self._whole:
+            lease, sequence = known
+            fate = self._sessions.fates.get(lease, Fate.KILLED)
+            fates[fate] += 1
+            if fate is Fate.LEFT:
+                self._verdict.object_to(f"{known} is in the ranges {self._holders(known)} only, and {fate}")
+            if sequence != last[lease]:
+                self._verdict.object_to(f"{known} is in the ranges {self._holders(known)} only, and its lease went on")
+        self._verdict.torn = dict(fates)
+
+    def _judge_versions(self) -> None:
+        """The versions of the ranges differ by the torn commits, and by nothing else."""
+        verdict = self._verdict
+        verdict.whole = len(self._whole)
+        verdict.torn_by_range = [len(applied - self._whole) for applied in self._applied]
+        for index, (of_range, torn) in enumerate(zip(verdict.ranges, verdict.torn_by_range, strict=True)):
+            if of_range.applied != verdict.whole + torn:
+                verdict.object_to(f"range {index} is at version {of_range.applied}, not {verdict.whole} + {torn} torn commits")
+        if verdict.versions_at_rest not in ([], [of_range.applied for of_range in verdict.ranges]):
+            verdict.object_to(f"the servers said {verdict.versions_at_rest} at rest; their logs say otherwise")
+
+    def _judge_shards(self) -> None:
+        """A shard is completed by the lead, once the commits of all its samples were acknowledged by every server."""
+        lead, *peers = self._contents
+        size = lead.state["hyperparameters"]["shard_size"]
+        self._verdict.shards_completed = lead.completed.total()
+        for index, content in enumerate(peers, 1):
+            if content.completed:
+                self._verdict.object_to(f"range {index} has completed shards: {sorted(content.completed)}")
+        for shard in lead.completed:
+            if self._sessions.samples[shard] != size:
                 self._verdict.object_to(
-                    f"a worker saw a θ of version {self._replay.version} ({dtype}) that is not the replay's"
+                    f"shard {shard} is completed, and commits of {self._sessions.samples[shard]} of its {size} samples were "
+                    "acknowledged"
                 )
 
-    def _judge_promises(self) -> None:
-        verdict = self._verdict
-        for known, answers in self._told.acknowledged.items():
-            version = self._applied.get(known)
-            if {told for told, _ in answers} != {version} or len(answers) > 1:
-                verdict.lost += 1
-                verdict.object_to(f"{known} was acknowledged as {sorted(answers)}; in the log it is {version}")
-        for version in self._wanted:
-            verdict.thetas_wrong += 1
-            verdict.object_to(f"a worker saw version {version}; the run ends at {self._replay.version}")
-        for shard in self._told.completed:
-            if self._completed[shard] != 1:
-                verdict.object_to(f"shard {shard} was acknowledged, and is in the log {self._completed[shard]} times")
-        if again := [shard for shard, times in Counter(shard for _, shard in self._completed.elements()).items() if times > 1]:
-            verdict.object_to(f"shards are completed more than once: {again}")
-
-    def _judge_end(self) -> None:
-        for number, paths in self._due.items():
-            self._verdict.object_to(f"{paths[0].name} follows record {number}, which the log lacks")
-        last = Checkpoint(self._last)
-        self._verdict.theta_equal = last.theta.tobytes() == self._replay.theta.tobytes()
-        if (last.state["version"], last.state["steps_done"]) != (self._replay.version, dict(self._replay.steps)):
-            self._verdict.object_to(f"the last checkpoint is of version {last.state['version']}, not {self._replay.version}")
-        if last.state["ledger"]["completed"] != self._completed.total():
-            self._verdict.object_to(f"{self._completed.total()} shards are completed, the last checkpoint has another number")
-
-
-def _number(path: Path) -> int:
-    return int(json.loads((path / "state.json").read_text(encoding="utf-8"))["log"][1])
-
-
-def _difference(checkpoint: Checkpoint, replay: Replay) -> str:
-    """How a checkpoint differs from the replay; empty if it does not."""
-    if checkpoint.state["version"] != replay.version:
-        return f"its version is {checkpoint.state['version']}, not {replay.version}"
-    if checkpoint.theta.tobytes() != replay.theta.tobytes():
-        return "θ"
-    if checkpoint.workers.keys() != replay.workers.keys():
-        return f"leases {sorted(checkpoint.workers.keys() ^ replay.workers.keys())}"
-    for lease, kept in checkpoint.workers.items():
-        mine = replay.workers[lease]
-        for name in ("name", "sequence", "base"):
-            if getattr(kept, name) != getattr(mine, name):
-                return f"{name} of lease {lease}: {getattr(kept, name)}, not {getattr(mine, name)}"
-        for name in ("moment", "snapshot", "spare"):
-            if _bytes(getattr(kept, name)) != _bytes(getattr(mine, name)):
-                return f"{name} of lease {lease}"
-    return ""
-
-
-def _bytes(values: Floats | None) -> bytes:
-    return values.tobytes() if values is not None else b""
-
-
-def _crc(theta: Floats, dtype: str) -> int:
-    return zlib.crc32((as_bfloat16(theta) if dtype == "bfloat16" else theta).tobytes())
+    def _holders(self, known: Known) -> list[int]:
+        return [index for index, applied in enumerate(self._applied) if known in applied]

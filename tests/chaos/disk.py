@@ -53,13 +53,13 @@ class DiskReport:
     def text(self) -> str:
         if not self.possible:
             return "disk full: left out, it takes root to mount a small file system"
-        verdict = self.verdict
+        verdict, server = self.verdict, self.verdict.ranges[0]
         return "\n".join(
             [
                 f"disk full {self.stalls} times, went on {self.recovered} times, {self.workers_told} workers were told why; "
-                f"{verdict.acknowledged} commits acknowledged, {verdict.lost} lost, {verdict.doubled} doubled, "
-                f"θ {'equal to the replay' if verdict.theta_equal else 'NOT the replay'}",
-                *verdict.problems,
+                f"{server.acknowledged} commits acknowledged, {server.lost} lost, {server.doubled} doubled, "
+                f"θ {'equal to the replay' if server.theta_equal else 'NOT the replay'}",
+                *verdict.all_problems(),
             ]
         )
 
@@ -135,7 +135,7 @@ def _run(folder: Path, seed: int, report: DiskReport) -> None:
         assert not stalled(cluster)
         report.recovered += 1
         cluster.finish()
-        report.verdict = check(cluster.lead.checkpoints, cluster.diaries.paths())
+        report.verdict = check([cluster.lead.checkpoints], cluster.diaries.paths())
     finally:
         cluster.close()
     report.workers_told = sum(REFUSAL in path.read_text() for path in cluster.diaries.paths())

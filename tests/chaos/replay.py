@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 F = np.float32
 Floats = npt.NDArray[np.float32]
-_FLOAT32, _BFLOAT16, _FLOAT16, _INT8 = 1, 2, 3, 4  # WireDtype
+_FLOAT32, _BFLOAT16, _INT8 = 1, 2, 3  # WireDtype
 _BLOCK = 256
 
 
@@ -154,8 +154,6 @@ def decoded(dtype: int, payload: memoryview, size: int) -> Floats:
         values = np.frombuffer(payload, "<f4")
     elif dtype == _BFLOAT16:
         values = (np.frombuffer(payload, "<u2").astype(np.uint32) << 16).view(F)
-    elif dtype == _FLOAT16:
-        values = np.frombuffer(payload, "<f2").astype(F)
     elif dtype == _INT8:
         blocks = [payload[at : at + 4 + _BLOCK] for at in range(0, len(payload), 4 + _BLOCK)]
         values = np.concatenate(

@@ -1,84 +1,21 @@
-"""A chaos run: servers and workers are killed with -9, and connections are cut. At the end a checker looks for lost commits.
-
-`make chaos` runs the long one: `python -m chaos.run --help`.
-"""
+"""The long chaos run, `make chaos`: one server, then two that hold a range of the model each, then a full disk."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import click
-from chaos import disk, ranges_run
-from chaos.checker import Verdict, check
-from chaos.cluster import Cluster
-from chaos.faults import KINDS, Faults
+from chaos import disk
+from chaos.attack import attack
 from gem_api.process.lifetime import interruptible
 
 PHASES = ("one", "ranges", "disk")
-
-
-@dataclass
-class Report(Faults):
-    """The faults that a cluster with one server had, and the results."""
-
-    verdict: Verdict = field(default_factory=Verdict)
-
-    @property
-    def good(self) -> bool:
-        return self.verdict.good
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**super().as_dict(), **self.verdict.as_dict()}
-
-    def text(self) -> str:
-        verdict = self.verdict
-        lines = {
-            **self.lines(),
-            "commits": f"{verdict.acknowledged} acknowledged, {verdict.applied} applied, {verdict.resent} tried more than once",
-            "lost": verdict.lost,
-            "doubled": verdict.doubled,
-            "not as sent": verdict.strange,
-            "θ seen": f"{verdict.thetas_seen} times, {verdict.thetas_wrong} wrong",
-            "checkpoints": f"{verdict.checkpoints}, {verdict.checkpoints_wrong} not equal to the replay",
-            "final θ": "equal to the replay, bit for bit" if verdict.theta_equal else "NOT the replay's",
-        }
-        return "\n".join([f"{name:32}{value}" for name, value in lines.items()] + verdict.problems)
-
-
-def run(folder: Path, *, seed: int, server_kills: int, worker_kills: int, parameters: int, bytes_between_faults: int) -> Report:
-    """Causes all faults in a cluster, in an order and at times drawn from the seed, and checks the result."""
-    chance, report, began = random.Random(seed), Report(seed, parameters), time.monotonic()
-    victims = ["server"] * server_kills + ["worker"] * worker_kills
-    chance.shuffle(victims)
-    cluster = Cluster(folder, seed, parameters, KINDS, bytes_between_faults=bytes_between_faults)
-    try:
-        cluster.wait_acknowledged(10)
-        for victim in victims:
-            if victim == "server":
-                cluster.lead.kill()
-                report.server_kills += 1
-                report.restart(cluster.lead, chance)
-                report.wait_for_service(cluster, [cluster.lead])
-            else:
-                report.kill_worker(cluster, chance)
-            cluster.wait_acknowledged(chance.choice((0, 1, 5, 30)))
-        cluster.wait_acknowledged(50)
-        cluster.finish()
-    finally:
-        cluster.close()
-    report.count_connections(cluster)
-    report.verdict = check(cluster.lead.checkpoints, cluster.diaries.paths())
-    report.seconds = time.monotonic() - began
-    return report
 
 
 class _Result(Protocol):
@@ -122,23 +59,19 @@ def main(
     folder = Path(tempfile.mkdtemp(dir=out))
     results: dict[str, _Result] = {}
     for phase in phases or PHASES:
-        if phase == "one":
-            results[phase] = run(
-                folder / "kills", seed=seed, server_kills=server_kills, worker_kills=worker_kills, parameters=parameters,
-                bytes_between_faults=bytes_between_faults,
-            )  # fmt: skip
-        elif phase == "ranges":
-            results[phase] = ranges_run.run(
-                folder / "ranges", seed=seed, server_kills=range_kills, worker_kills=range_worker_kills,
-                suspensions=min(3, range_worker_kills), parameters=ranges_run.SERVERS * parameters,
+        if phase == "disk":
+            results[phase] = disk.run(folder / phase, seed)
+        else:
+            servers, kills, workers = (
+                (1, server_kills, worker_kills) if phase == "one" else (2, range_kills, range_worker_kills)
+            )
+            results[phase] = attack(
+                folder / phase, servers=servers, seed=seed, server_kills=kills, worker_kills=workers,
+                suspensions=min(3, workers) if servers > 1 else 0, parameters=servers * parameters,
                 bytes_between_faults=bytes_between_faults, progress=click.echo,
             )  # fmt: skip
-        else:
-            results[phase] = disk.run(folder / "disk", seed)
         click.echo(results[phase].text())
-    names = {"ranges": "ranges", "disk": "disk_full"}
-    written = results["one"].as_dict() if "one" in results else {}
-    written |= {names[phase]: result.as_dict() for phase, result in results.items() if phase in names}
+    written = {phase: result.as_dict() for phase, result in results.items()}
     (out / "report.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     if not all(result.good for result in results.values()):
         click.echo(f"BROKEN: what the processes left is in {folder}")

@@ -13,6 +13,7 @@ from chaos.proxy import HOST, Proxy
 from gem_api.ranges import WHOLE, Range
 from kit.ports import free_port
 from kit.server import wait_until
+from kit.settings import configured
 
 DEADLINE = 120.0  # seconds that progress may take on a slow machine
 
@@ -77,10 +78,12 @@ class ServerProcess:
     def start(self) -> None:
         self.starts += 1
         options = [
-            f"--listen={self.address}", f"--lane-listen=127.0.0.1:{self.lane_port}",
-            f"--metrics-listen=127.0.0.1:{self.metrics_port}",
-            f"--checkpoint-dir={self.checkpoints}", "--resume", "--durability=log", "--checkpoint-keep=1000000",
-            f"--checkpoint-interval={self._interval}", "--lease-seconds=5", "--epochs=1000000", "--shard-size=128",
+            f"--listen={self.address}", f"--metrics-listen=127.0.0.1:{self.metrics_port}",
+            f"--checkpoint-dir={self.checkpoints}", "--resume", "--durability=log", "--epochs=1000000",
+            configured(
+                lane_listen=f"127.0.0.1:{self.lane_port}", checkpoint_keep=1_000_000, checkpoint_interval=self._interval,
+                lease_seconds=5, shard_size=128,
+            ),
         ]  # fmt: skip
         if self.part != WHOLE:
             options.append(f"--range={self.part}")

@@ -58,13 +58,13 @@ def test_commits_vary_with_the_default_shards_whatever_the_local_steps_and_the_b
 def test_a_shard_that_one_commit_takes_whole_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with serving(config(settings(shard_size=8, local_steps=2, batch_variation=0.5))) as live, joined(live, "a") as session:
         session.shards(SAMPLES)
-    assert "a commit takes a whole shard of 8 samples; start the run with --shard-size 32 or more" in caplog.text
+    assert "a commit takes a whole shard of 8 samples; start the run with shard_size 32 or more" in caplog.text
 
 
 def test_batches_that_are_too_small_to_vary_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     with serving(config(settings(batch_size=1, batch_variation=0.9))) as live, joined(live, "a") as session:
         session.shards(SAMPLES)
-    assert "batches of 1 are too small for --batch-variation 0.9: start the run with a larger --batch-size" in caplog.text
+    assert "batches of 1 are too small for batch_variation 0.9: start the run with a larger --batch-size" in caplog.text
 
 
 def test_workers_get_batches_of_varied_size_and_each_sample_once() -> None:

@@ -10,12 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 from client.conftest import Transport
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.wire import GRADIENT_FORMATS
 from gem_client import GemError, InvalidRequest, Session, connect
 from gem_client.transport import lane as client_lane
@@ -202,29 +200,6 @@ def test_a_forked_child_that_closes_its_copy_leaves_the_parents_lane_alone(trans
 # -- overlap
 
 
-@pytest.mark.parametrize("settings", [PLAIN, Hyperparameters(rule="gem")], ids=["downpour", "gem"])
-def test_commits_under_way_give_the_same_on_every_transport(settings: Hyperparameters, transport: Transport) -> None:
-    gradients = np.random.default_rng(3).standard_normal((6, SIZE), np.float32)
-
-    def played(**changes: Any) -> list[bytes]:
-        brought = []
-        with serving(config(settings, **changes)) as live, connect(live.address) as session:
-            session.join(model(), overlap=True)
-            older = session.base
-            for gradient in gradients:
-                base = session.base
-                session.begin_commit(gradient, base=older)
-                answer = session.finish_commit()
-                assert answer is not None
-                brought.append(answer.theta.tobytes())
-                older = base
-            assert transports(live) == {session.name: "grpc" if changes == over_grpc else transport.name}
-        return brought
-
-    over_grpc = {"lane_listen": "", "memory_socket": ""}
-    assert played(**transport.settings) == played(**over_grpc)
-
-
 def test_a_commit_under_way_waits_its_turn_while_the_caller_computes(transport: Transport, live: Live) -> None:
     with connect(live.address) as session:
         session.join(model(), overlap=True)
@@ -240,25 +215,6 @@ def test_a_commit_under_way_waits_its_turn_while_the_caller_computes(transport: 
 # -- wire formats
 
 LARGE = 300_001  # float32: more than one chunk
-
-
-@pytest.mark.parametrize("gradient_dtype", GRADIENT_FORMATS)
-@pytest.mark.parametrize("theta_dtype", ["float32", "bfloat16", "float16"])
-def test_a_lane_carries_the_same_bits_as_grpc(gradient_dtype: str, theta_dtype: str) -> None:
-    dice = np.random.default_rng(7)
-    first, gradients = dice.standard_normal(LARGE, np.float32), dice.standard_normal((3, LARGE), np.float32)
-
-    def played(expected: str, lane_listen: str | None) -> tuple[list[bytes], bytes]:
-        with (
-            serving(config(PLAIN, lane_listen=lane_listen)) as live,
-            connect(live.address, gradient_dtype=gradient_dtype, theta_dtype=theta_dtype) as session,
-        ):
-            session.join({"w": first})
-            brought = [session.commit(gradient).theta.tobytes() for gradient in gradients]
-            assert transports(live) == {session.name: expected}
-            return brought, theta(live).tobytes()
-
-    assert played("tcp", None) == played("grpc", "")
 
 
 @pytest.mark.parametrize("again", ["lane", "grpc"])

@@ -1,85 +1,22 @@
-"""θ over several servers: a session trains, reads and leaves as with one, and θ is the same to the bit."""
+"""θ over several servers: a session trains, reads and leaves as with one. That θ is the same: `test_same_bits.py`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from client.conftest import Transport
-from client.range_helpers import GRADIENT, SHAPES, SIZE, large_model, ranges, train
+from client.range_helpers import GRADIENT, SHAPES, SIZE, large_model, ranges
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NotInitialized, connect
-from gem_client.torch import Optimizer
 from gem_server.security.tls import TlsFiles
 from kit.certificates import Authority
-from kit.model import PLAIN, ended, in_background, outcomes, transports, version, workers
+from kit.model import PLAIN, ended, in_background, outcomes, workers
 from kit.regions import linux_only
 from kit.server import DEADLINE
 from kit.tokens import ALICE, LINES, write_tokens
-from torch import nn
-
-SETTINGS = {
-    "gem": Hyperparameters(rule="gem"),
-    "gem with a shared adamw": Hyperparameters(rule="gem", optimizer="adamw", weight_decay=0.01, learning_rate=0.01),
-    "downpour with weight decay": Hyperparameters(rule="downpour", weight_decay=0.01),
-}
-FORMATS = [("int8", "float32"), ("int8", "bfloat16"), ("bfloat16", "bfloat16"), ("float16", "float16")]
-
-
-def trained(folder: Path, count: int, settings: Hyperparameters, transport: Transport, **formats: str) -> Any:
-    """θ after a run of one worker, on all servers and as the worker got it."""
-    serving = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
-    with (
-        ranges(folder / str(count), count, settings, memory=transport.is_memory, **serving) as run,
-        connect(run.address, name="ann", **formats) as session,  # type: ignore[arg-type]
-    ):
-        theta = train(session, session.join(large_model()))
-        assert session.transport == transport.name
-        assert session.shares_memory == transport.is_memory
-        assert run.each(transports) == [{"ann": transport.name}] * count
-        assert run.each(version) == [5] * count
-        return run.theta, theta
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_theta_is_the_same_to_the_bit(settings: Hyperparameters, transport: Transport, tmp_path: Path) -> None:
-    one, two, three = (trained(tmp_path, count, settings, transport) for count in (1, 2, 3))
-    np.testing.assert_array_equal(one, two)
-    np.testing.assert_array_equal(one, three)
-
-
-@pytest.mark.parametrize(("gradients", "theta"), FORMATS, ids=["-".join(formats) for formats in FORMATS])
-@pytest.mark.parametrize("transport", ["grpc", "tcp"], indirect=True)
-def test_theta_is_the_same_to_the_bit_in_every_format(gradients: str, theta: str, transport: Transport, tmp_path: Path) -> None:
-    formats = {"gradient_dtype": gradients, "theta_dtype": theta}
-    one, three = (trained(tmp_path, count, SETTINGS["gem"], transport, **formats) for count in (1, 3))
-    np.testing.assert_array_equal(one, three)
-
-
-def overlapped(folder: Path, count: int) -> Any:
-    with ranges(folder / str(count), count, SETTINGS["gem"]) as run, connect(run.address) as session:
-        session.join(large_model(), overlap=True)
-        base = session.base
-        staleness = []
-        for step in range(5):
-            at_hand = session.base  # the next gradient is computed on it: the θ of the commit before
-            session.begin_commit(GRADIENT + step, base=base)
-            base = at_hand
-            answer = session.finish_commit()
-            assert answer is not None
-            staleness.append(answer.staleness)
-        return run.theta, staleness
-
-
-def test_commits_under_way_while_the_caller_computes(tmp_path: Path) -> None:
-    one, three = overlapped(tmp_path, 1), overlapped(tmp_path, 3)
-    np.testing.assert_array_equal(one[0], three[0])
-    assert one[1] == three[1] == [0, 1, 1, 1, 1]
 
 
 def test_a_session_knows_the_whole_model_and_one_lease(tmp_path: Path) -> None:
@@ -261,41 +198,3 @@ def test_a_session_that_nobody_closed_does_not_keep_its_process_alive(tmp_path: 
                 assert process.returncode == 0
             finally:
                 process.kill()
-
-
-# -- PyTorch
-
-LOOPS = {
-    "weight decay": (Hyperparameters(rule="gem", weight_decay=0.01), False),
-    "overlap": (Hyperparameters(rule="gem"), True),
-    "local steps": (Hyperparameters(rule="downpour", local_steps=3, local_momentum=0.5, weight_decay=0.01), False),
-    "local steps of gem": (Hyperparameters(rule="gem", local_steps=2), False),
-}
-
-
-def optimized(folder: Path, count: int, settings: Hyperparameters, overlap: bool, memory: bool) -> Any:
-    """θ on the servers, and the parameters, after a run of one worker."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(60, 150), nn.Tanh(), nn.Linear(150, 30))
-    inputs = torch.linspace(-1, 1, 480).view(8, 60)
-    with ranges(folder / str(count), count, settings, memory=memory) as run, connect(run.address) as session:
-        optimizer = Optimizer(model.named_parameters(), session, overlap=overlap)
-        assert session.shares_memory == memory
-        for _ in range(6):
-            optimizer.zero_grad()
-            (model(inputs) ** 2).mean().backward()
-            optimizer.step()
-        optimizer.finish()
-        parameters = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        np.testing.assert_array_equal(parameters.numpy(), run.theta)
-        return run.theta
-
-
-@pytest.mark.parametrize("memory", [False, pytest.param(True, marks=linux_only)], ids=["tcp", "memory"])
-@pytest.mark.parametrize(("settings", "overlap"), LOOPS.values(), ids=LOOPS)
-def test_an_optimizer_trains_the_same_to_the_bit(
-    settings: Hyperparameters, overlap: bool, memory: bool, tmp_path: Path
-) -> None:
-    one, two, three = (optimized(tmp_path, count, settings, overlap, memory) for count in (1, 2, 3))
-    np.testing.assert_array_equal(one, two)
-    np.testing.assert_array_equal(one, three)

@@ -30,11 +30,17 @@ from gem_client.run.link import Link
 from gem_client.torch import Optimizer
 from kit.model import PLAIN, Array, Patience, Wire, ended, expire_all, in_background, outcomes, version, workers
 from kit.raw_client import apply_thread_held
+from kit.regions import linux_only
 from kit.server import DEADLINE, Live, serving, wait_until
 from torch import nn
 
 GEM = Hyperparameters(rule="gem")
 SECOND = slice(4096, SIZE)  # range 1 of 2
+
+
+def in_memory(index: int) -> Any:
+    """A case for a range, through shared memory."""
+    return pytest.param(index, "memory", marks=linux_only)
 
 
 def poisoned(part: slice) -> Array:
@@ -50,7 +56,7 @@ def threads_of_ranges() -> int:
 # -- a range that goes and comes back
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(("index", "transport"), [(0, "grpc"), in_memory(1)], indirect=["transport"])
 def test_a_range_that_comes_back_goes_on_with_the_same_bits(index: int, transport: Transport, tmp_path: Path) -> None:
     with ranges(tmp_path / "one", 1, GEM) as run, connect(run.address) as session:
         expected = train(session, session.join(large_model()))
@@ -155,7 +161,7 @@ def test_a_session_is_closed_while_a_range_does_not_answer(tmp_path: Path) -> No
 # -- leases
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(("index", "transport"), [in_memory(0), (1, "tcp")], indirect=["transport"])
 def test_a_lease_that_ended_on_one_range_is_taken_anew_on_all(index: int, transport: Transport, tmp_path: Path) -> None:
     serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
     with (
@@ -209,6 +215,7 @@ def test_another_worker_of_the_same_name_evicts_the_first(tmp_path: Path) -> Non
 # -- rejected parts
 
 
+@pytest.mark.parametrize("transport", ["tcp"], indirect=True)
 def test_a_part_that_is_rejected_uses_up_the_number_and_the_next_commit_works(transport: Transport, tmp_path: Path) -> None:
     serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
     with (
@@ -394,6 +401,7 @@ def interrupted(session: Session, work: Callable[[], Any]) -> None:
         session._sender._try = attempt  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("transport", ["grpc", "tcp"], indirect=True)
 def test_after_ctrl_c_the_session_is_usable_and_no_thread_goes_on(transport: Transport, tmp_path: Path) -> None:
     serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
     with (

@@ -13,6 +13,7 @@ import pytest
 from client.conftest import Transport
 from gem_client import Session, TransportError, connect
 from kit.model import GRADIENT, PLAIN, Patience, Wire, ended, in_background, model, outcomes, theta, transports, version
+from kit.regions import linux_only
 from kit.server import DEADLINE, Live, config, serving, wait_until
 
 
@@ -68,6 +69,7 @@ def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(transport
         assert transports(live) == {session.name: transport.name}
 
 
+@pytest.mark.parametrize("transport", [pytest.param("memory", marks=linux_only)], indirect=True)
 def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_theta(transport: Transport) -> None:
     with serving(config(PLAIN, **transport.settings)) as live:
         session = connect(live.address, retry=Patience().retry())
@@ -83,6 +85,7 @@ def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_
             assert transports(back) == {session.name: transport.name}
 
 
+@pytest.mark.parametrize("transport", ["grpc"], indirect=True)
 def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(transport: Transport, tmp_path: Path) -> None:
     with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", **transport.settings)) as live:
         session = connect(live.address, retry=Patience().retry())
@@ -103,6 +106,7 @@ def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(trans
             assert transports(back) == {session.name: transport.name}
 
 
+@pytest.mark.parametrize("transport", ["tcp"], indirect=True)
 def test_a_session_that_gave_up_recovers_when_the_server_is_back(transport: Transport, tmp_path: Path) -> None:
     patience = Patience()
     with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", **transport.settings)) as live:

@@ -1,85 +1,23 @@
-"""The SDK's session with memory shared with the server: bit for bit the same results as over the network."""
+"""The SDK's session with memory shared with the server. That results are the same: `test_same_bits.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import gem_client
 import numpy as np
 import pytest
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.region import region_bytes
 from gem_client import Session, connect
-from kit.model import GRADIENT, PLAIN, SIZE, Array, model, theta, traffic
-from kit.regions import RULES, abstract, linux_only
+from kit.model import GRADIENT, PLAIN, SIZE, model, theta, traffic
+from kit.regions import abstract, linux_only
 from kit.server import Live, config, serving
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 
 
-# -- the same results
-
-
-def script(workers: int, steps: int, size: int) -> list[tuple[int, Array | None]]:
-    """Which worker does what next: commits this gradient, or pulls."""
-    dice = np.random.default_rng(11)
-    turns = []
-    for _ in range(steps):
-        gradient = dice.standard_normal(size, np.float32) if dice.random() < 0.8 else None
-        turns.append((int(dice.integers(workers)), gradient))
-    return turns
-
-
-def played(
-    settings: Hyperparameters, first: Array, turns: list[tuple[int, Array | None]], shared: list[bool]
-) -> tuple[list[tuple[int, int, bytes]], bytes]:
-    """Plays a script with workers that share memory or do not.
-
-    Returns:
-        For every turn the version, the staleness and the bits of the θ that it brought; and the bits of the last θ.
-    """
-    brought = []
-    with serving(config(settings, memory_socket=abstract())) as live, ExitStack() as sessions:
-        crew = [sessions.enter_context(connect(live.address, shared_memory=share)) for share in shared]
-        for worker in crew:
-            worker.join({"w": first})
-        assert [worker.shares_memory for worker in crew] == shared
-        for number, gradient in turns:
-            worker = crew[number]
-            if gradient is None:
-                brought.append((worker.version, 0, worker.pull().tobytes()))
-            else:
-                answer = worker.commit(gradient)
-                brought.append((answer.version, answer.staleness, answer.theta.tobytes()))
-        return brought, theta(live).tobytes()
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("size", [5, 1025, 300_007])
-def test_a_run_by_reference_is_bit_for_bit_the_run_over_the_network(rule: str, size: int) -> None:
-    """Several workers, their commits interleaved, pulls in between; below a page, across two, and in the apply thread."""
-    first = np.random.default_rng(5).standard_normal(size, np.float32)
-    turns = script(workers=3, steps=40 if size < 100_000 else 16, size=size)
-    over_the_network = played(RULES[rule], first, turns, shared=[False, False, False])
-    assert played(RULES[rule], first, turns, shared=[True, True, True]) == over_the_network
-    assert played(RULES[rule], first, turns, shared=[True, False, True]) == over_the_network
-
-
-@pytest.mark.parametrize("gradient_dtype", ["bfloat16", "float16", "int8"])
-def test_a_format_for_the_network_changes_nothing_by_reference(gradient_dtype: str) -> None:
-    gradients = np.random.default_rng(1).standard_normal((3, SIZE), np.float32)
-    with serving(config()) as other, connect(other.address) as twin:
-        twin.join(model())
-        expected = [twin.commit(gradient).theta.tolist() for gradient in gradients]
-    with (
-        serving(config(memory_socket=abstract())) as live,
-        connect(live.address, gradient_dtype=gradient_dtype, theta_dtype="bfloat16") as session,
-    ):
-        session.join(model())
-        assert [session.commit(gradient).theta.tolist() for gradient in gradients] == expected
-        np.testing.assert_array_equal(theta(live), expected[-1])
+# -- what is sent, and whose region is whose
 
 
 def test_commits_by_reference_send_no_tensors(live: Live, session: Session) -> None:
@@ -96,19 +34,6 @@ def test_commits_by_reference_send_no_tensors(live: Live, session: Session) -> N
             large.commit(big)
         after = traffic(other)
         assert max(after[0] - before[0], after[1] - before[1]) < 1000
-
-
-def test_large_models_of_several_workers_stay_apart(live: Live) -> None:
-    """Each has its own region: what one writes is no other's gradient or answer."""
-    with serving(config(PLAIN, memory_socket=abstract())) as live, ExitStack() as sessions:
-        crew = [sessions.enter_context(connect(live.address)) for _ in range(4)]
-        for worker in crew:
-            worker.join({"w": np.zeros(5000)})
-        for number, worker in enumerate(crew):
-            worker.gradient[:] = number
-        for number, worker in enumerate(crew):
-            before = theta(live)
-            np.testing.assert_array_equal(worker.commit(worker.gradient).theta, before - 0.5 * number)
 
 
 # -- what the caller gives and gets
@@ -177,16 +102,6 @@ def test_the_callers_own_array_is_left_alone_and_may_be_reused(session: Session)
     kept = answer.theta.copy()
     gradient[:] = np.nan
     np.testing.assert_array_equal(session.theta, kept)
-
-
-def test_what_the_caller_does_to_theta_does_not_reach_the_server(live: Live, session: Session) -> None:
-    with serving(config()) as other, connect(other.address) as twin:
-        twin.join(model())
-        for _ in range(3):
-            session.theta[:] = np.nan
-            twins = twin.commit(GRADIENT).theta
-            np.testing.assert_array_equal(session.commit(GRADIENT).theta, twins)
-            np.testing.assert_array_equal(theta(live), twins)
 
 
 def test_a_session_that_only_reads_has_no_region(live: Live, session: Session) -> None:

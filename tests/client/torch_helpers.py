@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 @contextmanager
 def training(
-    live: Live, model: nn.Module, *, batches_per_step: int = 1, in_place: bool = False, **settings: Any
+    live: Live, model: nn.Module, *, batches_per_step: int = 1, **settings: Any
 ) -> Iterator[tuple[Optimizer, Session]]:
     """An optimizer for the model's named parameters, in the run of `live`; `settings` are the connection's."""
     with connect(live.address, **settings) as session:
-        optimizer = Optimizer(model.named_parameters(), session, batches_per_step=batches_per_step, in_place=in_place)
+        optimizer = Optimizer(model.named_parameters(), session, batches_per_step=batches_per_step)
         yield optimizer, session
 
 

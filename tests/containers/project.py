@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import subprocess
+import tempfile
 import time
 import urllib.parse
 import urllib.request
@@ -23,14 +24,19 @@ class Project:
     """Runs `docker compose` on one project.
 
     Args:
+        run: The run's settings, besides those of deploy/run.toml.
         settings: Variables for the compose file.
     """
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(self, run: dict[str, Any] | None = None, **settings: str) -> None:
         self.name = f"gemtest{secrets.token_hex(4)}"
+        self._settings = tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8")  # noqa: SIM115 - as long as the project
+        self._settings.writelines(f"{name} = {value!r}\n" for name, value in ({"epochs": 160} | (run or {})).items())
+        self._settings.flush()
+        os.chmod(self._settings.name, 0o644)  # the containers' user reads it
         ports = {"GEM_SERVER_PORT": "", "GEM_LANE_PORT": "", "GEM_PAGE_PORT": "", "GEM_PROMETHEUS_PORT": ""}  # any free ones
         clean = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
-        self._environment = clean | ports | settings
+        self._environment = clean | ports | {"GEM_CONFIG": self._settings.name} | settings
 
     def run(self, *arguments: str, check: bool = True, timeout: float = 600) -> str:
         """`docker compose ARGUMENTS`; returns what it printed on standard output."""

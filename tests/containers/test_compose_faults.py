@@ -13,7 +13,7 @@ EPOCHS = 600  # enough that it is not over before all of this has happened
 
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
-    project = Project(GEM_EPOCHS=str(EPOCHS), GEM_CHECKPOINT_INTERVAL="2")
+    project = Project({"checkpoint_interval": 2}, GEM_EPOCHS=str(EPOCHS))
     try:
         project.up(8)
         wait_until(lambda: project.version() > 50, project)

@@ -17,7 +17,7 @@ SERVERS = ("server", "server-1")
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
     files = "docker-compose.yml:deploy/compose.ranges.yml"
-    project = Project(COMPOSE_FILE=files, GEM_EPOCHS=str(EPOCHS), GEM_STEP_SECONDS="0.01", GEM_CHECKPOINT_INTERVAL="5")
+    project = Project({"step_seconds": 0.01, "checkpoint_interval": 5}, COMPOSE_FILE=files, GEM_EPOCHS=str(EPOCHS))
     try:
         project.up(WORKERS)
         wait_until(lambda: project.version() > 50, project)

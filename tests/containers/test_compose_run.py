@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from containers.project import ROOT, Project, wait_until
-from gem_ctl.dashboards import DASHBOARDS
-from gem_ctl.range_panels import RANGES
-from gem_ctl.report import fill_in
+from gem_dashboards.boards import DASHBOARDS
+from gem_dashboards.range_board import RANGES
+from kit.prometheus import fill_in
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 WORKERS = 8

@@ -43,8 +43,8 @@ def test_time_in_which_the_server_did_not_look_is_not_charged_to_the_leases() ->
     leases = table(10.0)
     lease = opened(leases)
     for now in (0.0, 4.0, 8.0):
-        assert leases.looked(now) == 0.0
-    assert leases.looked(1008.0) == 1000.0
+        assert leases.extend_after_suspension(now) == 0.0
+    assert leases.extend_after_suspension(1008.0) == 1000.0
     assert leases.expired(1009.9) == []
     assert leases.expired(1010.0) == [lease]
 
@@ -52,9 +52,9 @@ def test_time_in_which_the_server_did_not_look_is_not_charged_to_the_leases() ->
 def test_a_lease_that_was_renewed_before_the_server_looked_again_gets_no_more_than_its_duration() -> None:
     leases = table(10.0)
     lease = opened(leases)
-    leases.looked(0.0)
+    leases.extend_after_suspension(0.0)
     leases.renew("lease-1", 1000.0)
-    assert leases.looked(1000.0) == 1000.0
+    assert leases.extend_after_suspension(1000.0) == 1000.0
     assert lease.expires_at == 1010.0
 
 

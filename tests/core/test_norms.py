@@ -99,7 +99,7 @@ def test_without_a_ratio_nothing_is_ever_refused() -> None:
 
 @pytest.mark.parametrize("ratio", [1e-9, 0.99, -1.0])
 def test_a_ratio_below_1_is_no_bound(ratio: float) -> None:
-    with pytest.raises(ValueError, match="--max-norm-ratio"):
+    with pytest.raises(ValueError, match="max_norm_ratio"):
         NormHistory(ratio)
 
 

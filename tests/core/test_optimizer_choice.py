@@ -111,11 +111,11 @@ def test_one_part_of_a_schedule_that_the_user_stated_keeps_out_the_workers(name:
     ("schedule", "words"),
     [
         (Schedule("linear"), "--schedule must be one of"),
-        (Schedule("cosine"), "--schedule cosine needs --decay-versions"),
-        (Schedule("step", decay_versions=1, decay_factor=float("nan")), "--decay-factor must be"),
-        (Schedule("step", decay_versions=1, decay_factor=2.0), "--decay-factor must be"),
-        (Schedule(warmup_versions=1, warmup_factor=-0.5), "--warmup-factor must be"),
-        (Schedule("cosine", decay_versions=(1 << 64) - 1), "--decay-versions must be"),
+        (Schedule("cosine"), "--schedule cosine needs the number of commits"),
+        (Schedule("step", decay_versions=1, decay_factor=float("nan")), "--schedule …:factor must be"),
+        (Schedule("step", decay_versions=1, decay_factor=2.0), "--schedule …:factor must be"),
+        (Schedule(warmup_versions=1, warmup_factor=-0.5), "--schedule …:warmup_factor must be"),
+        (Schedule("cosine", decay_versions=(1 << 64) - 1), "--schedule …:versions must be"),
     ],
 )
 def test_an_invalid_schedule_is_named_and_changes_nothing(schedule: Schedule, words: str) -> None:

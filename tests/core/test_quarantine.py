@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from itertools import count
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -24,9 +25,8 @@ from gem_api.process import logs
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin
 from gem_ctl import cli as ctl
-from gem_ctl.picture import Picture, plain
 from gem_ctl.text import status as as_text
-from gem_ctl.watch import Watch
+from gem_ctl.watch import Watch, _picture
 from gem_server.core.facts import EndReason
 from gem_server.core.norm_bound import NormHistory
 from gem_server.core.quarantine import MAX_NAMES, Quarantine, lift_command
@@ -188,17 +188,14 @@ def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[
     evil = "x\x1b[2J\r\nworker registered\u202e"
     worker = pb.WorkerStatus(name=evil)
     status = pb.GetStatusResponse(run_id=evil, server_version=evil, workers=[worker], leases_ended={evil: 1})
-    watch = Watch(0.0)
-    watch.saw(status, 1.0)
-    pictures = [plain(Picture(watch, "here", "name").draw(200, None, 2.0), 200)]
-    watch.missed(InvalidRequest(evil))
-    pictures.append(plain(Picture(watch, "here", "name").draw(200, None, 2.0), 200))
+    watch = Watch(cast(Any, None), None)
+    watch.status, watch.trouble = status, evil
     before = structlog.get_config()
     try:
         logs.configure("text").bind(worker="\x1b[2J").warning("commit rejected", why=evil)
     finally:
         structlog.configure(**before)
-    for text in (as_text(status), *pictures, capsys.readouterr().err):
+    for text in (as_text(status), _picture(watch, [], "here"), capsys.readouterr().err):
         assert not [character for character in text if not (character.isprintable() or character == "\n")]
         assert "\nworker registered" not in text
         assert "\\x1b[2J" in text

@@ -95,7 +95,7 @@ def test_without_a_model_a_range_follows_the_lead_to_another_run() -> None:
     core.register("ann", LAYOUT, 0.0, lead=lead())
     registration = core.register("bob", LAYOUT, 1.0, lead=lead("b" * 32, "another run"))
     assert core.run_id == "another run"
-    assert [(ended.worker, ended.reason) for ended in core.take_dropped()] == [("ann", EndReason.ROLLED_BACK)]
+    assert [(ended.worker, ended.reason) for ended in core.pop_ended_leases()] == [("ann", EndReason.ROLLED_BACK)]
     assert registration.must_initialize, "the worker of the lost run was to initialise the range"
 
 
@@ -153,9 +153,9 @@ def test_one_server_takes_no_later_sequence() -> None:
 def test_a_restarted_range_does_not_take_a_gap_for_lost_commits() -> None:
     core = started()
     commit(core, "a" * 32, 1, 1.0)
-    core.came_back(None)
+    core.mark_restarted(None)
     commit(core, "a" * 32, 3, 1.0)
-    core.came_back(None)
+    core.mark_restarted(None)
     with pytest.raises(LeaseEnded, match="restarted without this worker's last commit"):
         core.admit(replace(header(core, "a" * 32, 4), base_version=1), 0.0)
 
@@ -164,7 +164,7 @@ def test_a_range_that_is_older_than_a_worker_knows_says_so_and_keeps_the_lease()
     """It has a log: no crash loses what a worker knows. Ending the lease alone would let the worker train on."""
     core = started()
     commit(core, "a" * 32, 1, 1.0)
-    core.came_back(None)
+    core.mark_restarted(None)
     late = replace(header(core, "a" * 32, 4), base_version=core.central.version + 3)
     with pytest.raises(InvalidRequest, match=r"older than its workers know: version 4 then, 1 now.*gem-ctl reshard"):
         core.admit(late, 0.0)

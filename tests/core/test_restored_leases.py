@@ -53,9 +53,9 @@ def test_leases_that_ended_rolled_back_are_told_of_once() -> None:
     as_restored(core)
     with pytest.raises(LeaseEnded):
         core.admit(header(core, ann, 5), 0.0)
-    (ended,) = core.take_dropped()
+    (ended,) = core.pop_ended_leases()
     assert (ended.lease_id, ended.reason, ended.shards_returned) == (ann, EndReason.ROLLED_BACK, 1)
-    assert core.take_dropped() == []
+    assert core.pop_ended_leases() == []
 
 
 def test_a_restored_lease_that_sends_an_old_sequence_is_a_bug_not_a_rollback() -> None:

@@ -158,7 +158,7 @@ class Player:
         self._tickets.clear()
         self._core = self._make(first_id=100)
         checkpoint.restore(*latest, self._core, self._now)
-        self._core.came_back(shard_ids=1)
+        self._core.mark_restarted(shard_ids=1)
         yield f"back at version {self._core.central.version}: {_show(self._core.central.theta)}"
 
     def status(self) -> Iterator[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from gem_ctl import backup
 from gem_ctl.backup import BackupFailed, copy_checkpoint
 from gem_ctl.cli import main
 from gem_server.durability.checkpoint import read_state
-from kit.model import GRADIENT, PLAIN, model, theta
-from kit.server import Live, config, serving
+from kit.model import GRADIENT, PLAIN, in_background, model, theta
+from kit.server import DEADLINE, Live, config, serving
 
 
 def checkpoint(live: Live, to: Path) -> Result:
@@ -118,6 +120,14 @@ def test_a_server_that_names_another_programs_folder_gets_nothing_copied(content
     with pytest.raises(BackupFailed):
         copy_checkpoint(folder, sha256(folder), tmp_path / "copies")
     assert not (tmp_path / "copies").exists()
+
+
+def test_a_path_that_cannot_be_and_a_pipe_are_errors(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "state.json")
+    for path, why in ((Path("a\0b"), "embedded null byte"), (tmp_path, "state.json is not a file")):
+        copying = in_background(partial(copy_checkpoint, path, b"", tmp_path / "copies"))
+        with pytest.raises(BackupFailed, match=why):
+            copying.result(DEADLINE)
 
 
 def test_a_copy_replaces_nothing(written: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from gem_ctl.local_runs import Announcement, find_runs
 from kit.model import GRADIENT, in_background, model, theta, version
 from kit.regions import abstract
 from kit.server import DEADLINE, Live, config, serving
+from kit.settings import configured
 from kit.tokens import ADMIN, LINES, write_tokens
 from torch import nn
 
@@ -293,7 +294,7 @@ def test_an_unreachable_server_is_one_line(arguments: list[str]) -> None:
 
 
 def test_pull_from_an_unreachable_server_is_one_line_on_a_real_terminal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gem_ctl", "--server", NOBODY, "--timeout", "0.3", "pull", str(tmp_path / "m")]
+    command = [sys.executable, "-m", "gem_ctl", "--server", NOBODY, configured(timeout=0.3), "pull", str(tmp_path / "m")]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=DEADLINE)
     assert result.returncode == 1
     assert result.stdout == ""
@@ -322,19 +323,25 @@ def test_pull_gives_up_on_a_server_that_never_answers(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gem_ctl.cli.connect", connect)
-        ctl("--server", NOBODY, "--timeout", "0.5", "pull", str(tmp_path / "m"))
+        ctl("--server", NOBODY, configured(timeout=0.5), "pull", str(tmp_path / "m"))
     assert given["timeout"] == 0.5
     assert given["retry"].give_up_after == 0, "if nobody is there, it says so as soon as the other commands"
 
 
 def test_pull_gives_up_after_the_timeout_given() -> None:
-    result = in_background(lambda: ctl("--server", NOBODY, "--timeout", "0.2", "pull", "m")).result(DEADLINE)
+    result = in_background(lambda: ctl("--server", NOBODY, configured(timeout=0.2), "pull", "m")).result(DEADLINE)
     assert_one_line(result, f"gem-ctl: no server at {NOBODY} (is gem-server running?)")
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["status", "--jsn"], ["--sever", "a:1", "status"], ["pull"], ["stop"], ["--timeout", "0", "status"], ["status", "extra"]],
+    [
+        ["status", "--jsn"],
+        ["--sever", "a:1", "status"],
+        ["pull"],
+        ["stop"],
+        ["status", "extra"],
+    ],
     ids=" ".join,
 )
 def test_a_wrong_command_line_is_exit_status_2(arguments: list[str]) -> None:

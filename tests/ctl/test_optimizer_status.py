@@ -1,11 +1,11 @@
-"""What gem-ctl status and top say of a run with another optimizer than SGD."""
+"""What gem-ctl status says of a run with another optimizer than SGD."""
 
 from __future__ import annotations
 
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
-from gem_ctl import picture, text
+from gem_ctl import text
 
 
 @pytest.mark.parametrize(
@@ -32,16 +32,3 @@ def test_the_status_names_the_optimizer_and_only_the_rates_that_count(
         assert words in status
     for words in missing:
         assert words not in status
-
-
-def test_the_live_view_leaves_out_what_an_optimizer_does_not_use() -> None:
-    line = {
-        optimizer: picture._settings(
-            pb.GetStatusResponse(hyperparameters=Hyperparameters(optimizer=optimizer).to_message())
-        ).plain
-        for optimizer in ("sgd", "adamw", "worker")
-    }
-    assert "η 0.05, μ 0.9" in line["sgd"]
-    assert "η 0.05, κ 1" in line["adamw"]
-    assert "η" not in line["worker"]
-    assert "optimizer worker" in line["worker"]

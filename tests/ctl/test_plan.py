@@ -181,7 +181,9 @@ def test_one_server_is_planned_as_before() -> None:
     [
         (["--shared-memory"], "--shared-memory does not reach"),
         (["--rule", "fedbuff"], "--rule fedbuff needs one server"),
-        (["--proxy", "yellowfin"], "--proxy yellowfin needs one server"),
+        (["--rule", "gem:proxy=yellowfin"], "--rule gem:proxy=yellowfin needs one server"),
+        (["--rule", "gem:proxy=yelowfin"], "the proxy of --rule gem is one of momentum"),
+        (["--rule", "my:Own:a=1"], "--rule my:Own is your own: its costs are not known"),
         (["--parameters", "5000"], "5000 parameters are too few for 2 servers"),
     ],
 )

@@ -11,14 +11,13 @@ import pytest
 import safetensors.numpy
 from client.range_helpers import GRADIENT, SHAPES, SIZE, Ranges, large_model, ranges
 from ctl.test_ctl import as_json, ctl, names_of, on
-from ctl.test_top_picture import crew, drawn, status, watched, worker
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Session, connect
 from gem_client.range_checkpoint import most_apart
-from gem_ctl.ranges import Peers, RangeState, _Server, lines
-from gem_ctl.watch import Watch
+from gem_ctl.ranges import Peers, _Server, lines
 from kit.server import config, serving
+from kit.settings import configured
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def shown_state(own: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> pb.Run
 
 def test_status_says_which_range_is_out_of_reach_and_shows_the_others(several: Ranges, session: Session) -> None:
     several.lives[2].stop()
-    result = ctl("--server", several.address, "--timeout", "2", "status")
+    result = ctl("--server", several.address, configured(timeout=2), "status")
     assert result.exit_code == 0
     table = ranges_of(result.stdout)
     assert [row[2] for row in table] == ["1", "1", "–"]
@@ -124,7 +123,7 @@ def test_before_the_first_worker_the_ranges_wait_for_it(several: Ranges) -> None
 
 def test_json_status_of_the_lead_has_the_statuses_of_the_others(several: Ranges, session: Session) -> None:
     several.lives[2].stop()
-    run = as_json(ctl("--server", several.address, "--timeout", "2", "status", "--json"))
+    run = as_json(ctl("--server", several.address, configured(timeout=2), "status", "--json"))
     assert run.keys() == names_of(pb.GetStatusResponse) | {"ranges"}
     one, two = run["ranges"]
     assert (one["index"], one["address"], one["trouble"]) == (1, several.lives[1].address, "")
@@ -196,70 +195,8 @@ def test_pull_saves_the_whole_model(several: Ranges, session: Session, tmp_path:
     np.testing.assert_array_equal(packed, several.theta)
 
 
-# -- top
-
-
-def test_top_shows_the_ranges(several: Ranges, session: Session) -> None:
-    text = ctl("--server", several.address, "top", "--count", "1").stdout
-    (begin,) = (number for number, line in enumerate(text.splitlines()) if line.startswith("range server"))
-    shown = [line.split() for line in text.splitlines()[begin + 1 : begin + 4]]
-    assert [row[:3] for row in shown] == [[str(index), live.address, "1"] for index, live in enumerate(several.lives)]
-
-
-RUN = status(range_count=3, workers=crew(2), peers=["h:1", "h:2"])
-
-
-def seen(*states: RangeState, run: pb.GetStatusResponse = RUN) -> Watch:
-    watch = Watch(0.0)
-    watch.saw(run, 1.0, states)
-    return watch
-
-
-def peer(index: int, trouble: str = "", **fields: object) -> RangeState:
-    return RangeState(
-        index, f"host-{index}:50051", None if trouble else status(range_count=3, range_index=index, **fields), trouble
-    )
-
-
-def test_the_picture_has_a_line_for_each_range_before_the_workers() -> None:
-    picture = drawn(seen(peer(1, version=99, queue_length=7), peer(2, "unreachable: no server")), width=100)
-    begin = next(number for number, line in enumerate(picture) if line.startswith("range server"))
-    assert [line.split()[:2] for line in picture[begin + 1 : begin + 4]] == [
-        ["0", "host:1"],
-        ["1", "host-1:50051"],
-        ["2", "host-2:50051"],
-    ]
-    assert re.search(r" 99 +7 ", picture[begin + 2])
-    assert "! unreachable: no server" in picture[begin + 3]
-    assert picture[begin + 4].startswith("worker") or not picture[begin + 4]
-
-
-def test_a_range_that_is_nearly_full_is_marked() -> None:
-    picture = drawn(seen(peer(1, memory_bytes=95, memory_limit_bytes=100), peer(2)), width=100)
-    assert "! 95 B of 100 B" in "\n".join(picture)
-
-
-@pytest.mark.parametrize("height", [14, 20, 24, 40])
-@pytest.mark.parametrize("width", [76, 80, 120])
-def test_many_ranges_leave_room_for_the_workers_and_trouble_comes_first(width: int, height: int) -> None:
-    states = [peer(index, "unreachable: gone" if index == 29 else "") for index in range(1, 30)]
-    picture = drawn(seen(*states), width=width, height=height)
-    assert len(picture) <= height
-    assert all(len(line) <= width for line in picture)
-    assert any(line.startswith("worker") for line in picture)
-    if height == 14:
-        assert "! 1 of 30 ranges in trouble" in picture
-        return
-    begin = next(number for number, line in enumerate(picture) if line.startswith("range server"))
-    assert picture[begin + 1].startswith("29")
-    assert any(line.startswith("… and ") and "more ranges" in line for line in picture)
-
-
-def test_the_picture_of_another_range_says_whom_to_ask() -> None:
-    picture = drawn(watched(status(range_index=1, range_count=3, workers=[worker("ann")])))
-    assert "range 1 of 3: ask the server of range 0 for the whole run" in picture
+# -- one server
 
 
 def test_a_server_that_holds_everything_has_no_table_of_ranges() -> None:
-    assert "range" not in "\n".join(drawn(watched(status(workers=crew(2), range_count=1))))
-    assert lines("h:1", status(range_count=1), []) == []
+    assert lines("h:1", pb.GetStatusResponse(range_count=1), []) == []

@@ -131,7 +131,7 @@ def test_every_alert_has_a_section_in_the_runbook_and_every_section_an_alert() -
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_every_alert_links_to_its_panel_of_the_runbook_in_grafana(name: str) -> None:
-    board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "runbook.json").read_text(encoding="utf-8"))
+    board = json.loads((ROOT / "deploy/helm/gem/files/dashboards/runbook.json").read_text(encoding="utf-8"))
     (panel,) = [panel for panel in board["panels"] if panel["title"] == name]
     url = f"{{{{ $externalLabels.grafana }}}}/d/{board['uid']}?viewPanel={panel['id']}"
     assert ALERTS[name]["annotations"]["runbook_url"] == url

@@ -1,4 +1,4 @@
-"""The compose file, .env.example and the commands' options agree. The tests only read them."""
+"""The compose file, .env.example, deploy/run.toml and the commands' settings agree. The tests only read them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import os
 import re
 import shutil
 import subprocess
-import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import yaml
-from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, flag
+from gem_api.hyperparameters import DECLARATIONS
+from gem_api.process.settings_file import key
 from gem_api.ranges import Range
 from gem_server.cli import main as server
 from gem_server.config import ServerConfig
+from gem_worker.device import devices
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
 from kit.server import config, serving
@@ -25,20 +27,18 @@ from kit.server import config, serving
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
+SETTINGS = (ROOT / "deploy/run.toml").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 COMMANDS = {"server": server, "worker": worker, "evaluator": evaluator}
 # Not a user's to choose here: where the container listens, what it is called, where its volumes are, and its secrets.
 SECRETS = {"GEM_TOKENS", "GEM_TLS_CLIENT_CA", "GEM_TOKEN_FILE", "GEM_TLS_CA", "GEM_TLS_CERT", "GEM_TLS_KEY"}
 OURS = SECRETS | {"GEM_LISTEN", "GEM_METRICS_LISTEN", "GEM_CHECKPOINT_DIR", "GEM_RESUME", "GEM_SERVER", "GEM_NAME", "GEM_DATA"}
-OURS |= {"GEM_FIRST_WORKER", "GEM_LANE_LISTEN"}  # names are the host's; GEM_LANE_PORT sets the lane's address
-OURS |= {"GEM_RANGE", "GEM_PEERS"}  # deploy/compose.ranges.yml sets them
-OURS |= {"GEM_STOPPED_STATUS"}  # Docker does not replace a container that somebody stopped
+OURS |= {"GEM_LANE_LISTEN", "GEM_MEMORY_SOCKET"}  # GEM_LANE_PORT sets the lane's address
 
 
 def variables(command: click.Command) -> set[str]:
     """The environment variables that a command reads."""
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    return {f"GEM_{str(option.name).upper()}" for option in options if option.show_envvar}
+    return {f"GEM_{key(param).upper()}" for param in command.params if param.name != "version"}
 
 
 def passed_on(service: str) -> dict[str, Any]:
@@ -55,22 +55,32 @@ def documented() -> dict[str, str]:
     return dict(re.findall(r"^#(GEM_\w+)=(.*)$", EXAMPLE, re.MULTILINE))
 
 
-def example(name: str, default: Any) -> str:
-    """The lines of .env.example about a hyper-parameter: its help, in comments of at most 120 columns, and its default."""
-    declared = DECLARATIONS[name]
-    others = [f"By default {value:g} with {flag(other)}={word}." for (other, word), value in declared.other_defaults.items()]
-    text = re.sub("--([a-z-]+)", lambda match: variable(match[1]), " ".join([declared.help, *others]))
-    comment = textwrap.fill(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-    return f"{comment}\n#{variable(name)}={default}\n"
-
-
-def variable(name: str) -> str:
-    return "GEM_" + name.upper().replace("-", "_")
+@pytest.mark.parametrize("service", COMMANDS)
+def test_a_service_is_given_only_variables_that_its_command_reads_and_the_file_of_settings(service: str) -> None:
+    ours = {"GEM_METRICS_LISTEN"} if service == "worker" else set()
+    assert passed_on(service).keys() <= variables(COMMANDS[service]) | ours
+    (mounted,) = [volume for volume in COMPOSE["services"][service]["volumes"] if "GEM_CONFIG" in volume]
+    assert mounted == f"${{GEM_CONFIG:-./deploy/run.toml}}:{passed_on(service)['GEM_CONFIG']}:ro"
 
 
 @pytest.mark.parametrize("service", COMMANDS)
-def test_every_setting_of_a_command_can_be_set_from_outside(service: str) -> None:
-    assert variables(COMMANDS[service]) - OURS == passed_on(service).keys() - OURS
+def test_the_file_of_settings_is_accepted_as_it_is_and_with_all_its_lines(service: str, tmp_path: Path) -> None:
+    whole = re.sub(r"^#(?=\w+ = )", "", SETTINGS, flags=re.MULTILINE)
+    assert len(tomllib.loads(whole)) > 10
+    for number, text in enumerate((SETTINGS, whole)):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(text, encoding="utf-8")
+        params = COMMANDS[service].make_context(service, ["--config", str(file)]).params
+        if service == "server":
+            assert params["epochs"] == 160
+            assert params["rule"] == ({"rule": "gem", "kappa": 2.0} if number else {"rule": "gem"})
+
+
+def test_the_file_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
+    sentence = SETTINGS.partition("A resumed run keeps ")[2].partition(";")[0]
+    named = set(re.findall(r"[a-z_]+", sentence)) & DECLARATIONS.keys()
+    kept = {each.option or name for name, each in DECLARATIONS.items() if each.fixed}
+    assert named == kept
 
 
 def test_every_variable_is_documented_and_every_documented_variable_is_read() -> None:
@@ -78,47 +88,17 @@ def test_every_variable_is_documented_and_every_documented_variable_is_read() ->
     assert read - OURS == documented().keys()
 
 
-def test_the_block_of_hyperparameters_is_derived_from_their_declarations() -> None:
-    own = {"epochs": COMPOSE["services"]["server"]["environment"]["GEM_EPOCHS"].removeprefix("${GEM_EPOCHS:-").rstrip("}")}
-    expected = "".join(example(name, own.get(name, default)) for name, default in DEFAULTS.items())
-    block = EXAMPLE.partition("# -- hyper-parameters")[2].partition("\n\n")[2].partition("\n# --")[0]
-    assert block == expected, f"this block of .env.example must read:\n{expected}"
-
-
-def test_the_example_names_the_hyperparameters_that_a_resumed_run_keeps() -> None:
-    sentence = EXAMPLE.partition("A resumed run keeps ")[2].partition(";")[0]
-    assert set(re.findall(r"GEM_\w+", sentence)) == {variable(name) for name, each in DECLARATIONS.items() if each.fixed}
-
-
-def test_every_variable_is_explained_or_speaks_for_itself() -> None:
-    lines = EXAMPLE.splitlines()
-    bare = {"GEM_THETA_DTYPE", "GEM_PROMETHEUS_PORT", "GEM_GRAFANA_PORT"}
-    for number, line in enumerate(lines):
-        if match := re.match(r"#(GEM_\w+)=", line):
-            assert lines[number - 1].startswith("# ") or match[1] in bare, line
-
-
 def test_the_documented_defaults_are_the_real_ones() -> None:
     own = dict(re.findall(r"\$\{(GEM_\w+):?-([^}]*)\}", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
-    defaults = {
-        f"GEM_{str(option.name).upper()}": option
-        for command in COMMANDS.values()
-        for option in command.params
-        if isinstance(option, click.Option)
-    }
+    defaults = {f"GEM_{key(param).upper()}": param for command in COMMANDS.values() for param in command.params}
+    own["GEM_EPOCHS"] = str(tomllib.loads(SETTINGS)["epochs"])
     for name, text in documented().items():
         if not text or name == "GEM_DATA_FOLDER":  # chosen by the machine, or by the user alone
             continue
         real = own.get(name, defaults[name].default if name in defaults else None)
         assert real is not None, name
-        shown = name in defaults and text == defaults[name].show_default
-        same = shown or text.lower() == str(real).lower() or float(text) == float(real)
+        same = text.lower() == str(real).lower() or float(text) == float(real)
         assert same, f"{name}: documented {text}, really {real}"
-
-
-def test_the_image_sets_what_is_not_a_users_to_choose() -> None:
-    assert {"GEM_LISTEN=0.0.0.0:50051", "GEM_RESUME=true", "GEM_SERVER=server:50051"} <= set(DOCKERFILE.split())
-    assert all(passed_on(service)["GEM_DATA"] == "/data" for service in ("worker", "evaluator"))
 
 
 @pytest.mark.parametrize("service", COMPOSE["services"])
@@ -216,6 +196,14 @@ def test_secrets_are_kept_out_of_git_and_of_the_images() -> None:
     assert "!secrets" not in allowed
 
 
+def test_workers_and_the_evaluator_get_the_gpus_and_the_server_does_not() -> None:
+    services = override("compose.gpu.yml")["services"]
+    assert services.keys() == {"worker", "evaluator"}
+    for settings in services.values():
+        assert settings["environment"]["GEM_DEVICE"].startswith("${GEM_DEVICE:-")
+        assert devices(settings["environment"]["GEM_DEVICE"].removeprefix("${GEM_DEVICE:-").rstrip("}")), "a value of --device"
+
+
 # -- two servers
 
 
@@ -243,25 +231,6 @@ def test_each_server_has_a_range_of_its_own_and_all_commits_logged(monkeypatch: 
         assert options["range"] == Range(index, len(SERVERS))
         assert options["peers"] == (tuple(f"{other}:50051" for other in SERVERS[1:]) if index == 0 else ())
         assert options["durability"] == "log"
-
-
-def test_the_second_server_is_the_first_with_a_disk_and_a_socket_of_its_own() -> None:
-    second = RANGES["services"]["server-1"]
-    assert second["extends"] == {"file": "docker-compose.yml", "service": "server"}
-    assert second.keys() == {"extends", "build", "pull_policy", "ports", "environment", "volumes"}
-    assert (second["build"], second["ports"], second["pull_policy"]) == (None, None, "never"), "built and published once"
-    (disk,) = second["volumes"]
-    assert disk.partition(":")[0] in RANGES["volumes"].keys() - COMPOSE["volumes"].keys()
-    assert disk.partition(":")[2] in [volume.partition(":")[2] for volume in COMPOSE["services"]["server"]["volumes"]]
-    sockets = [merged(service)["GEM_MEMORY_SOCKET"] for service in SERVERS]
-    assert sockets == ["${GEM_MEMORY_SOCKET:-/run/gem/memory.sock}", "/run/gem/memory-1.sock"]
-
-
-def test_clients_connect_to_the_lead_and_wait_for_both() -> None:
-    assert "GEM_SERVER=server:50051" in DOCKERFILE
-    for service in ("worker", "evaluator"):
-        assert RANGES["services"][service] == {"depends_on": {"server-1": {"condition": "service_healthy"}}}
-    assert COMPOSE["x-worker"]["depends_on"] == {"server": {"condition": "service_healthy"}}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -308,12 +277,23 @@ def test_without_the_plug_in_compose_is_not_asked(tmp_path: Path, monkeypatch: p
         test_compose_accepts_the_files_together()
 
 
-def test_compose_accepts_the_files_together() -> None:
+def composed(*files: str) -> Any:
+    """What compose makes of docker-compose.yml and these files of deploy/. Fails if its schema refuses them."""
     require_compose()
-    command = ["docker", "compose", "--env-file", os.devnull, "-f", "docker-compose.yml", "-f", "deploy/compose.ranges.yml"]
-    done = subprocess.run([*command, "config", "--format", "json"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    named = [word for name in ("docker-compose.yml", *(f"deploy/{file}" for file in files)) for word in ("-f", name)]
+    command = ["docker", "compose", "--env-file", os.devnull, *named, "config", "--format", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    services = json.loads(done.stdout)["services"]
+    return json.loads(done.stdout)["services"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "deploy").glob("compose.*.yml")))
+def test_compose_accepts_each_file(name: str) -> None:
+    assert composed(name).keys() >= COMPOSE["services"].keys()
+
+
+def test_compose_accepts_the_files_together() -> None:
+    services = composed("compose.ranges.yml")
     first, second = (services[service] for service in SERVERS)
     assert "build" not in second
     assert not second.get("ports")

@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
+from gem_api.process.settings_file import key
 from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
@@ -55,7 +56,8 @@ def variables() -> set[str]:
 
     def collect(command: click.Command) -> None:
         for parameter in command.params:
-            names.update([parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or [])
+            names.add(f"GEM_{key(parameter).upper()}")
+            names.update(parameter.envvar if isinstance(parameter.envvar, list) else [])
         if isinstance(command, click.Group):
             context = click.Context(command)
             for name in command.list_commands(context):
@@ -162,8 +164,8 @@ def test_the_readme_shows_a_plan() -> None:
         "make everything",
         "python -m benchmarks.gone",
         "GEM_GONE=1 docker compose up",
-        "docker compose exec servers gem-ctl top",
-        "docker compose exec server gem-ctl tops",
+        "docker compose exec servers gem-ctl status --watch",
+        "docker compose exec server gem-ctl top",
         "docker compose up --scale workers=3",
     ],
 )

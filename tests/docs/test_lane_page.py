@@ -76,11 +76,11 @@ def test_the_memory_of_the_page_is_that_of_the_code() -> None:
 def test_the_sizes_of_payloads_are_those_of_the_formats() -> None:
     sizes = dict(rows("Format | Bytes of the payload"))
     named = {name for cell in sizes for name in re.findall(r"`(\w+)`", cell)}
-    assert named == {"FLOAT32", "BFLOAT16", "FLOAT16", "INT8_BLOCK"}
+    assert named == {"FLOAT32", "BFLOAT16", "INT8_BLOCK"}
     formats = {**THETA_FORMATS, **GRADIENT_FORMATS}
     for parameters in (1, 256, 1000):
         assert formats["float32"].nbytes(parameters) == 4 * parameters
-        assert formats["bfloat16"].nbytes(parameters) == formats["float16"].nbytes(parameters) == 2 * parameters
+        assert formats["bfloat16"].nbytes(parameters) == 2 * parameters
         assert formats["int8"].nbytes(parameters) == 4 * -(-parameters // 256) + parameters
     assert {int(size) for size in re.findall(r"(\d)·P", sizes["`FLOAT32`"])} == {4}
 

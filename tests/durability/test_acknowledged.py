@@ -16,10 +16,11 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.core.facts import Admission
 from gem_server.core.records import Record
 from gem_server.durability import checkpoint
-from gem_server.durability.records import from_text, to_text
-from gem_server.durability.state_form import require_state
+from gem_server.durability.segment import from_text, to_text
+from gem_server.durability.state_schema import require_state
 from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.run_view import RunView
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kit.core import apply, make_core
@@ -83,7 +84,7 @@ def require_readable(server: Server) -> None:
         require_state(json.loads(json.dumps(state, default=checkpoint._applied_state)))
         assert core.central.layout is not None
         assert len(core.central.layout.split(core.central.theta)) == len(core.central.layout.pieces), "two pieces share a name"
-    messages.status(core, Progress(0.0), 0, None, 0.0).SerializeToString()
+    RunView(core, Progress(0.0), lambda: 0.0).read().SerializeToString()
 
 
 @given(

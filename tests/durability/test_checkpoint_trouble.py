@@ -143,7 +143,7 @@ def test_a_start_that_keeps_fewer_checkpoints_makes_room_for_its_first(
         return create(storage, path)
 
     monkeypatch.setattr(Storage, "create", crowded)
-    with pytest.raises(StartError, match=r"No space left on device.*--checkpoint-keep"):
+    with pytest.raises(StartError, match=r"No space left on device.*checkpoint_keep"):
         Live(crash)
     with serving(replace(crash, checkpoint_keep=1)) as live:
         assert version(live) == 1
@@ -214,11 +214,11 @@ def test_workers_that_wait_for_the_first_value_go_on_though_its_call_was_cancell
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")
         answer = in_background(bob.pull)
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.training._calls._by_lease), "bob to wait")
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.training.calls._by_lease), "bob to wait")
         frames = chunks(np.ones(SMALL.size, np.float32), pb.InitializeCentralRequest)
         call = wire.whole("InitializeCentral", initialize_header(ann.lease_id), *frames)
         assert asked.wait(DEADLINE)
         call.cancel()
-        wait_until(lambda: len(live.on_loop(lambda: live.server.parts.training._calls._all)) == 1, "ann's call to end")
+        wait_until(lambda: len(live.on_loop(lambda: live.server.parts.training.calls._all)) == 1, "ann's call to end")
         go_on.set()
         assert answer.result(DEADLINE)[0].version == 0

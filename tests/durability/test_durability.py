@@ -258,7 +258,7 @@ def test_workers_that_wait_for_the_first_value_go_on_though_its_checkpoint_faile
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")
         answer = in_background(bob.pull)
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.training._calls._by_lease), "bob to wait")
+        wait_until(lambda: live.on_loop(lambda: live.server.parts.training.calls._by_lease), "bob to wait")
         with pytest.raises(grpc.RpcError, match="first checkpoint"):
             ann.initialize(np.ones(SMALL.size, np.float32))
         wait_until(answer.done, "bob's answer")
@@ -378,7 +378,7 @@ def test_while_the_log_is_stalled_the_status_says_so_and_how_much_room_is_needed
                 "server's log: free space there",  # it does not say that no space is left
                 line,
             )
-            live.on_loop(live.server.parts.checkpointer._notified)
+            live.on_loop(live.server.parts.checkpointer.notified)
             assert admin.status().state == pb.RUN_STATE_STALLED, "a checkpoint that is written makes no room for the log"
             disk.crowded = False
             waiting.result(DEADLINE)

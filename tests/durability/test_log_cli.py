@@ -196,7 +196,7 @@ def test_replay_refuses_a_version_before_the_oldest_checkpoint(folder: Path, tmp
     for path in folder.glob("checkpoint-000000000000-*/*"):
         path.unlink()
     next(folder.glob("checkpoint-000000000000-*")).rmdir()
-    assert "--checkpoint-keep sets how many are kept" in refusal(folder, tmp_path / "model.safetensors", "--to", 2)
+    assert "checkpoint_keep sets how many are kept" in refusal(folder, tmp_path / "model.safetensors", "--to", 2)
 
 
 def test_replay_refuses_a_log_with_a_hole(folder: Path, tmp_path: Path) -> None:

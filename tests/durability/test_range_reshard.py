@@ -154,7 +154,7 @@ def test_the_layout_of_the_files_is_that_of_one_server(tmp_path: Path) -> None:
     assert {name: tensor.shape for name, tensor in load_file(path / "model.safetensors").items()} == {
         tensor.name: tensor.shape for tensor in LAYOUT.tensors
     }
-    assert "range" not in json.loads((path / "state.json").read_text())
+    assert json.loads((path / "state.json").read_text())["range"] == [0, 1]
 
 
 def test_a_range_keeps_its_norms_only_if_it_stays_the_same(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_server_of_another_range_does_not_start(part: Range, tmp_path: Path) -
         checkpoint.restore(*found, make_core(ADAM, part=part), NOW)
 
 
-@pytest.mark.parametrize("value", [[1, 1], [2, 2], [0, 1], [0, 1001], [0], "0/2"])
+@pytest.mark.parametrize("value", [[1, 1], [2, 2], [0, 0], [0, 1001], [0], "0/2"])
 def test_a_range_that_cannot_be_is_refused(value: Any, tmp_path: Path) -> None:
     source = saved(tmp_path / "in", trained(2))
     (path,) = (source / "range-0").glob("checkpoint-*")
@@ -406,6 +406,15 @@ def test_the_command_says_what_it_does(tmp_path: Path) -> None:
 
 
 def test_the_command_says_in_a_line_what_is_wrong(tmp_path: Path) -> None:
-    result = CliRunner().invoke(reshard_cli.main, [str(tmp_path), str(tmp_path / "out"), "--ranges", "2"])
+    (tmp_path / "in").mkdir()
+    result = CliRunner().invoke(reshard_cli.main, [str(tmp_path / "in"), str(tmp_path / "out"), "--ranges", "2"])
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
     assert "holds no checkpoints" in result.output
+
+
+def test_out_may_not_lie_in_the_input(tmp_path: Path) -> None:
+    source = saved(tmp_path / "in", trained(2))
+    before = content(source)
+    result = CliRunner().invoke(reshard_cli.main, [str(source), str(source / "deeper" / "out"), "--ranges", "1"])
+    assert (result.exit_code, content(source)) == (1, before)
+    assert "name a folder outside" in result.output

@@ -154,7 +154,7 @@ def test_a_module_that_ends_its_process_is_refused_in_one_line(tmp_path: Path, m
 def test_windows_of_more_shards_than_a_worker_may_hold_are_refused_at_start() -> None:
     fits = Hyperparameters(rule="diloco", batch_size=64, shard_size=128, local_steps=1996)
     new_core(fits)
-    with pytest.raises(ValueError, match="raise --shard-size, or use fewer local steps"):
+    with pytest.raises(ValueError, match="raise shard_size, or use fewer local steps"):
         new_core(replace(fits, local_steps=1998))
 
 
@@ -169,12 +169,12 @@ def test_a_new_runs_shards_hold_whole_batches_and_a_resumed_run_keeps_its_own(
 
 def test_shards_smaller_than_a_batch_are_refused() -> None:
     asked = replace(config(Hyperparameters(batch_size=512)), given=frozenset({"shard_size"}))
-    with pytest.raises(StartError, match="--shard-size 256 would cut batches of --batch-size 512 short"):
+    with pytest.raises(StartError, match="shard_size 256 would cut batches of --batch-size 512 short"):
         make_core(asked, lambda: 0.0, CapturingLogger())
 
 
 def test_workers_that_hold_more_than_the_memory_limit_are_not_taken_over(saved: Path) -> None:
-    with pytest.raises(StartError, match="--memory-limit is 1: raise the limit"):
+    with pytest.raises(StartError, match="memory_limit is 1: raise the limit"):
         make_core(config(KEPT, checkpoint_dir=saved, resume=True, memory_limit=1), lambda: 0.0, CapturingLogger())
 
 

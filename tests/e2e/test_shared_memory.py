@@ -24,6 +24,7 @@ from kit.raw_client import Wire
 from kit.raw_lane import HELLO, committed, message, offer, opened_in_memory, unix
 from kit.regions import linux_only, mapped, region_at
 from kit.server import wait_until
+from kit.settings import configured
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), linux_only]
 PATIENCE = 120.0  # seconds that a process may take to get anywhere on a busy machine
@@ -50,7 +51,9 @@ class Process:
 
     def __init__(self, output: Path, *command: str) -> None:
         self._output = output
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")} | {
+            "GEM_LOG_FORMAT": "json"
+        }
         with output.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
@@ -83,7 +86,7 @@ class Server(Process):
     """A gem-server on a free port."""
 
     def __init__(self, output: Path, *flags: str) -> None:
-        common = ("--listen", free_address(), "--metrics-listen", "", "--log-format", "json", "--epochs", "100000")
+        common = ("--listen", free_address(), "--metrics-listen", "", "--epochs", "100000")
         super().__init__(output, "-m", "gem_server", *common, *flags)
 
     @property
@@ -189,14 +192,14 @@ def test_server_and_worker_share_memory_by_default(start: Start) -> None:
 
 def test_a_worker_that_is_told_not_to_goes_over_the_network(start: Start) -> None:
     server = start(Server)
-    start(Process, "-m", "gem_worker", "--server", server.address, "--name", "ann", "--no-shared-memory")
+    start(Process, "-m", "gem_worker", "--server", server.address, "--name", "ann", configured(shared_memory=False))
     server.until_trained_by("tcp", 5, "ann")
     assert mapped(server.pid) == []
 
 
-@pytest.mark.parametrize(("flags", "transport"), [((), "tcp"), (("--lane-listen", "off"), "grpc")], ids=["tcp", "grpc"])
-def test_a_server_that_is_told_not_to_shares_nothing(flags: tuple[str, ...], transport: str, start: Start) -> None:
-    server = start(Server, "--memory-socket", "off", *flags)
+@pytest.mark.parametrize(("lane", "transport"), [("auto", "tcp"), ("off", "grpc")], ids=["tcp", "grpc"])
+def test_a_server_that_is_told_not_to_shares_nothing(lane: str, transport: str, start: Start) -> None:
+    server = start(Server, configured(memory_socket="off", lane_listen=lane))
     start(worker, server.address, "ann")
     server.until_trained_by(transport, 5, "ann")
     assert mapped(server.pid) == []
@@ -206,7 +209,7 @@ def test_a_server_that_is_told_not_to_shares_nothing(flags: tuple[str, ...], tra
 
 
 def test_a_killed_workers_region_is_gone_when_its_lease_is_and_the_others_go_on(start: Start) -> None:
-    server = start(Server, "--lease-seconds", "5")
+    server = start(Server, configured(lease_seconds=5))
     victim, other = start(worker, server.address, "victim"), start(worker, server.address, "other")
     server.until_trained(5, "victim", "other")
     doomed, kept = region_of(victim), region_of(other)
@@ -221,7 +224,7 @@ def test_a_killed_workers_region_is_gone_when_its_lease_is_and_the_others_go_on(
 
 def test_a_worker_that_comes_back_after_kill_9_has_a_new_region_at_once(start: Start) -> None:
     """Its old lease need not run out first: the name is taken over, and the old region goes."""
-    server = start(Server, "--lease-seconds", "3600")
+    server = start(Server, configured(lease_seconds=3600))
     first = start(worker, server.address, "ann")
     server.until_trained(5, "ann")
     old = region_of(first)
@@ -238,7 +241,7 @@ def test_a_killed_server_leaves_nothing_once_its_workers_are_gone_and_another_ta
     place: str, start: Start, tmp_path: Path
 ) -> None:
     path = tmp_path / "s"
-    flags = ("--memory-socket", str(path) if place == "path" else "auto")
+    flags = (configured(memory_socket=str(path) if place == "path" else "auto"),)
     server = start(Server, *flags)
     orphan = start(worker, server.address, "ann", "1")
     server.until_trained(5, "ann")
@@ -257,24 +260,8 @@ def test_a_killed_server_leaves_nothing_once_its_workers_are_gone_and_another_ta
     assert not path.exists()
 
 
-@pytest.mark.parametrize("durability", ["snapshot", "log"])
-def test_a_worker_goes_on_over_tcp_with_a_server_that_was_killed_and_resumed(
-    durability: str, start: Start, tmp_path: Path
-) -> None:
-    saved = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--resume", "--checkpoint-interval", "0.2")
-    flags = (*saved, "--memory-socket", "off", "--durability", durability)
-    server = start(Server, *flags)
-    address = server.address
-    start(worker, address, "ann")
-    for _ in range(2):
-        server.until_trained_by("tcp", 5, "ann")
-        server.kill()
-        server = start(Server, "--listen", address, *flags)
-    server.until_trained_by("tcp", 5, "ann")
-
-
 def test_a_worker_goes_on_by_reference_with_a_server_that_was_killed_and_resumed(start: Start, tmp_path: Path) -> None:
-    flags = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--resume", "--checkpoint-interval", "0.2")
+    flags = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--resume", configured(checkpoint_interval=0.2))
     first = start(Server, *flags)
     address = first.address
     faithful = start(worker, address, "ann")
@@ -294,13 +281,13 @@ def test_a_worker_goes_on_by_reference_with_a_server_that_was_killed_and_resumed
 
 def test_a_second_server_at_a_path_in_use_says_so_and_ends_with_status_2(start: Start, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    first = start(Server, "--memory-socket", path)
+    first = start(Server, configured(memory_socket=path))
     start(worker, first.address, "ann")
-    second = start(Server, "--memory-socket", path)
+    second = start(Server, configured(memory_socket=path))
     assert second.process.wait(PATIENCE) == 2
     (said,) = [line for line in second.output.splitlines() if line.startswith("gem-server: ")]
     assert path in said
-    assert "--memory-socket" in said
+    assert "memory_socket" in said
     assert "Traceback" not in second.output
     first.until_trained(5, "ann")
 

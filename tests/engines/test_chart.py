@@ -1,4 +1,7 @@
-"""The Helm chart, rendered by Helm itself: valid for Kubernetes, closed, and safe to upgrade and scale."""
+"""The Helm chart, rendered by Helm itself: valid for Kubernetes, closed, and safe to upgrade and scale.
+
+test_chart_golden.py shows what is rendered; here are the decisions that one can't see there.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,11 @@ import yaml
 from engines.chart import CHART, CI, ROOT, Object, environment, found, objects, pod_specs, rendered, values_of
 from gem_api import __version__
 
-VERSIONS = ("1.37", "1.36", "1.35", "1.29")  # the newest, two older ones, and the oldest of Chart.yaml
+NEWEST, OLDEST = "1.37", "1.29"  # the oldest of Chart.yaml; what both have, those in between have
 OPERATORS = {
     "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
     "cert-manager.io/v1": "cloudcoil.models.cert_manager.v1",
 }
-
-
-def test_the_folder_of_values_files_is_what_the_chart_promises() -> None:
-    assert set(CI) >= {"minimal", "full", "gpu-spot", "tls", "ranges"}
 
 
 # -- valid
@@ -35,30 +34,21 @@ def test_helm_finds_nothing_to_complain_about(name: str) -> None:
     assert (serious, report["errors"]) == ([], [])
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["", *CI])
-def test_every_object_fits_kubernetes_schema(name: str, version: str) -> None:
+def test_every_object_fits_the_schema_of_its_kind(name: str) -> None:
     for each in objects(values_of(name)):
-        if each["apiVersion"] not in OPERATORS:
-            kubernetes_validate.validate(each, version, strict=True)
+        if module := OPERATORS.get(each["apiVersion"]):
+            getattr(pytest.importorskip(module), each["kind"]).model_validate(each, extra="forbid")
+        else:
+            for version in (NEWEST, OLDEST):
+                kubernetes_validate.validate(each, version, strict=True)
 
 
 def test_the_check_of_the_schema_finds_a_misspelt_key() -> None:
     job = found(objects(), "Job")
     job["spec"]["template"]["spec"]["containers"][0]["imagePulPolicy"] = "Always"
     with pytest.raises(kubernetes_validate.ValidationError, match="imagePulPolicy"):
-        kubernetes_validate.validate(job, VERSIONS[0], strict=True)
-
-
-@pytest.mark.parametrize("name", CI)
-def test_every_object_of_an_operator_fits_its_kind(name: str) -> None:
-    for each in objects(values_of(name)):
-        if module := OPERATORS.get(each["apiVersion"]):
-            model = getattr(pytest.importorskip(module), each["kind"])
-            model.model_validate(each, extra="forbid")
-            each["spec"]["misspelt"] = 1
-            with pytest.raises(ValueError, match="misspelt"):
-                model.model_validate(each, extra="forbid")
+        kubernetes_validate.validate(job, NEWEST, strict=True)
 
 
 def test_the_certificate_names_what_clients_and_probes_connect_to() -> None:
@@ -80,17 +70,12 @@ def test_the_version_is_the_projects() -> None:
 
 
 @pytest.mark.parametrize("name", ["", *CI])
-def test_no_program_is_pid_1_which_would_ignore_sigterm_until_it_has_a_handler(name: str) -> None:
-    for owner, spec in pod_specs(objects(values_of(name))).items():
-        assert spec["shareProcessNamespace"] is True, owner
-
-
-@pytest.mark.parametrize("name", ["", *CI])
 def test_pods_have_no_rights(name: str) -> None:
     of = objects(values_of(name))
     specs = pod_specs(of)
     assert len(specs) == 4 - (name == "minimal")
     for owner, spec in specs.items():
+        assert spec["shareProcessNamespace"] is True, f"{owner}: as PID 1 a program would ignore SIGTERM until it has a handler"
         assert spec["automountServiceAccountToken"] is False, owner
         assert spec["enableServiceLinks"] is False, owner
         context = spec["securityContext"]
@@ -129,14 +114,6 @@ def test_a_pod_gets_only_the_secrets_that_it_needs(values: Object) -> None:
             assert secret_items(spec, "tls") == ([] if kind == "StatefulSet" else ["ca.crt"]), owner
 
 
-def test_an_existing_secret_is_used_and_none_is_made() -> None:
-    of = objects({"auth": {"existingSecret": "mine"}})
-    assert not [each for each in of if each["kind"] == "Secret"]
-    for spec in pod_specs(of).values():
-        (name,) = (volume["secret"]["secretName"] for volume in spec["volumes"] if volume["name"] == "auth")
-        assert name == "mine"
-
-
 def test_without_tokens_nothing_of_them_is_left() -> None:
     texts = rendered({"auth": {"enabled": False}})
     assert not [path for path, text in texts.items() if "GEM_TOKEN" in text or ("tokens" in text and path.endswith(".yaml"))]
@@ -144,8 +121,8 @@ def test_without_tokens_nothing_of_them_is_left() -> None:
 
 
 def job(**worker: Any) -> Object:
-    run = worker.pop("run", {})
-    return found(objects({"worker": worker, "run": run}), "Job")
+    config = worker.pop("config", {})
+    return found(objects({"worker": worker, "config": config}), "Job")
 
 
 def test_scaling_changes_the_job_in_place_and_nothing_but_the_number() -> None:
@@ -163,10 +140,10 @@ def test_scaling_changes_the_job_in_place_and_nothing_but_the_number() -> None:
     [
         {"task": "mnist"},
         {"indexed": True},
-        {"options": {"threads": 2}},
+        {"config": {"threads": 2}},
         {"image": {"tag": "2"}},
         {"resources": {"limits": {"memory": "3Gi"}}},
-        {"run": {"epochs": 500}},  # a Job that is done does not start again
+        {"config": {"epochs": 500}},  # a Job that is done does not start again
     ],
     ids=str,
 )
@@ -177,7 +154,7 @@ def test_what_a_job_cannot_change_makes_another_job(change: Object) -> None:
 
 def test_what_a_job_can_change_keeps_it() -> None:
     assert job(backoffLimit=7)["metadata"]["name"] == job()["metadata"]["name"]
-    assert job(run={"learningRate": 0.2})["metadata"]["name"] == job()["metadata"]["name"], "the server alone restarts"
+    assert job(config={"learning_rate": 0.2})["metadata"]["name"] == job()["metadata"]["name"], "the server alone restarts"
 
 
 def test_the_job_replaces_workers_as_the_table_of_statuses_says() -> None:
@@ -205,7 +182,7 @@ def test_long_names_leave_room_for_what_kubernetes_adds() -> None:
 def test_every_name_of_a_release_that_begins_with_a_letter_is_one_for_all_objects(release: str) -> None:
     of = objects({"nameOverride": release.partition(".")[0]}, release)
     for each in of:
-        kubernetes_validate.validate(each, VERSIONS[0], strict=True)
+        kubernetes_validate.validate(each, NEWEST, strict=True)
         assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", each["metadata"]["name"]), each["metadata"]["name"]
         assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == release
     assert (
@@ -233,19 +210,14 @@ def test_names_that_look_like_numbers_stay_names() -> None:
         "tls": {"existingSecret": "6"},
         "serviceAccount": {"name": "8"},
     }
-    of = objects(values)
-    for each in of:
-        kubernetes_validate.validate(each, VERSIONS[0], strict=True)
-    stateful, job = found(of, "StatefulSet"), found(of, "Job")
-    server, worker = stateful["spec"]["template"]["spec"], job["spec"]["template"]["spec"]
-    assert server["containers"][0]["image"] == server["initContainers"][0]["image"] == "12:30"
-    assert stateful["spec"]["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "1e3"
-    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "1"
-    assert (worker["serviceAccountName"], worker["imagePullSecrets"]) == ("8", [{"name": "7"}])
-    assert (server["priorityClassName"], worker["priorityClassName"], worker["runtimeClassName"]) == ("10", "3", "4")
-    volumes = {each["name"]: each for each in worker["volumes"]}
-    assert volumes["data"]["persistentVolumeClaim"]["claimName"] == "2"
-    assert (volumes["auth"]["secret"]["secretName"], volumes["tls"]["secret"]["secretName"]) == ("5", "6")
+    for each in objects(values):
+        kubernetes_validate.validate(each, NEWEST, strict=True)
+
+
+def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:
+    spec = found(objects({"server": {"persistence": {"existingClaim": "old-run"}}}), "StatefulSet")["spec"]
+    assert "volumeClaimTemplates" not in spec
+    assert {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "old-run"}} in spec["template"]["spec"]["volumes"]
 
 
 def test_the_largest_backoff_limit_is_a_whole_number() -> None:
@@ -258,25 +230,6 @@ def test_nothing_that_cannot_be_upgraded_holds_the_charts_version() -> None:
     stateful = found(objects(), "StatefulSet")["spec"]
     fixed = [stateful["selector"], stateful["volumeClaimTemplates"], found(objects(), "Deployment")["spec"]["selector"]]
     assert "0.1.0" not in json.dumps(fixed)
-
-
-def test_the_claim_of_the_server() -> None:
-    def stateful(**persistence: Any) -> Object:
-        spec: Object = found(objects({"server": {"persistence": persistence}}), "StatefulSet")["spec"]
-        return spec
-
-    def volume(spec: Object) -> Object:
-        found: Object = next((each for each in spec["template"]["spec"]["volumes"] if each["name"] == "checkpoints"), {})
-        return found
-
-    assert stateful()["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "10Gi"
-    assert volume(stateful()) == {}
-    existing = stateful(existingClaim="old-run")
-    assert "volumeClaimTemplates" not in existing
-    assert volume(existing)["persistentVolumeClaim"] == {"claimName": "old-run"}
-    none = stateful(enabled=False)
-    assert "volumeClaimTemplates" not in none
-    assert volume(none)["emptyDir"] == {}
 
 
 def allowed(policy: Object, port: int) -> list[Object]:
@@ -300,21 +253,6 @@ def test_only_the_releases_clients_and_prometheus_reach_the_server() -> None:
     assert len(allowed(more, 50051)) == 2
 
 
-def test_services_select_the_servers_pod_and_name_ports_that_it_has() -> None:
-    of = objects()
-    stateful = found(of, "StatefulSet")
-    template = stateful["spec"]["template"]
-    ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
-    assert ports == {"grpc": 50051, "lane": 50052, "http": 9464}
-    service, headless = found(of, "Service", "server"), found(of, "Service", "headless")
-    for each in (service, headless):
-        assert each["spec"]["selector"].items() <= template["metadata"]["labels"].items()
-        assert all(port["targetPort"] == port["name"] and ports[port["name"]] == port["port"] for port in each["spec"]["ports"])
-    assert {port["name"] for port in service["spec"]["ports"]} == ports.keys()
-    assert headless["spec"]["clusterIP"] == "None"
-    assert stateful["spec"]["serviceName"] == headless["metadata"]["name"]
-
-
 def test_a_server_is_replaced_only_if_it_hangs_and_gets_workers_only_if_it_can_train() -> None:
     container = found(objects(), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
     probes = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "readiness", "liveness")}
@@ -323,14 +261,6 @@ def test_a_server_is_replaced_only_if_it_hangs_and_gets_workers_only_if_it_can_t
     }  # fmt: skip
     assert {get["port"] for get in probes.values()} == {"http"}
     assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] == 1800
-
-
-def test_the_notes_name_objects_that_exist() -> None:
-    notes = rendered()["NOTES.txt"]
-    stateful = found(objects(), "StatefulSet")["metadata"]["name"]
-    assert set(re.findall(r"statefulset/(\S+)", notes)) == {stateful}
-    assert (ROOT / "deploy/helm/gem").is_dir()
-    assert "deploy/helm/gem" in notes
 
 
 PAGES = (CHART / "README.md", ROOT / "docs/guides/kubernetes.md")
@@ -354,7 +284,7 @@ def test_a_page_names_values_that_exist(page: Path) -> None:
     paths = re.findall(r"(?:--set |`)([a-z]\w*(?:\.\w+)+)(?=[=:`])", text)
     files = {"tls.crt", "tls.key"}  # of a Secret
     paths = [path for path in paths if path.partition(".")[0] in schema["properties"] and path not in files]
-    assert len(paths) > 3
+    assert len(paths) >= 3
     for path in paths:
         part = schema
         for name in path.split("."):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from deploy.test_dashboards import generator
 from engines.monitoring import ROOT, Release, render
-from gem_ctl.dashboards import DASHBOARDS
+from gem_dashboards.boards import DASHBOARDS
 from telemetry.exported import TARGET, exported, metrics_of
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -35,29 +35,15 @@ def rules(release: Release) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_operators_schema_accepts_what_is_rendered(kind: str) -> None:
-    MODELS[kind].model_validate(FIRST.one(kind), extra="forbid")
-
-
-@pytest.mark.parametrize("kind", MODELS)
 def test_the_operators_schema_would_refuse_a_misspelt_key(kind: str) -> None:
     wrong = {**FIRST.one(kind), "spec": {**FIRST.one(kind)["spec"], "selektor": {}}}
     with pytest.raises(ValueError, match="selektor"):
         MODELS[kind].model_validate(wrong, extra="forbid")
 
 
-def test_nothing_of_an_operator_is_rendered_unless_it_is_asked_for() -> None:
-    off = {kind: {"enabled": False} for kind in ("serviceMonitor", "prometheusRule", "dashboards")}
-    assert not {one["kind"] for one in render("ml", "digits", **off).objects} & {*MODELS, "ConfigMap"}
-
-
-def test_the_labels_of_the_values_are_on_the_objects_that_operators_select() -> None:
-    labels = {"labels": {"release": "kube-prometheus-stack"}}
-    release = render("ml", "digits", serviceMonitor={**labels, "interval": "30s"}, prometheusRule=labels, dashboards=labels)
-    for kind in (*MODELS, "ConfigMap"):
-        assert all(one["metadata"]["labels"]["release"] == "kube-prometheus-stack" for one in release.all(kind)), kind
-    assert release.one("ServiceMonitor")["spec"]["endpoints"][0]["interval"] == "30s"
-    assert release.one("PodMonitor")["spec"]["podMetricsEndpoints"][0]["interval"] == "30s"
+def boards(release: Release) -> list[dict[str, Any]]:
+    """The ConfigMaps with dashboards: all but that with the settings."""
+    return [one for one in release.all("ConfigMap") if "run.toml" not in one["data"]]
 
 
 def test_no_metric_has_a_label_that_a_target_has() -> None:
@@ -75,18 +61,6 @@ def test_every_selector_of_a_release_is_limited_to_its_run() -> None:
         for metric in metrics_of(expression):
             uses = len(re.findall(rf"(?<![\w:]){metric}(?![\w:])", re.sub(r'"[^"]*"', '""', expression)))
             assert uses == len(re.findall(rf'(?<![\w:]){metric}\{{run="ml/digits"', expression)), f"{metric} in {expression}"
-
-
-def test_the_alerts_are_those_of_compose_but_for_the_run() -> None:
-    groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text(encoding="utf-8"))["groups"]
-    ours = [rule for group in groups for rule in group["rules"]]
-    for rule, own in zip(rules(FIRST), ours, strict=True):
-        without = re.sub(r'\{run="ml/digits"(?:, )?', "{", rule["expr"]).replace("{}", "")
-        assert without == own["expr"]
-        assert rule.get("labels", {}) == {**own["labels"], "namespace": "ml"} if "alert" in own else True
-        assert {**rule, "expr": 0, "labels": 0, "annotations": {}} == {**own, "expr": 0, "labels": 0, "annotations": {}} or (
-            "record" in own
-        )
 
 
 @pytest.mark.parametrize(
@@ -176,11 +150,11 @@ def expected(alert: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_the_dashboards_are_config_maps_that_grafanas_sidecar_finds() -> None:
-    files = {name for one in FIRST.all("ConfigMap") for name in one["data"]}
+    files = {name for one in boards(FIRST) for name in one["data"]}
     assert files == {*(f"{board.uid}.json" for board in DASHBOARDS), "gem-runbook.json"}
-    for one in FIRST.all("ConfigMap"):
+    for one in boards(FIRST):
         ((name, text),) = one["data"].items()
-        source = ROOT / "deploy" / "grafana" / "dashboards" / name.removeprefix("gem-")
+        source = ROOT / "deploy" / "helm" / "gem" / "files" / "dashboards" / name.removeprefix("gem-")
         assert text == source.read_text(encoding="utf-8").strip()
         assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert len(text.encode()) < 1 << 18, "kubectl apply keeps a copy of at most 256 KiB"

@@ -5,15 +5,13 @@ Real servers and workers stand for the pods. Their dashboards don't mix, and eac
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,18 +21,16 @@ import numpy as np
 import pytest
 import yaml
 from chaos.disk import Ballast, small_disk
-from click.testing import CliRunner
 from engines.monitoring import Release, endpoints, pods, render, scrape_config
 from gem_client import Admin, NonFiniteGradient, Quarantined, connect
-from gem_ctl.cli import main
-from gem_ctl.dashboards import ALERTS, DASHBOARDS, EVENTS
-from gem_ctl.panels import Event
-from gem_ctl.prometheus import Prometheus
-from gem_ctl.range_panels import RANGES
-from gem_ctl.report import fill_in, find_run
+from gem_dashboards.boards import ALERTS, DASHBOARDS, EVENTS
+from gem_dashboards.panels import Event
+from gem_dashboards.range_board import RANGES
 from gem_worker.tasks.digits import Digits
 from kit.ports import free_address
-from kit.server import DEADLINE, wait_until
+from kit.prometheus import Prometheus, fill_in, started
+from kit.server import wait_until
+from kit.settings import configured
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 
@@ -82,24 +78,16 @@ class Watched:
     Attributes:
         first: It has a small disk, if possible, and two workers.
         second: It has one worker.
-        url: Prometheus's.
+        client: Prometheus.
         began: Unix seconds.
         disk: The first run's disk; None if it could not be mounted.
     """
 
     first: Run
     second: Run
-    url: str
+    client: Prometheus
     began: float
     disk: Path | None
-
-    @property
-    def client(self) -> Prometheus:
-        return Prometheus(self.url)
-
-    def api(self, what: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}/api/v1/{what}", timeout=DEADLINE) as answer:
-            return json.load(answer)["data"]
 
     def has(self, query: str) -> bool:
         """Whether a query has had numbers."""
@@ -110,7 +98,7 @@ class Watched:
         return self.client.value(query, time.time())
 
     def firing(self) -> list[dict[str, Any]]:
-        return [alert for alert in self.api("alerts")["alerts"] if alert["state"] == "firing"]
+        return [alert for alert in self.client.api("alerts")["alerts"] if alert["state"] == "firing"]
 
     def fired(self, name: str) -> dict[str, Any]:
         """Waits until an alert of this name fires, and returns it. Fails if there are several."""
@@ -136,22 +124,29 @@ def running(folder: Path, name: str, workers: int, disk: Path) -> Iterator[Run]:
     """A run: a server with its log on this disk, and workers on the digits, each with a pod's name."""
     address, metrics = free_address(), free_address()
     server = [
-        "-m", "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", "--memory-socket=off", "--until-stopped",
-        f"--checkpoint-dir={disk}", "--durability=log", "--checkpoint-interval=0", "--quarantine-after=3",
-        "--log-limit=64M", "--checkpoint-keep=1",  # so that the disk is not full before it is meant to be
+        "-m", "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", "--until-stopped",
+        f"--checkpoint-dir={disk}", "--durability=log",
+        # The last two so that the disk is not full before it is meant to be.
+        configured(memory_socket="off", checkpoint_interval=0, quarantine_after=3, log_limit="64M", checkpoint_keep=1),
     ]  # fmt: skip
     crew = {f"{name}-gem-worker-{number}": free_address() for number in range(workers)}
     release = render("ml", name, prometheusRule={"grafanaUrl": GRAFANA_URL})
     with ExitStack() as stack:
         served = stack.enter_context(process(folder, f"{name}-server", sys.executable, *server))
         for pod, at in crew.items():
-            options = [f"--server={address}", f"--name={pod}", f"--metrics-listen={at}", "--step-seconds=0.2", "--threads=1"]
+            options = [
+                f"--server={address}",
+                f"--name={pod}",
+                f"--metrics-listen={at}",
+                "--threads=1",
+                configured(step_seconds=0.2),
+            ]
             stack.enter_context(process(folder, pod, sys.executable, "-m", "gem_worker", *options))
         yield Run(release, address, metrics, crew, served)
 
 
 @contextmanager
-def prometheus(folder: Path, runs: list[Run]) -> Iterator[str]:
+def prometheus(folder: Path, runs: list[Run]) -> Iterator[Prometheus]:
     """Prometheus with what the operator makes of the releases' monitors and rules. Each monitor sees both releases' pods."""
     services = [target for run in runs for target in endpoints(run.release, run.metrics)]
     containers = [target for run in runs for target in pods(run.release, run.workers)]
@@ -170,19 +165,8 @@ def prometheus(folder: Path, runs: list[Run]) -> Iterator[str]:
             scrape_config(run.release, kind, found, INTERVAL) for run in runs for kind, found in discovered.items()
         ],
     }
-    file, url = folder / "prometheus.yml", free_address()
-    file.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={url}"]
-    with process(folder, "prometheus", "prometheus", *flags) as started:
-
-        def ready() -> bool:
-            assert started.poll() is None, (folder / "prometheus.log").read_text()
-            with suppress(OSError), urllib.request.urlopen(f"http://{url}/-/ready", timeout=DEADLINE):
-                return True
-            return False
-
-        wait_until(ready, "Prometheus to be ready")
-        yield f"http://{url}"
+    with started(folder, settings) as client:
+        yield client
 
 
 def poison(address: str) -> None:
@@ -207,8 +191,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         mounted = stack.enter_context(small_disk(disk))
         first = stack.enter_context(running(folder, "first", 2, disk / "checkpoints"))
         second = stack.enter_context(running(folder, "second", 1, folder / "checkpoints"))
-        url = stack.enter_context(prometheus(folder, [first, second]))
-        watch = Watched(first, second, url, began, disk if mounted else None)
+        client = stack.enter_context(prometheus(folder, [first, second]))
+        watch = Watched(first, second, client, began, disk if mounted else None)
         for run in (first, second):
             committed = f'gem_central_version{{instance="{run.instance}"}} > 20'
             wait_until(partial(watch.value, committed), f"{run.instance} to train", PATIENCE)
@@ -225,7 +209,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def test_prometheus_scrapes_each_server_and_each_worker_once_with_the_labels_that_the_rules_expect(watched: Watched) -> None:
     wanted = [run.target("server", run.release.server_pod) for run in (watched.first, watched.second)]
     wanted += [run.target("worker", pod) for run in (watched.first, watched.second) for pod in run.workers]
-    targets = watched.api("targets?state=active")["activeTargets"]
+    targets = watched.client.api("targets", state="active")["activeTargets"]
     assert sorted((target["labels"] for target in targets), key=str) == sorted(wanted, key=str)
     wait_until(lambda: watched.value("sum(up)") == len(wanted), "every target to answer")
 
@@ -259,22 +243,6 @@ def test_the_workers_of_the_other_run_are_on_no_panel(watched: Watched) -> None:
     (largest,) = [expr for expr in queries if expr.startswith('max(process_resident_memory_bytes{job="gem-worker"}')]
     at = time.time()
     assert watched.client.value(fill_in(largest, watched.second.instance, WINDOW), at) == watched.client.value(ours, at)
-
-
-def test_a_report_is_about_one_run_and_leaves_out_what_kubernetes_named(watched: Watched, tmp_path: Path) -> None:
-    labels = watched.client.values(f'gem_run_info{{instance="{watched.first.instance}"}}', time.time())[0].labels
-    run = find_run(watched.client, labels["run_id"], 3600, time.time())
-    assert run.settings.keys() >= {"rule", "learning_rate"}
-    assert not run.settings.keys() & {"run", "namespace", "pod", "container", "service", "endpoint", "job", "instance"}
-    out = tmp_path / "run.html"
-    command = ["report", str(out), "--prometheus", watched.url, "--run", labels["run_id"], "--last", "1"]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 0, result.output
-    page = out.read_text(encoding="utf-8")
-    assert "server ml/first-gem-server-0" in page
-    assert "75.00%" in page
-    assert all(pod in page for pod in watched.first.workers)
-    assert "second-gem" not in page
 
 
 # -- faults

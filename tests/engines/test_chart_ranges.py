@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from engines.chart import Object, environment, found, objects, pod_specs, rendered, values_of
+from engines.chart import Object, environment, found, objects, pod_specs, values_of
 from gem_api.ranges import MAX_RANGES, Range
 from gem_server.cli import main as server
 from gem_server.config import ServerConfig
@@ -49,7 +48,9 @@ def test_each_pods_server_starts_with_its_range_and_only_the_lead_knows_the_othe
     release: list[Object], index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = started(release, index, tmp_path)
-    for name in ("GEM_RANGE", "GEM_PEERS", "GEM_DURABILITY"):
+    (tmp_path / "run.toml").write_text(settings(release), encoding="utf-8")
+    monkeypatch.setenv("GEM_CONFIG", str(tmp_path / "run.toml"))
+    for name in ("GEM_RANGE", "GEM_PEERS"):
         if name in variables:
             monkeypatch.setenv(name, variables[name])
     options = server.make_context("gem-server", []).params
@@ -57,6 +58,12 @@ def test_each_pods_server_starts_with_its_range_and_only_the_lead_knows_the_othe
     assert len(options["peers"]) == (SERVERS - 1 if index == 0 else 0)
     fields = {name: options[name] for name in ("range", "peers", "durability")}
     ServerConfig(**fields, checkpoint_dir=tmp_path).validate()
+
+
+def settings(of: list[Object]) -> str:
+    """The file of settings of a release with one ConfigMap."""
+    text: str = found(of, "ConfigMap")["data"]["run.toml"]
+    return text
 
 
 def hosts(of: list[Object]) -> list[str]:
@@ -92,40 +99,6 @@ def test_clients_connect_to_the_lead_alone(release: list[Object]) -> None:
     assert headless["publishNotReadyAddresses"] is True, "workers find a server as soon as it listens"
 
 
-def test_each_server_has_a_disk_and_all_are_replaced_together(release: list[Object]) -> None:
-    spec = found(release, "StatefulSet")["spec"]
-    assert spec["replicas"] == SERVERS
-    assert [each["metadata"]["name"] for each in spec["volumeClaimTemplates"]] == ["checkpoints"]
-    assert spec["podManagementPolicy"] == "Parallel"
-    assert spec["updateStrategy"] == {"type": "OnDelete"}, "one after the other would have some with other hyper-parameters"
-    assert environment(container(release))["GEM_DURABILITY"] == "log"
-
-
-def test_prometheus_scrapes_every_server(release: list[Object]) -> None:
-    monitor = found(release, "ServiceMonitor")["spec"]
-    service = found(release, "Service", "headless")
-    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
-    others = [each for each in release if each["kind"] == "Service" and each is not service]
-    assert not [each for each in others if monitor["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()]
-
-
-def test_gem_ctl_in_a_servers_pod_reaches_the_others(release: list[Object]) -> None:
-    policy = found(release, "NetworkPolicy", "server")
-    (rule,) = [each for each in policy["spec"]["ingress"] if {"port": 50051} in each["ports"]]
-    assert "server" in rule["from"][0]["podSelector"]["matchExpressions"][0]["values"]
-
-
-def test_the_notes_name_the_pod_that_leads() -> None:
-    notes = rendered(values_of("ranges"))["NOTES.txt"]
-    assert set(re.findall(r"(?:pod|statefulset)/(\S+)", notes)) == {"demo-gem-server-0"}
-    assert "3 servers, of which the first leads" in notes
-    (selector,) = re.findall(r"delete pod --selector (\S+)", notes)
-    labels = found(objects(values_of("ranges")), "StatefulSet")["spec"]["template"]["metadata"]["labels"]
-    assert dict(pair.split("=") for pair in selector.split(",")).items() <= labels.items()
-    assert "servers" not in rendered()["NOTES.txt"]
-
-
 def test_workers_are_the_same_as_with_one_server() -> None:
     """So a run with another number of servers needs no other image, and nothing else in the release changes."""
 
@@ -138,14 +111,6 @@ def test_workers_are_the_same_as_with_one_server() -> None:
     assert one.keys() == two.keys()
     differing = {kind for (kind, name), each in one.items() if each != two[kind, name]}
     assert differing == {"StatefulSet", "Service", "NetworkPolicy"}
-
-
-def test_one_server_is_as_before() -> None:
-    of = objects()
-    assert container(of)["command"] == ["gem-server"]
-    assert not {"GEM_RANGE", "GEM_PEERS", "POD_INDEX"} & {each["name"] for each in container(of)["env"]}
-    assert "updateStrategy" not in found(of, "StatefulSet")["spec"]
-    assert INDEX_LABEL not in found(of, "Service", "server")["spec"]["selector"]
 
 
 def test_the_largest_number_of_servers_is_the_commands() -> None:

@@ -1,4 +1,4 @@
-"""The Helm chart's values: wrong ones are refused by name, and every option reaches its command."""
+"""The Helm chart's values: wrong ones are refused by name, and every setting reaches its command."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import click
 import helm_python
 import pytest
-from engines.chart import CHART, CI, Object, environment, objects, pod_specs, rendered, values_of
-from gem_api.hyperparameters import DECLARATIONS, RULES
+from engines.chart import CHART, CI, Object, environment, found, objects, pod_specs, rendered, values_of
+from gem_api.hyperparameters import RULES
+from gem_api.named_settings import NAMES
+from gem_api.process.settings_file import key as key_of
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
@@ -34,15 +37,9 @@ def generator() -> ModuleType:
 GENERATE = generator()
 
 
-def test_the_lists_of_options_are_up_to_date() -> None:
+def test_what_the_chart_knows_of_the_settings_is_up_to_date() -> None:
     changed = [path.name for path, text in GENERATE.files().items() if path.read_text(encoding="utf-8") != text]
     assert not changed, f"run python deploy/helm/generate.py: {changed}"
-
-
-def test_every_hyper_parameter_is_a_value_of_the_run() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    camel = {re.sub(r"_(\w)", lambda letter: letter[1].upper(), name) for name in DECLARATIONS}
-    assert schema["properties"]["run"]["properties"].keys() == camel | {"untilStopped"}
 
 
 def leaves(values: Object, path: str = "") -> Iterator[str]:
@@ -54,8 +51,8 @@ def leaves(values: Object, path: str = "") -> Iterator[str]:
 
 def test_every_value_has_a_comment() -> None:
     lines = (CHART / "values.yaml").read_text(encoding="utf-8").splitlines()
-    sections = {"server", "worker", "evaluator", "options", "persistence", "pdb", "data", "certManager", "issuerRef"}
-    sections |= {"metrics", "serviceMonitor", "prometheusRule", "dashboards", "serviceAccount", "image", "run", "tls", "auth"}
+    sections = {"server", "worker", "evaluator", "config", "persistence", "pdb", "data", "certManager", "issuerRef"}
+    sections |= {"metrics", "serviceMonitor", "prometheusRule", "dashboards", "serviceAccount", "image", "tls", "auth"}
     of_kubernetes = "requests|limits|cpu|memory|matchLabels|kubernetes|runAs|fsGroup|seccomp|type|read|allow|cap|drop"
     freely = rf"^ *(- |grafana_dashboard|{of_kubernetes})"
     for number, line in enumerate(lines):
@@ -83,44 +80,46 @@ def test_the_schema_knows_every_value_of_the_chart() -> None:
 
 WRONG: list[tuple[Object, str]] = [
     ({"wroker": {}}, "wroker"),
-    ({"run": {"learningrate": 0.1}}, "learningrate"),
+    ({"config": {"learningrate": 0.1}}, "learningrate"),
     ({"worker": {"paralelism": 3}}, "paralelism"),
     ({"worker": {"parallelism": -1}}, "/worker/parallelism"),
     ({"worker": {"parallelism": 2.5}}, "/worker/parallelism"),
-    ({"worker": {"options": {"listen": "x"}}}, "listen"),
+    ({"config": {"listen": "x"}}, "listen"),
     ({"worker": {"tolerations": [{"keey": "x"}]}}, "keey"),
     ({"worker": {"resources": {"limit": {}}}}, "limit"),
-    ({"run": {"rule": "gme"}}, "/run/rule"),
-    ({"run": {"momentum": 1}}, "/run/momentum"),
-    ({"run": {"momentum": "-0.5"}}, "/run/momentum"),
-    ({"run": {"momentum": "much"}}, "/run/momentum"),
-    ({"run": {"epochs": -1}}, "/run/epochs"),
-    ({"run": {"shards": "split"}}, "/run/shards"),
-    ({"server": {"options": {"durability": "disk"}}}, "/server/options/durability"),
-    ({"server": {"options": {"memoryLimit": "a lot"}}}, "/server/options/memoryLimit"),
+    ({"config": {"rule": "gme"}}, "/config/rule"),
+    ({"config": {"rule": ["gem"]}}, "/config/rule"),
+    ({"config": {"kappa": 2}}, "kappa"),
+    ({"config": {"local_momentum": 1}}, "/config/local_momentum"),
+    ({"config": {"local_momentum": "-0.5"}}, "/config/local_momentum"),
+    ({"config": {"local_momentum": "much"}}, "/config/local_momentum"),
+    ({"config": {"epochs": -1}}, "/config/epochs"),
+    ({"config": {"shards": "split"}}, "/config/shards"),
+    ({"config": {"durability": "disk"}}, "/config/durability"),
+    ({"config": {"memory_limit": "a lot"}}, "/config/memory_limit"),
     ({"metrics": {"serviceMonitor": {"interval": "15"}}}, "/metrics/serviceMonitor/interval"),
     ({"metrics": {"serviceMonitor": {"interval": "5m"}}}, "/metrics/serviceMonitor/interval"),
     ({"metrics": {"serviceMonitor": {"interval": "31s"}}}, "/metrics/serviceMonitor/interval"),
     ({"podLabels": {"app.kubernetes.io/component": "server"}}, "app.kubernetes.io/component"),
     ({"fullnameOverride": "2026"}, "/fullnameOverride"),
-    ({"run": {"epochs": 0}}, "the run has no limit"),
-    ({"run": {"steps": 10}}, "run.steps needs worker.indexed: true"),
+    ({"config": {"epochs": 0}}, "the run has no limit"),
+    ({"config": {"steps": 10}}, "config.steps needs worker.indexed: true"),
     ({"worker": {"extraEnv": [{"name": "GEM_TASK", "value": "x"}]}}, "worker.extraEnv: GEM_TASK is set already"),
     ({"evaluator": {"extraEnv": [{"name": "GEM_SERVER", "value": "x"}]}}, "evaluator.extraEnv: GEM_SERVER is set already"),
-    ({"server": {"extraEnv": [{"name": "GEM_EPOCHS", "value": "1"}]}}, "server.extraEnv: GEM_EPOCHS is set already"),
+    ({"server": {"extraEnv": [{"name": "GEM_CONFIG", "value": "x"}]}}, "server.extraEnv: GEM_CONFIG is set already"),
     ({"server": {"extraEnv": [{"name": "A"}, {"name": "A"}]}}, "server.extraEnv: A is set already"),
-    ({"run": {"untilStopped": True}}, "run.untilStopped contradicts"),
+    ({"config": {"until_stopped": True}}, "config.until_stopped contradicts"),
     ({"tls": {"existingSecret": "a", "certManager": {"enabled": True}}}, "tls.existingSecret"),
     ({"tls": {"certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
     ({"worker": {"indexed": True, "parallelism": 0}}, "worker.parallelism"),
     ({"server": {"ranges": 0}}, "/server/ranges"),
     ({"server": {"ranges": 1.5}}, "/server/ranges"),
-    ({"server": {"ranges": 2, "options": {"durability": "snapshot"}}}, "server.options.durability: log"),
-    ({"server": {"ranges": 2, "options": {"durability": None}}}, "server.options.durability: log"),
+    ({"server": {"ranges": 2}, "config": {"durability": "snapshot"}}, "config.durability: log"),
+    ({"server": {"ranges": 2}, "config": {"durability": None}}, "config.durability: log"),
     ({"server": {"ranges": 2, "persistence": {"enabled": False}}}, "server.persistence.enabled"),
     ({"server": {"ranges": 2, "persistence": {"existingClaim": "a"}}}, "server.persistence.existingClaim"),
     ({"server": {"ranges": 2, "extraEnv": [{"name": "GEM_PEERS"}]}}, "server.extraEnv: GEM_PEERS is set already"),
-    ({"server": {"options": {"peers": "a:1"}}}, "peers"),
+    ({"config": {"peers": "a:1"}}, "peers"),
 ]
 
 
@@ -133,46 +132,55 @@ def test_a_wrong_value_is_refused_by_its_name(values: Object, named: str) -> Non
 
 def test_a_refused_rule_lists_the_rules() -> None:
     with pytest.raises(helm_python.HelmError) as refused:
-        rendered({"run": {"rule": "gme"}})
+        rendered({"config": {"rule": "gme"}})
     assert all(rule in str(refused.value) for rule in RULES)
 
 
-def test_decimals_can_be_given_on_helms_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decimals_can_be_given_on_helms_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`helm --set` makes text of them."""
-    values = helm_python.parse_set_string("run.learningRate=1e-4,run.momentum=0.25,worker.parallelism=20")
-    assert values["run"]["momentum"] == "0.25"
-    (container,) = pod_specs(objects(values))["StatefulSet demo-gem-server"]["containers"]
-    got = accepted("gem-server", environment(container), monkeypatch)
-    assert (got["learning_rate"], got["momentum"]) == (0.0001, 0.25)
+    values = helm_python.parse_set_string("config.learning_rate=1e-4,config.local_momentum=0.25,worker.parallelism=20")
+    assert values["config"]["local_momentum"] == "0.25"
+    got = accepted("gem-server", {}, tmp_path, objects(values), monkeypatch)
+    assert (got["learning_rate"], got["local_momentum"]) == (0.0001, 0.25)
 
 
-# -- options reach the commands
+# -- settings reach the commands
 
 
-def accepted(command: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The options that a command reads from these variables. Fails if it refuses one, or does not know it."""
-    known = {GENERATE.variable(each) for each in COMMANDS[command].params}
+def accepted(
+    command: str, variables: dict[str, str], folder: Path, release: list[Object], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """What a command reads from these variables and the release's file. Fails if it refuses one, or does not know it."""
+    known = {f"GEM_{key_of(each).upper()}" for each in COMMANDS[command].params}
     known |= {each for param in COMMANDS[command].params if isinstance(param.envvar, list) for each in param.envvar}
     others = {"GEM_SERVER", "GEM_TOKEN_FILE", "GEM_TLS_CA"} if command == "gem-server" else set()  # of gem-ctl in its container
     ours = {name for name in variables if name.startswith("GEM_")}
     assert ours <= known | others, f"{command} does not read {ours - known - others}"
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    files = [name for name in variables if name in ("GEM_TOKEN_FILE",)]
-    for name in files:
-        monkeypatch.delenv(name)  # a file that exists in the container alone
+    (settings,) = [each for each in release if each["kind"] == "ConfigMap" and each["metadata"]["name"].endswith("-config")]
+    (folder / "run.toml").write_text(settings["data"]["run.toml"], encoding="utf-8")
+    # A token file exists in the container alone.
+    for name, value in ({**variables, "GEM_CONFIG": str(folder / "run.toml")}).items():
+        if name != "GEM_TOKEN_FILE":
+            monkeypatch.setenv(name, value)
     return dict(COMMANDS[command].make_context(command, []).params)
 
 
 @pytest.mark.parametrize("name", ["", *CI])
-def test_every_command_accepts_the_environment_of_its_container(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for spec in pod_specs(objects(values_of(name))).values():
+def test_every_command_accepts_the_environment_and_the_file_of_its_container(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = objects(values_of(name))
+    for spec in pod_specs(release).values():
         container = spec["containers"][0]
         command = "gem-server" if container["name"] == "server" else container["command"][0]
         if command in COMMANDS:
             variables = {name: value.replace("$(POD_INDEX)", "0") for name, value in environment(container).items()}
+            (folder,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "config"]
+            assert variables["GEM_CONFIG"] == f"{folder}/run.toml"
+            (volume,) = [each for each in spec["volumes"] if each["name"] == "config"]
+            assert found([each for each in release if each["metadata"]["name"] == volume["configMap"]["name"]], "ConfigMap")
             with monkeypatch.context() as patch:
-                accepted(command, variables, patch)
+                accepted(command, variables, tmp_path, release, patch)
 
 
 ODD = {"integer": 1_000_000, "number": 0.000_001, "boolean": True, "string": "x=1"}
@@ -180,8 +188,12 @@ ODD = {"integer": 1_000_000, "number": 0.000_001, "boolean": True, "string": "x=
 
 def odd_value(name: str, schema: Object) -> Any:
     """A value that is not the default, and hard to write: large, or very small."""
-    if name == "rule":
-        return "my_rules:Mine"
+    if name in NAMES:
+        return {
+            "rule": {"name": "my_rules:Mine", "on": True},
+            "optimizer": "lion",
+            "schedule": {"name": "step", "versions": 1 << 50},
+        }[name]
     if "enum" in schema:
         return schema["enum"][-1]
     kind = schema["type"]
@@ -193,22 +205,38 @@ def odd_value(name: str, schema: Object) -> Any:
     return value
 
 
-@pytest.mark.parametrize("place", ["run", "server.options", "worker.options", "evaluator.options"])
-def test_every_option_reaches_its_command_with_its_value(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = GENERATE.schema(place)["properties"]
-    given = {name: odd_value(name, each) for name, each in schema.items()}
-    values: Object = {place: given}
-    if place == "run":
-        given |= {"epochs": 0, "steps": 0, "localSteps": 1_000}
-    else:
-        values = {place.partition(".")[0]: {"options": given}}
-    component = {"run": "server"}.get(place, place.partition(".")[0])
-    (container,) = (
-        each["containers"][0] for each in pod_specs(objects(values)).values() if each["containers"][0]["name"] == component
-    )
-    variables = environment(container)
-    got = accepted(f"gem-{component}", variables, monkeypatch)
-    by_key = {GENERATE.key(each): got[each.name] for each in GENERATE.options(place)}
-    for name, value in given.items():
-        expected = 3 << 30 if value == "3G" else value
-        assert (str(by_key[name]) if name == "history" else by_key[name]) == expected, f"{place}.{name}"
+EXPECTED = {"rule": {"rule": "my_rules:Mine", "rule_options": "on=true"}, "optimizer": {"optimizer": "lion"},
+            "schedule": {"schedule": "step", "decay_versions": 1 << 50}, "history": Path("x=1"),
+            "memory_limit": 3 << 30, "log_limit": 3 << 30}  # fmt: skip
+
+
+@pytest.mark.parametrize("component", ["server", "worker", "evaluator"])
+def test_every_setting_reaches_its_command_with_its_value(
+    component: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {name: odd_value(name, each) for name, each in GENERATE.schema()["properties"].items()}
+    given |= {"epochs": 0, "steps": 0, "local_steps": 1_000}
+    got = accepted(f"gem-{component}", {}, tmp_path, objects({"config": given}), monkeypatch)
+    settings = GENERATE.settings(component)
+    assert settings
+    for name, param in settings.items():
+        assert got[param.name] == EXPECTED.get(name, given[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "replaced"),
+    [({"max_norm_ratio": 50}, "server"), ({"overlap": True}, "worker"), ({"evaluate_every": 9}, "evaluator"),
+     ({"log_level": "debug"}, "evaluator server worker"), ({}, "")],
+    ids=str,
+)  # fmt: skip
+def test_only_pods_that_read_a_setting_are_replaced_after_its_change(change: Object, replaced: str) -> None:
+    def sums(values: Object) -> dict[str, str]:
+        templates = [each["spec"]["template"] for each in objects(values) if "template" in each.get("spec", {})]
+        return {
+            each["metadata"]["labels"]["app.kubernetes.io/component"]: each["metadata"]["annotations"]["checksum/config"]
+            for each in templates
+        }
+
+    before, after = sums({}), sums({"config": change})
+    assert " ".join(sorted(name for name in before if before[name] != after[name])) == replaced
+    assert before.keys() == {"server", "worker", "evaluator"}

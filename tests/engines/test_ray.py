@@ -26,6 +26,7 @@ from gem_worker.launcher.on_ray import Actor, actor_class, parsed
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.ray import RunError
 from kit.server import wait_until
+from kit.settings import configured
 from launcher.train_helpers import PATIENCE, assert_every_sample_accounted_for, last_state, read_json
 
 pytestmark = pytest.mark.timeout(600)
@@ -254,7 +255,9 @@ def _status(runs: Path) -> str:
 
 def test_ctrl_c_ends_a_run_on_ray_and_it_can_be_resumed(cluster: RayCluster, tmp_path: Path) -> None:
     """gem-ctl finds the run and its token meanwhile; without the token, or with a wrong one, nobody gets in."""
-    run = OnRay(tmp_path, "--on", "ray", "--ray-address", cluster.address, "--workers", "2", "--until-stopped", background=True)
+    run = OnRay(
+        tmp_path, "--on", "ray", configured(ray_address=cluster.address), "--workers", "2", "--until-stopped", background=True
+    )
     try:
         run.until_version(20)
         wait_until(lambda: "worker-1" in _status(run.folder.parent), "both workers in the status")
@@ -329,7 +332,7 @@ def test_join_takes_the_token_itself() -> None:
 
 
 def test_an_actors_token_is_not_shown(tmp_path: Path) -> None:
-    assert "secret" not in repr(Actor("worker-0", tmp_path / "log", [], "secret", {}))
+    assert "secret" not in repr(Actor("worker-0", tmp_path / "log", [], {}, "secret", {}))
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from engines.ray_cluster import OnRay, RayCluster
 from kit.server import wait_until
+from kit.settings import configured
 from launcher.train_helpers import PATIENCE, assert_every_sample_accounted_for, commits, read_json
 
 pytestmark = pytest.mark.timeout(900)
@@ -45,8 +46,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
 
 def test_eight_actors_one_killed_two_joined_one_node_stopped(cluster: RayCluster, tmp_path: Path) -> None:
     run = OnRay(
-        tmp_path, "--on", "ray", "--ray-address", cluster.address, "--workers", "8", "--epochs", str(EPOCHS),
-        "--lease-seconds", "5",
+        tmp_path, "--on", "ray", "--workers", "8", "--epochs", str(EPOCHS),
+        configured(ray_address=cluster.address, lease_seconds=5),
     )  # fmt: skip
     try:
         run.until_version(1)

@@ -17,7 +17,7 @@ RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
 RELEASE = render("ml", "digits")
 CLAIM = RELEASE.one("StatefulSet")["spec"]["volumeClaimTemplates"][0]["metadata"]["name"] + f"-{RELEASE.server_pod}"
 # The first words of what the chart's values are called, and not an option of a program or the name of a file.
-VALUES = sorted(set(re.findall(r"`?\b((?:server|worker|run|metrics|networkPolicy)(?:\.[a-zA-Z]+)+)\b(?!\.md)", RUNBOOK)))
+VALUES = sorted(set(re.findall(r"`?\b((?:server|worker|config|metrics|networkPolicy)(?:\.[a-zA-Z_]+)+)\b(?!\.md)", RUNBOOK)))
 
 
 def test_the_names_of_objects_are_those_of_the_release_digits() -> None:
@@ -39,7 +39,7 @@ def test_every_value_is_one_of_the_chart(path: str) -> None:
 
 
 def test_values_are_found() -> None:
-    assert {"run.learningRate", "server.options.logLimit", "worker.parallelism"} <= set(VALUES)
+    assert {"config.learning_rate", "worker.parallelism"} <= set(VALUES)
 
 
 def test_the_pod_that_moves_checkpoints_is_valid_and_mounts_the_servers_volume() -> None:

@@ -125,7 +125,7 @@ class TestOnACluster:
         assert (run / "model.safetensors").stat().st_size > 4 * before.parameter_count
 
     def test_a_server_that_cannot_start_cancels_its_workers(self, slurm: Slurm, tmp_path: Path) -> None:
-        job = slurm.submit(f"--array=0-{WORKERS}", str(SCRIPT), str(tmp_path), "--momentum", "2")
+        job = slurm.submit(f"--array=0-{WORKERS}", str(SCRIPT), str(tmp_path), "--rule", "gem:momentum=2")
         ends = wait_for_the_end(slurm, job)
         assert {state for state, _, _ in ends.values()} <= {"CANCELLED", "FAILED"}, ends
         assert "the server ended by itself, status 2: see" in slurm.output(job)

@@ -35,7 +35,7 @@ echo "$SERVING"
 until [ -e leave ]; do sleep 1; done
 """
 STAND_INS = {
-    "gem-server": PROCESS,
+    "gem-server": 'echo "$GEM_MEMORY_LIMIT $GEM_LOG_FORMAT" >settings' + PROCESS,
     "gem-worker": PROCESS,
     "gem-evaluator": "",
     "gem-ctl": 'case $1 in status) cat status ;; health) [ -e healthy ] ;; pull) [ ! -e unreachable ] ;; esac',
@@ -211,19 +211,20 @@ class TestServer:
     @pytest.mark.parametrize(
         ("variables", "limit"),
         [
-            ({"SLURM_MEM_PER_NODE": "2048"}, "--memory-limit 1638M"),
-            ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_PER_TASK": "4"}, "--memory-limit 3200M"),
+            ({"SLURM_MEM_PER_NODE": "2048"}, "1638M"),
+            ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_PER_TASK": "4"}, "3200M"),
             ({"SLURM_MEM_PER_NODE": "0"}, ""),
             ({}, ""),
         ],
     )
     def test_memory_and_log_format(self, task: Task, variables: dict[str, str], limit: str) -> None:
-        task.start(0, "--log-format", "json", **variables)
+        task.start(0, "--log-level", "warning", GEM_LOG_FORMAT="json", **variables)
         task.wait_for("gem-server")
         task.send(signal.SIGTERM)
         task.end()
         (call,) = task.calls("gem-server")
-        assert call.endswith(f"--history run/history.csv {limit} --log-format json --log-format text".replace("  ", " "))
+        assert call.endswith("--history run/history.csv --log-level warning")
+        assert (task.folder / "settings").read_text() == f"{limit} text\n"
 
 
 class TestWorker:

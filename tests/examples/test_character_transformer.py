@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from gem_worker.tasks import TaskError, optimizer_of
+from kit.settings import configured
 from safetensors.torch import save_file
 from torch import nn
 
@@ -124,7 +125,7 @@ def test_it_trains_through_gem_train_and_its_model_writes(tmp_path: Path, task: 
     command = [
         sys.executable, "-m", "gem_worker.launcher.cli", f"--task={TASK}:{task}", f"--data={texts}",
         f"--runs={tmp_path / 'runs'}", "--workers=2", "--processes=1", "--steps=20", "--batch-size=4",
-        "--evaluate-every=1000", *flags,
+        configured(evaluate_every=1000), *flags,
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GEM_", "CHARACTERS_"))}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from kit.examples import PATIENCE, ROOT
+from kit.settings import configured
 from safetensors.torch import load_file
 from torch import nn
 
@@ -79,7 +80,7 @@ def test_two_workers_teach_the_base_new_digits(tmp_path: Path) -> None:
     base = load_base(folder)
     task = ["--task=examples.lora.digits:Adapter", f"--data={folder}", f"--runs={runs}"]
     settings = ["--epochs=20", "--batch-size=32", "--optimizer=adamw", "--learning-rate=0.004"]
-    run("gem_worker.launcher.cli", *task, *settings, "--workers=2", "--processes=1", "--evaluate-every=60")
+    run("gem_worker.launcher.cli", *task, *settings, "--workers=2", "--processes=1", configured(evaluate_every=60))
     (made,) = runs.iterdir()
     sent = load_file(made / "model.safetensors")
     assert {name.rpartition(".")[2] for name in sent} == {"down", "up"}, "more than the adapters reached the server"

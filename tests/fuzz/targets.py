@@ -34,10 +34,10 @@ from gem_server.core.shards import Shard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, recovery, segment
 from gem_server.durability.checkpoint import BadCheckpoint
-from gem_server.durability.records import to_text
-from gem_server.durability.segment import DamagedLog, Segment
+from gem_server.durability.segment import DamagedLog, Segment, to_text
 from gem_server.intake import messages
 from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.run_view import RunView
 from google.protobuf.message import DecodeError
 
 NEXT_FRAME, NEXT_RECORD, PAYLOAD = b"\xfe--\xfe", b"\n--\n", b"\n\t"
@@ -215,7 +215,7 @@ def carry_on(directory: Path) -> None:
         raise BadCheckpoint(f"{error} ({'; '.join(refused)})") from error
     assert recovered is not None, "a checkpoint was overlooked"
     core = recovered.core
-    messages.status(core, Progress(started=0.0), 0, None, 0.0).SerializeToString()
+    RunView(core, Progress(started=0.0), lambda: 0.0).read().SerializeToString()
     layout = core.central.layout
     assert layout is not None
     json.dumps(checkpoint.capture(core).state, default=checkpoint._applied_state)

@@ -18,10 +18,11 @@ import pytest
 from gem_client import Admin, GemError
 from kit.pages import ROOT
 from kit.server import wait_until
+from kit.settings import configured
 from torch.utils.data import random_split
 
 PATIENCE = 400.0  # seconds that a process may take to get anywhere on a busy machine
-SETTINGS = ("--epochs", "1", "--batch-size", "32", "--shard-size", "64", "--lease-seconds", "5", "--min-workers", "3")
+SETTINGS = ("--epochs", "1", "--batch-size", "32", "--min-workers", "3")
 
 
 @dataclass
@@ -74,7 +75,14 @@ def training_samples(script: str) -> int:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("example", "option"), [("lightning", "--checkpoints"), ("transformers", "--output")])
 def test_three_workers_complete_the_run_though_one_is_killed(start: Any, tmp_path: Path, example: str, option: str) -> None:
-    flags = ("--listen", "127.0.0.1:0", "--metrics-listen", "", "--log-format", "json", *SETTINGS)
+    flags = (
+        "--listen",
+        "127.0.0.1:0",
+        "--metrics-listen",
+        "",
+        *SETTINGS,
+        configured(log_format="json", shard_size=64, lease_seconds=5),
+    )
     server = start("-m", "gem_server", *flags)
     address = address_of(server)
     script = str(ROOT / "examples" / example / "train.py")

@@ -285,4 +285,4 @@ def lane_port_of(live: Live) -> int:
 
 def transports(live: Live) -> dict[str, str]:
     """How each live worker's last commit came, by name, as the status shows it."""
-    return {one.name: one.transport for one in live.on_loop(live.server.parts.training.status).workers}
+    return {one.name: one.transport for one in live.on_loop(live.server.parts.view.read).workers}

@@ -89,7 +89,7 @@ class Live:
 
     def _look(self) -> None:
         with suppress(RuntimeError):  # it has ended, and closed its loop
-            self.on_loop(lambda: self.core.leases.looked(self.clock()))
+            self.on_loop(lambda: self.core.leases.extend_after_suspension(self.clock()))
 
     def stop(self, why: str = "test") -> None:
         """Stops gracefully and waits for the end. Does nothing the second time. Raises what the server ended with."""

@@ -32,7 +32,7 @@ all_ways = pytest.mark.parametrize("way", WAYS)
 through_sockets = pytest.mark.parametrize("way", THROUGH_SOCKETS)
 all_lanes = pytest.mark.parametrize("way", LANES)
 FAILED = (grpc.RpcError, LaneFailed)
-BYTES_OF_AN_ELEMENT = {tensors_pb2.WIRE_DTYPE_BFLOAT16: 2, tensors_pb2.WIRE_DTYPE_FLOAT16: 2}
+BYTES_OF_AN_ELEMENT = {tensors_pb2.WIRE_DTYPE_BFLOAT16: 2}
 
 
 class LaneStream:

@@ -104,7 +104,7 @@ def test_fuzzed_conversations_get_typed_errors_and_change_nothing(way: str, live
     assert worker.commit()[0].version == before[0] + 1
     lanes = live.server.parts.lane
     wait_until(lambda: live.on_loop(lambda: lanes.connections) <= 1, "all connections but the worker's to end")
-    assert live.on_loop(lambda: len(lanes._visitors)) == 0
+    assert live.on_loop(lambda: len(lanes._pending)) == 0
     for victim in victims:
         victim.leave()
     alone = held - sum(4 * P * 3 for _ in victims)

@@ -22,7 +22,7 @@ def test_a_taken_port_is_replaced_by_a_free_one_unless_the_user_named_it() -> No
             assert listener.address == f"127.0.0.1:{listener.port}"
         finally:
             listener.close()
-        with pytest.raises(StartError, match=f"can't listen on {address} for the lane: give another --lane-listen"):
+        with pytest.raises(StartError, match=f"can't listen on {address} for the lane: give another lane_listen"):
             Listener(address, "", time.monotonic, structlog.get_logger())
 
 

@@ -13,7 +13,8 @@ import safetensors.torch
 from gem_api.history import COLUMNS
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks.convnet import ConvNet
-from gem_worker.tasks.idx import read_idx
+from gem_worker.tasks.mnist import read_idx
+from kit.settings import configured
 from launcher.train_helpers import (
     TRAINING_SAMPLES,
     Launch,
@@ -32,7 +33,7 @@ MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist"
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     """A short run of two workers, which has ended."""
-    arguments = ("--workers", "2", "--epochs", "8", "--batch-size", "32", "--seed", "3", "--evaluate-every", "0.5")
+    arguments = ("--workers", "2", "--epochs", "8", "--batch-size", "32", "--seed", "3", configured(evaluate_every=0.5))
     launcher = Launcher(tmp_path_factory.mktemp("finished"), *arguments)
     try:
         launcher.wait()

@@ -28,7 +28,7 @@ def read(address: str) -> str:
 def shows_progress_since_the_restart(page: str) -> dict[str, Any] | None:
     """The page's data once the server has resumed the run and applied another commit."""
     shown: dict[str, Any] = json.loads(read(f"{page}status.json") or "{}")
-    return shown if 0 < shown.get("start_version", 0) < shown["status"]["version"] else None
+    return shown if 0 < shown.get("start_version", 0) < shown["version"] else None
 
 
 def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: Launch) -> None:
@@ -46,9 +46,7 @@ def test_a_worker_and_the_server_are_killed_and_the_run_ends_complete(launch: La
     launcher.until_version(kept + 1)
     shown = wait_until(lambda: shows_progress_since_the_restart(page), "new commits on the page at the same address", PATIENCE)
     assert shown["start_version"] >= kept
-    assert (shown["begin_version"], shown["curves"]["seconds"][0], shown["curves"]["version"][0]) == (0, 0, 1), (
-        "the curve's start"
-    )
+    assert (shown["begin_version"], shown["curves"]["version"][0] < kept) == (0, True), "the curve's start"
     assert launcher.wait() == 0, launcher.output
     assert_every_sample_accounted_for(launcher.folder, epochs=30)
     assert read_json(launcher.folder / "summary.json")["test_accuracy"] >= 0.9

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 from gem_worker.tasks.convnet import ConvNet
+from kit.settings import configured
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -28,8 +29,7 @@ def run(runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         str(runs),
         "--workers",
         "2",
-        "--evaluate-every",
-        "1",
+        configured(evaluate_every=1),
         *arguments,
     ]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
@@ -44,15 +44,28 @@ def gem_train(runs: Path, *arguments: str) -> tuple[str, dict[str, Any], Path]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "options"),
+    ("rule", "settings", "options"),
     [
-        pytest.param("agn", (), id="agn", marks=pytest.mark.slow),
-        pytest.param("diloco", ("--rule-options", "delay=2", "--warmup-versions", "10"), id="diloco", marks=pytest.mark.slow),
+        pytest.param("agn", "", (), id="agn", marks=pytest.mark.slow),
+        pytest.param("diloco", ":delay=2", ("--schedule", "constant:warmup=10"), id="diloco", marks=pytest.mark.slow),
     ],
 )
-def test_gem_train_learns_the_digits_with_local_steps(tmp_path: Path, rule: str, options: tuple[str, ...]) -> None:
+def test_gem_train_learns_the_digits_with_local_steps(
+    tmp_path: Path, rule: str, settings: str, options: tuple[str, ...]
+) -> None:
     told, summary, folder = gem_train(
-        tmp_path, "--rule", rule, "--local-steps", "4", "--epochs", "0", "--steps", "60", "--shards", "replicate", *options
+        tmp_path,
+        "--rule",
+        rule + settings,
+        "--local-steps",
+        "4",
+        "--epochs",
+        "0",
+        "--steps",
+        "60",
+        "--shards",
+        "replicate",
+        *options,
     )
     assert (summary["outcome"], summary["rule"], summary["commits"]) == ("complete", rule, 120)
     assert summary["hyperparameters"]["local_steps"] == 4

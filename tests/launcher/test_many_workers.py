@@ -6,14 +6,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from kit.settings import configured
 from launcher.train_helpers import Launch, commits, read_json
 
-FEW = ("--shards", "replicate", "--batch-size", "8", "--evaluate-every", "0.5")
+FEW = ("--shards", "replicate", "--batch-size", "8")
 
 
 @pytest.mark.slow
 def test_five_workers_in_two_processes_survive_the_death_of_one_and_a_restart_with_three(launch: Launch) -> None:
-    launcher = launch("--workers", "5", "--processes", "2", "--steps", "80", *FEW)
+    launcher = launch("--workers", "5", "--processes", "2", "--steps", "80", *FEW, configured(evaluate_every=0.5))
     launcher.until_it_says("5 workers in 2 processes, rule gem")
     launcher.until_version(60)
     launcher.kill_member("--first-worker=2")
@@ -43,7 +44,9 @@ def test_five_workers_in_two_processes_survive_the_death_of_one_and_a_restart_wi
 
 @pytest.mark.slow
 def test_a_run_with_simulated_step_time_says_so(launch: Launch, tmp_path: Path) -> None:
-    launcher = launch("--workers", "3", "--processes", "1", "--steps", "4", "--step-seconds", "0.2", *FEW)
+    launcher = launch(
+        "--workers", "3", "--processes", "1", "--steps", "4", *FEW, configured(evaluate_every=0.5, step_seconds=0.2)
+    )
     assert launcher.wait() == 0, launcher.output
     assert "3 workers in 1 process, rule gem" in launcher.output
     assert "(simulated step time 0.2 s)" in launcher.output

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.options import as_environment, expanded
 from gem_api.ranges import WHOLE, Range
 from gem_server.cli import main as gem_server
 from gem_worker.command import cores
@@ -26,6 +27,7 @@ from gem_worker.launcher.cluster import (
 )
 from gem_worker.launcher.members import Place, make_cluster, places
 from gem_worker.launcher.run_folder import RunFolder
+from kit.settings import configured
 
 
 @dataclass
@@ -283,15 +285,35 @@ def test_all_servers_are_stopped_after_the_workers(servers: list[Placed], worker
 
 def command_lines(tmp_path: Path, *arguments: str, servers: int) -> list[dict[str, Any]]:
     """The options that the servers of a gem-train get."""
-    options = launcher.main.make_context("gem-train", ["--servers", str(servers), *arguments]).params
+    options, _ = launcher.run_options(launcher.main.make_context("gem-train", ["--servers", str(servers), *arguments]))
     options = launcher._effective(options, {"servers"})
     listening = [Place(f"127.0.0.1:{1000 + number}", f"127.0.0.1:{2000 + number}") for number in range(servers)]
     made = make_cluster(RunFolder(tmp_path), options, launcher._hyperparameters(options), listening, resume=False)
     workers = [member.command for member in made.workers if isinstance(member, Process)]
     assert all({"--server=127.0.0.1:1000", f"--log-level={options['log_level']}"} <= set(command) for command in workers)
-    commands = [member.command[3:] for member in made.servers if isinstance(member, Process)]
-    assert len(commands) == servers
-    return [dict(gem_server.make_context("gem-server", command).params) for command in commands]
+    processes = [member for member in made.servers if isinstance(member, Process)]
+    assert len(processes) == servers
+    return [read(process) for process in processes]
+
+
+def read(process: Process) -> dict[str, Any]:
+    """What gem-server reads from its command line and its environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in as_environment(process.settings).items():
+            patch.setenv(name, value)
+        options, _ = expanded(gem_server.make_context("gem-server", process.command[3:]))
+    return options
+
+
+def test_settings_of_the_file_reach_the_servers_and_win_over_gem_trains_own(tmp_path: Path) -> None:
+    own, several = command_lines(tmp_path, servers=1), command_lines(tmp_path, servers=2)
+    assert (own[0]["checkpoint_interval"], own[0]["max_norm_ratio"], own[0]["lease_seconds"]) == (10, 0, 15)
+    assert several[0]["memory_limit"] < own[0]["memory_limit"]
+    file = configured(checkpoint_interval=60, max_norm_ratio=100, lease_seconds=5, memory_limit="3G", listen="1.2.3.4:5")
+    for given in (*command_lines(tmp_path, file, servers=1), *command_lines(tmp_path, file, servers=2)):
+        found = [given[name] for name in ("checkpoint_interval", "max_norm_ratio", "lease_seconds", "memory_limit")]
+        assert found == [60, 100, 5, 3 << 30]
+        assert given["listen"].startswith("127.0.0.1:100")
 
 
 def test_several_servers_have_the_same_options_but_for_their_places(tmp_path: Path) -> None:

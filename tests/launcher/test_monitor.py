@@ -73,21 +73,19 @@ def test_the_history_is_read_once_and_damaged_lines_are_said(
     assert f"1 damaged lines of {folder.commits} are left out" in capsys.readouterr().out
 
 
-def test_the_first_line_of_progress_has_the_rate_since_the_first_commit_was_seen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_of_progress_shows_the_servers_view(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Cluster([Process("server", tmp_path / "server.log", [])], [], print)
     monitor = RunMonitor("127.0.0.1:1", cluster, RunFolder(tmp_path), load_task("digits", None), Hyperparameters(), OPTIONS)
     began = monitor._began
     try:
-        for version, after in ((0, 10.0), (20, 10.5), (50, 11.0)):
-            monitor._saw(pb.GetStatusResponse(version=version), began + after)
+        monitor._saw(pb.GetStatusResponse(version=50, commits_per_second=60.0, worker_count=3))
         monitor._print_progress(began + 11.0)
         header, line = capsys.readouterr().out.splitlines()
     finally:
         monitor.close()
     assert header.split()[:3] == ["time", "commits", "commits/s"]
     assert line.split()[:3] == ["0:11", "50", "60.0"]
+    assert "3" in line.split()
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytest
 from gem_client import Admin
 from launcher.train_helpers import TRAINING_SAMPLES, Launch, last_state, read_json
 
-ADAMW = ("--optimizer", "adamw", "--learning-rate", "0.003", "--optimizer-options", "beta2=0.99")
+pytestmark = pytest.mark.long
+
+ADAMW = ("--optimizer", "adamw:beta2=0.99", "--learning-rate", "0.003")
 
 OWN_TASK = """
 import torch
 from gem_worker.tasks.digits import Digits
-
-pytestmark = pytest.mark.long
 
 
 class WithAdam(Digits):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from gem_worker.launcher.cli import _folder, main
+from kit.settings import configured
 from launcher.train_helpers import Launch
 
 pytestmark = pytest.mark.timeout(900)
@@ -16,9 +17,9 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.mark.long
 def test_what_the_server_itself_rejects_is_one_line_and_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
-    launcher = launch("--workers", "1", "--batch-size", "32", "--shard-size", "8")
+    launcher = launch("--workers", "1", "--batch-size", "32", configured(shard_size=8))
     assert launcher.wait() == 2, launcher.output
-    assert launcher.output.splitlines()[-1].startswith("gem-train: --shard-size 8 would cut batches")
+    assert launcher.output.splitlines()[-1].startswith("gem-train: shard_size 8 would cut batches")
     assert not list((tmp_path / "runs").iterdir())
 
 
@@ -60,12 +61,12 @@ def assert_refused(outcome: tuple[int, str], *words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--rule-options", "speed=9"), "the rule has no option 'speed=9': its options are proxy, "),
-        (("--optimizer", "adamw", "--optimizer-options", "beta3=1"), "no option 'beta3=1'"),
+        (("--rule", "gem:speed=9"), "the rule has no setting 'speed': its settings are momentum, "),
+        (("--optimizer", "adamw:beta3=1"), "no setting 'beta3' (did you mean beta2?)"),
         (("--rule", "fedasync", "--optimizer", "adamw"), "rule fedasync can't apply --optimizer adamw"),
         (("--rule", "no_such_module:Rule"), "can't import 'no_such_module' for rule 'no_such_module:Rule'"),
         (("--rule", "json:loads"), "'json:loads' is not a rule"),
-        (("--schedule", "cosine"), "--schedule cosine needs --decay-versions"),
+        (("--schedule", "cosine"), "--schedule cosine needs the number of commits"),
     ],
 )
 def test_what_the_server_rejects_of_the_rule_is_said_before_anything_starts(
@@ -82,8 +83,8 @@ def test_a_rule_of_the_current_folder_is_found_as_the_server_finds_it(tmp_path: 
     rule = "from gem_server.rules.plain import Downpour\nfrom dataclasses import dataclass\n@dataclass(frozen=True)\n"
     (tmp_path / "own_rule.py").write_text(rule + "class Own(Downpour):\n    speed: int = 1\n")
     monkeypatch.chdir(tmp_path)
-    assert_refused(train("--task", "cifar", "--rule", "own_rule:Own", "--rule-options", "speed=9"), "unknown task 'cifar'")
-    assert_refused(train("--task", "cifar", "--rule", "own_rule:Own", "--rule-options", "speed=x"), "speed is a whole number")
+    assert_refused(train("--task", "cifar", "--rule", "own_rule:Own:speed=9"), "unknown task 'cifar'")
+    assert_refused(train("--task", "cifar", "--rule", "own_rule:Own:speed=x"), "speed is a whole number")
 
 
 def test_damaged_data_is_named_and_leaves_no_run_behind(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
         ["--servers", "0"],
         ["--rule", "adam"],
         ["--learning-rate", "0"],
-        ["--momentum", "1"],
+        ["--rule", "gem:momentum=1"],
         ["--shards", "some"],
         ["--resume", "no-such-folder"],
         ["digits"],

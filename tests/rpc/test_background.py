@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 ROOT = Path(__file__).parents[2]
 # Every background task of a server that does all that it can.
 CHORES = (
-    "apply", "leases", "curves", "health", "lag", "hold", "lane", "regions", "history", "checkpoints", "log",
+    "apply", "leases", "view", "health", "lag", "hold", "lane", "regions", "history", "checkpoints", "log",
 )  # fmt: skip
 # What starts a thread or a task, and where it may: every other place must use `gem_server.background`.
 STARTERS = {"Thread", "Timer", "create_task", "ensure_future", "start_new_thread"}

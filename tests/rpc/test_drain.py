@@ -19,6 +19,7 @@ import click
 import grpc
 import pytest
 from gem_api.hyperparameters import Hyperparameters
+from gem_api.process.options import expanded
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main
@@ -27,6 +28,7 @@ from kit.ports import free_address
 from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunk, theta_bits, wired
 from kit.regions import linux_only
 from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.settings import configured
 from kit.ways import all_ways, opened, read_by_the_server, running
 
 P = SMALL.size
@@ -93,7 +95,7 @@ def test_what_is_queued_is_applied_and_answered_and_everyone_else_is_sent_away(b
 def test_who_waits_for_a_first_value_is_sent_away(live: Live, wire: Wire) -> None:
     wire.join("asked")
     waiting = wire.join("waiting").open_pull()
-    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.parts.training._calls._all)), "it to wait")
+    wait_until(lambda: live.on_loop(lambda: any(c.exchanging for c in live.server.parts.training.calls._all)), "it to wait")
     wire.call("Drain", admin_pb2.DrainRequest())
     assert waiting.refusal().error == "DRAINING"
 
@@ -225,16 +227,9 @@ def test_impossible_settings_are_refused_with_advice(changes: dict[str, Any], me
     ("flags", "message"),
     [
         (["--no-such-flag"], "No such option"),
-        (["--rule", "adam"], "unknown rule 'adam': choose one of gem, downpour, adaptive"),
-        (["--memory-limit", "plenty"], "write 8G or 512M"),
-        (["--memory-limit", "-1"], "can't be negative"),
-        (["--momentum", "1.5"], "0<=x<1"),
+        (["--rule", "adam"], "unknown rule 'adam': choose from gem, downpour, adaptive"),
+        (["--rule", "gem:momentum=1.5"], "--rule …:momentum must be at least 0 and less than 1, not 1.5"),
         (["--learning-rate", "fast"], "not a valid number"),
-        (["--lease-seconds", "0"], "1<=x<=3600"),
-        (["--lease-seconds", "nan"], "lease-seconds"),
-        (["--checkpoint-interval", "nan"], "checkpoint-interval"),
-        (["--checkpoint-interval", "-1"], "x>=0"),
-        (["--checkpoint-keep", "0"], "x>=1"),
         (["--batch-size", "0"], "1<=x<=1000000"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -245,18 +240,39 @@ def test_a_wrong_flag_is_refused_with_what_is_right(flags: list[str], message: s
     assert message in raised.value.format_message()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("memory_limit", "plenty", "write 8G or 512M"),
+        ("memory_limit", "-1", "can't be negative"),
+        ("lease_seconds", "0", "1<=x<=3600"),
+        ("lease_seconds", "nan", "lease_seconds"),
+        ("checkpoint_interval", "nan", "checkpoint_interval"),
+        ("checkpoint_interval", "-1", "x>=0"),
+        ("checkpoint_keep", "0", "x>=1"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_is_right(
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"GEM_{name.upper()}", value)
+    with pytest.raises(click.UsageError) as raised:
+        main.make_context("gem-server", [])
+    assert message in raised.value.format_message()
+
+
 def test_an_environment_variable_sets_an_option_and_a_flag_wins_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEM_LEARNING_RATE", "0.5")
-    monkeypatch.setenv("GEM_MOMENTUM", "0.75")
-    params = main.make_context("gem-server", ["--momentum", "0.25"]).params
-    assert (params["learning_rate"], params["momentum"], params["kappa"]) == (0.5, 0.25, 1.0)
+    monkeypatch.setenv("GEM_RULE", "gem:momentum=0.75,kappa=2")
+    options, _ = expanded(main.make_context("gem-server", ["--rule", "gem:momentum=0.25"]))
+    assert (options["learning_rate"], options["momentum"], options["kappa"]) == (0.5, 0.25, 1.0)
 
 
 def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEM_MOMENTUM", "fast")
+    monkeypatch.setenv("GEM_RULE", "gem:momentum=fast")
     with pytest.raises(click.UsageError) as raised:
         main.make_context("gem-server", [])
-    assert "GEM_MOMENTUM" in raised.value.format_message() or "--momentum" in raised.value.format_message()
+    assert "--rule" in raised.value.format_message()
 
 
 def test_a_second_server_that_cannot_start_leaves_the_files_of_the_first_alone(tmp_path: Path) -> None:
@@ -277,10 +293,10 @@ class Process:
     """`python -m gem_server` with its log in JSON lines, which goes to a pipe, or to the file `log`."""
 
     def __init__(self, flags: Sequence[str], environment: dict[str, str], log: IO[str] | None = None) -> None:
-        command = [sys.executable, "-m", "gem_server", "--log-format", "json", "--metrics-listen", "", *flags]
+        command = [sys.executable, "-m", "gem_server", "--metrics-listen", "", *flags]
         self._process = subprocess.Popen(
             command,
-            env={**os.environ, **environment},
+            env={**os.environ, "GEM_LOG_FORMAT": "json", **environment},
             stderr=subprocess.PIPE if log is None else log,
             text=True,
             encoding="utf-8",
@@ -346,8 +362,8 @@ def test_more_ctrl_c_during_the_end_does_not_change_the_exit_status() -> None:
 
 
 def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path: Path) -> None:
-    flags = ("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path), "--momentum", "0.25")
-    with process(*flags, GEM_LEARNING_RATE="0.5", GEM_MOMENTUM="0.75") as server:
+    flags = ("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path), "--rule", "gem:momentum=0.25")
+    with process(*flags, GEM_LEARNING_RATE="0.5", GEM_RULE="gem:momentum=0.75") as server:
         address = server.serving()
         wire = Wire(address)
         worker = wire.started("worker")
@@ -375,7 +391,15 @@ def test_a_server_that_cannot_write_its_log_lines_serves_and_ends_as_ever(
 ) -> None:
     """Rejecting a commit, registering and every way of ending log something."""
     folder, address = tmp_path / "checkpoints", free_address()
-    flags = ("--listen", address, "--checkpoint-dir", str(folder), "--durability", durability, "--checkpoint-interval", "0")
+    flags = (
+        "--listen",
+        address,
+        "--checkpoint-dir",
+        str(folder),
+        "--durability",
+        durability,
+        configured(checkpoint_interval=0),
+    )
     with (
         open("/dev/full", "w", encoding="utf-8") as full,
         gone_at_the_end(Process(flags, {}, full if trouble == "its disk is full" else None)) as server,

@@ -105,14 +105,14 @@ def test_a_start_without_a_writable_folder_for_compiled_code_says_so_in_one_line
 
 STOPPED_WHILE_IT_RECOVERS = """
 import os, signal, sys, threading
-import gem_server.parts
+import gem_server.wiring
 from gem_server.cli import main
 
 def recovering(*_):
     os.kill(os.getpid(), signal.{signal})
     threading.Event().wait(60)
 
-gem_server.parts.make_core = recovering
+gem_server.wiring.make_core = recovering
 main(["--listen", "127.0.0.1:0", "--metrics-listen", "", "--checkpoint-dir", sys.argv[1]])
 """
 

@@ -12,6 +12,7 @@ from gem_ctl.cli import main
 from kit.model import model
 from kit.raw_client import apply_thread_held
 from kit.server import Live, wait_until
+from kit.settings import configured
 
 
 def health(address: str, *options: str) -> Result:
@@ -56,7 +57,7 @@ def test_a_server_that_has_ended_is_not_healthy(live: Live) -> None:
 
 
 def test_a_server_that_hangs_is_not_healthy(silent: str) -> None:
-    result = health(silent, "--timeout", "0.2")
+    result = health(silent, configured(timeout=0.2))
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
 

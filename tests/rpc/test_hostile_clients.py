@@ -161,7 +161,7 @@ def test_a_log_that_only_registrations_fill_stays_within_its_limit(tmp_path: Pat
 
 
 def log_size(live: Live) -> int:
-    journal: Any = live.server.parts.checkpointer._journal
+    journal: Any = live.server.parts.checkpointer.journal
     return int(live.on_loop(lambda: journal.size))
 
 
@@ -429,7 +429,7 @@ def test_an_upload_that_stops_in_the_middle_is_given_up_though_its_lease_goes_on
 
 
 def exchanging(live: Live) -> bool:
-    calls = live.server.parts.training._calls
+    calls = live.server.parts.training.calls
     return live.on_loop(lambda: any(call.exchanging for call in calls._all))
 
 

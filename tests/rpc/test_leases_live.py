@@ -30,6 +30,7 @@ from kit.raw_client import (
     wired,
 )
 from kit.server import Live, config, serving, wait_until
+from kit.settings import configured
 from kit.ways import all_ways, read_by_the_server, through_sockets
 from rpc.test_drain import Process
 
@@ -63,7 +64,7 @@ def pass_time(live: Live, *survivors: Worker) -> None:
 
 def waiting_pulls(live: Live) -> int:
     """Pull calls that wait for a value."""
-    calls = live.server.parts.training._calls
+    calls = live.server.parts.training.calls
     return live.on_loop(lambda: sum(call.exchanging for call in calls._all))
 
 
@@ -106,7 +107,7 @@ def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanw
 
 @pytest.mark.long
 def test_a_server_process_that_was_stopped_for_longer_than_a_lease_goes_on_with_its_workers() -> None:
-    process = Process(["--listen", "127.0.0.1:0", "--lease-seconds", "1", "--memory-socket", "off"], {})
+    process = Process(["--listen", "127.0.0.1:0", configured(lease_seconds=1, memory_socket="off")], {})
     try:
         with gem_client.connect(process.serving()) as session:
             session.join({"w": np.zeros(9)})

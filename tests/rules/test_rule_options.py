@@ -88,22 +88,28 @@ def test_clients_and_server_name_the_same_rules() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_says_which_options_it_has(rule: str) -> None:
+def test_every_rule_says_which_settings_it_has(rule: str) -> None:
     has = {
-        "gem": "proxy, proxy_rate, against", "downpour": "", "adaptive": "", "agn": "", "aeasgd": "alpha",
+        "gem": "momentum, kappa, epsilon, pi_max, snapshot, proxy, proxy_rate, against",
+        "downpour": "", "adaptive": "", "agn": "", "aeasgd": "alpha",
         "dcasgd": "compensation, mean_square", "fedasync": "mixing, staleness, a, b", "fedbuff": "buffer_size, outer_rate",
         "ringmaster": "threshold", "diloco": "outer_rate, outer_momentum, delay, eager",
     }  # fmt: skip
-    valid = f"its options are {has[rule]}, given as NAME=VALUE" if has[rule] else "it has no options"
-    for wrong in ("nonsense=1", "learning_rate=1", "nonsense", "=1"):
-        with pytest.raises(ValueError, match=re.escape(f"the rule has no option {wrong!r}: {valid}")):
-            make_core(Hyperparameters(rule=rule, rule_options=wrong))
+    valid = f"its settings are {has[rule]}" if has[rule] else "it has no settings"
+    for wrong in ("nonsense", "learning_rate", "xyz", ""):
+        with pytest.raises(ValueError, match=rf"^the rule has no setting {wrong!r}( \(did you mean \w+\?\))?: {valid}$"):
+            make_core(Hyperparameters(rule=rule, rule_options=f"{wrong}=1"))
+
+
+def test_an_unknown_setting_of_a_rule_names_the_one_that_is_like_it() -> None:
+    with pytest.raises(ValueError, match=re.escape("the rule has no setting 'kapa' (did you mean kappa?): its settings are")):
+        make_rule("gem", rule_options="kapa=2")
 
 
 @pytest.mark.parametrize(
     ("rule", "options", "said"),
     [
-        ("aeasgd", "alpha", "the rule's option 'alpha' has no value: write alpha=VALUE"),
+        ("aeasgd", "alpha", "the rule's setting 'alpha' has no value: write alpha=VALUE"),
         ("gem", "proxy=rmsprop", f"proxy is one of {', '.join(PROXIES)}, not 'rmsprop'"),
         ("gem", "proxy_rate=-1", "proxy_rate must be 0 or lie in"),
         *(("gem", f"against={value}", "against must lie in [0, 1]") for value in ("-0.1", "1.1", "nan")),
@@ -159,10 +165,10 @@ def test_a_users_rule_gets_the_runs_settings_and_its_own_options(module: str) ->
         ("rules_of_a_user:NotDecorated", "", "'rules_of_a_user:NotDecorated' is not a rule: it must be a dataclass"),
         ("rules_of_a_user:NoMove", "", "'rules_of_a_user:NoMove' is not a rule: it lacks move"),
         ("rules_of_a_user:NoRate", "", "'rules_of_a_user:NoRate' is not a rule: it lacks learning_rate"),
-        ("rules_of_a_user:NeedsBound", "", "the rule needs options without a default: limit=…"),
-        ("rules_of_a_user:WithList", "", "the rule's option sizes must have one of the types int, float, str, bool"),
-        ("rules_of_a_user:Good", "limit=1", "the rule has no option 'limit=1': its options are bound, rounds, word, strict"),
-        ("rules_of_a_user:Good", "strict=perhaps", "the rule's option strict is true or false, not 'perhaps'"),
+        ("rules_of_a_user:NeedsBound", "", "the rule needs settings without a default: limit=…"),
+        ("rules_of_a_user:WithList", "", "the rule's setting sizes must have one of the types int, float, str, bool"),
+        ("rules_of_a_user:Good", "limit=1", "the rule has no setting 'limit': its settings are bound, rounds, word, strict"),
+        ("rules_of_a_user:Good", "strict=perhaps", "the rule's setting strict is true or false, not 'perhaps'"),
     ],
 )
 def test_what_is_no_rule_is_refused_in_one_line_that_says_why(name: str, options: str, said: str, module: str) -> None:

@@ -44,7 +44,7 @@ def test_the_printed_rule_is_about_thirty_lines() -> None:
 @pytest.mark.long
 def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
     """½‖θ‖² from ones: each gradient is θ, cut to a norm of 0.1, until that is more than what is left."""
-    flags = ["--listen", "127.0.0.1:0", "--rule", "my_rules:Clipped", "--rule-options", "bound=0.1", "--learning-rate", "0.5"]
+    flags = ["--listen", "127.0.0.1:0", "--rule", "my_rules:Clipped:bound=0.1", "--learning-rate", "0.5"]
     with process(*flags, **importable) as server, connect(server.serving(), shared_memory=False) as session:
         theta = session.join({"w": np.ones(16, np.float32)})
         losses, expected = [], np.ones(16)
@@ -60,18 +60,18 @@ def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("rule", "options", "said"),
+    ("rule", "said"),
     [
-        ("my_rules:Clipped", "bound=-1", "bound must be above 0"),
-        ("my_rules:Clipped", "limit=1", "the rule has no option 'limit=1': its options are bound, beta"),
-        ("my_rules:np", "", "'my_rules:np' is not a rule: it must be a dataclass derived from gem_server.rules.ArrayRule or"),
-        ("my_rules:Missing", "", "module 'my_rules' has no class 'Missing'"),
-        ("my_rules:ArrayRule", "", "'my_rules:ArrayRule' is not a rule"),
-        ("no_such_rules:Clipped", "", "can't import 'no_such_rules' for rule 'no_such_rules:Clipped'"),
+        ("my_rules:Clipped:bound=-1", "bound must be above 0"),
+        ("my_rules:Clipped:limit=1", "the rule has no setting 'limit': its settings are bound, beta"),
+        ("my_rules:np", "'my_rules:np' is not a rule: it must be a dataclass derived from gem_server.rules.ArrayRule or"),
+        ("my_rules:Missing", "module 'my_rules' has no class 'Missing'"),
+        ("my_rules:ArrayRule", "'my_rules:ArrayRule' is not a rule"),
+        ("no_such_rules:Clipped", "can't import 'no_such_rules' for rule 'no_such_rules:Clipped'"),
     ],
 )
-def test_a_start_with_a_wrong_rule_fails_with_one_line(rule: str, options: str, said: str, importable: dict[str, str]) -> None:
-    with process("--listen", "127.0.0.1:0", "--rule", rule, "--rule-options", options, **importable) as server:
+def test_a_start_with_a_wrong_rule_fails_with_one_line(rule: str, said: str, importable: dict[str, str]) -> None:
+    with process("--listen", "127.0.0.1:0", "--rule", rule, **importable) as server:
         assert server.ended() == 2
         (line,) = server.lines
         assert line.startswith("gem-server: ")

@@ -18,6 +18,7 @@ from gem_server.security.tls import TlsFiles
 from kit.certificates import Authority, Pair
 from kit.model import GRADIENT, model
 from kit.server import Live, config, serving
+from kit.settings import configured
 
 ONCE = Retry(give_up_after=0.0)
 
@@ -249,10 +250,9 @@ def test_a_key_with_a_passphrase_is_refused_and_asked_for_nowhere(own: Pair) -> 
     assert "passphrase" in refusal(encrypting(own))
 
 
-@pytest.mark.parametrize("flags", [["--tls-cert"], ["--tls-key"], ["--tls-client-ca"], ["--tls-cert", "--tls-client-ca"]])
-def test_half_of_tls_is_wrong_use(flags: list[str], own: Pair) -> None:
-    arguments = [f"{flag}={own.cert}" for flag in flags]
-    result = CliRunner().invoke(server_command, arguments)
+@pytest.mark.parametrize("given", [["tls_cert"], ["tls_key"], ["tls_client_ca"], ["tls_cert", "tls_client_ca"]])
+def test_half_of_tls_is_wrong_use(given: list[str], own: Pair) -> None:
+    result = CliRunner().invoke(server_command, [configured(**dict.fromkeys(given, str(own.cert)))])
     assert result.exit_code == 2
     assert "--tls-cert and --tls-key" in result.stderr
 
@@ -274,10 +274,10 @@ def test_a_client_says_what_is_wrong_with_its_files(own: Pair, authority: Author
 # -- the commands
 
 
-def test_gem_ctl_takes_its_certificates_from_flags_or_the_environment(mutual: Live, authority: Authority) -> None:
+def test_gem_ctl_takes_its_certificates_from_a_file_or_the_environment(mutual: Live, authority: Authority) -> None:
     pair = authority.issue("admin:ops")
-    flags = [f"--tls-ca={authority.cert}", f"--tls-cert={pair.cert}", f"--tls-key={pair.key}"]
-    result = CliRunner().invoke(ctl, [f"--server={mutual.address}", *flags, "health"])
+    file = configured(tls_ca=str(authority.cert), tls_cert=str(pair.cert), tls_key=str(pair.key))
+    result = CliRunner().invoke(ctl, [f"--server={mutual.address}", file, "health"])
     assert (result.exit_code, result.stdout) == (0, "serving\n"), result.stderr
     environment = {"GEM_TLS_CA": str(authority.cert), "GEM_TLS_CERT": str(pair.cert), "GEM_TLS_KEY": str(pair.key)}
     result = CliRunner().invoke(ctl, [f"--server={mutual.address}", "health"], env=environment)

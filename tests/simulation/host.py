@@ -72,10 +72,7 @@ class Host:
         layout: What it holds of the model.
         now: Its clock, in seconds.
         crashes: How often its power has failed.
-        changes_settings: Whether a start may change the learning rate.
     """
-
-    changes_settings = True
 
     def __init__(self, setup: Setup, folder: Path, random: Random, new_id: Callable[[], str], truth: Truth) -> None:
         self.setup = setup
@@ -225,7 +222,7 @@ class Host:
             self.truth.prints.clear()  # no record says what it holds
         self.truth.recovered(recovered.core, recovered.number)
         self.truth.unlogged = not logged
-        if self.changes_settings and self.random.random() < 0.5:
+        if self.setup.part.whole and self.random.random() < 0.5:  # with several, all would have to
             recovered.core.change(replace(recovered.core.settings, learning_rate=self.random.choice([0.01, 0.05, 0.2])))
         if not logged:
             return Server(recovered.core, logged=False)

@@ -1,31 +1,63 @@
-"""One simulated server: what its servicer does with requests, and what its apply loop does with commits."""
+"""One simulated server, of a range or of all: what its servicer does with requests, and its apply loop with commits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-from gem_api.errors import GemError, LeaseEnded, Overloaded
+from gem_api.errors import GemError, LeaseEnded, Overloaded, RejectedCommit, SequenceGap
 from gem_api.wire import gradient_format
 from gem_server import apply_loop
 from gem_server.core.central_variable import require_finite
 from gem_server.core.commits import Arrived, Commit
-from gem_server.core.facts import Admission, Header, PullDecision
+from gem_server.core.facts import Admission, Header, LeadsAnswer, PullDecision
 from gem_server.core.leases import Lease
 from gem_server.core.shards import NoShard
+from gem_server.durability import checkpoint
+from gem_server.durability.manifest import Entry, kept_checkpoints
+from gem_server.intake.hold import Hold
+from gem_server.rpc.range_checkpoint import RangeCheckpoint
 from simulation.client import SAMPLES, Request, Response
+from simulation.everywhere import Everywhere
 from simulation.host import Host, Setup
 from simulation.server import Held, Plan, Upload, waits_for_checkpoint
 from simulation.truth import Truth, require
+
+
+class Commits:
+    """Stands for a server's `CommitPath`, as far as commits are held back."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    @property
+    def hold(self) -> Hold[Held]:
+        return self._machine.server.hold
+
+    def require_open(self) -> None: ...
+
+    def begin_hold(self) -> dict[str, int]:
+        return self.hold.begin(self._machine.server.core.leases, self._machine.now)
+
+    def release_up_to(self, cut: Mapping[str, int]) -> None:
+        self._machine.go_on(self.hold.release_up_to(cut))
+
+    def end_hold(self, number: int) -> None:
+        self._machine.go_on(self.hold.end(number))
 
 
 class Machine(Host):
     """One server, from one crash to the next.
 
     Args:
+        setup: How it is started.
+        folder: An empty folder, its disk's.
+        random: Decides everything.
+        new_id: Makes lease ids.
+        everywhere: What all servers have promised together.
         network: Where its responses go.
 
     Attributes:
@@ -40,10 +72,11 @@ class Machine(Host):
         folder: Path,
         random: Random,
         new_id: Callable[[], str],
-        truth: Truth,
+        everywhere: Everywhere,
         network: list[Request | Response],
     ) -> None:
-        super().__init__(setup, folder, random, new_id, truth)
+        super().__init__(setup, folder, random, new_id, everywhere.ranges[setup.part.index])
+        self.everywhere = everywhere
         self.network = network
 
     # -- the server's calls: what its servicer does
@@ -52,11 +85,17 @@ class Machine(Host):
         try:
             getattr(self, f"_serve_{request.kind}")(request, **request.fields)
         except GemError as error:
-            self.server.core.take_dropped()
+            self.server.core.pop_ended_leases()
             self.refuse(request, error)
 
     def refuse(self, request: Request, error: GemError) -> None:
         """Answers with an error."""
+        if request.kind == "commit" and isinstance(error, RejectedCommit) and not isinstance(error, SequenceGap):
+            lease_id, sequence = request.fields["lease"], request.fields["sequence"]
+            self.everywhere.rejected.add(((lease_id, sequence), self.setup.part.index))
+            lease = self.server.core.leases.live.get(lease_id)
+            if lease and sequence == max(lease.sequence, lease.rejected) + 1:  # as `CommitPath` does
+                lease.rejected = sequence
         self.network.append(Response(request, error=error))
 
     def refuse_all(self, header: Header, error: GemError) -> None:
@@ -64,9 +103,18 @@ class Machine(Host):
         for request in self.server.asked.pop((header.lease_id, header.sequence), []):
             self.refuse(request, error)
 
-    def _serve_register(self, request: Request, overlap: bool) -> None:
-        core = self.server.core
-        self._answer(request, core.register(request.worker, self.setup.layout, self.now, overlap, choice=self.setup.choice))
+    def _serve_register(self, request: Request, overlap: bool, lead: LeadsAnswer | None = None) -> None:
+        core, setup = self.server.core, self.setup
+        try:
+            joined = core.register(request.worker, setup.layout, self.now, overlap, choice=setup.choice, lead=lead)
+        finally:
+            core.pop_ended_leases()
+        self._answer(request, (joined, LeadsAnswer(joined.lease_id, core.run_id, core.settings)))
+
+    def _serve_renew(self, request: Request, lease: str) -> None:
+        self.server.core.renew(lease, self.now)
+        if request.operation:  # not from the background
+            self._answer(request, None)
 
     def _serve_initialize(self, request: Request, lease: str) -> None:
         core = self.server.core
@@ -111,6 +159,8 @@ class Machine(Host):
         done = held[1] if held is not None and accepted else None
         what = (done.group, done.epoch, done.begin, done.end) if done else None
         self._answer(request, accepted, lambda: self.truth.completes(what) if what else None)
+        if held is not None and shard not in core.ledger.held:
+            self.everywhere.completes(lease, shard)
 
     def _serve_commit(self, request: Request, lease: str, sequence: int, base: int, dtype: int, payload: bytes) -> None:
         server, core = self.server, self.server.core
@@ -182,7 +232,55 @@ class Machine(Host):
                 self.network.append(response)
         server.answers = [answer for answer in server.answers if answer[0] > durable]
 
+    # -- checkpoints over all ranges
+
+    def _serve_begin(self, request: Request) -> None:
+        self._begin_job(request, self._ranged().begin())
+
+    def _serve_create(self, request: Request, cut: Mapping[str, int]) -> None:
+        self._begin_job(request, self._ranged().write(cut))
+
+    def _serve_manifest(self, request: Request, entries: Sequence[Entry], cut: Mapping[str, int]) -> None:
+        self._begin_job(request, self._ranged().write_manifest(entries, cut, complete=False))
+
+    def _ranged(self) -> RangeCheckpoint:
+        return RangeCheckpoint(self.server.core, Commits(self), self.checkpointer())  # type: ignore[arg-type]
+
+    def _begin_job(self, request: Request, job: Coroutine[Any, Any, object]) -> None:
+        self.server.jobs.append((request, job))
+
+    def work(self) -> None:
+        """The next step of one of the calls that take long."""
+        if not self.server.jobs:
+            return
+        request, job = self.random.choice(self.server.jobs)
+        try:
+            job.send(None)
+        except StopIteration as returned:
+            self.server.jobs.remove((request, job))
+            self.network.append(Response(request, returned.value))
+        except GemError as error:
+            self.server.jobs.remove((request, job))
+            self.refuse(request, error)
+
     # -- the server's turns: what its apply loop does
+
+    def go_on(self, commits: Iterable[Held]) -> None:
+        """Gives commits that were held back their tickets."""
+        for held in commits:
+            try:
+                ticketed = self.server.core.ticket(held.lease, held.header, self.now, held.arrived)
+                self.server.queue.append(ticketed)
+            except GemError as error:
+                self.refuse_all(held.header, error)
+
+    def expire(self, most: float = 20) -> None:
+        super().expire(most)
+        hold = self.server.hold
+        for held in hold.drop_ended(self.server.core.leases):
+            self.refuse_all(held.header, LeaseEnded("ended while it was held back"))
+        if hold.overdue(self.now):
+            self.go_on(hold.end(hold.active))
 
     def begin(self) -> None:
         server = self.server
@@ -217,3 +315,19 @@ class Machine(Host):
             self._note()
             for request in server.asked.pop((step.commit.header.lease_id, applied.sequence), []):
                 self._acknowledge(request, step.commit.header.lease_id)
+
+    # -- disasters
+
+    def _damage_a_checkpoint(self) -> None:
+        found, checkpointer = checkpoint.list_checkpoints(self.disk.root), self.server.checkpointer
+        named = kept_checkpoints(self.disk.root, self.setup.part.index) | {checkpointer._of_all_ranges if checkpointer else ""}
+        if found and found[0].name not in named:  # a manifest may name it: nothing could replace it then
+            super()._damage_a_checkpoint()
+
+    def lose_disk(self) -> None:
+        """The folder is gone for ever, and a server starts with an empty one."""
+        index = self.setup.part.index
+        self.everywhere.forgetful.add(index)
+        self.truth = self.everywhere.ranges[index] = Truth()
+        self.disk.wipe()
+        self.crash()

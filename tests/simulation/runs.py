@@ -8,6 +8,7 @@ from random import Random
 from gem_api.hyperparameters import OPTIMIZERS, Hyperparameters
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.schedule import Schedule
+from gem_server.rules import rule_of
 from simulation.client import SHARD
 
 EPOCHS = 2
@@ -19,10 +20,13 @@ _OTHER_RULES = [
 ]  # fmt: skip
 
 
-def some_settings(random: Random) -> Hyperparameters:
-    """Settings of a run with SGD."""
-    rule, options = random.choice(_OTHER_RULES if random.random() < 0.25 else _PLAIN_RULES)
-    return Hyperparameters(rule=rule, rule_options=options, batch_size=4, shard_size=SHARD, epochs=EPOCHS)
+def some_settings(random: Random, by_element: bool) -> Hyperparameters:
+    """Settings of a run with SGD. With several servers, the rule must treat each parameter by itself (`by_element`)."""
+    while True:
+        rule, options = random.choice(_OTHER_RULES if random.random() < 0.25 else _PLAIN_RULES)
+        settings = Hyperparameters(rule=rule, rule_options=options, batch_size=4, shard_size=SHARD, epochs=EPOCHS)
+        if rule_of(settings).by_element or not by_element:
+            return settings
 
 
 def some_optimizer(settings: Hyperparameters, random: Random) -> tuple[Hyperparameters, OptimizerChoice | None]:

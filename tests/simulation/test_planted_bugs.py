@@ -10,51 +10,81 @@ from typing import Any
 
 import pytest
 from gem_server import apply_loop
+from gem_server.core import checks
 from gem_server.core.commits import Commit, Step
-from gem_server.core.facts import Applied
-from gem_server.core.leases import Lease
+from gem_server.core.facts import Applied, LeadsAnswer, Registration
+from gem_server.core.leases import Lease, LeaseTable
 from gem_server.core.records import Kind, Record
 from gem_server.core.shards import ShardLedger
 from gem_server.core.state_machine import Core
-from gem_server.durability import checkpoint, segment
+from gem_server.durability import checkpoint, checkpointer, recovery, segment
 from gem_server.durability.capture import Capture
 from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.journal import Journal, LogPosition, Waiting
 from gem_server.durability.segment import DamagedLog, SegmentWriter
 from gem_server.durability.storage import Storage
+from gem_server.intake.hold import Hold
 from gem_server.rules import PiFacts, RuleInput
+from simulation.client import Client, Request
+from simulation.coordinator import Coordinator
 from simulation.disk import SimulatedDisk
 from simulation.machine import Machine
 from simulation.server import Plan
-from simulation.world import World
+from simulation.world import World, small
 
-MAX_SEEDS, STEPS = 200, 1000
+SEVERAL_STEPS, STEPS = 6000, 1000
+SEVERAL_SEEDS, SEEDS = 40, 400
 Plant = Callable[[pytest.MonkeyPatch], None]
+BUGS: list[Any] = []
 
 
+def planted(servers: int, seed: int = 0) -> Callable[[Plant], Plant]:
+    """Adds a bug to the table.
+
+    Args:
+        servers: How many servers there are.
+        seed: The one that found it, tried first. After a change of the simulation another may find it.
+    """
+
+    def add(plant: Plant) -> Plant:
+        BUGS.append(pytest.param(plant, servers, seed, id=plant.__name__))
+        return plant
+
+    return add
+
+
+# -- in a server
+
+
+@planted(servers=1)
 def replies_before_the_flush(patch: pytest.MonkeyPatch) -> None:
     """What is appended counts as safe."""
     patch.setattr(Machine, "durable", lambda machine: machine.server.journal.appended if machine.server.journal else 0)
 
 
+@planted(servers=1)
 def skips_the_sync_of_the_log(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SegmentWriter, "sync", lambda writer: None)
 
 
+@planted(servers=1)
 def skips_the_sync_of_names(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedDisk, "sync_directory", lambda disk, path: None)
 
 
+@planted(servers=1)
 def takes_more_for_synced_than_was(patch: pytest.MonkeyPatch) -> None:
     """A sync is taken to cover what was written after it had begun, and what was not written at all."""
     patch.setattr(Journal, "done", lambda journal, number: setattr(journal, "durable", journal.appended))
 
 
+@planted(servers=1)
 def checks_no_sums(patch: pytest.MonkeyPatch) -> None:
     """A torn record is taken for a whole one."""
     patch.setattr(segment, "crc32c", lambda data, value=0: 0)
 
 
+@planted(servers=1, seed=37)
 def opens_a_segment_before_the_last_is_synced(patch: pytest.MonkeyPatch) -> None:
     """A crash may then leave a segment without the end of the one before it."""
     patch.setattr(Journal, "begins_segment", lambda journal, batch: False)
@@ -69,10 +99,12 @@ def opens_a_segment_before_the_last_is_synced(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Journal, "write", unordered)
 
 
+@planted(servers=1)
 def cuts_without_a_new_segment(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "cut", lambda journal: LogPosition(journal.serial, journal.appended))
 
 
+@planted(servers=1)
 def cuts_one_record_late(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint says that it holds one record more than it does."""
     cut = Journal.cut
@@ -85,6 +117,7 @@ def cuts_one_record_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "cut", late)
 
 
+@planted(servers=1)
 def forgets_one_sequence(patch: pytest.MonkeyPatch) -> None:
     """A lease's fourth commit is not remembered, so that a repeat of it is applied again."""
     finish = Core.finish
@@ -99,16 +132,19 @@ def forgets_one_sequence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "finish", forgetful)
 
 
+@planted(servers=1)
 def forgets_the_answers_of_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
     state = checkpoint._lease_state
     patch.setattr(checkpoint, "_lease_state", lambda lease: {**state(lease), "answer": None, "sequence": lease.sequence - 1})
 
 
+@planted(servers=1)
 def releases_tickets_early(patch: pytest.MonkeyPatch) -> None:
     """A ticket is taken while the gradient is still arriving."""
     patch.setattr(Machine, "tickets_at_once", True)
 
 
+@planted(servers=1)
 def serves_the_newest_ticket_first(patch: pytest.MonkeyPatch) -> None:
     def newest(machine: Machine) -> Commit | Plan:
         return machine.server.queue.pop()
@@ -116,6 +152,7 @@ def serves_the_newest_ticket_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Machine, "next_commit", newest)
 
 
+@planted(servers=1)
 def reads_without_a_record(patch: pytest.MonkeyPatch) -> None:
     """A pull changes a snapshot, and the log does not say so."""
 
@@ -125,16 +162,19 @@ def reads_without_a_record(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "plan_pull", unrecorded)
 
 
+@planted(servers=1, seed=49)
 def writes_buffers_that_go_on_changing(patch: pytest.MonkeyPatch) -> None:
     """A commit does not wait for the copy of what it is about to change."""
     patch.setattr(Lease, "about_to_change", lambda lease: None)
 
 
+@planted(servers=1, seed=2)
 def waits_for_a_checkpoint_on_the_event_loop(patch: pytest.MonkeyPatch) -> None:
     """A small commit is applied on the event loop's thread, though it may wait for the checkpoint's."""
     patch.setattr(apply_loop, "runs_inline", lambda core, lease: core.central.size <= apply_loop.INLINE_PARAMETERS)
 
 
+@planted(servers=1, seed=1)
 def keeps_what_a_checkpoint_captured_that_failed_early(patch: pytest.MonkeyPatch) -> None:
     """Commits wait for it for ever: there is nobody who would write it."""
     made: list[Path] = []
@@ -149,6 +189,7 @@ def keeps_what_a_checkpoint_captured_that_failed_early(patch: pytest.MonkeyPatch
     patch.setattr(Capture, "close", careless)
 
 
+@planted(servers=1, seed=248)
 def fails_a_checkpoint_whose_predecessors_stay(patch: pytest.MonkeyPatch) -> None:
     """It is written, and an older one can't be removed."""
 
@@ -159,6 +200,7 @@ def fails_a_checkpoint_whose_predecessors_stay(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(checkpoint, "_remove_old", remove_old)
 
 
+@planted(servers=1, seed=7)
 def writes_what_is_shared_as_it_goes_on_changing(patch: pytest.MonkeyPatch) -> None:
     """What the rule keeps for all workers is not copied with θ."""
     copy_theta = Capture.copy_theta
@@ -170,6 +212,7 @@ def writes_what_is_shared_as_it_goes_on_changing(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Capture, "copy_theta", copies_theta_alone)
 
 
+@planted(servers=1, seed=29)
 def forgets_the_numbers_that_are_shared(patch: pytest.MonkeyPatch) -> None:
     restore = checkpoint.restore
 
@@ -180,6 +223,7 @@ def forgets_the_numbers_that_are_shared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkpoint, "restore", forgetful)
 
 
+@planted(servers=1, seed=17)
 def counts_a_version_for_a_discarded_commit(patch: pytest.MonkeyPatch) -> None:
     finish = Core.finish
 
@@ -193,6 +237,7 @@ def counts_a_version_for_a_discarded_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "finish", counting)
 
 
+@planted(servers=1, seed=106)
 def logs_no_discarded_commit(patch: pytest.MonkeyPatch) -> None:
     """It changed nothing, one might think."""
     begin = Core.begin
@@ -211,20 +256,23 @@ def logs_no_discarded_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "begin", unlogged)
 
 
+@planted(servers=1, seed=16)
 def trusts_the_leases_of_a_log(patch: pytest.MonkeyPatch) -> None:
     """A start without a log may have acknowledged commits since the log's end."""
 
-    def came_back(core: Core, shard_ids: int | None) -> None:
+    def mark_restarted(core: Core, shard_ids: int | None) -> None:
         if shard_ids is not None:
             core.ledger.number_anew(shard_ids)
 
-    patch.setattr(Core, "came_back", came_back)
+    patch.setattr(Core, "mark_restarted", mark_restarted)
 
 
+@planted(servers=1, seed=2)
 def gives_out_the_shard_ids_of_a_lost_start_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardLedger, "number_anew", lambda ledger, number: None)
 
 
+@planted(servers=1)
 def receives_into_memory_that_an_older_call_writes_to(patch: pytest.MonkeyPatch) -> None:
     """A call that was ended, on a thread of the lane, may write for a moment longer."""
     patch.setattr(Lease, "renew_upload", lambda lease: None)
@@ -243,57 +291,198 @@ def leaves_out(kind: Kind) -> Plant:
     return plant
 
 
-BUGS = [
-    replies_before_the_flush,
-    skips_the_sync_of_the_log,
-    skips_the_sync_of_names,
-    takes_more_for_synced_than_was,
-    opens_a_segment_before_the_last_is_synced,
-    checks_no_sums,
-    cuts_without_a_new_segment,
-    cuts_one_record_late,
-    forgets_one_sequence,
-    forgets_the_answers_of_a_checkpoint,
-    releases_tickets_early,
-    serves_the_newest_ticket_first,
-    reads_without_a_record,
-    writes_buffers_that_go_on_changing,
-    waits_for_a_checkpoint_on_the_event_loop,
-    keeps_what_a_checkpoint_captured_that_failed_early,
-    fails_a_checkpoint_whose_predecessors_stay,
-    writes_what_is_shared_as_it_goes_on_changing,
-    forgets_the_numbers_that_are_shared,
-    counts_a_version_for_a_discarded_commit,
-    logs_no_discarded_commit,
-    trusts_the_leases_of_a_log,
-    gives_out_the_shard_ids_of_a_lost_start_again,
-    receives_into_memory_that_an_older_call_writes_to,
-    *(leaves_out(kind) for kind in Kind),
-]
-# The seed that found a bug, tried first; 0 for the others. After a change of the simulation another seed may find it.
-FOUND_BY = {
-    "opens_a_segment_before_the_last_is_synced": 25,
-    "writes_buffers_that_go_on_changing": 16,
-    "waits_for_a_checkpoint_on_the_event_loop": 13,
-    "keeps_what_a_checkpoint_captured_that_failed_early": 8,
-    "fails_a_checkpoint_whose_predecessors_stay": 21,
-    "writes_what_is_shared_as_it_goes_on_changing": 13,
-    "forgets_the_numbers_that_are_shared": 44,
-    "counts_a_version_for_a_discarded_commit": 5,
-    "logs_no_discarded_commit": 5,
-    "leaves_out_began": 56,
-}
+for each in Kind:
+    planted(servers=1, seed=28 if each is Kind.BEGAN else 0)(leaves_out(each))
 
 
-@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
-def test_a_planted_bug_is_caught(plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "_ALLOCATION", 4096)
+# -- in a session with several servers
+
+
+@planted(servers=2)
+def takes_a_commit_for_done_once_the_lead_has_answered(patch: pytest.MonkeyPatch) -> None:
+    """The shard is completed before the other ranges have the commit."""
+    all_answered = Client.all_answered
+
+    def hasty(client: Client, request: Request) -> bool:
+        if request.kind == "commit" and not request.index:
+            client.waiting.clear()
+            return True
+        return all_answered(client, request)
+
+    patch.setattr(Client, "all_answered", hasty)
+
+
+@planted(servers=3, seed=13)
+def registers_again_only_where_the_lease_ended(patch: pytest.MonkeyPatch) -> None:
+    """It goes on with the old sequence there, and sends the commit that was under way once more."""
+    patch.setattr(LeaseTable, "require_not_ended", lambda leases, lease_id: None)
+    register_again = Client.register_again
+
+    def here_alone(client: Client, ended: list[int], kind: str) -> None:
+        if 0 in ended or kind != "commit":
+            register_again(client, ended, kind)
+        else:
+            client.registered = min(ended)
+
+    patch.setattr(Client, "register_again", here_alone)
+
+
+@planted(servers=3, seed=1)
+def asks_for_the_last_range_first(patch: pytest.MonkeyPatch) -> None:
+    """A peer gets its first value before the run is on the lead's disk."""
+    patch.setattr(Client, "next_to_enter", lambda client: len(client._parts) - 1 - client.entered)
+
+
+@planted(servers=3, seed=3)
+def counts_a_batch_that_a_range_has_rejected(patch: pytest.MonkeyPatch) -> None:
+    after_commit = Client._after_commit
+
+    def careless(client: Client) -> None:
+        client._errors = {}
+        after_commit(client)
+
+    patch.setattr(Client, "_after_commit", careless)
+
+
+@planted(servers=3, seed=155)
+def gives_up_if_a_peer_knows_another_run(patch: pytest.MonkeyPatch) -> None:
+    """It does not ask the lead again, which may have begun another run since."""
+    patch.setattr(Client, "_after_register", _giving_up(Client._after_register))
+
+
+def _giving_up(after_register: Callable[[Client], None]) -> Callable[[Client], None]:
+    def giving_up(client: Client) -> None:
+        after_register(client)
+        if client._refused is not None:
+            client._stop(client._refused)
+
+    return giving_up
+
+
+# -- in one of several servers
+
+
+@planted(servers=2, seed=38)
+def tells_of_a_first_value_before_it_is_saved(patch: pytest.MonkeyPatch) -> None:
+    """Workers go on to the peers, and a crash of the lead then ends the run that those belong to."""
+    patch.setattr(Machine, "_require_based", lambda machine: None)
+
+
+@planted(servers=2, seed=4)
+def takes_part_in_any_run(patch: pytest.MonkeyPatch) -> None:
+    """A peer with a model takes workers of another run."""
+    patch.setattr(checks, "require_known_run", lambda lead, run_id: None)
+
+
+@planted(servers=2)
+def makes_lease_ids_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    """A peer opens a lease under another id than the lead."""
+    register = Core.register
+
+    def independent(core: Core, *args: object, lead: LeadsAnswer | None = None, **options: object) -> Registration:
+        own = replace(lead, lease_id=f"{lead.lease_id}-{core.part.index}") if lead else None
+        return register(core, *args, lead=own, **options)  # type: ignore[arg-type, misc]
+
+    patch.setattr(Core, "register", independent)
+
+
+@planted(servers=3, seed=5)
+def counts_commits_instead_of_keeping_their_sequence(patch: pytest.MonkeyPatch) -> None:
+    """After a gap, the same sequence is taken twice."""
+    finish = Core.finish
+
+    def counting(core: Core, step: Step, pi: PiFacts | None, now: float) -> Applied:
+        before = step.commit.lease.sequence
+        applied = finish(core, step, pi, now)
+        step.commit.lease.sequence = before + 1
+        return applied
+
+    patch.setattr(Core, "finish", counting)
+
+
+@planted(servers=3, seed=3)
+def allows_no_gaps(patch: pytest.MonkeyPatch) -> None:
+    require_due = checks.require_due
+    patch.setattr(checks, "require_due", lambda lease, sequence, gaps: require_due(lease, sequence, False))
+
+
+@planted(servers=2)
+def keeps_the_shards_of_a_lease_that_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShardLedger, "release", lambda ledger, lease_id, but=(): 0)
+
+
+@planted(servers=2, seed=4)
+def replies_before_the_flush_at_one_range(patch: pytest.MonkeyPatch) -> None:
+    durable = Machine.durable
+
+    def early(machine: Machine) -> int:
+        journal = machine.server.journal
+        return journal.appended if journal is not None and machine.setup.part.index == 1 else durable(machine)
+
+    patch.setattr(Machine, "durable", early)
+
+
+@planted(servers=2)
+def resumes_from_a_checkpoint_without_the_log(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "replay", lambda directory, state, *_: (state["log"][1], None, None))
+
+
+# -- in a checkpoint over all ranges
+
+
+@planted(servers=2)
+def cuts_at_the_minimum(patch: pytest.MonkeyPatch) -> None:
+    """And no range objects that it has more."""
+    patch.setattr(Coordinator, "last", lambda coordinator, taken: min(taken))
+    begin = Hold.begin
+
+    def trusting(hold: Hold, leases: LeaseTable, now: float) -> dict[str, int]:  # type: ignore[type-arg]
+        taken = begin(hold, leases, now)
+        assert hold._round is not None
+        hold._round.taken = {}
+        return taken
+
+    patch.setattr(Hold, "begin", trusting)
+
+
+@planted(servers=2, seed=12)
+def lets_commits_beyond_the_cut_through(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Hold, "holds", lambda hold, lease_id, sequence: bool(hold.active) and not hold.has_cut)
+
+
+@planted(servers=2)
+def holds_back_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """The coordinator has died, and nothing ends the hold."""
+    patch.setattr(Hold, "overdue", lambda hold, now: False)
+
+
+@planted(servers=2, seed=2)
+def forgets_the_commits_that_were_held_back(patch: pytest.MonkeyPatch) -> None:
+    """They count as queued for ever."""
+
+    def end(hold: Hold, number: int) -> list[object]:  # type: ignore[type-arg]
+        hold._round = None
+        return []
+
+    patch.setattr(Hold, "end", end)
+
+
+@planted(servers=2)
+def removes_checkpoints_that_a_manifest_names(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(checkpointer, "kept_checkpoints", lambda directory, index: set())
+
+
+@pytest.mark.parametrize(("plant", "servers", "seed"), BUGS)
+def test_a_planted_bug_is_caught(
+    plant: Plant, servers: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch)
-    for seed in sorted(range(MAX_SEEDS), key=lambda seed: seed != FOUND_BY.get(plant.__name__, 0)):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        try:
-            World(seed, folder).run(STEPS)
-        except (AssertionError, DamagedLog, BadCheckpoint):
-            return
-    pytest.fail(f"{MAX_SEEDS} seeds did not find it")
+    most, steps = (SEEDS, STEPS) if servers == 1 else (SEVERAL_SEEDS, SEVERAL_STEPS)
+    with small():
+        for tried in [seed, *(other for other in range(most) if other != seed)]:
+            (folder := tmp_path / str(tried)).mkdir()
+            try:
+                World(tried, folder, servers).run(steps)
+            except (AssertionError, DamagedLog, BadCheckpoint):
+                return
+    pytest.fail(f"{most} seeds did not find it")

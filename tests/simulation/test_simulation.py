@@ -1,6 +1,7 @@
-"""Simulated runs with faults, in which no promise may be broken: 200 seeds by default, 1,000 with `make test-slow`.
+"""Simulated runs with faults, of one server and of several, in which no promise may be broken: a few seeds by default, 1,000 of
+one server and 240 of two and three with `make test-all`.
 
-A seed that fails is replayed by `World(seed, folder).run(STEPS)`.
+A seed that fails is replayed by `World(seed, folder, servers).run(steps)` inside `small()`.
 """
 
 from __future__ import annotations
@@ -8,29 +9,32 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gem_server.durability import segment
-from simulation.world import World
+from simulation.world import World, small
 
-QUICK, SEEDS, GROUP, STEPS = 200, 1000, 50, 300
-FIRST = [pytest.param(first, marks=[pytest.mark.slow] if first >= QUICK else []) for first in range(0, SEEDS, GROUP)]
+STEPS, SEVERAL_STEPS = 300, 6000
 
 
-@pytest.fixture(autouse=True)
-def small_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulated disk writes what is allocated."""
-    monkeypatch.setattr(segment, "_ALLOCATION", 4096)
+def groups(servers: int, quick: int, seeds: int, group: int) -> list[object]:
+    """Groups of seeds: number of servers, first seed, number of seeds. All but the first, of `quick` seeds, are `long`."""
+    rest = [pytest.param(servers, first, group, marks=pytest.mark.long) for first in range(quick, seeds, group)]
+    return [pytest.param(servers, 0, quick), *rest]
 
 
-@pytest.mark.parametrize("first", FIRST)
-def test_no_promise_is_broken(first: int, tmp_path: Path) -> None:
-    crashes = 0
-    for seed in range(first, first + GROUP):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        world = World(seed, folder)
-        try:
-            world.run(STEPS)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+@pytest.mark.parametrize(
+    ("servers", "first", "seeds"), [*groups(1, 20, 1000, 98), *groups(2, 5, 125, 12), *groups(3, 3, 123, 12)]
+)
+def test_no_promise_is_broken(servers: int, first: int, seeds: int, tmp_path: Path) -> None:
+    crashes = torn = manifests = 0
+    for seed in range(first, first + seeds):
+        (folder := tmp_path / str(seed)).mkdir()
+        with small():
+            world = World(seed, folder, servers)
+            try:
+                world.run(STEPS if servers == 1 else SEVERAL_STEPS)
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
         crashes += world.crashes
-    assert crashes > GROUP  # or nothing was tried
+        torn += len(world.truth.torn)
+        manifests += world.truth.manifests
+    tried = [crashes, torn, manifests] if servers > 1 else [crashes]
+    assert min(tried) > seeds // 2  # or nothing was tried

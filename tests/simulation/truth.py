@@ -1,4 +1,4 @@
-"""Checks a simulation: compares the server's promises to clients with what happened. It does not read the log."""
+"""Checks one server of a simulation: compares its promises to clients with what happened. It does not read the log."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def fingerprint(core: Core) -> bytes:
 
 @dataclass
 class Truth:
-    """The promises made so far, and the checks of them.
+    """The promises of one server so far, and the checks of them. It applies the commits of a lease in the order of their
+    sequence.
 
     Attributes:
         applied: Each version's commit, from version 1 on.
@@ -55,6 +56,7 @@ class Truth:
         begun: The commit whose turn it is.
         last_ticket: That of the last commit whose turn it was.
         shards: What each id stands for that a worker was told.
+        runs: The run that each commit was applied in.
         unlogged: Whether the server keeps no log now: then what it says may be forgotten.
     """
 
@@ -68,6 +70,7 @@ class Truth:
     begun: Known | None = None
     last_ticket: int = 0
     shards: dict[int, tuple[str, int, int, int]] = field(default_factory=dict)
+    runs: dict[Known, str] = field(default_factory=dict)
     unlogged: bool = False
     _fleeting: list[Callable[[], object]] = field(default_factory=list)  # what undoes all that was said without a log
 
@@ -87,10 +90,13 @@ class Truth:
 
     def applies(self, lease_id: str, applied: Applied, core: Core) -> None:
         known = (lease_id, applied.sequence)
+        before = max((sequence for lease, sequence in self.applied if lease == lease_id), default=0)
+        require(applied.sequence > before, f"commit {applied.sequence} of {lease_id} was applied after commit {before}")
         require(applied.ticket > self.last_ticket, f"ticket {applied.ticket} had its turn after ticket {self.last_ticket}")
         require(known not in self.applied, f"commit {known} is applied twice")
         require(known not in self.discarded, f"commit {known} was discarded, and has its turn again")
         self.last_ticket, self.begun = applied.ticket, None
+        self.runs[known] = core.run_id
         if applied.discarded:
             require(applied.version == len(self.applied), f"version {applied.version} came of a discarded commit")
             require(core.central.theta.tobytes() == self.theta[-1], f"the discarded commit {known} moved θ")

@@ -1,135 +1,107 @@
-"""The whole core under a seeded scheduler: a server on a treacherous disk, a network that delays, drops, repeats and
-reorders, workers that die. One thread, no sockets, no time but the one told here. The same seed does the same again."""
+"""One server, or several with a range of θ each, under a seeded scheduler. Each has a treacherous disk. The network delays,
+drops, repeats and reorders; workers die, also between two ranges; checkpoints over all ranges are made meanwhile. One thread,
+no sockets, no time but the one told here. The same seed does the same again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
+import pytest
+from gem_api import ranges
 from gem_api.layout import Layout
-from simulation.client import SAMPLES, SIZE, Client, Request, Response
+from gem_api.ranges import Range
+from gem_server.durability import segment
+from gem_server.durability.manifest import Entry
+from gem_server.rpc import range_checkpoint
+from simulation.client import SAMPLES, Client, Request, Response
+from simulation.coordinator import Coordinator
 from simulation.disk import PowerFailure
+from simulation.everywhere import Everywhere
 from simulation.host import Setup
 from simulation.machine import Machine
 from simulation.runs import EPOCHS, some_optimizer, some_settings
-from simulation.scheduler import MAX_CALM_STEPS, Choices, Scheduler
+from simulation.server import later
 from simulation.truth import Truth, require
 
-LAYOUT = Layout.of({"w": (SIZE,)})
+UNIT = 4  # elements: a range begins at a multiple of this here
+LAYOUT = Layout.of({"w": (3, 2), "b": (7,)})  # the ranges cut both tensors
+MAX_CALM_STEPS = 20_000
+CALM_AGAIN = (
+    0.02  # how often a request is sent again that is under way; more often by those who have one server, while there is trouble
+)
+MAX_TRIES = 10  # of a checkpoint over all ranges, once all is calm
+Choices = list[tuple[Callable[[], None], float]]  # actions, with their weights
+
+# How often what happens to a server: if it is alone, and if it is one of several, which have to get on meanwhile.
+RARE = {
+    "checkpoint": (0.5, 0.2), "save": (2, 1.2), "expire": (0.2, 0.05), "crash": (0.2, 0.02), "crash_soon": (0.2, 0.02),
+    "fill_disk": (0.1, 0.02), "make_room": (0.5, 0.1), "fall_sick": (0.3, 0.01), "recover": (0.2, 0.1),
+}  # fmt: skip
 
 
-class World(Scheduler):
-    """One simulation.
+@contextmanager
+def small() -> Iterator[None]:
+    """Ranges and files are small inside a `with` block, and nothing sleeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranges, "UNIT", UNIT)
+        patch.setattr(segment, "_ALLOCATION", 4096)  # a simulated disk writes what is allocated
+        patch.setattr(range_checkpoint, "asyncio", SimpleNamespace(sleep=lambda seconds: _later()))
+        yield
+
+
+async def _later() -> None:
+    await later()
+
+
+class World:
+    """One simulation. Use it inside `small`.
 
     Args:
         seed: Decides everything.
-        folder: An empty folder, the disk's.
+        folder: An empty folder, for the disks.
+        count: How many servers there are.
         clients: Workers at first.
 
     Attributes:
-        machine: The server.
+        random: The only source of chance.
+        network: The messages that are under way.
+        machines: The servers, by range.
+        truth: What they have promised together.
         clients: The workers, by name.
     """
 
-    def __init__(self, seed: int, folder: Path, clients: int = 3) -> None:
-        super().__init__(seed)
-        random = self.random
-        self._names = clients
-        unlogged = 0.5 if random.random() < 0.3 else 0.0  # how often a start keeps no log
-        self.clients = {f"w{number}": Client(f"w{number}", random, random.random() < 0.3) for number in range(clients)}
-        drawn = some_settings(random)
-        # Drawn apart, so that the other draws stay as they are.
-        settings, choice = some_optimizer(drawn, Random(f"{seed}: the optimizer"))
-        setup = Setup(settings, choice, LAYOUT, unlogged=unlogged)
-        setup = replace(setup, memory_limit=self._some_memory_limit(setup))
-        self.machine = Machine(setup, folder, random, self.new_id, Truth(), self.network)
+    def __init__(self, seed: int, folder: Path, count: int = 1, clients: int = 3) -> None:
+        self.random = random = Random(seed)
+        self.network: list[Request | Response] = []
+        self.count, self._names, self._ids = count, clients, 0
+        self._again = 0.3 if count == 1 else CALM_AGAIN  # each repeat may end a lease: several servers would get nowhere
+        self.truth = Everywhere([Truth() for _ in range(count)])
+        self._parts = [LAYOUT.part(Range(index, count)) for index in range(count)]
+        self.clients = {f"w{number}": self._new_client(f"w{number}") for number in range(clients)}
+        self._coordinators: dict[str, Coordinator] = {}
+        self._loses_disk = random.random() < 0.15 and count > 1
+        settings, choice = some_optimizer(some_settings(random, count > 1), Random(f"{seed}: the optimizer"))
+        setup = Setup(settings, choice, LAYOUT)
+        if count == 1:
+            setup = replace(setup, unlogged=random.choice([0.0, 0.0, 0.5]), memory_limit=self._some_memory_limit(setup))
+        if setup.unlogged:
+            self.truth.forgetful.add(0)
+        self.machines = [self._new_machine(setup, folder / str(index), index) for index in range(count)]
 
-    @property
-    def crashes(self) -> int:
-        """How often the server's power has failed."""
-        return self.machine.crashes
+    def _new_client(self, name: str) -> Client:
+        return Client(name, self.random, self.random.random() < 0.3, self._parts, self.truth)
 
-    # -- the scheduler
-
-    def run(self, steps: int) -> None:
-        """Makes a number of steps with faults, then steps without faults until the run is complete."""
-        try:
-            self._run(steps)
-        finally:
-            self.machine.close()
-
-    def _run(self, steps: int) -> None:
-        machine = self.machine
-        self.steps(steps, self.trouble())
-        machine.calm()
-        quiet = [*self.peace(), (machine.checkpoint, 0.2), (machine.save, 0.6), (machine.expire, 0.05)]
-        for _ in range(MAX_CALM_STEPS // 100):
-            self.steps(100, quiet)
-            if all(client.done for client in self.clients.values()):
-                break
-        require(all(client.done for client in self.clients.values()), "the run does not come to its end")
-        ledger = machine.server.core.ledger
-        require(ledger.samples_completed == EPOCHS * SAMPLES, "not every sample of every epoch was trained on")
-        self.crash()
-
-    def peace(self) -> Choices:
-        """The events that always happen, with their weights."""
-        machine = self.machine
-        return [
-            (self.client_acts, 8), (self.deliver, 12), (machine.begin, 6), (machine.finish, 6), (machine.take, 3),
-            (machine.write, 3), (machine.sync, 3),
-        ]  # fmt: skip
-
-    def trouble(self) -> Choices:
-        """The events that may happen, with their weights."""
-        machine = self.machine
-        return [
-            *self.peace(), (self.drop, 0.5), (self.repeat, 0.8), (machine.checkpoint, 0.5), (machine.save, 1.5),
-            (machine.expire, 0.2), (self.crash, 0.2), (machine.crash_soon, 0.2), (machine.fill_disk, 0.1),
-            (machine.make_room, 0.5), (self.client_dies, 0.1), (machine.fall_sick, 0.1), (machine.recover, 0.2),
-        ]  # fmt: skip
-
-    def step(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except PowerFailure:
-            self.crash()
-        self.machine.answer_what_is_durable()
-
-    # -- workers and the network
-
-    def client_acts(self) -> None:
-        client = self.random.choice(list(self.clients.values()))
-        request = client.next_request()
-        if request is not None and self.random.random() < 0.5:
-            self.network.append(request)
-
-    def client_dies(self) -> None:
-        """Kills a worker. Another takes its place, sometimes under the same name."""
-        name = self.random.choice(list(self.clients))
-        if self.clients[name].done:
-            return
-        del self.clients[name]
-        if self.random.random() < 0.5:
-            name, self._names = f"w{self._names}", self._names + 1
-        self.clients[name] = Client(name, self.random, self.random.random() < 0.3)
-
-    def receive(self, message: Request | Response) -> None:
-        if isinstance(message, Request):
-            self.machine.serve(message)
-        elif message.request.worker in self.clients:
-            self.clients[message.request.worker].answered(message)
-
-    # -- disasters
-
-    def crash(self) -> None:
-        """The power fails, and the server restarts, perhaps more than once."""
-        if not self.machine.server.logged:
-            for client in self.clients.values():
-                client.done = False  # what is lost has to be done again
-        self.machine.crash()
+    def _new_machine(self, setup: Setup, folder: Path, index: int) -> Machine:
+        folder.mkdir()
+        setup = replace(setup, part=Range(index, self.count))
+        return Machine(setup, folder, self.random, self.new_id, self.truth, self.network)
 
     def _some_memory_limit(self, setup: Setup) -> int:
         """0 for no limit; or room for some workers that overlap, and for fewer copies than a checkpoint of them may need."""
@@ -138,4 +110,200 @@ class World(Scheduler):
         core = setup.new_core("", setup.settings, self.new_id)
         for name in self.clients:
             core.register(name, LAYOUT, 0.0, overlap=True, choice=setup.choice)
-        return core.memory.held + self.random.randint(0, 4) * 4 * SIZE
+        return core.memory.held + self.random.randint(0, 4) * 4 * LAYOUT.size
+
+    def new_id(self) -> str:
+        """A new lease id."""
+        self._ids += 1
+        return f"lease-{self._ids}"
+
+    @property
+    def crashes(self) -> int:
+        """How often a server's power has failed."""
+        return sum(machine.crashes for machine in self.machines)
+
+    # -- the scheduler
+
+    def run(self, steps: int) -> None:
+        """Makes a number of steps with faults, then steps without faults until the run is complete, or has stopped because a
+        disk is lost."""
+        try:
+            self.steps(steps, self.trouble())
+            lost = self._loses_disk and self.lose_disk()
+            self.come_to_the_end(lost)
+        finally:
+            for machine in self.machines:
+                machine.close()
+
+    def come_to_the_end(self, lost: bool) -> None:
+        """Makes steps without faults until the run is complete, and checks what all ranges have then, unless a disk is lost."""
+        self._coordinators.clear()
+        self._again = CALM_AGAIN
+        for machine in self.machines:
+            machine.calm()
+        self._steps_until(lambda: all(client.over for client in self.clients.values()), "the run does not come to its end")
+        stopped = [client.stopped for client in self.clients.values() if client.stopped]
+        if lost:
+            return
+        require(not stopped, f"a worker gave up: {stopped}")
+        trained = self.machines[0].server.core.ledger.samples_completed
+        require(trained == EPOCHS * SAMPLES, "not every sample of every epoch was trained on")
+        entries = self._checkpoint_at_rest() if self.count > 1 else []
+        self.truth.differences_are_explained(set())
+        for machine in self.machines:
+            require(not machine.server.hold.waiting, "a commit is held back for ever")
+            machine.crash()
+            machine.crash()  # each start writes a checkpoint, and removes old ones
+        self.truth.versions_are_explained([machine.server.core.central.version for machine in self.machines])
+        self.truth.manifest_stands(entries)
+
+    def _checkpoint_at_rest(self) -> list[Entry]:
+        """Makes a checkpoint over all ranges; commits of dead workers may let one fail."""
+        for number in range(MAX_TRIES):
+            self._steps_until(lambda: not any(machine.server.hold.active for machine in self.machines), "a hold does not end")
+            before = self.truth.manifests
+            self._coordinators[f"end{number}"] = coordinator = self._new_coordinator(f"end{number}")
+            self._steps_until(lambda: coordinator.over, "a checkpoint over all ranges does not come to its end")  # noqa: B023
+            if self.truth.manifests > before:
+                self._coordinators.clear()
+                return coordinator.entries
+        raise AssertionError("no checkpoint over all ranges succeeds, though all is calm")
+
+    def _steps_until(self, done: Callable[[], bool], promise: str) -> None:
+        chores = {"checkpoint": 0.3, "save": 1.2, "expire": 0.1}
+        often = [choice for name, weight in chores.items() for choice in self._for_each(name, weight)]
+        quiet = [*self.peace(), (self.time_passes, 2), *often]
+        for _ in range(MAX_CALM_STEPS // 100):
+            if done():
+                return
+            self.steps(100, quiet)
+        require(done(), promise)
+
+    def peace(self) -> Choices:
+        """The events that always happen, with their weights."""
+        often = [choice for name in ("begin", "finish") for choice in self._for_each(name, 6)]
+        less = [choice for name in ("take", "write", "sync", "work") for choice in self._for_each(name, 3)]
+        return [(self.client_acts, 12), (self.coordinator_acts, 2), (self.deliver, 12 * self.count), *often, *less]
+
+    def trouble(self) -> Choices:
+        """The events that may happen, with their weights."""
+        alone = self.count == 1
+        return [
+            *self.peace(), (self.drop, 0.5 if alone else 0.2), (self.repeat, 1), (self.client_dies, 0.1),
+            (self.coordinator_begins, 0.0 if alone else 0.1), (self.coordinator_dies, 0.02), (self.check, 0.5),
+            *(choice for name, weights in RARE.items() for choice in self._for_each(name, weights[not alone])),
+        ]  # fmt: skip
+
+    def _for_each(self, name: str, weight: float) -> Choices:
+        return [(partial(self._at, machine, name), weight) for machine in self.machines]
+
+    def _at(self, machine: Machine, name: str, *what: Request) -> None:
+        """Makes one server do something. Its power may fail meanwhile."""
+        crashes, logged = machine.crashes, machine.server.logged
+        try:
+            getattr(machine, name)(*what)
+        except PowerFailure:
+            machine.crash()
+        if machine.crashes > crashes and not logged:
+            self.network.clear()  # without a log, what was said on a connection ends with it
+            for client in self.clients.values():
+                client.done = False  # what is lost has to be done again
+
+    def steps(self, steps: int, choices: Choices) -> None:
+        """Makes a number of steps."""
+        actions, weights = [action for action, _ in choices], [weight for _, weight in choices]
+        for action in self.random.choices(actions, weights, k=steps):
+            action()
+            for machine in self.machines:
+                machine.answer_what_is_durable()
+
+    def time_passes(self) -> None:
+        """Everywhere, if nothing happens meanwhile."""
+        if not self.network:
+            for machine in self.machines:
+                machine.expire(2)
+
+    def check(self) -> None:
+        """Compares the ranges."""
+        under_way = {known for client in self.clients.values() if (known := client.under_way) is not None}
+        self.truth.differences_are_explained(under_way)
+
+    # -- the network
+
+    def deliver(self) -> None:
+        if self.network:
+            self.receive(self.network.pop(self.random.randrange(len(self.network))))
+
+    def drop(self) -> None:
+        if self.network:
+            self.network.pop(self.random.randrange(len(self.network)))
+
+    def repeat(self) -> None:
+        if self.network:
+            self.network.append(self.random.choice(self.network))
+
+    def receive(self, message: Request | Response) -> None:
+        """Hands a message to whom it is for."""
+        if isinstance(message, Request):
+            self._at(self.machines[message.index], "serve", message)
+        elif client := self.clients.get(message.request.worker) or self._coordinators.get(message.request.worker):
+            client.answered(message)
+
+    # -- workers and coordinators
+
+    def client_acts(self) -> None:
+        client = self.random.choice(list(self.clients.values()))
+        for request in client.requests():
+            if self.random.random() < (self._again if self._is_in_progress(request) else 0.7):
+                self.network.append(request)
+        if client.lead is not None and self.random.random() < 0.2:
+            lease = {"lease": client.lead.lease_id}
+            self.network.append(Request(client.name, 0, "renew", lease, self.random.randrange(client.registered or 1)))
+
+    def _is_in_progress(self, request: Request) -> bool:
+        """Whether a request or its response is under way, or a server works on it. If not, it is lost."""
+        server = self.machines[request.index].server
+        messages = [message if isinstance(message, Request) else message.request for message in self.network]
+        answers = [response.request for _, response, _ in server.answers]
+        return any(known is request for known in [*messages, *answers, *chain(*server.asked.values())])
+
+    def client_dies(self) -> None:
+        """Kills a worker, perhaps between two ranges. Another takes its place, sometimes under the same name."""
+        name = self.random.choice(list(self.clients))
+        client = self.clients[name]
+        if client.over:
+            return
+        if client.under_way is not None:
+            client.tear()
+        del self.clients[name]
+        if self.random.random() < 0.5:
+            name, self._names = f"w{self._names}", self._names + 1
+        self.clients[name] = self._new_client(name)
+
+    def coordinator_begins(self) -> None:
+        if len(self._coordinators) < 2:
+            self._names += 1
+            name = f"c{self._names}"
+            self._coordinators[name] = self._new_coordinator(name)
+
+    def _new_coordinator(self, name: str) -> Coordinator:
+        return Coordinator(name, self.count, self.random, self.truth)
+
+    def coordinator_acts(self) -> None:
+        for name, coordinator in list(self._coordinators.items()):
+            self.network += coordinator.requests()
+            if coordinator.over:
+                del self._coordinators[name]
+
+    def coordinator_dies(self) -> None:
+        if self._coordinators:
+            del self._coordinators[self.random.choice(list(self._coordinators))]
+
+    # -- disasters
+
+    def lose_disk(self) -> bool:
+        """An operator starts a server with an empty folder. Only then may a worker give up. Returns whether one was lost."""
+        machine = self.random.choice(self.machines)
+        if machine.server.core.central.initialized:
+            machine.lose_disk()
+        return bool(self.truth.forgetful)

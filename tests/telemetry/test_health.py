@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gem_api.process.exposition import serve_metrics
+from gem_api.process.http_port import serve_metrics
 from gem_client import Admin, connect
 from gem_server import server
 from gem_server.durability import storage
@@ -78,7 +78,7 @@ def test_while_the_run_is_restored_the_server_is_alive_but_not_ready(monkeypatch
         return make_core(*args)
 
     monkeypatch.setattr("gem_server.endpoint.serve_metrics", noting)
-    monkeypatch.setattr("gem_server.parts.make_core", restoring)
+    monkeypatch.setattr("gem_server.wiring.make_core", restoring)
     with serving(config(metrics_listen="127.0.0.1:0")) as live:
         assert probe(live, "/readyz")[0] == 200
     assert seen == [(200, "alive\n"), (503, "starting: the run is being restored from its checkpoint and its log\n")]

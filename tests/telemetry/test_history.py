@@ -288,7 +288,7 @@ def test_a_damaged_line_costs_that_line_alone_and_the_file_is_kept_as_it_was(tmp
     assert path.read_bytes() == b"".join(lines)
     assert (tmp_path / "history.csv.old").read_bytes() == content
     assert log.warnings == ["2 of its lines can't be read"]
-    assert history.earlier[-1].version == 3
+    assert history.earlier.message().version[-1] == 3
 
 
 def test_a_history_with_other_columns_is_set_aside(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_long_history_is_taken_over_in_little_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     history.close()
-    assert (path.stat().st_size, history.earlier[-1].version) == (size, count)
+    assert (path.stat().st_size, history.earlier.message().version[-1]) == (size, count)
     assert peak < 20e6, f"{peak / 1e6:.1f} MB for a file of {size / 1e6:.1f} MB"
 
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from gem_api.process.exposition import serve_metrics
-from gem_api.process.http_port import MAX_CONNECTIONS, MAX_SECONDS, HttpPort
+from gem_api.process.http_port import MAX_CONNECTIONS, MAX_SECONDS, HttpPort, serve_metrics
 from kit.server import DEADLINE, wait_until
 from prometheus_client import CollectorRegistry
 

@@ -19,6 +19,7 @@ from gem_server.telemetry.live_page import MAX_WORKERS
 from kit.ports import free_address
 from kit.raw_client import SMALL, Wire, wired
 from kit.server import Live, config, serving, wait_until
+from kit.settings import configured
 from telemetry.browser import BROWSER, NAMES, Browser
 
 pytestmark = [
@@ -172,7 +173,7 @@ class ServerProcess:
         self.address, self.http = free_address(), free_address()
         self._log, self.history = folder / "server.log", folder / "history.csv"
         self._command = [
-            sys.executable, "-m", "gem_server", "--listen", self.address, "--lane-listen", "127.0.0.1:0",
+            sys.executable, "-m", "gem_server", "--listen", self.address, configured(lane_listen="127.0.0.1:0"),
             "--metrics-listen", self.http, "--durability", "log", "--checkpoint-dir",
             str(folder / "checkpoints"), "--history", str(self.history), "--resume",
         ]  # fmt: skip

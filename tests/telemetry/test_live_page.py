@@ -17,7 +17,6 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_server.config import StartError
 from gem_server.security.exposure import what_is_open
-from gem_server.telemetry.curves import Point
 from gem_server.telemetry.health import Health
 from gem_server.telemetry.live_page import MAX_WORKERS, LivePage
 from kit.raw_client import SMALL, Wire, wired
@@ -118,7 +117,7 @@ def test_a_malformed_accept_header_is_refused_and_fills_no_log(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_the_status_is_that_of_gem_ctl_with_the_curves_beside_it(paged: Live) -> None:
+def test_the_status_is_that_of_gem_ctl_with_the_curves(paged: Live) -> None:
     with wired(paged) as wire:
         worker, other = wire.started("worker"), wire.join("other")
         other.pull()
@@ -126,13 +125,13 @@ def test_the_status_is_that_of_gem_ctl_with_the_curves_beside_it(paged: Live) ->
             worker.took(wire.whole("Commit", worker.header(loss=0.5), *worker.body()).answer(SMALL.size))
         wire.call("ReportEvaluation", pb.ReportEvaluationRequest(version=3, loss=0.25, accuracy=0.75))
         seen = status(paged, lambda seen: 0.75 in seen["curves"]["accuracy"])
-    assert seen["status"]["version"] == 3
-    assert seen["status"]["training_loss"] == 0.5
-    assert [worker["name"] for worker in seen["status"]["workers"]] == ["worker", "other"]
-    assert (seen["workers"], seen["lease_seconds"], seen["learning_rate"]) == (2, 60.0, 0.05)
+    assert seen["version"] == 3
+    assert seen["training_loss"] == 0.5
+    assert [worker["name"] for worker in seen["workers"]] == ["worker", "other"]
+    assert (seen["worker_count"], seen["lease_seconds"], seen["learning_rate"]) == (2, 60.0, 0.05)
     assert (seen["begin_version"], seen["start_version"], seen["nonfinite_losses"]) == (0, 0, 0)
     curves = seen["curves"]
-    assert set(curves) == set(Point.__dataclass_fields__)
+    assert set(curves) == {field.name for field in pb.RunCurves.DESCRIPTOR.fields}
     assert len({len(column) for column in curves.values()}) == 1
     assert (curves["version"][-1], curves["loss"][-1], curves["workers"][-1]) == (3, 0.5, 2)
     assert 0.25 in curves["evaluation_loss"]
@@ -145,16 +144,16 @@ def test_nan_and_infinity_become_null(paged: Live) -> None:
             worker.took(wire.whole("Commit", worker.header(loss=loss), *worker.body()).answer(SMALL.size))
         wire.call("ReportEvaluation", pb.ReportEvaluationRequest(version=2, loss=math.nan, accuracy=0.5))
         seen = status(paged, lambda seen: seen["nonfinite_losses"] == 2)
-    assert seen["status"]["training_loss"] is None
-    assert seen["status"]["workers"][0]["loss"] is None
-    assert seen["status"]["evaluation"]["loss"] is None
+    assert seen["training_loss"] is None
+    assert seen["workers"][0]["loss"] is None
+    assert seen["evaluation"]["loss"] is None
 
 
 def test_the_learning_rate_follows_its_schedule_and_is_unknown_for_workers_own_optimizers() -> None:
     settings = Hyperparameters(learning_rate=0.4, warmup_versions=4)
     with serving(config(settings, metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
         wire.started("worker").commit()
-        assert status(live, lambda seen: seen["status"]["version"] == 1)["learning_rate"] == pytest.approx(0.2)
+        assert status(live, lambda seen: seen["version"] == 1)["learning_rate"] == pytest.approx(0.2)
     with serving(config(Hyperparameters(optimizer="worker"), metrics_listen="127.0.0.1:0")) as live:
         assert status(live)["learning_rate"] is None
 
@@ -162,8 +161,8 @@ def test_the_learning_rate_follows_its_schedule_and_is_unknown_for_workers_own_o
 def test_a_thousand_workers_do_not_make_a_thousand_rows(paged: Live) -> None:
     with wired(paged) as wire:
         _join_many(wire, MAX_WORKERS + 20)
-        seen = status(paged, lambda seen: seen["workers"] == MAX_WORKERS + 20)
-    assert len(seen["status"]["workers"]) == MAX_WORKERS
+        seen = status(paged, lambda seen: seen["worker_count"] == MAX_WORKERS + 20)
+    assert len(seen["workers"]) == MAX_WORKERS
 
 
 def _join_many(wire: Wire, count: int) -> None:
@@ -223,7 +222,7 @@ def test_slow_clients_do_not_slow_down_training(paged: Live) -> None:
             worker = wire.started("worker")
             for _ in range(20):
                 worker.commit()
-        assert status(paged, lambda seen: seen["status"]["version"] == 20)
+        assert status(paged, lambda seen: seen["version"] == 20)
     finally:
         for client in clients:
             client.close()
@@ -242,13 +241,6 @@ def test_a_resumed_server_shows_the_earlier_curve_from_its_history(tmp_path: Pat
     del settings["history"]
     with serving(config(resume=True, **settings)) as live:  # type: ignore[arg-type]
         assert (status(live)["begin_version"], status(live)["start_version"]) == (5, 5)
-
-
-def test_a_server_without_an_http_port_collects_no_curves() -> None:
-    with serving(config()) as live, wired(live) as wire:
-        wire.started("worker").commit()
-        assert live.server.parts.endpoint.http_address == ""
-        assert live.server.parts.curves.points == []
 
 
 def test_an_address_beyond_this_machine_is_warned_of() -> None:

@@ -134,7 +134,7 @@ def test_commits_are_counted_by_how_they_came_and_all_ways_are_there_from_the_st
     watch = watched()
     assert watch.values("gem_commits_received_total", "transport") == {"memory": 0, "tcp": 0, "tls": 0, "grpc": 0}
     for transport in ("memory", "grpc", "grpc"):
-        watch.progress.came_by("ann", transport)
+        watch.progress.record_transport("ann", transport)
     assert watch.values("gem_commits_received_total", "transport") == {"memory": 1, "tcp": 0, "tls": 0, "grpc": 2}
 
 

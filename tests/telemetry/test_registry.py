@@ -11,9 +11,8 @@ from gem_api.ranges import WHOLE, Range
 from gem_server.durability.journal import Journal
 from gem_server.durability.metrics import LogMetrics
 from gem_server.durability.storage import Storage
-from gem_server.telemetry.metrics import Metrics
+from gem_server.telemetry.metrics import Metrics, ServerRegistry
 from gem_server.telemetry.progress import Progress, Traffic
-from gem_server.telemetry.registry import ServerRegistry
 from kit.core import make_core
 from prometheus_client import Metric, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily

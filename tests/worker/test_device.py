@@ -27,6 +27,7 @@ from gem_worker.process.stopping import Stopping
 from gem_worker.process.trainer import run_hyperparameters, train
 from gem_worker.tasks.digits import Digits
 from kit.server import config, serving
+from kit.settings import configured
 from prometheus_client.registry import CollectorRegistry
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -100,7 +101,7 @@ def test_a_wrong_device_is_told_which_ones_there_are(gpus: Any, choice: str, cou
 @pytest.mark.parametrize("command", [worker.main, evaluator.main])
 def test_a_wrong_device_ends_a_process_before_it_asks_the_server(command: Any) -> None:
     """Nobody listens at that address: a worker that asked first would wait for it, and end with status 1."""
-    result = CliRunner().invoke(command, ["--server", NOBODY, "--give-up-after", "600", "--device", "cuda:99"])
+    result = CliRunner().invoke(command, ["--server", NOBODY, "--device", "cuda:99", configured(give_up_after=600)])
     assert result.exit_code == 2
     assert "--device cuda:99: this machine has cpu" in result.output
 
@@ -153,7 +154,7 @@ def test_a_worker_alone_in_its_process_takes_its_gpu_by_its_number(gpus: Any) ->
 def test_gem_train_gives_each_process_the_number_of_its_first_worker(gpus: Any, tmp_path: Any, processes: int) -> None:
     gpus(2)
     arguments = ["--workers", "3", "--processes", str(processes), "--device", "auto"]
-    options = launcher.main.make_context("gem-train", arguments).params
+    options, _ = launcher.run_options(launcher.main.make_context("gem-train", arguments))
     options = launcher._completed(options)
     folder = RunFolder(tmp_path)
     cluster = make_cluster(folder, options, launcher._hyperparameters(options), [Place(NOBODY, NOBODY)], resume=False)

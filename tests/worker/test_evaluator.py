@@ -26,6 +26,7 @@ from gem_worker.tasks import Task, load_task
 from gem_worker.tasks.digits import Digits
 from kit.model import GRADIENT, model
 from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.settings import configured
 from torch import nn
 
 NOBODY = "127.0.0.1:1"
@@ -100,8 +101,10 @@ class Process:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._log = folder / "evaluator.log"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-        command = [sys.executable, "-m", "gem_worker.evaluation.evaluator", "--log-format=json", *arguments]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")} | {
+            "GEM_LOG_FORMAT": "json"
+        }
+        command = [sys.executable, "-m", "gem_worker.evaluation.evaluator", *arguments]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log, cwd=folder, env=environment)
 
@@ -142,7 +145,7 @@ def evaluating(folder: Path, *arguments: str) -> Iterator[Process]:
 @pytest.mark.long
 def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp_path: Path, live: Live, line: Task) -> None:
     """Also again after the server has forgotten, as it does when it comes back from a checkpoint."""
-    with evaluating(tmp_path, f"--server={live.address}", "--task=line_task:Line", "--evaluate-every=0.1") as running:
+    with evaluating(tmp_path, f"--server={live.address}", "--task=line_task:Line", configured(evaluate_every=0.1)) as running:
         running.until_it_says("waiting: the server has no model yet; the first worker provides it")
         with connect(live.address, name="worker") as session:
             session.join(parameters(line.model()))
@@ -266,9 +269,12 @@ def test_a_task_that_is_none_is_wrong_use(line: Task, log: Log, name: str) -> No
     assert name.partition(":")[0] in more["why"]
 
 
-@pytest.mark.parametrize("arguments", [["--evaluate-every", "0"], ["--give-up-after", "nan"], ["--threads", "0"], ["extra"]])
-def test_a_wrong_command_line_is_wrong_use(log: Log, arguments: Sequence[str]) -> None:
-    assert run(*arguments) == 2
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [({"evaluate_every": 0}, []), ({"give_up_after": "nan"}, []), ({}, ["--threads", "0"]), ({}, ["extra"])],
+)
+def test_a_wrong_command_line_or_setting_is_wrong_use(log: Log, settings: dict[str, Any], arguments: Sequence[str]) -> None:
+    assert run(configured(**settings), *arguments) == 2
 
 
 def test_a_run_that_trains_another_model_is_a_failure_that_says_so(live: Live, line: Task, log: Log) -> None:
@@ -297,14 +303,14 @@ def test_a_run_whose_workers_gave_no_names_is_told_how_to_give_them(live: Live, 
 
 
 def test_a_server_out_of_reach_for_too_long_is_a_failure(line: Task, log: Log) -> None:
-    assert run("--server", NOBODY, "--task", "line_task:Line", "--give-up-after", "1") == 1
+    assert run("--server", NOBODY, "--task", "line_task:Line", configured(give_up_after=1)) == 1
     ((event, more),) = log.entries
     assert (event, more["error"]) == ("the evaluation failed", "ServerUnavailable")
 
 
 def test_not_to_wait_for_a_server_is_no_reason_not_to_wait_for_its_answers(live: Live, worker: Session, log: Log) -> None:
     for _ in range(10):  # an answer may come in no time by chance
-        assert run("--server", live.address, "--task", "line_task:Line", "--give-up-after", "0") == 0
+        assert run("--server", live.address, "--task", "line_task:Line", configured(give_up_after=0)) == 0
     assert evaluation(live) is not None
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from gem_worker.tasks import TaskError
-from gem_worker.tasks.idx import read_idx
-from gem_worker.tasks.mnist import Mnist
+from gem_worker.tasks.mnist import Mnist, read_idx
 
 LABELS = np.array([7, 2, 1], np.uint8)
 IMAGES = np.arange(3 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(3, 28, 28)

@@ -16,6 +16,9 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from kit.model import ended, version, workers
 from kit.server import Live, config, serving, wait_until
+from kit.settings import configured
+
+pytestmark = pytest.mark.long
 
 PATIENCE = 120.0
 TASK = '''
@@ -76,8 +79,8 @@ class Process:
         (folder / "lines.py").write_text(TASK)
         self._log, self._output = folder / "worker.log", folder / "output"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-        environment["OMP_NUM_THREADS"] = "1"
-        command = [sys.executable, "-m", "gem_worker", f"--server={live.address}", "--name=ann", "--log-format=json"]
+        environment |= {"OMP_NUM_THREADS": "1", "GEM_LOG_FORMAT": "json"}
+        command = [sys.executable, "-m", "gem_worker", f"--server={live.address}", "--name=ann"]
         with self._log.open("wb") as log, self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, f"--task=lines:{task}", *arguments], stderr=log, stdout=output, cwd=folder, env=environment
@@ -122,7 +125,7 @@ def test_three_workers_of_a_process_train_to_the_end_under_names_of_their_own(tm
     settings = Hyperparameters(rule="downpour", epochs=0, steps=7, shards="replicate", batch_size=16)
     with (
         serving(config(settings)) as live,
-        process(tmp_path, live, "--workers=3", "--first-worker=4", "--stopped-status=143") as running,
+        process(tmp_path, live, "--workers=3", "--first-worker=4", configured(stopped_status=143)) as running,
     ):
         assert running.wait() == 0, running.log
         assert version(live) == 21
@@ -148,7 +151,7 @@ def test_sigterm_has_every_worker_leave_and_hand_back_its_shard(tmp_path: Path, 
 
 
 def test_ctrl_c_ends_workers_that_sleep_through_a_simulated_step(tmp_path: Path, endless: Live) -> None:
-    with process(tmp_path, endless, "--workers=2", "--step-seconds=3600") as running:
+    with process(tmp_path, endless, "--workers=2", configured(step_seconds=3600)) as running:
         wait_until(lambda: len(workers(endless)) == 2, "two workers to join", PATIENCE)
         running.process.send_signal(signal.SIGINT)
         assert running.wait() == 0, running.log
@@ -159,7 +162,7 @@ def test_ctrl_c_ends_workers_that_sleep_through_a_simulated_step(tmp_path: Path,
 def test_a_worker_that_is_stopped_before_it_joins_ends_with_the_stopped_status(tmp_path: Path) -> None:
     with serving(config(Hyperparameters())) as gone:
         pass
-    with process(tmp_path, gone, "--stopped-status=143") as running:
+    with process(tmp_path, gone, configured(stopped_status=143)) as running:
         wait_until(lambda: "no server at" in running.log, "a try to reach the server", PATIENCE)
         running.process.send_signal(signal.SIGTERM)
         assert running.wait() == 143, running.log
@@ -175,8 +178,6 @@ from gem_worker.command import stop_on_signals
 from gem_worker.process.pool import WorkerPool
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.worker_thread import WorkerThread
-
-pytestmark = pytest.mark.long
 
 threading.Thread(target=threading.Event().wait, daemon=True, name="other").start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -205,7 +206,7 @@ def test_a_signal_that_another_thread_receives_stops_the_workers() -> None:
 
 
 def test_the_one_worker_of_a_process_keeps_its_name_and_ends_with_the_stopped_status(tmp_path: Path, endless: Live) -> None:
-    with process(tmp_path, endless, "--stopped-status=143") as running:
+    with process(tmp_path, endless, configured(stopped_status=143)) as running:
         wait_until(lambda: version(endless) > 3, "a worker to train", PATIENCE)
         assert workers(endless) == ["ann"]
         running.process.send_signal(signal.SIGTERM)

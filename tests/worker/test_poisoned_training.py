@@ -24,6 +24,7 @@ from gem_worker.tasks.digits import Digits
 from kit.model import GRADIENT, SIZE, in_background, model, theta, workers
 from kit.regions import abstract
 from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.settings import configured
 from prometheus_client.registry import CollectorRegistry
 from torch import Tensor, nn
 
@@ -110,7 +111,7 @@ def test_a_session_is_told_and_not_resent_and_goes_on(shares: bool) -> None:
         with connect(live.address, name="bob") as session:
             session.join(model())
             before = theta(live)
-            with pytest.raises(NormOutOfBounds, match="--max-norm-ratio"):
+            with pytest.raises(NormOutOfBounds, match="max_norm_ratio"):
                 session.commit(HUGE)
             np.testing.assert_array_equal(theta(live), before)
             assert live.on_loop(lambda: live.core.outcomes["rejected"]) == 1
@@ -198,7 +199,7 @@ def test_gem_worker_ends_with_status_4_and_says_why(tmp_path: Path) -> None:
     settings = Hyperparameters(steps=MIN_NORMS + 1, epochs=0, shards="replicate", batch_size=8)
     with serving(config(settings, max_norm_ratio=100.0)) as live:
         run(live, Digits(None), "ann")
-        command = [sys.executable, "-m", "gem_worker", "--task=poison:Task", "--name=eve", "--log-format=json"]
+        command = [sys.executable, "-m", "gem_worker", "--task=poison:Task", "--name=eve", configured(log_format="json")]
         for refusals in (2, 0):  # the second time it is not let in at all
             done = subprocess.run(
                 [*command, f"--server={live.address}"], cwd=tmp_path, capture_output=True, text=True, timeout=4 * DEADLINE
@@ -206,7 +207,7 @@ def test_gem_worker_ends_with_status_4_and_says_why(tmp_path: Path) -> None:
             assert done.returncode == 4, done.stderr
             lines = [json.loads(line) for line in done.stderr.splitlines()]
             assert [line["event"] for line in lines if line["event"].startswith("batch skipped")] == [
-                line["event"] for line in lines if "--max-norm-ratio" in line["event"]
+                line["event"] for line in lines if "max_norm_ratio" in line["event"]
             ]
             assert sum(line["event"].startswith("batch skipped") for line in lines) == refusals
             assert lines[-1]["event"].startswith("quarantined")

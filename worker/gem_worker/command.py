@@ -6,19 +6,21 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import structlog
 from gem_api.process.options import Number, ServerAddress, Whole, credential_options, option, together
+from gem_api.process.settings_file import config_option, setting
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
 from gem_worker.process.compute_gate import TURNS
 from gem_worker.tasks import BUILT_IN
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_DIVERGED, EXIT_QUARANTINED = 1, 2, 3, 4
-STOPPED = -1  # stands for --stopped-status until the process exits
+STOPPED = -1  # stands for `stopped_status` until the process exits
 
 task_option = option("--task", default="digits", help=f"Task to train: {', '.join(BUILT_IN)}, or your own as module:Class.")
 data_option = option("--data", type=click.Path(path_type=Path), help="Folder with the task's data, if the task needs one.")
@@ -31,33 +33,39 @@ device_option = option(
 
 # When workers of one machine compute their gradients.
 pace_options = together(
-    option(
-        "--step-seconds",
+    setting(
+        "step_seconds",
         type=Number(0),
         default=0.0,
         help="Simulated compute time: the minimum time for one gradient; the worker sleeps for the rest. With "
-        "--batch-variation it is in proportion to the batch. For experiments on machines with few cores.",
+        "batch_variation it is in proportion to the batch. For experiments on machines with few cores.",
     ),
-    option(
-        "--turns",
+    setting(
+        "turns",
         type=click.Choice(list(TURNS)),
         default="random",
         help="Which worker computes next if a process has more workers than cores. random: any that waits. fixed: first come, "
         "first served, so that they commit in lockstep, as workers on equal machines do, even with "
-        "--batch-variation; for experiments.",
+        "batch_variation; for experiments.",
     ),
 )
 
 
+def evaluate_every_setting(seconds: float) -> Callable[[Any], Any]:
+    """How often a command evaluates the model, by default."""
+    return setting("evaluate_every", type=Number(0.1), default=seconds, help="Minimum seconds between two evaluations.")
+
+
 # Every process that connects to a run has these: gem-worker and gem-evaluator.
 member_options = together(
+    config_option,
     option("--server", type=ServerAddress(), default="127.0.0.1:50051", help="Address of the server."),
     credential_options,
     task_option,
     data_option,
     device_option,
     option("--threads", type=Whole(1), default=1, help="Number of threads that PyTorch uses."),
-    option("--give-up-after", type=Number(0), default=300.0, help="Seconds to keep retrying an unreachable server."),
+    setting("give_up_after", type=Number(0), default=300.0, help="Seconds to keep retrying an unreachable server."),
 )
 
 # How a worker sends gradients to the server and receives parameters; see `exchange_flags`.
@@ -79,8 +87,8 @@ exchange_options = together(
         default="float32",
         help="Format of parameters sent over the network; not used with shared memory.",
     ),
-    option(
-        "--shared-memory/--no-shared-memory",
+    setting(
+        "shared_memory",
         default=True,
         help="Exchange tensors through shared memory if the server runs on this machine and offers it.",
     ),
@@ -88,9 +96,9 @@ exchange_options = together(
 
 
 def exchange_flags(options: dict[str, Any]) -> list[str]:
-    """The values of `exchange_options` as command-line flags, for a process to be started."""
-    switches = [f"--{'' if options[name] else 'no-'}{name.replace('_', '-')}" for name in ("shared_memory", "overlap")]
-    return [*switches, f"--gradient-dtype={options['gradient_dtype']}", f"--theta-dtype={options['theta_dtype']}"]
+    """The values of `exchange_options` as command-line flags, for a process to be started, but for `shared_memory`."""
+    overlap = "--overlap" if options["overlap"] else "--no-overlap"
+    return [overlap, f"--gradient-dtype={options['gradient_dtype']}", f"--theta-dtype={options['theta_dtype']}"]
 
 
 def cores() -> int:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from gem_api.process.extras import install
 from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
-from gem_api.process.options import given
+from gem_api.process.settings_file import Setting, as_text
 from gem_client import Admin, GemError, Hyperparameters
 
 from gem_worker.command import ignore_signals
@@ -84,7 +85,7 @@ def train(
         resources_per_worker: Ray's resources for each actor, by name; {"CPU": 1} if None.
         address: Of the Ray cluster: "auto" (if None), "local" or "host:port". Not used if `ray.init` was called before.
         runtime_env: Ray's environment for the workers, such as {"working_dir": "."} with the task's module.
-        options: gem-train's other options, such as epochs=400, rule="gem", data="/data", overlap=True.
+        options: gem-train's other options and settings, such as epochs=400, rule="gem", data="/data", overlap=True.
 
     Raises:
         RunError: The run could not start, could not continue, or diverged.
@@ -93,10 +94,10 @@ def train(
     """
     resources = ",".join(f"{name}={amount!r}" for name, amount in (resources_per_worker or {}).items()) or None
     named = {"on": "ray", "task": task, "workers": workers, "ray_address": address, "resources": resources}
-    context, _ = _context("gem-train", cli.main, named | options)
+    context, _, _ = _context("gem-train", cli.main, named | options)
     errors: list[str] = []
     with _raising_keyboard_interrupt(), on_ray.connection(), interruptible():
-        status, folder = cli.launch(context.params, given(context), errors.append, runtime_env)
+        status, folder = cli.launch(*cli.run_options(context), errors.append, runtime_env)
     if status == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if status or folder is None:
@@ -132,7 +133,8 @@ def join(
         ray_address: Of the Ray cluster, as `address` for `train`.
         runtime_env: As for `train`.
         logs: Folder for the workers' logs; a new temporary folder if None.
-        options: gem-worker's other options, such as data="/data", tls_ca="ca.pem", overlap=True. Each node needs the files.
+        options: gem-worker's other options and settings, such as data="/data", tls_ca="ca.pem", overlap=True. Each node needs
+            the files.
 
     Raises:
         RunError: The run can't be reached, the workers could not start or continue, or training diverged.
@@ -140,14 +142,16 @@ def join(
     """
     if "token_file" in options:
         raise TypeError("join takes the token itself: token=Path(...).read_text().strip()")
-    _, flags = _context("gem-worker", gem_worker, {"server": address, "task": task, **options})
+    _, flags, settings = _context("gem-worker", gem_worker, {"server": address, "task": task, **options})
     tls = {name: options.get(name) for name in ("tls_ca", "tls_cert", "tls_key")}
     resources = dict(resources_per_worker or {"CPU": 1.0})
     folder = logs or Path(tempfile.mkdtemp(prefix="gem-join-"))
     folder.mkdir(parents=True, exist_ok=True)
     group = f"joined-{secrets.token_hex(3)}"  # several joins to a run need different names
     names = [f"{group}-{number}" for number in range(workers)]
-    members = [on_ray.Actor(name, folder / f"{name}.log", [*flags, f"--name={name}"], token, resources) for name in names]
+    members = [
+        on_ray.Actor(name, folder / f"{name}.log", [*flags, f"--name={name}"], settings, token, resources) for name in names
+    ]
     cluster = Cluster([], [*members], click.echo)
     interrupted = False
     try:
@@ -197,19 +201,26 @@ def _tend(cluster: Cluster, admin: Admin) -> None:
         seen = version
 
 
-def _context(program: str, command: click.Command, options: dict[str, Any]) -> tuple[click.Context, list[str]]:
-    """The command's context with these options, and its flags. Raises TypeError for an unknown option, RunError for a wrong
-    value."""
+def _context(program: str, command: click.Command, options: dict[str, Any]) -> tuple[click.Context, list[str], dict[str, Any]]:
+    """The command's context with these options, its flags, and its settings without an option. Raises TypeError for an unknown
+    option, RunError for a wrong value."""
     parameters = {str(parameter.name): parameter for parameter in command.params}
-    flags = []
+    flags: list[str] = []
+    settings: dict[str, Any] = {}
     for name, value in options.items():
         if name not in parameters:
             raise TypeError(f"{program} has no option {name!r}")
-        if isinstance(value, bool):
+        if isinstance(parameters[name], Setting):
+            settings |= {} if value is None else {name: value}
+        elif isinstance(value, bool):
             flags += (parameters[name].opts if value else parameters[name].secondary_opts)[:1]
         elif value is not None:
             flags.append(f"{parameters[name].opts[0]}={value}")
     try:
-        return command.make_context(program, list(flags)), flags
+        context = command.make_context(program, list(flags))
+        for name, value in settings.items():
+            context.params[name] = parameters[name].process_value(context, as_text(value))
+            context.set_parameter_source(name, ParameterSource.COMMANDLINE)  # an argument wins over the environment
+        return context, flags, settings
     except click.ClickException as error:
         raise RunError(error.format_message()) from None

@@ -65,18 +65,18 @@ class ShardLeases:
         batch_size = batch_size or settings.batch_size
         if batch_size > settings.shard_size:
             log.warning(
-                "batches hold at most %d samples instead of %d, the run's shard size: start the run with a larger --shard-size",
+                "batches hold at most %d samples instead of %d, the run's shard size: start the run with a larger shard_size",
                 settings.shard_size, batch_size,
             )  # fmt: skip
         commit = batch_size * self.batches_per_commit
         if settings.batch_variation and smallest_batch(batch_size, settings.batch_variation) == batch_size:
             log.warning(
-                "batches of %d are too small for --batch-variation %g: start the run with a larger --batch-size",
+                "batches of %d are too small for batch_variation %g: start the run with a larger --batch-size",
                 batch_size, settings.batch_variation,
             )  # fmt: skip
         elif settings.batch_variation and settings.shard_size < 2 * commit:
             log.warning(
-                "batches do not vary: a commit takes a whole shard of %d samples; start the run with --shard-size %d or more",
+                "batches do not vary: a commit takes a whole shard of %d samples; start the run with shard_size %d or more",
                 settings.shard_size, 4 * commit,
             )  # fmt: skip
         self._shards = Shards(self, samples, batch_size)

@@ -37,7 +37,7 @@ class LeasedShard(NamedTuple):
 
 
 class Source(Protocol):
-    """What `Shards` needs of its session."""
+    """The part of a session that `Shards` needs."""
 
     @property
     def hyperparameters(self) -> Hyperparameters: ...

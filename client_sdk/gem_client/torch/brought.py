@@ -1,4 +1,4 @@
-"""What a loop gives to `Optimizer`: parameters alone, or an optimizer of PyTorch with its settings."""
+"""The arguments of `Optimizer`: parameters alone, or an optimizer of PyTorch with its settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class Brought:
 
     Attributes:
         trained: The parameters that are trained, by name.
-        tensors: All that were given.
         frozen: Those that are not trained, by name.
         inner: The optimizer of PyTorch that was given; None: parameters alone.
         choice: Its description for the server; None: parameters alone.
@@ -48,7 +47,6 @@ class Brought:
     """
 
     trained: dict[str, Tensor]
-    tensors: list[Tensor]
     frozen: dict[str, Tensor]
     inner: torch.optim.Optimizer | None = None
     choice: OptimizerChoice | None = None
@@ -76,16 +74,15 @@ def bring(
             "scheduler as in PyTorch, with scheduler.step() in the loop"
         )
     entries: list[Any] = _named(params) if isinstance(params, torch.optim.Optimizer) else list(params)
-    tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
     given = {id(parameter): name for name, parameter in names}
-    if given and not any(id(tensor) in given for tensor in tensors):
+    if given and not any(id(entry[1] if isinstance(entry, tuple) else entry) in given for entry in entries):
         raise InvalidRequest("names= has none of the parameters to train: give the named_parameters() of the same model")
     trained, frozen = trained_of(entries, given), frozen_of(entries, given)
     if not isinstance(params, torch.optim.Optimizer):
         require_apart(trained)
-        return Brought(trained, tensors, frozen)
+        return Brought(trained, frozen)
     if on == "worker":
-        return Brought(trained, tensors, frozen, params, OptimizerChoice("worker"), factors=())
+        return Brought(trained, frozen, params, OptimizerChoice("worker"), factors=())
     require_apart(trained)
     if schedule is None and any("initial_lr" in group for group in params.param_groups):
         raise InvalidRequest(
@@ -98,7 +95,7 @@ def bring(
         raise InvalidRequest("the learning rate of every parameter group is 0: nothing would be trained")
     factors = tuple(own / rate for own in rates)
     choice = replace(_choice(params, rate, decay), schedule=handed)
-    return Brought(trained, tensors, frozen, params, choice, _groups(params, trained, factors, decay), factors)
+    return Brought(trained, frozen, params, choice, _groups(params, trained, factors, decay), factors)
 
 
 def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
@@ -132,7 +129,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, float]:
         raise InvalidRequest(
             f"the server has no momentum={momentum} for all workers, because it adds up their stale steps, and training "
             "diverges: give the parameters alone, and the server's default rule (gem) keeps a momentum for each worker "
-            '(--momentum); or leave out on="server"'
+            '(--rule gem:momentum=…); or leave out on="server"'
         )
     for name, neutral in _WITHOUT_EQUIVALENT.items():
         if group.get(name, neutral) != neutral:
@@ -165,11 +162,8 @@ def _number(group: Mapping[str, Any], name: str) -> float:
     return float(group.get(name, 0.0))
 
 
-def require_taken(choice: OptimizerChoice, settings: Hyperparameters) -> None:
-    """Logs what the server has decided otherwise than the worker that brought the optimizer. Raises InvalidRequest if it has
-    ignored the optimizer, as servers of earlier versions do."""
-    if choice.optimizer != settings.optimizer:
-        raise InvalidRequest("this server is of an earlier version, which knows no optimizers but its own SGD: update it")
+def log_differences(choice: OptimizerChoice, settings: Hyperparameters) -> None:
+    """Logs the settings in which the server differs from the optimizer that the worker brought."""
     for name in ("learning_rate", "weight_decay"):
         brought, own = getattr(choice, name, None), getattr(settings, name)
         if brought is not None and brought != own:

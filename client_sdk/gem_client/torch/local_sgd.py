@@ -16,7 +16,7 @@ from gem_client.torch.staging import send
 
 
 class LocalSgd(LocalSteps):
-    """Windows of steps of PyTorch's SGD, with Nesterov momentum if the run has `--local-momentum` μ.
+    """Windows of steps of PyTorch's SGD, with Nesterov momentum if the run has `local_momentum` μ.
 
     One step, with the η_t of the θ that the window began on, for each parameter x:
 

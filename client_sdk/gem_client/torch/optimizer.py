@@ -18,17 +18,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from gem_client.answer import Answer
 from gem_client.session import Session
 from gem_client.torch.arguments import require_parameters, require_step
-from gem_client.torch.brought import On, bring, require_taken
+from gem_client.torch.brought import On, bring, log_differences
 from gem_client.torch.local_sgd import LocalSgd, bare
 from gem_client.torch.local_steps import LocalSteps
 from gem_client.torch.parameters import (
     Parameters,
-    alone_in_memory,
     copy_gradient,
     dense,
     evaluate,
     fingerprint,
-    lives_at,
     to_host,
 )
 from gem_client.torch.staging import Staging, on_cuda, receive
@@ -92,13 +90,6 @@ class Optimizer(torch.optim.Optimizer):
             is 2n − 1 on average instead of n − 1, and the server keeps one more snapshot of the worker. A step raises
             the errors of the commit before it; `finish` waits for the last commit. Not available in runs with local steps or
             deltas.
-        in_place: Whether the parameters may live in the memory that the server writes θ to, instead of being copied from it.
-            This applies to packed float32 parameters on the CPU, with shared memory, without `overlap` and without local
-            steps; others are copied all the same. It saves P·4 bytes and the time of a copy: 0.3 % of a step of ResNet-50 on
-            batches of 8, 2 to 8 % of a step of a perceptron on batches of 64 (docs/results/performance.md). Leave it off if the
-            model keeps views of its parameters (a weight tied by `.t()` or `.detach()`), because a view would keep an old θ.
-            Leave it off if the process forks, because the child would share the parameters' memory. It has no effect with
-            `project`.
         project: A function without arguments that changes the parameters in place to keep them in a set, for example a clamp.
             It is called, without recording gradients, after each local step and whenever θ was loaded. Gradients are thus
             computed on projected parameters, but the server's θ stays as it is (lazy projection, Zinkevich 2003): project what
@@ -125,7 +116,6 @@ class Optimizer(torch.optim.Optimizer):
         names: Iterable[tuple[str, Tensor]] = (),
         batches_per_step: int = 1,
         overlap: bool = False,
-        in_place: bool = False,
         project: Callable[[], Any] | None = None,
     ) -> None:
         require_parameters(params, session)
@@ -135,7 +125,6 @@ class Optimizer(torch.optim.Optimizer):
         self.inner, self._schedule = brought.inner, schedule
         self._trained = brought.trained
         trained = list(self._trained.values())
-        self._in_place = alone_in_memory(trained, brought.tensors) if in_place and not project else [False] * len(trained)
         self._session = session
         self._batches_per_step = batches_per_step
         self._overlap = overlap
@@ -324,7 +313,7 @@ class Optimizer(torch.optim.Optimizer):
         return returned
 
     def _known_theta(self) -> list[Tensor] | None:
-        """What the parameters should hold; None if that is not known any more."""
+        """The θ that the parameters should hold; None if that is not known any more."""
         if self._overlap or self._project or self._bound is not self._session.theta or self._base != self._session.base:
             return None
         return self._thetas
@@ -410,14 +399,11 @@ class Optimizer(torch.optim.Optimizer):
         self._bind()
         self._base = self._session.base
         self._follow_server()
-        # With overlap the next θ arrives while the parameters are in use, and local steps change them.
-        in_place = self._session.shares_memory and not self._overlap and self._local is None and self._staging is None
         if self._staging is not None:
             self._staging.put(self._session.theta)
         with torch.no_grad():
-            for parameter, theta, alone in zip(self._trained.values(), self._thetas, self._in_place, strict=True):
-                if not (in_place and alone and lives_at(parameter, theta)):
-                    receive(theta, parameter)
+            for parameter, theta in zip(self._trained.values(), self._thetas, strict=True):
+                receive(theta, parameter)
         if self._staging is not None:
             self._staging.loads_queued()
         self._keep_projected()
@@ -446,7 +432,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._base.generation != self._generation:
             self._settings, self._kind = self._session.hyperparameters, self._session.update_kind
             if self._brought.choice is not None:
-                require_taken(self._brought.choice, self._settings)
+                log_differences(self._brought.choice, self._settings)
             tensors = self._session.layout.tensors
             self._decays = [decay_of_workers(self._settings) * tensor.decays for tensor in tensors]
             self._local = self._local_steps()

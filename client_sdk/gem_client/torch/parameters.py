@@ -1,9 +1,8 @@
-"""The parameters of a PyTorch model: which are trained, under which names, and where they live in memory."""
+"""The parameters of a PyTorch model: which are trained, and under which names."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from gem_api.errors import InvalidRequest
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from gem_client.torch.staging import send
 
@@ -41,6 +41,10 @@ def trained_of(params: Parameters, names: Mapping[int, str] = MappingProxyType({
         if not parameter.is_floating_point():
             raise InvalidRequest(
                 f"parameter {name!r} has dtype {parameter.dtype}: only real floating-point parameters can be trained"
+            )
+        if is_lazy(parameter):
+            raise InvalidRequest(
+                f"parameter {name!r} has no shape yet: call the model with one batch before the Optimizer is made"
             )
         if parameter.is_meta:
             raise InvalidRequest(
@@ -100,30 +104,6 @@ def _span(parameter: Tensor) -> tuple[int, int]:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
     elements = extent if extent == parameter.numel() else 1
     return parameter.data_ptr(), parameter.data_ptr() + elements * parameter.element_size()
-
-
-def alone_in_memory(parameters: list[Tensor], given: list[Tensor]) -> list[bool]:
-    """Which parameters share their memory with no other of those `given`."""
-    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in {id(tensor): tensor for tensor in given}.values())
-    return [owners[parameter.untyped_storage().data_ptr()] == 1 for parameter in parameters]
-
-
-def lives_at(parameter: Tensor, theta: Tensor) -> bool:
-    """Whether a parameter lives in its part of the server's θ. Moves it there first if possible; a parameter that was shared or
-    converted stays where it is."""
-    if parameter.dtype == torch.float32 and parameter.data_ptr() == theta.data_ptr():
-        return True
-    if not (
-        parameter.device.type == "cpu"
-        and parameter.dtype == torch.float32
-        and parameter.is_contiguous()
-        and not parameter.is_shared()
-        and parameter.untyped_storage().nbytes() == 4 * parameter.numel()
-    ):
-        return False
-    # A storage of its own: if its owner moves that (`share_memory()`), `theta` stays in the server's memory.
-    parameter.data = torch.from_numpy(theta.numpy()).view_as(parameter)
-    return True
 
 
 def dense(gradient: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class ShardSampler(Sampler[list[int]]):
     Args:
         session: A session that has joined the run: make the optimizer first.
         dataset: The training set, which must be the same for all workers.
-        batch_size: Number of samples per batch, on average if the run has `--batch-variation`. The default is the run's batch
+        batch_size: Number of samples per batch, on average if the run has `batch_variation`. The default is the run's batch
             size.
 
     Raises:

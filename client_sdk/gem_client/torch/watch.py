@@ -14,7 +14,7 @@ CERTAIN_STEPS = 3  # at first all values are compared: a change through `.data` 
 
 
 class Watch:
-    """What a model was when θ was loaded into it.
+    """The state of a model when θ was loaded into it.
 
     Args:
         trained: The parameters in the run, by name.

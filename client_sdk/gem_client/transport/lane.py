@@ -269,7 +269,7 @@ def open_network_lane(offer: pb.OpenLaneResponse, address: str, security: Securi
         GemError: The server refuses the lane.
     """
     if not offer.port:
-        raise OSError("the server has no port for it (--lane-listen)")
+        raise OSError("the server has no port for it (lane_listen)")
     host = _host_of(address)
     sock = socket.create_connection((host, offer.port), CONNECT_SECONDS)
     try:

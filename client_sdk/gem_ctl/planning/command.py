@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import click
-from gem_api.hyperparameters import OPTIMIZERS, RULES
-from gem_api.process.options import Number, Whole, WithHeadings, option
+from gem_api.hyperparameters import RULES
+from gem_api.process.options import Named, Number, Whole, WithHeadings, option
 from gem_api.ranges import MAX_RANGES
 from gem_api.wire import GRADIENT_FORMATS, THETA_FORMATS
 
@@ -47,9 +47,8 @@ class _Slow(click.ParamType[Slow]):
 @option("--spread", type=Number(0, 1), default=0.1, help="Standard deviation of the time of a step, relative to its mean.")
 @option("--slow", type=_Slow(), multiple=True, help="Slower workers: 10%:5 are a tenth that compute 5 times as long.")
 @option("--local-steps", type=Whole(1, 10_000), default=1, help="Steps that a worker makes per commit.")
-@option("--rule", type=click.Choice(RULES), default="gem", help="The update rule.")
-@option("--proxy", type=click.Choice(list(PROXIES)), default="momentum", help="The proxy of the rule gem.")
-@option("--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", help="The optimizer that the workers share on the server.")
+@option("--rule", type=Named("rule"), default="gem", help="The update rule, as for gem-server, such as gem:proxy=adam.")
+@option("--optimizer", type=Named("optimizer"), default="sgd", help="The optimizer that the workers share on the server.")
 @option("--shared-memory", is_flag=True, help="The workers run on the server's machine and share memory with it.")
 @option("--overlap", is_flag=True, help="The workers compute while a commit is under way.")
 @option(
@@ -97,8 +96,11 @@ def plan_run(
         click.echo(show(scenario, outcomes))
 
 
-def _setup(**options: Any) -> Setup:
+def _setup(rule: dict[str, Any], optimizer: dict[str, Any], **others: Any) -> Setup:
     """The setup that the options describe, which are its fields. Raises click.UsageError if no server would accept it."""
+    options = {"rule": rule["rule"], "proxy": _proxy(rule), "optimizer": optimizer["optimizer"], **others}
+    if options["rule"] not in RULES:
+        raise click.UsageError(f"--rule {options['rule']} is your own: its costs are not known; choose from {', '.join(RULES)}")
     shared = options["optimizer"] not in ("sgd", "worker")
     if shared and options["rule"] not in SHARED_OPTIMIZER_RULES:
         raise click.UsageError(f"--optimizer {options['optimizer']} works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}")
@@ -108,3 +110,12 @@ def _setup(**options: Any) -> Setup:
     if described.servers > 1 and (why := one_server_only(described)):
         raise click.UsageError(why)
     return described
+
+
+def _proxy(rule: dict[str, Any]) -> str:
+    """The proxy among a rule's settings. Raises click.UsageError for an unknown one."""
+    settings = dict(setting.split("=", 1) for setting in rule.get("rule_options", "").split())
+    proxy = str(settings.get("proxy", "momentum"))
+    if proxy not in PROXIES:
+        raise click.UsageError(f"the proxy of --rule gem is one of {', '.join(PROXIES)}, not {proxy!r}")
+    return proxy

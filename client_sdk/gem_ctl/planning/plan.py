@@ -192,7 +192,7 @@ def one_server_only(setup: Setup) -> str:
     if setup.rule in ONE_SERVER_RULES:
         return f"--rule {setup.rule} needs one server: it decides about a commit as a whole"
     if setup.rule == "gem" and setup.proxy in ONE_SERVER_PROXIES:
-        return f"--proxy {setup.proxy} needs one server: it measures the whole gradient"
+        return f"--rule gem:proxy={setup.proxy} needs one server: it measures the whole gradient"
     if setup.parameters < setup.servers * UNIT:
         return f"{setup.parameters} parameters are too few for {setup.servers} servers: each holds at least {UNIT}"
     return ""

@@ -15,24 +15,16 @@ from typing import Any
 
 from gem_api.errors import GemError
 from gem_api.hyperparameters import Hyperparameters
-from gem_api.schedule import server_rate
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin
 
-from gem_ctl import text
-from gem_ctl.local_runs import find_runs
-from gem_ctl.top import Interrupts
+from gem_ctl.text import known
 from gem_ctl.track.tracker import Tracker, TrackerError
-from gem_ctl.watch import Watch, known
+from gem_ctl.watch import Interrupts, Watch
 
 _MAX_PENDING = 10_000  # points that wait while the tracker is away; beyond that the oldest are dropped
 _LAST_EVALUATION = 60.0  # seconds to wait for the evaluation of the final version
-_GIVE_UP = 600.0  # seconds without a response after which a server on another machine counts as gone
 Point = tuple[int, dict[str, float]]
-
-
-class LostRun(GemError):
-    """The server has not come back."""
 
 
 class Follower:
@@ -49,8 +41,8 @@ class Follower:
     def __init__(
         self, admin: Admin, tracker: Tracker, folder: Path | None, pull: Callable[[Path], object], say: Callable[[str], object]
     ) -> None:
-        self._admin, self._tracker, self._folder, self._pull, self._say = admin, tracker, folder, pull, say
-        self._watch = Watch(time.monotonic())
+        self._tracker, self._folder, self._pull, self._say = tracker, folder, pull, say
+        self._watch = Watch(admin, folder)
         self._last: dict[str, int] = {}
         self._pending: deque[Point] = deque(maxlen=_MAX_PENDING)
         self._run_id = ""
@@ -84,15 +76,14 @@ class Follower:
 
     def _step(self, interrupts: Interrupts, model: Path) -> str | None:
         """Requests the status once and logs what is new; returns the run's outcome once it is over."""
-        try:
-            status = interrupts.wait(self._admin.status)
-        except GemError as error:
-            return self._missed(error)
-        if self._run_id and status.run_id != self._run_id:
-            return "replaced by another run"
-        if self._watch.error is not None:
+        lost, over = self._watch.trouble, self._watch.look(interrupts)
+        status = self._watch.status
+        if over is not None or status is None or self._watch.trouble:
+            if self._watch.trouble and not lost:
+                self._say(self._watch.trouble)
+            return over
+        if lost:
             self._say("the server responds again")
-        self._watch.saw(status, time.monotonic())
         if not self._run_id and not self._started(status):
             return None
         self._collect(status)
@@ -120,20 +111,6 @@ class Follower:
         self._say(f"tracking run {status.run_id}{again}: {self._tracker.where()}")
         return True
 
-    def _missed(self, error: GemError) -> str | None:
-        if self._watch.status is None and self._folder is None:
-            raise error
-        if self._folder is not None and self._folder not in find_runs(self._folder.parent):
-            return _outcome(self._folder)
-        if self._completed_at is not None and self._folder is None:
-            return "complete"
-        if time.monotonic() - self._watch.answered > _GIVE_UP:
-            raise LostRun(f"the server has not responded for {_GIVE_UP:.0f} s: {text.error(error)}")
-        if self._watch.error is None:
-            self._say(f"no response; waiting for the server to come back ({' '.join(text.error(error).split())})")
-        self._watch.missed(error)
-        return None
-
     def _is_evaluated(self, status: pb.GetStatusResponse) -> bool:
         """Whether no further evaluation is to be expected of a run that is complete."""
         if not status.HasField("evaluation") or status.evaluation.version >= status.version:
@@ -141,7 +118,7 @@ class Follower:
         return time.monotonic() - (self._completed_at or 0.0) > _LAST_EVALUATION
 
     def _collect(self, status: pb.GetStatusResponse) -> None:
-        for version, values in points(status, self._watch.commits.value):
+        for version, values in points(status):
             self._add(version, values)
 
     def _add(self, version: int, values: dict[str, float]) -> None:
@@ -196,16 +173,16 @@ def settings(status: pb.GetStatusResponse) -> dict[str, Any]:
     return {**known_, "parameters": status.parameter_count, "gem_ps": status.server_version}
 
 
-def points(status: pb.GetStatusResponse, commits_per_second: float | None) -> list[Point]:
+def points(status: pb.GetStatusResponse) -> list[Point]:
     """The metrics in a status, each with the version that it belongs to. Those without a finite value are left out."""
     evaluation = status.evaluation if status.HasField("evaluation") else None
     training = {
         "train/loss": known(status, "training_loss"),
-        "train/learning_rate": server_rate(Hyperparameters.from_message(status.hyperparameters), status.version),
+        "train/learning_rate": known(status, "learning_rate"),
         "gem/pi_median": known(status, "pi_median"),
         "gem/staleness": status.staleness,
-        "gem/commits_per_second": commits_per_second,
-        "gem/workers": float(len(status.workers)),
+        "gem/commits_per_second": known(status, "commits_per_second"),
+        "gem/workers": float(status.worker_count),
     }
     evaluated: dict[str, float | None] = _scores(evaluation.loss, known(evaluation, "accuracy")) if evaluation else {}
     both = ((status.version, training if status.version else {}), (evaluation.version if evaluation else 0, evaluated))
@@ -226,10 +203,3 @@ def _scores(loss: float | None, accuracy: float | None) -> dict[str, float | Non
 
 def _finite(values: dict[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def _outcome(folder: Path) -> str:
-    """How a run of gem-train ended, as its summary says."""
-    with suppress(OSError, ValueError, AttributeError):
-        return str(json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("outcome") or "failed")
-    return "failed"

@@ -1,1 +1,1 @@
-"""What all processes share besides the contract: command-line options, logs, signals, metrics over HTTP."""
+"""Command-line options, logs, signals and metrics over HTTP, which all processes share besides the contract."""

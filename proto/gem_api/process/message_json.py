@@ -18,8 +18,6 @@ def _json_value(message: Message, field: FieldDescriptor) -> Any:
     if field.has_presence and not message.HasField(field.name):
         return None
     value = getattr(message, field.name)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no NaN
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return dict(sorted(value.items()))
     values = list(value) if field.is_repeated else [value]
@@ -27,7 +25,16 @@ def _json_value(message: Message, field: FieldDescriptor) -> Any:
         values = [as_dict(entry) for entry in values]
     elif field.enum_type is not None:
         values = [_name(field.enum_type, entry) for entry in values]
+    elif field.type in (field.TYPE_DOUBLE, field.TYPE_FLOAT):
+        values = [_finite(entry, field.type == field.TYPE_FLOAT) for entry in values]
     return values if field.is_repeated else values[0]
+
+
+def _finite(value: float, single: bool) -> float | None:
+    """JSON has no NaN: null. A `float` has no more than six digits that count."""
+    if not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}") if single else value
 
 
 def _name(kind: EnumDescriptor, number: int) -> str:

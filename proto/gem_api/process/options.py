@@ -1,19 +1,21 @@
-"""Command-line options that several commands share. Each is an environment variable too: a flag wins over it."""
+"""Command-line options that several commands share. Each is an environment variable and a key of the settings file too."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, RULES, Declaration, Hyperparameters, flag
+from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Declaration, Hyperparameters, flag
+from gem_api.named_settings import NAMES, parse, written
 from gem_api.process.addresses import server_address
 from gem_api.process.logs import FORMATS, LEVELS
 from gem_api.process.secret_file import read_token
+from gem_api.process.settings_file import Setting, as_text, instead, key, setting
 
 # Every command passes these to click. An option's environment variable is GEM_ and its name; help shows it.
 SETTINGS: dict[str, Any] = {
@@ -25,7 +27,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def _declared_under(heading: str) -> tuple[str, ...]:
-    return tuple(name for name, declared in DECLARATIONS.items() if declared.heading == heading)
+    return tuple(name for name, declared in DECLARATIONS.items() if declared.heading == heading and not declared.option)
 
 
 # The headings of --help and the options under each, in the order of their first mention.
@@ -39,21 +41,29 @@ HEADINGS = {
     "Network": ("server", "range", "peers", "listen", "lane_listen", "timeout", "give_up_after", "metrics_listen",
                 "memory_socket", "shared_memory", "overlap", "latency", "bandwidth", "gradient_dtype", "theta_dtype"),
     "Durability": ("resume", "durability", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep", "log_limit", "history"),
-    "Rule": ("rule", "rule_options", "proxy", *_declared_under("Rule")),
+    "Rule": ("rule", *_declared_under("Rule")),
     "Steps of the workers": _declared_under("Steps of the workers"),
-    "Schedule of the learning rate": _declared_under("Schedule of the learning rate"),
     "Security": ("tokens", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_client_ca", "max_norm_ratio",
                  "quarantine_after"),
     "Costs": ("commit_seconds", "parameter_seconds", "byte_seconds"),
     "Bounds": ("server_memory", "server_load"),
-    "Advanced": ("memory_limit", "apply_threads", "threads", "step_seconds", "turns", "log_format", "log_level"),
+    "Advanced": ("config", "memory_limit", "apply_threads", "threads", "step_seconds", "turns", "log_format", "log_level"),
 }  # fmt: skip
 DURABILITIES = ("memory", "snapshot", "log")  # what survives a crash of the server
 _MAX_NAME_WIDTH = 30  # where click's own column for options ends
 
 
 class WithHeadings(click.Command):
-    """A command whose --help groups options under HEADINGS; options without a heading come last."""
+    """A command with --config, whose --help groups options under HEADINGS; options without a heading come last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Says what to write instead of an option that is a setting now."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if hint := instead(self, error.option_name):
+                raise click.UsageError(hint, ctx) from None
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         known = [name for names in HEADINGS.values() for name in names]
@@ -68,6 +78,9 @@ class WithHeadings(click.Command):
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(option.ljust(width), text) for option, text in records])
+        if names := [key(param) for param in self.get_params(ctx) if isinstance(param, Setting)]:
+            with formatter.section("Settings without an option, for --config and the environment (docs/settings.md)"):
+                formatter.write_text(", ".join(sorted(names)))
 
 
 def heading_of(param: click.Parameter) -> str:
@@ -93,15 +106,18 @@ class Whole(click.IntRange):
     name = "whole number"
 
 
-class RuleName(click.ParamType[str]):
-    """One of RULES, or a user's own rule as "module:Class", which the server imports."""
+class Named(click.ParamType[dict[str, Any]]):
+    """A name and its settings, as `gem_api.named_settings` reads them: the value is the hyper-parameters that they set."""
 
-    name = "rule"
+    def __init__(self, option: str) -> None:
+        self.option = option
+        self.name = f"{option}[:key=value,...]"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in RULES and ":" not in value:
-            self.fail(f"unknown rule {value!r}: choose one of {', '.join(RULES)}, or name your own as module:Class", param, ctx)
-        return str(value)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        try:
+            return parse(self.option, value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class ServerAddress(click.ParamType[str]):
@@ -116,14 +132,14 @@ class ServerAddress(click.ParamType[str]):
             self.fail(str(error), param, ctx)
 
 
-DERIVED_SHARD_SIZE = "256, or the next multiple of --batch-size; with --batch-variation at least 4 commits"
+DERIVED_SHARD_SIZE = "256, or the next multiple of --batch-size; with batch_variation at least 4 commits"
 
 
 def _type_of(name: str, declared: Declaration) -> click.ParamType[Any] | None:
     """The click type that accepts what a hyper-parameter declares."""
     allowed = declared.values
-    if name == "rule":
-        return RuleName()
+    if name in NAMES:
+        return Named(name)
     if allowed is None:
         return None
     if isinstance(allowed, tuple):
@@ -135,12 +151,13 @@ def _type_of(name: str, declared: Declaration) -> click.ParamType[Any] | None:
 
 def _shown_default(name: str) -> str | bool:
     """The default as help shows it; True lets click show it."""
-    others = [f"{value:g} with {flag(other)} {word}" for (other, word), value in DECLARATIONS[name].other_defaults.items()]
+    declared = DECLARATIONS[name].other_defaults
+    others = [f"{value:g} with {_in_words(other, word)}" for (other, word), value in declared.items()]
     return "; ".join([f"{DEFAULTS[name]:g}", *others]) if others else True
 
 
-def _variable(name: str) -> str:
-    return "GEM_" + name.upper().replace("-", "_")
+def _in_words(name: str, word: str) -> str:
+    return f"--rule gem:{word}" if name == "rule_options" else f"{flag(name)} {word}"
 
 
 until_stopped_option = click.option(
@@ -177,20 +194,35 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def hyperparameter_options(**defaults: Any) -> Callable[[Any], Any]:
-    """Adds an option for every hyper-parameter. `defaults` replaces a default by a pair: the value, and its text for --help."""
-    shown = {name: defaults.get(name, (DEFAULTS[name], _shown_default(name))) for name in DECLARATIONS}
+    """Adds an option, or a setting without one, for every hyper-parameter that is not a setting of another option. `expanded`
+    reads them. `defaults` replaces a default by a pair: the value, and its text for --help."""
+    own = [name for name, declared in DECLARATIONS.items() if not declared.option]
+    shown = {name: defaults.get(name, (DEFAULTS[name], _shown_default(name))) for name in own}
     return together(*(_hyperparameter_option(name, *default) for name, default in shown.items()))
 
 
 def _hyperparameter_option(name: str, default: Any, shown_default: str | bool) -> Callable[[Any], Any]:
     declared = DECLARATIONS[name]
-    return option(flag(name), type=_type_of(name, declared), default=default, show_default=shown_default, help=declared.help)
+    add = option if declared.flag else setting
+    return add(flag(name), type=_type_of(name, declared), default=default, show_default=shown_default, help=declared.help)
+
+
+def expanded(context: click.Context) -> tuple[dict[str, Any], set[str]]:
+    """The options of a command with `hyperparameter_options`, with every hyper-parameter under its own name, and the names of
+    those that the user gave."""
+    options, user_gave = dict(context.params), given(context)
+    for name in NAMES:
+        values = options.pop(name)
+        if name in user_gave:
+            user_gave |= values.keys()
+        options |= {each: DEFAULTS[each] for each, declared in DECLARATIONS.items() if declared.option == name} | values
+    return options, user_gave
 
 
 log_level_option = option("--log-level", type=click.Choice(LEVELS), default="info", help="Least important log lines to write.")
 # Every process that logs has these.
 log_options = together(
-    option("--log-format", type=click.Choice(FORMATS), default="text", help="Format of the logs on standard error."),
+    setting("log_format", type=click.Choice(FORMATS), default="text", help="Format of the logs on standard error."),
     log_level_option,
 )
 
@@ -198,17 +230,18 @@ log_options = together(
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def _credential_option(name: str, help_: str) -> Callable[[Any], Any]:
-    return option(name, envvar=_variable(name.removeprefix("--")), type=_FILE, help=help_)
-
-
 # Identify the client, and name the authorities that it trusts; `credentials` reads them.
 credential_options = together(
     # A file, because every user of the machine can read a process's arguments.
-    _credential_option("--token-file", "File that holds only the bearer token for the server."),
-    _credential_option("--tls-ca", "PEM file of the certificate authorities to trust for the server. Turns on TLS."),
-    _credential_option("--tls-cert", "PEM file of this client's certificate, for servers that require one (mutual TLS)."),
-    _credential_option("--tls-key", "PEM file of the private key of --tls-cert."),
+    option("--token-file", envvar="GEM_TOKEN_FILE", type=_FILE, help="File that holds only the bearer token for the server."),
+    option(
+        "--tls-ca",
+        envvar="GEM_TLS_CA",
+        type=_FILE,
+        help="PEM file of the certificate authorities to trust for the server. Turns on TLS.",
+    ),
+    setting("tls_cert", type=_FILE, help="PEM file of this client's certificate, for servers that require one (mutual TLS)."),
+    setting("tls_key", type=_FILE, help="PEM file of the private key of the client's certificate."),
 )
 
 
@@ -219,16 +252,27 @@ def credentials(options: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise click.UsageError(f"--token-file: {error}") from None
     if (options["tls_cert"] is None) != (options["tls_key"] is None):
-        raise click.UsageError("a client certificate needs both --tls-cert and --tls-key")
+        raise click.UsageError("a client certificate needs both tls_cert and tls_key")
     return {"token": token, **{name: options[name] for name in ("tls_ca", "tls_cert", "tls_key")}}
 
 
 def given(context: click.Context) -> set[str]:
-    """The names of the options that the user gave, as flags or environment variables."""
-    by_user = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
-    return {name for name in context.params if context.get_parameter_source(name) in by_user}
+    """The names of the options that the user gave: on the command line, in the environment, or in the file of --config."""
+    by_default = (click.core.ParameterSource.DEFAULT, None)
+    return {name for name in context.params if context.get_parameter_source(name) not in by_default}
 
 
 def flags(hyperparameters: Hyperparameters) -> list[str]:
-    """The command-line flags for these hyper-parameters."""
-    return [f"{flag(name)}={value}" for name, value in vars(hyperparameters).items()]
+    """The command-line flags for these hyper-parameters, without those that have no option; see `settings_without_flags`."""
+    values = vars(hyperparameters) | written(hyperparameters)
+    return [f"{flag(name)}={values[name]}" for name, each in DECLARATIONS.items() if each.flag and not each.option]
+
+
+def settings_without_flags(hyperparameters: Hyperparameters) -> dict[str, Any]:
+    """The hyper-parameters that have no option, by their keys."""
+    return {name: getattr(hyperparameters, name) for name, declared in DECLARATIONS.items() if not declared.flag}
+
+
+def as_environment(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The environment variables for settings, by their keys."""
+    return {f"GEM_{name.upper()}": as_text(value) for name, value in settings.items()}

@@ -12,12 +12,10 @@ class WireDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WIRE_DTYPE_UNSPECIFIED: _ClassVar[WireDtype]
     WIRE_DTYPE_FLOAT32: _ClassVar[WireDtype]
     WIRE_DTYPE_BFLOAT16: _ClassVar[WireDtype]
-    WIRE_DTYPE_FLOAT16: _ClassVar[WireDtype]
     WIRE_DTYPE_INT8_BLOCK: _ClassVar[WireDtype]
 WIRE_DTYPE_UNSPECIFIED: WireDtype
 WIRE_DTYPE_FLOAT32: WireDtype
 WIRE_DTYPE_BFLOAT16: WireDtype
-WIRE_DTYPE_FLOAT16: WireDtype
 WIRE_DTYPE_INT8_BLOCK: WireDtype
 
 class TensorSpec(_message.Message):

@@ -422,8 +422,10 @@ class ReportEvaluationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("curves",)
+    CURVES_FIELD_NUMBER: _ClassVar[int]
+    curves: bool
+    def __init__(self, curves: bool = ...) -> None: ...
 
 class Stall(_message.Message):
     __slots__ = ("reason", "seconds", "needed_bytes", "free_bytes")
@@ -438,7 +440,7 @@ class Stall(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., seconds: _Optional[float] = ..., needed_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version", "range_index", "range_count", "peers", "stall")
+    __slots__ = ("run_id", "state", "version", "hyperparameters", "parameter_count", "workers", "commits", "leases_ended", "shards", "training_loss", "pi_median", "staleness", "evaluation", "queue_length", "memory_bytes", "memory_limit_bytes", "checkpoint_version", "checkpoint_age_seconds", "uptime_seconds", "server_version", "range_index", "range_count", "peers", "stall", "worker_count", "lease_seconds", "learning_rate", "commits_per_second", "nonfinite_losses", "begin_version", "start_version", "curves")
     class CommitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +479,14 @@ class GetStatusResponse(_message.Message):
     RANGE_COUNT_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     STALL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    START_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CURVES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     version: int
@@ -501,7 +511,37 @@ class GetStatusResponse(_message.Message):
     range_count: int
     peers: _containers.RepeatedScalarFieldContainer[str]
     stall: Stall
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ..., range_index: _Optional[int] = ..., range_count: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ...) -> None: ...
+    worker_count: int
+    lease_seconds: float
+    learning_rate: float
+    commits_per_second: float
+    nonfinite_losses: int
+    begin_version: int
+    start_version: int
+    curves: RunCurves
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., version: _Optional[int] = ..., hyperparameters: _Optional[_Union[Hyperparameters, _Mapping]] = ..., parameter_count: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., commits: _Optional[_Mapping[str, int]] = ..., leases_ended: _Optional[_Mapping[str, int]] = ..., shards: _Optional[_Union[ShardStatus, _Mapping]] = ..., training_loss: _Optional[float] = ..., pi_median: _Optional[float] = ..., staleness: _Optional[float] = ..., evaluation: _Optional[_Union[ReportEvaluationRequest, _Mapping]] = ..., queue_length: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., checkpoint_version: _Optional[int] = ..., checkpoint_age_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., server_version: _Optional[str] = ..., range_index: _Optional[int] = ..., range_count: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., stall: _Optional[_Union[Stall, _Mapping]] = ..., worker_count: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., learning_rate: _Optional[float] = ..., commits_per_second: _Optional[float] = ..., nonfinite_losses: _Optional[int] = ..., begin_version: _Optional[int] = ..., start_version: _Optional[int] = ..., curves: _Optional[_Union[RunCurves, _Mapping]] = ...) -> None: ...
+
+class RunCurves(_message.Message):
+    __slots__ = ("seconds", "version", "commits_per_second", "workers", "loss", "pi_median", "staleness", "evaluation_loss", "accuracy")
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    PI_MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_LOSS_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    version: _containers.RepeatedScalarFieldContainer[int]
+    commits_per_second: _containers.RepeatedScalarFieldContainer[float]
+    workers: _containers.RepeatedScalarFieldContainer[float]
+    loss: _containers.RepeatedScalarFieldContainer[float]
+    pi_median: _containers.RepeatedScalarFieldContainer[float]
+    staleness: _containers.RepeatedScalarFieldContainer[float]
+    evaluation_loss: _containers.RepeatedScalarFieldContainer[float]
+    accuracy: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, seconds: _Optional[_Iterable[float]] = ..., version: _Optional[_Iterable[int]] = ..., commits_per_second: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[float]] = ..., loss: _Optional[_Iterable[float]] = ..., pi_median: _Optional[_Iterable[float]] = ..., staleness: _Optional[_Iterable[float]] = ..., evaluation_loss: _Optional[_Iterable[float]] = ..., accuracy: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "commits", "staleness", "pi_median", "loss", "lease_remaining_seconds", "memory_bytes", "shards", "rejected", "transport")

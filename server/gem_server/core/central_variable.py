@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 
 import numpy as np
 from gem_api.errors import NonFiniteGradient, NotInitialized
@@ -75,12 +76,12 @@ class CentralVariable:
         return len(self._copies)
 
 
+@dataclass(frozen=True, eq=False)
 class Copy:
     """θ at one version, freed when the last reader is done."""
 
-    def __init__(self, version: int, theta: Vector) -> None:
-        self.version = version
-        self.theta = theta
+    version: int
+    theta: Vector
 
 
 def require_finite(values: Vector, limit: np.float32, what: str) -> None:

@@ -23,7 +23,7 @@ class EndReason(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of a commit."""
+    """How a commit ended."""
 
     APPLIED = "applied"
     REPEATED = "repeated"
@@ -32,7 +32,7 @@ class Outcome(StrEnum):
 
 
 class Admission(StrEnum):
-    """What to do with a commit whose header has arrived."""
+    """The decision on a commit whose header has arrived."""
 
     FRESH = "fresh"  # receive its gradient and take a ticket
     QUEUED = "queued"  # it already holds a ticket: wait for its result
@@ -40,7 +40,7 @@ class Admission(StrEnum):
 
 
 class PullDecision(StrEnum):
-    """What a worker that asks for θ should do."""
+    """The decision on a worker that asks for θ."""
 
     READY = "ready"
     WAIT = "wait"
@@ -49,7 +49,7 @@ class PullDecision(StrEnum):
 
 @dataclass(frozen=True)
 class Header:
-    """What a worker sends ahead of a commit's gradient.
+    """The header of a commit: what a worker sends ahead of the gradient.
 
     Attributes:
         lease_id: The worker's lease.
@@ -113,7 +113,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class LeadsAnswer:
-    """What a worker shows of its registration with the server that leads to the server of another range.
+    """A worker's registration with the server that leads, as it shows it to the server of another range.
 
     Attributes:
         lease_id: The lease there: this range opens one under the same id.

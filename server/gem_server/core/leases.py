@@ -198,11 +198,10 @@ class LeaseTable:
         lease.expires_at, lease.starting = now + self.duration, False
         return lease
 
-    def looked(self, now: float) -> float:
-        """Records that the server checks its leases now. Call it often, and before `expired`.
+    def extend_after_suspension(self, now: float) -> float:
+        """Extends the leases by a long gap since the last call. Call it often, and before `expired`.
 
-        A long gap between two calls does not count against the leases: the server or its machine was stopped, and could not
-        receive signs of life.
+        In such a gap the server or its machine was suspended, and could not receive signs of life.
 
         Returns:
             Seconds by which the leases were extended; usually 0.

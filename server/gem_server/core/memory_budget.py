@@ -74,7 +74,7 @@ class Memory:
         if self.limit and needed > self.limit:
             raise Overloaded(
                 f"no memory for worker number {others + 1}: {needed} bytes needed, {each} of them for it, "
-                f"{self.limit} allowed; raise --memory-limit or use fewer workers"
+                f"{self.limit} allowed; raise memory_limit or use fewer workers"
             )
 
     def reserve_region(self) -> int:
@@ -83,7 +83,7 @@ class Memory:
         size = region_bytes(self.central.size)
         if not self.fits(size):
             raise Overloaded(
-                f"no memory for a shared region: {self.held + size} bytes needed, {self.limit} allowed; raise --memory-limit"
+                f"no memory for a shared region: {self.held + size} bytes needed, {self.limit} allowed; raise memory_limit"
             )
         self.regions += size
         return size

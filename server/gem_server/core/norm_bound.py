@@ -49,7 +49,7 @@ class NormHistory:
 
     def __init__(self, ratio: float = 0.0) -> None:
         if ratio and not ratio >= 1:
-            raise ValueError(f"--max-norm-ratio {ratio:g} would reject ordinary commits: give 1 or more, or 0 for no bound")
+            raise ValueError(f"max_norm_ratio {ratio:g} would reject ordinary commits: give 1 or more, or 0 for no bound")
         self._ratio = ratio
         self._norms: deque[float] = deque(maxlen=WINDOW)
 
@@ -75,7 +75,7 @@ class NormHistory:
         if norm > self._ratio * reference:
             raise NormOutOfBounds(
                 f"the gradient's norm {norm:.3g} is {norm / reference:.3g} times the median of the run's last "
-                f"{len(self._norms)} commits; the bound is {self._ratio:g} (--max-norm-ratio). The model is unchanged: check "
+                f"{len(self._norms)} commits; the bound is {self._ratio:g} (max_norm_ratio). The model is unchanged: check "
                 "this worker's data, and how it scales its loss"
             )
 

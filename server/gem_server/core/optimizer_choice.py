@@ -1,4 +1,4 @@
-"""What becomes of the optimizer that a worker brings: a new run adopts it, and later workers must bring the same."""
+"""Adopts or checks a worker's optimizer: a new run adopts it, and later workers must bring the same."""
 
 from __future__ import annotations
 

@@ -41,6 +41,6 @@ Recorder = Callable[[Record], int]
 """Takes the next record and returns its number in the log."""
 
 
-def forget(record: Record) -> int:
+def discard_record(record: Record) -> int:
     """The recorder of a server that keeps no log: drops the record."""
     return 0

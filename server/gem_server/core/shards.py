@@ -174,7 +174,7 @@ class ShardLedger:
         return any(deck.complete for deck in self.decks.values()) and all(deck.complete for deck in awaited)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON values."""
+        """The ledger as JSON values, for a checkpoint."""
         return {
             "samples": self.samples,
             "completed": self.completed,
@@ -219,5 +219,5 @@ def require_windows_fit(settings: Hyperparameters) -> None:
     if shards > MAX_SHARDS:
         raise ValueError(
             f"{settings.local_steps} local steps need {shards} shards at once, but a worker may hold only {MAX_SHARDS}: "
-            "raise --shard-size, or use fewer local steps"
+            "raise shard_size, or use fewer local steps"
         )

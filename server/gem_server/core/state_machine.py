@@ -18,7 +18,7 @@ from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
 from gem_api.schedule import factor
 
-from gem_server.core import arithmetic, checks, following, optimizer_choice
+from gem_server.core import arithmetic, checks, optimizer_choice
 from gem_server.core.central_variable import CentralVariable, Copy
 from gem_server.core.commits import Arrived, Commit, Step, as_floats
 from gem_server.core.facts import (
@@ -37,9 +37,8 @@ from gem_server.core.memory_budget import Memory
 from gem_server.core.norm_bound import NormHistory
 from gem_server.core.optimizer_choice import Choice
 from gem_server.core.quarantine import Quarantine
-from gem_server.core.records import Kind, Record, Recorder, forget
+from gem_server.core.records import Kind, Record, Recorder, discard_record
 from gem_server.core.shards import MAX_SHARDS, NoShard, Shard, ShardLedger, require_windows_fit
-from gem_server.core.undo import undone_if_rule_raises
 from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
 from gem_server.rules.base import require_by_element
 
@@ -99,7 +98,7 @@ class Core:
         self.shared = Shared(numbers=dict(self.rule.numbers))
         self.leases = LeaseTable(lease_seconds, new_id)
         self.memory = Memory(memory_limit, self.rule, self.central, self.leases)
-        self.record: Recorder = forget
+        self.record: Recorder = discard_record
         self.logged = logged
         self.ledger = ShardLedger(settings)
         self.norms = norms or NormHistory()
@@ -108,7 +107,7 @@ class Core:
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.steps_done: dict[str, int] = {}
         self.samples_committed = 0
-        self._dropped: list[Ended] = []
+        self._ended_leases: list[Ended] = []
 
     def record_to(self, recorder: Recorder) -> None:
         """Sends the records of all further events to `recorder`. Earlier events are in the checkpoint that the log follows."""
@@ -167,10 +166,10 @@ class Core:
         self.quarantine.require_free(worker)
         predecessor = self.leases.named(worker)
         checks.require_same_owner(predecessor, worker, owner)
-        following.require_shown(self.part, lead)
+        checks.require_shown(self.part, lead)
         layout = layout.part(self.part)
         if lead is not None:
-            following.require_usable_id(self.leases, lead, worker)
+            checks.require_usable_id(self.leases, lead, worker)
             if predecessor is not None and predecessor.lease_id == lead.lease_id:
                 return self._registered(predecessor, None)
             self._follow(lead)
@@ -182,7 +181,7 @@ class Core:
         rule = self.rule if settings == self.settings else checks.rule_for_worker(settings)
         checks.require_trainable(rule, layout)
         if lead is not None:
-            following.require_same_settings(lead, settings)
+            checks.require_same_settings(lead, settings)
         with self.memory.under(rule):
             self.memory.require_room_for_worker(layout, overlap, freed=predecessor)
             theta, buffers, upload = self.memory.take(layout, overlap)
@@ -205,9 +204,9 @@ class Core:
     def _follow(self, lead: LeadsAnswer) -> None:
         """Takes part in the lead's run. Without a model, this server drops the leases of another run: the lead has lost it."""
         if self.central.initialized:
-            following.require_known_run(lead, self.run_id)
+            checks.require_known_run(lead, self.run_id)
         elif lead.run_id != self.run_id:
-            self._dropped += self.end_unfit(lambda lease: True)
+            self._ended_leases += self.end_unfit(lambda lease: True)
             self.run_id = lead.run_id
 
     def _alone(self, predecessor: Lease | None) -> bool:
@@ -221,7 +220,7 @@ class Core:
         _, buffers, upload = self.memory.take(layout, overlap)
         self.leases.open(lease_id, worker, buffers, upload, now, owner)
 
-    def came_back(self, shard_ids: int | None) -> None:
+    def mark_restarted(self, shard_ids: int | None) -> None:
         """Call this after the server has restarted with this run.
 
         Without a log, the restart may have lost commits that workers know to be applied. `admit` ends each lease whose next
@@ -250,9 +249,9 @@ class Core:
         """Ends the leases whose workers cannot continue after a restart."""
         return [self._end(lease, EndReason.ROLLED_BACK) for lease in filter(unfit, list(self.leases.live.values()))]
 
-    def take_dropped(self) -> list[Ended]:
+    def pop_ended_leases(self) -> list[Ended]:
         """The leases that `admit` and `register` have ended since the last call, except for those that were replaced."""
-        taken, self._dropped = self._dropped, []
+        taken, self._ended_leases = self._ended_leases, []
         return taken
 
     def _end(self, lease: Lease, reason: EndReason) -> Ended:
@@ -358,7 +357,7 @@ class Core:
         if gaps:
             checks.require_not_older(lease, header)
         if checks.knows_lost_commits(lease, header, gaps):
-            self._dropped.append(self._end(lease, EndReason.ROLLED_BACK))
+            self._ended_leases.append(self._end(lease, EndReason.ROLLED_BACK))
             raise LeaseEnded("the server restarted without this worker's last commit: register again", EndReason.ROLLED_BACK)
         checks.require_due(lease, header.sequence, gaps)
         checks.require_applicable(header, self.rule.kind, self.settings, self.central.version)
@@ -419,7 +418,7 @@ class Core:
             return arithmetic.move(self.rule, self.central, commit, rule_input, accepted)
 
     def _undone_if_rule_raises(self, lease: Lease) -> AbstractContextManager[None]:
-        return undone_if_rule_raises(self.rule, self.settings.rule, self.central.theta, self.shared, lease)
+        return arithmetic.undone_if_rule_raises(self.rule, self.settings.rule, self.central.theta, self.shared, lease)
 
     def failed(self, commit: Commit) -> None:
         """Call this if the rule raised: the commit leaves the queue, and its sequence may be sent again."""

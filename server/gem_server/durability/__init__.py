@@ -1,1 +1,1 @@
-"""What survives a crash of the server: checkpoints and the write-ahead log, and how a run is rebuilt from them."""
+"""Checkpoints and the write-ahead log, which survive a crash of the server, and how a run is rebuilt from them."""

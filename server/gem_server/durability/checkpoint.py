@@ -4,9 +4,9 @@ checkpoint-<version>-<serial>/
     model.safetensors    θ, by tensor name: what other tools load
     workers.safetensors  each lease's buffers, "<lease id>/<buffer>"; those that the rule keeps for all workers, "/<buffer>"
     state.json           the rest, size and SHA-256 of the two files, and its own SHA-256; "log": the first segment of the log
-                         that tells what happened afterwards, where one is kept; "last": written when the server stopped, so
-                         that nothing happened afterwards; "range": [index, count], if the server holds
-                         a part of the model; the two files then have the pieces of that part
+                         that tells what happened afterwards, or null; "last": whether it was written when the server stopped,
+                         so that nothing happened afterwards; "range": [index, count], the part of the model that the server
+                         holds; the two files have the pieces of that part
 
 manifest.json, beside the checkpoints of each part, names those that belong together.
 """
@@ -41,8 +41,8 @@ from gem_server.core.state_machine import Core
 from gem_server.durability.capture import Capture
 from gem_server.durability.journal import LogPosition
 from gem_server.durability.scratch import Scratch
-from gem_server.durability.state_form import require_state
-from gem_server.durability.storage import Storage
+from gem_server.durability.state_schema import require_state
+from gem_server.durability.storage import Storage, write_atomically
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.rules import PiFacts
 from gem_server.rules.base import Buffers
@@ -88,7 +88,7 @@ def _state(core: Core, log_position: LogPosition | None) -> dict[str, Any]:
     layout = core.central.layout
     assert layout is not None
     assert core.central.initialized
-    state = {
+    return {
         "format": FORMAT,
         "server_version": __version__,
         "run_id": core.run_id,
@@ -105,12 +105,10 @@ def _state(core: Core, log_position: LogPosition | None) -> dict[str, Any]:
         "shared": {name: float(value) for name, value in core.shared.numbers.items()},
         "leases": [_lease_state(lease) for lease in core.leases.live.values()],
         "ledger": core.ledger.state(),
+        "range": [core.part.index, core.part.count],
+        "log": log_position,
+        "last": False,
     }
-    if not core.part.whole:
-        state["range"] = [core.part.index, core.part.count]
-    if log_position is not None:
-        state["log"] = log_position
-    return state
 
 
 def write(
@@ -131,16 +129,10 @@ def write(
     storage.make_directories(directory)
     _remove_left_over(directory, storage)
     path, scratch = _next_name(directory, captured.state["version"], storage), directory / f".writing-{os.getpid()}"
-    try:
+    with write_atomically(storage, scratch, path):
         storage.make_directory(scratch)
         model = Tensors({name: tensor.shape for name, tensor in captured.model.items()}, captured.model.__getitem__)
         write_files(scratch, captured.state, model, Tensors(captured.shapes, captured.tensor), storage)
-        storage.rename(scratch, path)
-        storage.sync_directory(directory)
-    except BaseException:
-        with suppress(OSError):
-            storage.remove(scratch)
-        raise
     _remove_old(directory, path, keep, storage, logger, spared)
     return path
 
@@ -299,10 +291,10 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
         core.leases.ended.update({EndReason(name): count for name, count in state["ended"].items()})
         core.steps_done.update(state["steps_done"])
         core.samples_committed = state["samples_committed"]
-        core.norms.resume(state.get("norms", []))
+        core.norms.resume(state["norms"])
         core.ledger.restore(state["ledger"])
         with safe_open(path / "workers.safetensors", framework="numpy") as tensors:
-            core.shared.numbers.update(_numbers(core.rule.numbers, state.get("shared", {})))
+            core.shared.numbers.update(_numbers(core.rule.numbers, state["shared"]))
             core.shared.buffers = _buffers("", core.rule.shared, tensors, layout.size)
             for lease in state["leases"]:
                 _restore_lease(lease, tensors, core, now)
@@ -312,12 +304,12 @@ def restore(path: Path, state: dict[str, Any], core: Core, now: float) -> None:
 
 def part_of(state: dict[str, Any]) -> Range:
     """The part of the model that a checkpoint holds."""
-    return Range(*state.get("range", (0, 1)))
+    return Range(*state["range"])
 
 
 def layout_of(state: dict[str, Any]) -> Layout:
     """The whole model's layout. Raises GemError or ValueError if it is invalid."""
-    return Layout.of(state["layout"], {name: Group(*group) for name, group in state.get("groups", {}).items()})
+    return Layout.of(state["layout"], {name: Group(*group) for name, group in state["groups"].items()})
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -386,14 +378,14 @@ def _read_model(path: Path, core: Core) -> None:
 
 def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) -> None:
     size = core.central.size
-    spare_version = state.get("spare_version")
+    spare_version = state["spare_version"]
     names = core.rule.buffers if spare_version is None else (*core.rule.buffers, SPARE)
     buffers = _buffers(state["lease_id"], names, tensors, size)
     lease = Lease(state["lease_id"], state["worker"], now + core.leases.duration, buffers, empty(size))
     lease.sequence, lease.base_version = state["sequence"], state["base_version"]
     lease.spare_version = spare_version or 0
     lease.last_applied = _applied(state["answer"]) if state["answer"] else None
-    lease.owner = state.get("owner", "")
+    lease.owner = state["owner"]
     core.leases.add(lease)
 
 

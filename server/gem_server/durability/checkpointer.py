@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -50,10 +51,11 @@ class InThread(Protocol):
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
+@dataclass(eq=False)
 class Checkpointer:
     """Writes checkpoints of the state between two commits.
 
-    Args:
+    Attributes:
         directory: The folder for checkpoints; None if none are written.
         keep: How many to keep.
         core: What to write.
@@ -69,37 +71,21 @@ class Checkpointer:
         in_thread: Runs work that takes long, or waits for the disk, outside the event loop.
     """
 
-    def __init__(
-        self,
-        directory: Path | None,
-        keep: int,
-        core: Core,
-        apply_loop: ApplyLoop,
-        progress: Progress,
-        clock: Callable[[], float],
-        logger: Logger,
-        before: Callable[[], None] = lambda: None,
-        notified: Callable[[], None] = lambda: None,
-        journal: Journal | None = None,
-        log_limit: int = 0,
-        storage: Storage | None = None,
-        in_thread: InThread = asyncio.to_thread,
-    ) -> None:
-        self._directory = directory
-        self._keep = keep
-        self._core = core
-        self._apply_loop = apply_loop
-        self._progress = progress
-        self._clock = clock
-        self._logger = logger
-        self._before = before
-        self._notified = notified
-        self._journal = journal
-        self._log_limit = log_limit
-        self._storage = storage
-        self._in_thread = in_thread
-        self._one_at_a_time = asyncio.Lock()
-        self._of_all_ranges = ""  # the name of the newest checkpoint that a manifest may name soon
+    directory: Path | None
+    keep: int
+    core: Core
+    apply_loop: ApplyLoop
+    progress: Progress
+    clock: Callable[[], float]
+    logger: Logger
+    before: Callable[[], None] = lambda: None
+    notified: Callable[[], None] = lambda: None
+    journal: Journal | None = None
+    log_limit: int = 0
+    storage: Storage | None = None
+    in_thread: InThread = asyncio.to_thread
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _of_all_ranges: str = field(default="", init=False)  # the name of the newest checkpoint that a manifest may name soon
 
     async def write(self, moment: AbstractAsyncContextManager[None] | None = None) -> Written:
         """Writes a checkpoint while commits go on.
@@ -120,8 +106,8 @@ class Checkpointer:
             scratch = await self._prepared()
             with ExitStack() as captures:
                 async with moment or nullcontext():
-                    captured = await self._apply_loop.between_commits(partial(self._plan, captures, scratch))
-                written = await self._in_thread(partial(self._save, captured))
+                    captured = await self.apply_loop.between_commits(partial(self._plan, captures, scratch))
+                written = await self.in_thread(partial(self._save, captured))
             if moment is not None:
                 self._of_all_ranges = written.path.name
             return self._note(written)
@@ -138,25 +124,25 @@ class Checkpointer:
         Raises:
             CheckpointFailed: That checkpoint is not in the folder, or the manifest can't be written.
         """
-        directory, entry = self._directory, manifest.ranges[index]
+        directory, entry = self.directory, manifest.ranges[index]
         if directory is None:
             raise CheckpointFailed(_NO_FOLDER)
         async with self._one_at_a_time:  # which may remove older ones
             _require_there(directory / entry.name, entry.sha256)
             try:
                 following = succeeding(directory, index, manifest, complete)
-                return await self._in_thread(lambda: write_manifest(directory, following, self._storage))
+                return await self.in_thread(lambda: write_manifest(directory, following, self.storage))
             except OSError as error:
                 raise CheckpointFailed(f"could not write the manifest to {directory}: {error}") from error
 
     async def write_last(self) -> None:
         """Writes the last checkpoint, if θ has a value and there is a folder for it. Raises CheckpointFailed."""
-        if self._directory is not None and self._core.central.initialized:
+        if self.directory is not None and self.core.central.initialized:
             async with self._one_at_a_time:
                 with ExitStack() as captures:
-                    captured = await self._in_thread(self._plan(captures))
+                    captured = await self.in_thread(self._plan(captures))
                     captured.state["last"] = True
-                    written = await self._in_thread(partial(self._save, captured))
+                    written = await self.in_thread(partial(self._save, captured))
                 self._note(written)
 
     def write_now(self) -> None:
@@ -171,35 +157,35 @@ class Checkpointer:
         interval with new commits, or when the log exceeds its limit. A failure is logged and tried again at the next interval;
         the first checkpoint is retried soon."""
         tick = min(seconds, _TICK_SECONDS)
-        passed = seconds if self._journal is None else 0.0
+        passed = seconds if self.journal is None else 0.0
         while True:
             await asyncio.sleep(tick)
             passed += tick
-            pause = seconds if self._progress.checkpoint_version is not None else min(seconds, _RETRY_SECONDS)
-            if not self._core.central.initialized or (passed < pause and not self._log_is_long):
+            pause = seconds if self.progress.checkpoint_version is not None else min(seconds, _RETRY_SECONDS)
+            if not self.core.central.initialized or (passed < pause and not self._log_is_long):
                 continue
             passed = 0.0
-            if self._core.central.version != self._progress.checkpoint_version or self._log_is_long:
+            if self.core.central.version != self.progress.checkpoint_version or self._log_is_long:
                 try:
                     await self.write()
                 except CheckpointFailed as error:
-                    self._logger.error("checkpoint failed; the previous one is intact", why=str(error))
+                    self.logger.error("checkpoint failed; the previous one is intact", why=str(error))
 
     @property
     def _log_is_long(self) -> bool:
-        return self._journal is not None and self._journal.size > self._log_limit
+        return self.journal is not None and self.journal.size > self.log_limit
 
     async def _prepared(self) -> Scratch:
         """Prepares memory for the copies that commits have to wait for. Raises CheckpointFailed."""
-        scratch = Scratch(self._core.central.size)
+        scratch = Scratch(self.core.central.size)
         try:
-            return await self._in_thread(partial(scratch.prepare, copies_at_most(self._core)))
+            return await self.in_thread(partial(scratch.prepare, copies_at_most(self.core)))
         except MemoryError:
             raise CheckpointFailed(_NO_MEMORY) from None
 
     def _plan(self, captures: ExitStack, scratch: Scratch | None = None) -> Callable[[], Capture]:
         """Captures the state; call it between two commits. `captures` closes the capture. Returns a function that copies θ."""
-        captured = captures.enter_context(closing(capture(self._core, self._journal, scratch)))
+        captured = captures.enter_context(closing(capture(self.core, self.journal, scratch)))
 
         def work() -> Capture:
             try:
@@ -211,12 +197,12 @@ class Checkpointer:
         return work
 
     def _save(self, captured: Capture) -> Written:
-        directory = self._directory
+        directory = self.directory
         assert directory is not None
-        self._before()
-        kept = {*kept_checkpoints(directory, self._core.part.index), self._of_all_ranges}
+        self.before()
+        kept = {*kept_checkpoints(directory, self.core.part.index), self._of_all_ranges}
         try:
-            path = save(directory, captured, self._keep, self._storage, self._logger, kept)
+            path = save(directory, captured, self.keep, self.storage, self.logger, kept)
             return Written(captured.state["version"], path, _sha256(path))
         except OSError as error:
             raise CheckpointFailed(f"could not write to {directory}: {error}") from error
@@ -224,16 +210,16 @@ class Checkpointer:
             raise CheckpointFailed(_NO_MEMORY) from None
 
     def _note(self, written: Written) -> Written:
-        self._progress.checkpointed(written.version, self._clock())
-        self._notified()
-        self._logger.info("checkpoint written", version=written.version, path=str(written.path))
+        self.progress.checkpointed(written.version, self.clock())
+        self.notified()
+        self.logger.info("checkpoint written", version=written.version, path=str(written.path))
         return written
 
     def require_possible(self) -> None:
         """Raises CheckpointFailed if there is no folder, or nothing to write."""
-        if self._directory is None:
+        if self.directory is None:
             raise CheckpointFailed(_NO_FOLDER)
-        if not self._core.central.initialized:
+        if not self.core.central.initialized:
             raise CheckpointFailed("the model has no parameters yet: there is nothing to write")
 
 

@@ -24,7 +24,7 @@ THREADS = 2  # and so many syncs in parallel
 
 
 class Durability(Protocol):
-    """What a servicer waits for before it replies."""
+    """The log as a servicer waits for it before it replies."""
 
     @property
     def stall(self) -> Stall | None:
@@ -98,7 +98,7 @@ class GroupCommit:
         self._loop = running_loop()
         self._changed = threading.Condition(self._loop.lock)
         self._turn_to_write = threading.Lock()
-        self._based = self._beginning = self._closed = False
+        self._has_base = self._beginning = self._closed = False
         self._taken = self._acknowledged = 0  # groups
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failed: asyncio.Future[None] = self._loop.create_future()
@@ -106,11 +106,11 @@ class GroupCommit:
         self._said_at = -math.inf
         self._threads = [new_thread(f"log-{n}", self._work, self._fail) for n in range(THREADS)]
 
-    def based(self) -> None:
+    def base_checkpoint_written(self) -> None:
         """Call this when a checkpoint is complete: the log may now be written, as it follows that checkpoint."""
-        if not self._based:
+        if not self._has_base:
             self._well()  # the first checkpoint could not be written; later, only a group that is written says that all is well
-        self._based, self._beginning = True, False
+        self._has_base, self._beginning = True, False
         self._changed.notify_all()
         for number, waiting in self._waiters:
             if number <= self.journal.durable:  # it was too early for the log, and is in the checkpoint
@@ -153,7 +153,7 @@ class GroupCommit:
     async def finished(self) -> None:
         """As `settled`, at the end. Returns at once if no checkpoint was completed that the log could follow: nothing was
         acknowledged then, and the last checkpoint will hold it all."""
-        if self._based:
+        if self._has_base:
             await self.settled()
 
     async def run(self) -> None:
@@ -217,7 +217,7 @@ class GroupCommit:
     def _next_batch(self) -> list[Waiting] | None:
         """Waits for records that may be written; None at the end."""
         while not self._closed:
-            batch = self.journal.take() if self._based else []
+            batch = self.journal.take() if self._has_base else []
             # Everything of the last segment must be on the disk before the next one begins.
             if batch and (self._taken == self._acknowledged or not self.journal.begins_segment(batch)):
                 return batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from gem_api.ranges import MAX_RANGES
 
 from gem_server.durability.schema import COUNT, require
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import Storage, write_atomically
 
 FORMAT = "gem-manifest/1"
 NAME = "manifest.json"
@@ -69,17 +69,11 @@ def write_manifest(directory: Path, manifest: Manifest, storage: Storage | None 
     """Writes a manifest in place of an older one, and returns its path once it is on the disk. Raises OSError."""
     storage, scratch, path = storage or Storage(), directory / f".writing-manifest-{os.getpid()}", directory / NAME
     content = {"format": FORMAT, **asdict(manifest)}
-    try:
+    with write_atomically(storage, scratch, path):
         storage.remove(scratch)  # of a server that was killed
         with closing(storage.create(scratch)) as file:
             file.write(0, [json.dumps(content, indent=1).encode()])
             file.sync()
-        storage.rename(scratch, path)
-        storage.sync_directory(directory)
-    except BaseException:
-        with suppress(OSError):
-            storage.remove(scratch)
-        raise
     return path
 
 
@@ -94,16 +88,8 @@ def read_manifest(path: Path) -> Manifest:
         raise BadManifest(f"{path}: its format is {content['format']!r}, this version reads {FORMAT!r}")
     if not 1 <= len(content["ranges"]) <= MAX_RANGES:
         raise BadManifest(f"{path} names {len(content['ranges'])} ranges: 1 to {MAX_RANGES} are possible")
-    return Manifest(
-        content["run_id"],
-        content["cut"],
-        tuple(Entry(**_known(entry)) for entry in content["ranges"]),
-        tuple(content["earlier"]),
-    )
-
-
-def _known(entry: dict[str, Any]) -> dict[str, Any]:
-    return {name: entry[name] for name in _ENTRY}
+    entries = tuple(Entry(*(entry[name] for name in _ENTRY)) for entry in content["ranges"])
+    return Manifest(content["run_id"], content["cut"], entries, tuple(content["earlier"]))
 
 
 def succeeding(directory: Path, index: int, manifest: Manifest, complete: bool) -> Manifest:

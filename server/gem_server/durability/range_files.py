@@ -121,7 +121,7 @@ def _require_at_rest(directory: Path) -> None:
 
 def require_end(files: RangeFiles) -> None:
     """Raises BadRanges if the log tells of commits or shards after a checkpoint, which would be lost."""
-    if "log" not in files.state:
+    if files.state["log"] is None:
         return
     log = Log(log_directory(files.path.parent), LogPosition(*files.state["log"]), files.state["run_id"])
     try:
@@ -181,11 +181,11 @@ def _require_one_run(found: Sequence[RangeFiles], manifest: Manifest | None) -> 
     first = found[0]
     for files in found:
         for name, what in (("run_id", "run"), ("layout", "model"), ("groups", "parameter groups")):
-            if files.state.get(name) != first.state.get(name):
+            if files.state[name] != first.state[name]:
                 values = f" ({first.state[name]} and {files.state[name]})" if name == "run_id" else ""
                 raise BadRanges(f"{first.path} and {files.path} belong to a different {what}{values}")
         ours, theirs = first.state["hyperparameters"], files.state["hyperparameters"]
-        if differing := [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]:
+        if differing := [name for name in ours if ours[name] != theirs[name]]:
             raise BadRanges(
                 f"{first.path} and {files.path} have a different {min(differing)}: start all servers with the same options, "
                 "then write a checkpoint"

@@ -83,8 +83,8 @@ def recover(
     core = _restored(path, state, new_core, now)
     saved = core.central.version
     number, torn, missing = replay(directory, state, core, now)
-    core.came_back(None if logged and "log" in state else random())
-    return Recovered(core, path, saved, number, torn, None if state.get("last") else missing)
+    core.mark_restarted(None if logged and state["log"] else random())
+    return Recovered(core, path, saved, number, torn, None if state["last"] else missing)
 
 
 def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], Core], version: int | None) -> Core:
@@ -106,9 +106,7 @@ def rebuild(directory: Path, new_core: Callable[[str, Hyperparameters, Range], C
                     f"the log ends at version {core.central.version}: version {version} was not reached, or was not logged"
                 )
             return core
-    raise ValueError(
-        f"every checkpoint in {directory} is newer than version {version}; --checkpoint-keep sets how many are kept"
-    )
+    raise ValueError(f"every checkpoint in {directory} is newer than version {version}; checkpoint_keep sets how many are kept")
 
 
 def _of_part(new_core: Callable[[str, Hyperparameters, Range], Core], part: Range) -> Callable[[str, Hyperparameters], Core]:
@@ -179,7 +177,7 @@ def replay(
         DamagedLog: An acknowledged record is missing, or does not fit the run.
         OSError: The log can't be read.
     """
-    if "log" not in state:
+    if state["log"] is None:
         return 0, None, None
     position = LogPosition(*state["log"])
     number, log = position.number, Log(log_directory(checkpoints), position, core.run_id)
@@ -220,7 +218,7 @@ def forget_segments(checkpoints: Path, storage: Storage | None = None, reuse: bo
 def log_position_of(path: Path) -> LogPosition | None:
     """The log position that follows a checkpoint; None if it has no log."""
     try:
-        log = json.loads(checkpoint.read_regular(path / "state.json")).get("log")
+        log = json.loads(checkpoint.read_regular(path / "state.json"))["log"]
         return LogPosition(*log) if log else None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return LogPosition(0, 0)  # it can't be read now: keep all segments, as it may need any

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,12 +35,12 @@ from gem_server.durability.range_files import (
     read,
     require_end,
 )
-from gem_server.durability.storage import Storage
+from gem_server.durability.storage import Storage, write_atomically
 from gem_server.rules import RULES, rule_of
 from gem_server.rules.base import require_by_element
 
 Advance = Callable[[int], object]
-_OF_ONE_FILE = ("files", "sha256", "log", "range")
+_OF_ONE_FILE = ("files", "sha256")
 
 
 @dataclass(frozen=True)
@@ -96,18 +95,20 @@ class Resharding:
             raise BadRanges(str(error)) from None
 
     def state(self, part: Range) -> dict[str, Any]:
-        """What state.json of a new range holds, without the hashes of the files."""
+        """The content of a new range's state.json, without the hashes of the files."""
         state = {name: value for name, value in self.lead.items() if name not in _OF_ONE_FILE}
         ended = {**state["ended"], EndReason.ROLLED_BACK: state["ended"].get(EndReason.ROLLED_BACK, 0) + self.leases}
         as_before = self.count == len(self.found)  # the norms of other ranges say nothing about those of this one
-        state |= {
+        return state | {
             "server_version": __version__,
             "leases": [],
             "ended": ended,
-            "norms": self.found[part.index].state.get("norms", []) if as_before else [],
+            "norms": self.found[part.index].state["norms"] if as_before else [],
             "ledger": self._ledger(part),
+            "range": [part.index, part.count],
+            "log": None,
+            "last": False,
         }
-        return state if part.whole else {**state, "range": [part.index, part.count]}
 
     def _ledger(self, part: Range) -> dict[str, Any]:
         """The ledger with all shards returned, if the range leads; else an empty one."""
@@ -144,6 +145,12 @@ def require_new(out: Path) -> None:
         raise BadRanges(f"{out} exists: name a new folder")
 
 
+def require_outside(source: Path, out: Path) -> None:
+    """Raises BadRanges if `out` lies in the folder `source`, where the next resharding would take it for a range."""
+    if source.resolve() in out.resolve().parents:
+        raise BadRanges(f"{out} lies in {source}, of which nothing may change: name a folder outside")
+
+
 def nbytes(resharding: Resharding) -> int:
     """Bytes that `write` will write, without the headers."""
     return FLOAT_BYTES * resharding.layout.size * (1 + len(joined_buffers(resharding.found)))
@@ -162,17 +169,11 @@ def write(resharding: Resharding, out: Path, advance: Advance = lambda nbytes: N
     storage, out = storage or Storage(), out.absolute()
     theta, buffers = joined_theta(resharding.found), joined_buffers(resharding.found)
     scratch = out.parent / f".{out.name}.writing-{os.getpid()}"
-    try:
+    with write_atomically(storage, scratch, out):
         storage.make_directories(scratch, 0o700)
         for index in range(resharding.count):
             _write_range(resharding, Range(index, resharding.count), scratch, theta, buffers, advance, storage)
         storage.sync_directory(scratch)
-        storage.rename(scratch, out)
-        storage.sync_directory(out.parent)
-    except BaseException:
-        with suppress(OSError):
-            storage.remove(scratch)
-        raise
 
 
 def folder_of(out: Path, part: Range) -> Path:

@@ -41,6 +41,7 @@ def main(source: Path, out: Path, count: int) -> None:
     tell = partial(click.echo, err=True)
     try:
         reshard.require_new(out)
+        reshard.require_outside(source, out)
         resharding = reshard.load(source, count, tell)
         _tell_changes(resharding)
         with click.progressbar(length=reshard.nbytes(resharding), label="writing", file=sys.stderr) as bar:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gem_api.hyperparameters import FIXED, SHARD_SIZE, USED_BY_WORKERS, Hyperparameters
+from gem_api.hyperparameters import FIXED, SHARD_SIZE, USED_BY_WORKERS, Hyperparameters, flag
 from gem_api.process.logs import Logger
 
 from gem_server.config import ServerConfig, StartError
@@ -25,7 +25,7 @@ from gem_server.rules import require_named
 
 
 class Beginning(NamedTuple):
-    """What a server starts with.
+    """The run that a server starts with.
 
     Attributes:
         core: A new run's, or the one restored from the newest checkpoint and the log since.
@@ -84,7 +84,7 @@ def _new_hyperparameters(config: ServerConfig, logger: Logger) -> Hyperparameter
             logger.info("shards hold whole batches", shard_size=settings.shard_size, batch_size=settings.batch_size)
     if settings.shard_size < settings.batch_size:
         raise ValueError(
-            f"--shard-size {settings.shard_size} would cut batches of --batch-size {settings.batch_size} short: "
+            f"shard_size {settings.shard_size} would cut batches of --batch-size {settings.batch_size} short: "
             "set it to at least the batch size, or leave it out"
         )
     return settings
@@ -163,7 +163,7 @@ def _recovered(directory: Path, config: ServerConfig, clock: Callable[[], float]
 def _require_within_limit(memory: Memory) -> None:
     """Raises ValueError if the run's workers already hold more memory than this server allows."""
     if memory.limit and memory.held > memory.limit:
-        raise ValueError(f"the run's workers hold {memory.held} bytes, but --memory-limit is {memory.limit}: raise the limit")
+        raise ValueError(f"the run's workers hold {memory.held} bytes, but memory_limit is {memory.limit}: raise the limit")
 
 
 def _change_hyperparameters(core: Core, config: ServerConfig, logger: Logger) -> set[str]:
@@ -197,7 +197,7 @@ def lock_directory(directory: Path) -> IO[bytes]:
 def resumed_hyperparameters(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:
     """The checkpoint's hyper-parameters with the user's changes. Raises ValueError if a fixed one would change."""
     changes = {name: getattr(asked, name) for name in given if getattr(asked, name) != getattr(kept, name)}
-    fixed = [f"--{name.replace('_', '-')} was {getattr(kept, name)}" for name in FIXED if name in changes]
+    fixed = [f"{flag(name)} was {getattr(kept, name)}" for name in FIXED if name in changes]
     if fixed:
         raise ValueError(
             f"a resumed run can't change: {', '.join(fixed)}; leave them out, or start a new run in another folder"

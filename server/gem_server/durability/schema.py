@@ -1,13 +1,13 @@
-"""What JSON that is read back must look like, written as plain values, and the one function that checks it.
+"""Schemas of JSON that is read back, written as plain values, and the one function that checks a value against one.
 
-str, bool      a value of that type
-COUNT, BIG     a whole number from 0 to 2⁶³ − 1, or to 2⁶⁴ − 1
-REAL           a number that a float can hold, infinities and NaN too
-(form, …)      an array of exactly these
-[form]         an array of any length
-{name: form}   an object with at least these names; one that is Optional(form) may be missing
-{str: form}    an object with any names
-Maybe(form)    that, or null
+str, bool        a value of that type
+COUNT, BIG       a whole number from 0 to 2⁶³ − 1, or to 2⁶⁴ − 1
+REAL             a number that a float can hold, infinities and NaN too
+(schema, …)      an array of exactly these
+[schema]         an array of any length
+{name: schema}   an object with at least these names
+{str: schema}    an object with any names
+Maybe(schema)    that, or null
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-Form = Any
+Schema = Any
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,7 @@ class Whole:
 class Maybe:
     """That, or null."""
 
-    form: Form
-
-
-@dataclass(frozen=True)
-class Optional:
-    """That, or nothing at all: a name that an older version did not write."""
-
-    form: Form
+    inner: Schema
 
 
 COUNT = Whole(0, (1 << 63) - 1)
@@ -46,58 +39,56 @@ BIG = Whole(0, (1 << 64) - 1)
 REAL = float
 
 
-def require(value: Any, form: Form, what: str) -> None:
+def require(value: Any, schema: Schema, what: str) -> None:
     """Raises ValueError, naming the path of the wrong value and what is expected there; `what` names the value."""
-    if isinstance(form, Maybe):
+    if isinstance(schema, Maybe):
         if value is not None:
-            require(value, form.form, what)
+            require(value, schema.inner, what)
         return
-    if not _fits(value, form):
-        raise ValueError(f"{what} must be {_described(form)}, not {str(value)[:50]!r}")
-    if isinstance(form, dict):
-        _require_members(value, form, what)
-    elif isinstance(form, tuple):
-        for i, (each, expected) in enumerate(zip(value, form, strict=True)):
+    if not _fits(value, schema):
+        raise ValueError(f"{what} must be {_described(schema)}, not {str(value)[:50]!r}")
+    if isinstance(schema, dict):
+        _require_members(value, schema, what)
+    elif isinstance(schema, tuple):
+        for i, (each, expected) in enumerate(zip(value, schema, strict=True)):
             require(each, expected, f"{what}[{i}]")
-    elif isinstance(form, list) and not _all_numbers(value, form[0]):
+    elif isinstance(schema, list) and not _all_numbers(value, schema[0]):
         for i, each in enumerate(value):
-            require(each, form[0], f"{what}[{i}]")
+            require(each, schema[0], f"{what}[{i}]")
 
 
-def _fits(value: Any, form: Form) -> bool:
+def _fits(value: Any, schema: Schema) -> bool:
     """Whether a value is of the expected kind; what an array or an object holds is not looked at."""
-    if isinstance(form, Whole):
-        return type(value) is int and form.least <= value <= form.most
-    if form is REAL:
+    if isinstance(schema, Whole):
+        return type(value) is int and schema.least <= value <= schema.most
+    if schema is REAL:
         return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
-    if isinstance(form, tuple):
-        return isinstance(value, list) and len(value) == len(form)
-    return isinstance(value, form if isinstance(form, type) else type(form))
+    if isinstance(schema, tuple):
+        return isinstance(value, list) and len(value) == len(schema)
+    return isinstance(value, schema if isinstance(schema, type) else type(schema))
 
 
-def _described(form: Form) -> str:
-    if isinstance(form, Whole):
-        return f"a whole number from {form.least} to {form.most}"
-    if isinstance(form, tuple):
-        return f"an array of {len(form)} elements"
-    kind = form if isinstance(form, type) else type(form)
+def _described(schema: Schema) -> str:
+    if isinstance(schema, Whole):
+        return f"a whole number from {schema.least} to {schema.most}"
+    if isinstance(schema, tuple):
+        return f"an array of {len(schema)} elements"
+    kind = schema if isinstance(schema, type) else type(schema)
     return {str: "a text", bool: "true or false", REAL: "a number", list: "an array", dict: "an object"}[kind]
 
 
-def _all_numbers(values: list[Any], form: Form) -> bool:
+def _all_numbers(values: list[Any], schema: Schema) -> bool:
     """Whether a long array is in order, found without a look at each element in Python; if not, that look says where."""
     kinds = set(map(type, values))
-    if isinstance(form, Whole):
-        return kinds == {int} and form.least <= min(values) and max(values) <= form.most
-    return form is REAL and kinds == {float}
+    if isinstance(schema, Whole):
+        return kinds == {int} and schema.least <= min(values) and max(values) <= schema.most
+    return schema is REAL and kinds == {float}
 
 
-def _require_members(value: dict[str, Any], form: dict[Any, Form], what: str) -> None:
-    if str in form:
-        form = dict.fromkeys(value, form[str])
-    for name, each in form.items():
-        optional = isinstance(each, Optional)
-        if name in value:
-            require(value[name], each.form if optional else each, f"{what}.{name}")
-        elif not optional:
+def _require_members(value: dict[str, Any], schema: dict[Any, Schema], what: str) -> None:
+    if str in schema:
+        schema = dict.fromkeys(value, schema[str])
+    for name, each in schema.items():
+        if name not in value:
             raise ValueError(f"{what} has no {name!r}")
+        require(value[name], each, f"{what}.{name}")

@@ -14,6 +14,7 @@ disk when this one was written. It tells a torn tail, which was never acknowledg
 
 from __future__ import annotations
 
+import json
 import mmap
 import re
 import struct
@@ -24,8 +25,9 @@ from typing import NamedTuple
 from crc32c import crc32c
 from gem_api.framing import Bytes
 
-from gem_server.core.records import Record
-from gem_server.durability.records import from_text, to_text
+from gem_server.core.records import Kind, Record
+from gem_server.durability.schema import BIG, COUNT, REAL, Maybe, Schema, require
+from gem_server.durability.state_schema import require_hyperparameters
 from gem_server.durability.storage import FULL, NewFile, NoRoom, Storage
 
 _HEADER = struct.Struct("<8sQQI8s")
@@ -39,6 +41,17 @@ _ALIGNMENT = 8
 _ALLOCATION = 64 << 20
 _NAME = re.compile(r"segment-(\d{8,})")
 MAX_SPARES = 2
+_SCHEMAS: dict[Kind, Schema] = {
+    Kind.OPENED: {"lease": str, "worker": str, "overlap": bool, "owner": str},
+    Kind.ENDED: {"lease": str, "reason": str},
+    Kind.PULLED: {"lease": str, "version": COUNT},
+    Kind.COMMITTED: {
+        "ticket": COUNT, "lease": str, "sequence": COUNT, "base_version": COUNT, "version": COUNT, "dtype": COUNT,
+        "loss": Maybe(REAL), "samples": COUNT, "norm": Maybe(REAL),
+    },
+    Kind.DEALT: {"lease": str, "samples": BIG, "holding": [BIG]},
+    Kind.COMPLETED: {"lease": str, "shard": BIG},
+}  # fmt: skip
 
 
 class DamagedLog(Exception):
@@ -247,3 +260,24 @@ class Segment:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+# -- a record's text
+
+
+def to_text(record: Record) -> bytes:
+    """A record's kind and fields as JSON."""
+    return json.dumps([record.kind, record.fields], separators=(",", ":")).encode()
+
+
+def from_text(text: bytes | memoryview, payload: memoryview) -> Record:
+    """The inverse of `to_text`. Raises ValueError if the text is not a record's."""
+    try:
+        kind, fields = json.loads(bytes(text))
+    except RecursionError:
+        raise ValueError("its text is nested too deeply") from None
+    if kind == Kind.BEGAN:
+        require_hyperparameters(fields, kind)
+    else:
+        require(fields, _SCHEMAS[Kind(kind)], kind)
+    return Record(Kind(kind), fields, (payload,))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -92,6 +92,22 @@ class Storage:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextmanager
+def write_atomically(storage: Storage, scratch: Path, path: Path) -> Iterator[None]:
+    """Makes a file or a folder appear at `path` whole or not at all. The block writes it to `scratch`, and syncs it.
+
+    Afterwards the name `path` is on the disk. If anything raises, nothing is left of it, and what was at `path` stays.
+    """
+    try:
+        yield
+        storage.rename(scratch, path)
+        storage.sync_directory(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            storage.remove(scratch)
+        raise
 
 
 class _File:

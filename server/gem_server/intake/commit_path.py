@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from gem_server.core.norm_bound import GradientNorm
 from gem_server.core.quarantine import lift_command
 from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
-from gem_server.event_loop import running_loop
+from gem_server.event_loop import DecidingLoop, running_loop
 from gem_server.intake import messages
 from gem_server.intake.calls import Call, Calls
 from gem_server.intake.hold import HOLD_SECONDS, Hold
@@ -32,7 +32,6 @@ from gem_server.telemetry.progress import Progress
 
 DRAINING = "the server is shutting down: try again once it has restarted"
 Reply = pb.CommitResult | Future[Any]  # of a commit: its result, or what to wait for before asking again
-LeaseEnds = Callable[[Ended, Call], None]
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,11 @@ class Held:
         return self.header.sequence
 
 
+@dataclass(eq=False)
 class CommitPath:
     """Admits commits, gives them tickets, and makes their results.
 
-    Args:
+    Attributes:
         core: The state machine.
         apply_loop: Applies commits in order.
         progress: What the status shows.
@@ -65,39 +65,25 @@ class CommitPath:
         durability: Whether a gradient's memory may be used again.
         clock: Returns monotonic seconds.
         logger: The server's logger.
-
-    Attributes:
-        lease_ends: Called with a lease that a commit has ended, and with the call of that commit.
         hold: The commits that wait for a checkpoint over all ranges.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        apply_loop: ApplyLoop,
-        progress: Progress,
-        calls: Calls,
-        durability: Durability,
-        clock: Callable[[], float],
-        logger: Logger,
-    ) -> None:
-        self.core = core
-        self.calls = calls
-        self._apply_loop = apply_loop
-        self._progress = progress
-        self._durability = durability
-        self._clock = clock
-        self._logger = logger
-        self._loop = running_loop()
-        self.lease_ends: LeaseEnds = lambda ended, call: None
-        self.hold: Hold[Held] = Hold()
+    core: Core
+    apply_loop: ApplyLoop
+    progress: Progress
+    calls: Calls
+    durability: Durability
+    clock: Callable[[], float]
+    logger: Logger
+    hold: Hold[Held] = field(default_factory=Hold, init=False)
+    _loop: DecidingLoop = field(default_factory=running_loop, init=False)
 
     def admit(self, call: Call, header: Header) -> tuple[Admission, Lease]:
         """Decides whether a commit's gradient should be received, and where: `lease.upload`, which is the call's until the
         exchange ends. Raises Draining, or as `Core.admit`."""
         self.require_open()
         superseded = self.calls.begin_exchange(call, header.lease_id)
-        admission, lease = self.core.admit(header, self._clock())
+        admission, lease = self.core.admit(header, self.clock())
         if superseded and admission is Admission.FRESH:
             lease.renew_upload()  # the older call may still be writing to the old one
         if admission is Admission.FRESH and call.transport != "memory":
@@ -106,10 +92,10 @@ class CommitPath:
 
     def renew(self, lease_id: str) -> None:
         """Notes a sign of life. Raises LeaseEnded."""
-        self.core.renew(lease_id, self._clock())
+        self.core.renew(lease_id, self.clock())
 
     def new_norm(self) -> GradientNorm | None:
-        """What sums up a gradient's norm; None if norms have no bound."""
+        """A sum for a gradient's norm; None if norms have no bound."""
         return GradientNorm() if self.core.norms.bounded else None
 
     def submit(self, call: Call, lease: Lease, header: Header, arrived: Arrived, norm: GradientNorm | None) -> Reply:
@@ -126,9 +112,9 @@ class CommitPath:
             self.renew(lease.lease_id)
             self.hold.keep(Held(lease, header, arrived, measured, self._new_future()))
         else:
-            self._apply_loop.submit(self.core.ticket(lease, header, self._clock(), arrived, measured))
+            self.apply_loop.submit(self.core.ticket(lease, header, self.clock(), arrived, measured))
         call.answering = True
-        self._progress.came_by(lease.worker, call.transport)
+        self.progress.record_transport(lease.worker, call.transport)
         return self.reply(lease, header.sequence)
 
     def reply(self, lease: Lease, sequence: int) -> Reply:
@@ -136,22 +122,22 @@ class CommitPath:
         held = self.hold.waiting.get(lease.lease_id)
         if held is not None and held.sequence == sequence:
             return held.ticketed
-        waiting = self._apply_loop.awaited(lease, sequence) or self.undurable(lease)
+        waiting = self.apply_loop.awaited(lease, sequence) or self.undurable(lease)
         if waiting is not None:
             return waiting
-        return messages.commit_result(self._apply_loop.applied(lease, sequence), lease.base_version)
+        return messages.commit_result(self.apply_loop.applied(lease, sequence), lease.base_version)
 
     # -- holding commits back
 
     def begin_hold(self) -> dict[str, int]:
-        """Gives no commit a ticket from now on, until `let_through` or `end_hold`. Returns, by lease id, the largest sequence
+        """Gives no commit a ticket from now on, until `release_up_to` or `end_hold`. Returns, by lease id, the largest sequence
         that has a ticket. Raises as `Hold.begin`."""
-        return self.hold.begin(self.core.leases, self._clock())
+        return self.hold.begin(self.core.leases, self.clock())
 
-    def let_through(self, cut: Mapping[str, int]) -> None:
-        """Gives tickets up to the cut. Raises as `Hold.let_through`; a hold that still waited for its cut ends then."""
+    def release_up_to(self, cut: Mapping[str, int]) -> None:
+        """Gives tickets up to the cut. Raises as `Hold.release_up_to`; a hold that still waited for its cut ends then."""
         try:
-            self._go_on(self.hold.let_through(cut))
+            self._go_on(self.hold.release_up_to(cut))
         except CheckpointFailed:
             if not self.hold.has_cut:  # otherwise it belongs to another checkpoint
                 self.end_hold(self.hold.active)
@@ -161,12 +147,12 @@ class CommitPath:
         """Gives the commits that wait in this round of the hold their tickets, in the order of arrival."""
         self._go_on(self.hold.end(number))
 
-    def look_after_hold(self) -> None:
+    def expire_hold(self) -> None:
         """Ends a hold whose time is up, and waits no longer for leases that have ended. Call it about once a second."""
         for held in self.hold.drop_ended(self.core.leases):
             held.ticketed.set_exception(LeaseEnded("the lease ended while the commit waited for a checkpoint: register again"))
-        if self.hold.overdue(self._clock()):
-            self._logger.warning(
+        if self.hold.overdue(self.clock()):
+            self.logger.warning(
                 "no checkpoint over all ranges has followed: commits go on",
                 seconds=HOLD_SECONDS,
                 waiting=len(self.hold.waiting),
@@ -176,7 +162,7 @@ class CommitPath:
     def _go_on(self, commits: Iterable[Held]) -> None:
         for held in commits:
             try:
-                self._apply_loop.submit(self.core.ticket(held.lease, held.header, self._clock(), held.arrived, held.norm))
+                self.apply_loop.submit(self.core.ticket(held.lease, held.header, self.clock(), held.arrived, held.norm))
             except GemError as error:
                 held.ticketed.set_exception(error)
             else:
@@ -187,23 +173,23 @@ class CommitPath:
         future.add_done_callback(lambda done: done.exception())  # the caller may be gone: avoids asyncio's warning
         return future
 
-    # -- what else a commit needs
+    # -- helpers
 
     def rewrite_reply(self, lease: Lease) -> Future[None]:
         """Writes the reply to a repeated commit again. A pull that was sent before the commit may still be queued: it would
         change the reply while it is sent, so this waits for its turn behind it."""
-        return self._apply_loop.queue(lambda: partial(self.core.resend_reply, lease))
+        return self.apply_loop.queue(lambda: partial(self.core.resend_reply, lease))
 
     def require_open(self) -> None:
         """Raises Draining once the server shuts down."""
-        if self._progress.draining:
+        if self.progress.draining:
             raise Draining(DRAINING)
 
     def require_recordable(self) -> None:
         """Call this before a change of the run that a reply waits for: a call that is repeated while nothing can be written
         then changes nothing. Raises Draining once the server shuts down, and Overloaded meanwhile."""
         self.require_open()
-        self._durability.require_writable()
+        self.durability.require_writable()
 
     def keeps_as_arrived(self, lease: Lease, gradient: Format) -> bool:
         """Whether the log gets a gradient in the format in which it arrives. If not, it gets `lease.upload`."""
@@ -211,23 +197,33 @@ class CommitPath:
         return core.logged and gradient is not FLOAT32 and core.memory.reserve_record(lease, gradient.nbytes(lease.upload.size))
 
     def undurable(self, lease: Lease) -> Future[None] | None:
-        """What to wait for until the lease's last commit is on the disk; None if it is there."""
-        return self._durability.awaited(lease.recorded)
+        """Done once the lease's last commit is on the disk; None if it is there."""
+        return self.durability.awaited(lease.recorded)
 
     def require_writable(self) -> None:
         """Raises Overloaded while no commit can be acknowledged."""
-        self._durability.require_writable()
+        self.durability.require_writable()
 
     def refused(self, call: Call, header: Header, error: GemError) -> None:
         """Counts a refused commit. Raises Quarantined if that puts its worker into quarantine."""
         self._count(header, error)
         ended = self.core.refused(header.lease_id, error)
         if ended is not None:
-            self._logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
-            self.lease_ends(ended, call)
+            self.logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
+            self.lease_ended(ended, call)
             self.core.quarantine.require_free(ended.worker)
-        for dropped in self.core.take_dropped():
-            self.lease_ends(dropped, call)
+        for dropped in self.core.pop_ended_leases():
+            self.lease_ended(dropped, call)
+
+    def lease_ended(self, ended: Ended, notified: Call | None = None) -> None:
+        """Ends the calls of a lease that has ended, except for `notified`, which gets its own error."""
+        self.progress.forget(ended.worker)
+        self.logger.info(
+            "lease ended", worker=ended.worker, reason=str(ended.reason), shards_returned=ended.shards_returned,
+            workers=len(self.core.leases.live),
+        )  # fmt: skip
+        error = LeaseEnded(f"the lease has ended ({ended.reason}): register again", ended.reason)
+        self.calls.end_lease(ended.lease_id, error, notified)
 
     def _count(self, header: Header, error: GemError) -> None:
         if isinstance(error, Draining | Overloaded):
@@ -237,7 +233,7 @@ class CommitPath:
         worker = lease.worker if lease else None
         if lease and isinstance(error, RejectedCommit) and header.sequence == max(lease.sequence, lease.rejected) + 1:
             lease.rejected = header.sequence  # any other says nothing about those before it
-        self._progress.refused(worker, type(error).__name__)
-        self._logger.warning(
+        self.progress.refused(worker, type(error).__name__)
+        self.logger.warning(
             "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
         )

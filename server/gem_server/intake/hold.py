@@ -46,8 +46,8 @@ class _Round:
 class Hold(Generic[W]):
     """Holds back the commits that a checkpoint over all ranges must not have.
 
-    A round goes: `begin`, then `let_through` with the cut of all ranges, then `end`. A commit that may not pass is given to
-    `keep`; whatever `let_through`, `end` and `drop` return has to go on, in that order.
+    A round goes: `begin`, then `release_up_to` with the cut of all ranges, then `end`. A commit that may not pass is given to
+    `keep`; whatever `release_up_to`, `end` and `drop` return has to go on, in that order.
 
     Attributes:
         waiting: The commits held back, by lease id, in the order of arrival. A lease has at most one.
@@ -93,7 +93,7 @@ class Hold(Generic[W]):
         commit.lease.queued = commit.sequence
         self.waiting[commit.lease.lease_id] = commit
 
-    def let_through(self, cut: Mapping[str, int]) -> list[W]:
+    def release_up_to(self, cut: Mapping[str, int]) -> list[W]:
         """Sets the cut. Returns the commits that need not wait any longer.
 
         Raises:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import islice
 
-from gem_api import __version__
 from gem_api.errors import InvalidRequest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
@@ -15,13 +12,12 @@ from gem_api.update_kind import KINDS, kind_of
 from gem_api.v1 import training_pb2 as pb
 
 from gem_server.core.facts import Applied, Header, LeadsAnswer, Registration
-from gem_server.core.leases import Lease
 from gem_server.core.shards import Shard
 from gem_server.core.shuffle import Indices
 from gem_server.core.state_machine import Core
 from gem_server.durability.journal import Stall
 from gem_server.rules import PiFacts
-from gem_server.telemetry.progress import Evaluation, Progress
+from gem_server.telemetry.progress import Evaluation
 
 _PIECE = 1 << 14  # samples that protobuf converts at a time, in about 2 ms
 _SHARD_TAG = bytes([pb.LeaseShardResponse.SHARD_FIELD_NUMBER << 3 | 2])  # 2: a field with a length
@@ -114,88 +110,8 @@ def evaluation(message: pb.ReportEvaluationRequest) -> Evaluation:
     return Evaluation(message.version, message.loss, message.accuracy if message.HasField("accuracy") else None)
 
 
-def run_state(core: Core, draining: bool, stalled: bool) -> pb.RunState:
-    if draining:
-        return pb.RUN_STATE_DRAINING
-    if stalled:
-        return pb.RUN_STATE_STALLED
-    if not core.central.initialized or core.workers_awaited:
-        return pb.RUN_STATE_WAITING
-    if not core.part.leads:
-        return pb.RUN_STATE_FOLLOWING
-    return pb.RUN_STATE_COMPLETE if core.complete else pb.RUN_STATE_TRAINING
-
-
-def status(
-    core: Core,
-    progress: Progress,
-    queue_length: int,
-    stall: Stall | None,
-    now: float,
-    max_workers: int | None = None,
-    peers: Sequence[str] = (),
-) -> pb.GetStatusResponse:
-    """The run's status, with at most `max_workers` of its live workers: the oldest ones."""
-    evaluation, held = progress.evaluation, core.ledger.held_by_lease()
-    leases = islice(core.leases.live.values(), max_workers)
-    return pb.GetStatusResponse(
-        run_id=core.run_id,
-        state=run_state(core, progress.draining, stall is not None),
-        version=core.central.version,
-        hyperparameters=core.settings.to_message(),
-        parameter_count=core.central.size,
-        workers=[_worker(core, progress, lease, held[lease.lease_id], now) for lease in leases],
-        commits={str(outcome): count for outcome, count in core.outcomes.items()},
-        leases_ended={str(reason): count for reason, count in core.leases.ended.items()},
-        shards=_shards(core),
-        training_loss=progress.loss.value,
-        pi_median=progress.pi_median.value,
-        staleness=progress.staleness.value or 0.0,
-        evaluation=pb.ReportEvaluationRequest(**asdict(evaluation)) if evaluation else None,
-        queue_length=queue_length,
-        memory_bytes=core.memory.held,
-        memory_limit_bytes=core.memory.limit,
-        checkpoint_version=progress.checkpoint_version,
-        checkpoint_age_seconds=now - progress.checkpoint_at if progress.checkpoint_version is not None else 0.0,
-        uptime_seconds=now - progress.started,
-        server_version=__version__,
-        range_index=core.part.index,
-        range_count=core.part.count,
-        peers=peers,
-        stall=_stall(stall, now) if stall is not None else None,
-    )
-
-
-def _stall(stall: Stall, now: float) -> pb.Stall:
+def stall(stall: Stall | None, now: float) -> pb.Stall | None:
+    if stall is None:
+        return None
     seconds = now - stall.since
     return pb.Stall(reason=stall.why, seconds=seconds, needed_bytes=stall.needed or None, free_bytes=stall.free)
-
-
-def _worker(core: Core, progress: Progress, lease: Lease, shards: int, now: float) -> pb.WorkerStatus:
-    mine = progress.workers.get(lease.worker)
-    last = mine.last if mine else None
-    return pb.WorkerStatus(
-        name=lease.worker,
-        commits=mine.commits if mine else 0,
-        staleness=last.staleness if last else 0,
-        pi_median=last.pi.median if last and last.pi else None,
-        loss=last.loss if last else None,
-        lease_remaining_seconds=max(0.0, lease.expires_at - now),
-        memory_bytes=lease.nbytes,
-        shards=shards,
-        transport=mine.transport if mine else "",
-        rejected=mine.rejected if mine else 0,
-    )
-
-
-def _shards(core: Core) -> pb.ShardStatus:
-    ledger = core.ledger
-    return pb.ShardStatus(
-        epoch=ledger.epoch,
-        epochs=core.settings.epochs,
-        pending=ledger.pending,
-        leased=len(ledger.held),
-        completed=ledger.completed,
-        samples_completed=ledger.samples_completed,
-        samples_committed=core.samples_committed,
-    )

@@ -26,9 +26,9 @@ from gem_server.intake import messages
 from gem_server.intake.calls import Call
 from gem_server.intake.commit_path import CommitPath, Reply
 from gem_server.lane.connection import TURN_BYTES, Connection, PeerLeft, Waits
+from gem_server.lane.pending_connections import PendingConnections
 from gem_server.lane.reactor import Steps, Wait
 from gem_server.lane.regions import Regions
-from gem_server.lane.visitors import Visitors
 from gem_server.security.access import Identity
 
 _HELLO = {Kind.HELLO: lane_pb2.LaneHello}
@@ -39,7 +39,7 @@ TURN = TURN_BYTES // 4  # elements that are, before others have a turn
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a token stands for.
+    """The right to open one lane, which a token stands for.
 
     Attributes:
         lease_id: The lease whose commits the lane carries.
@@ -60,7 +60,7 @@ class LaneServicer:
         loop: Its lock guards the core.
         redeem: Returns what a token stands for, once. Raises InvalidRequest if it is unknown.
         regions: The memory shared with workers on this machine.
-        visitors: The connections that have not shown their token yet.
+        pending: The connections that are not authenticated yet.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class LaneServicer:
         loop: DecidingLoop,
         redeem: Callable[[bytes], Ticket],
         regions: Regions,
-        visitors: Visitors,
+        pending: PendingConnections,
     ) -> None:
         self._path = path
         self._lock = loop.lock
         self._redeem = redeem
         self._regions = regions
-        self._visitors = visitors
+        self._pending = pending
 
     def serve(self, connection: Connection) -> Steps:
         """A connection from its first byte to its last, as a generator that yields whatever it waits for."""
@@ -83,13 +83,13 @@ class LaneServicer:
             last = yield from self._carry(connection)
             if last is not None:
                 with self._lock:
-                    self._visitors.add(connection.served)
+                    self._pending.add(connection.served)
                 # An honest client has one commit under way at most.
                 yield from connection.finish(last, FLOAT32.nbytes(self._path.core.central.size) + MAX_HEADER_BYTES)
         finally:
             with self._lock:
                 connection.ended()
-                self._visitors.remove(connection.served)
+                self._pending.remove(connection.served)
 
     def _carry(self, connection: Connection) -> Generator[Any, None, bytes | None]:
         """Carries commits until the lane ends. Returns the message that says why, unless the client has left.
@@ -124,7 +124,7 @@ class LaneServicer:
             call.require_own(ticket.lease_id)
             self._path.core.leases.get(ticket.lease_id)
             self._path.calls.open_lane(call, ticket.lease_id)
-            self._visitors.remove(connection.served)
+            self._pending.remove(connection.served)
             connection.opened()
         welcome = opening(Kind.WELCOME, lane_pb2.LaneWelcome())
         if call.transport != "memory":

@@ -17,9 +17,9 @@ from gem_server.intake.commit_path import DRAINING, CommitPath
 from gem_server.lane.commits import LaneServicer
 from gem_server.lane.connection import Connection
 from gem_server.lane.listener import Listener
+from gem_server.lane.pending_connections import PendingConnections
 from gem_server.lane.reactor import Reactor, Served
 from gem_server.lane.regions import Regions
-from gem_server.lane.visitors import Visitors
 from gem_server.security.access import Identity
 from gem_server.security.tls import Certificates
 from gem_server.telemetry.progress import Traffic
@@ -63,8 +63,8 @@ class Lane:
         self._clock = clock
         self._logger = logger
         self._calls = path.calls
-        self._visitors = Visitors(clock)
-        self._servicer = LaneServicer(path, loop, listener.redeem, regions, self._visitors)
+        self._pending = PendingConnections(clock)
+        self._servicer = LaneServicer(path, loop, listener.redeem, regions, self._pending)
         self._failed: asyncio.Future[None] = loop.create_future()
         self._failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # `run` may have ended
         self._memory = Reactor(loop, clock, logger, MEMORY_THREADS, self._fail)
@@ -86,7 +86,7 @@ class Lane:
 
     async def run(self) -> None:
         """Accepts connections and has them served; never ends by itself. Raises what ends a thread of the lane."""
-        await asyncio.gather(self._failed, self._listener.run(self._serve, self._visitors.have_room))
+        await asyncio.gather(self._failed, self._listener.run(self._serve, self._pending.have_room))
 
     def start(self) -> None:
         self._memory.start()
@@ -124,5 +124,5 @@ class Lane:
         connection = Connection(sock, self._traffic, self._clock)
         reactor = self._memory if sock.family == socket.AF_UNIX else self._network
         served = connection.served = Served(sock, self._servicer.serve(connection), reactor.wake)
-        self._visitors.add(served)
+        self._pending.add(served)
         reactor.serve(served)

@@ -80,7 +80,7 @@ class Listener:
     def offer(self, lease_id: str, identify: Callable[[], Identity]) -> pb.OpenLaneResponse:
         """A new token for a lease; it replaces the lease's last one. Raises InvalidRequest if there is no lane."""
         if not self.port and not self.path:
-            raise InvalidRequest("this server has no lane (--lane-listen and --memory-socket are off): send commits over gRPC")
+            raise InvalidRequest("this server has no lane (lane_listen and memory_socket are off): send commits over gRPC")
         now = self._clock()
         self._tickets = {
             token: ticket for token, ticket in self._tickets.items() if ticket.expires_at > now and ticket.lease_id != lease_id
@@ -90,7 +90,7 @@ class Listener:
         return pb.OpenLaneResponse(socket=self.path, port=self.port, token=token)
 
     def redeem(self, token: bytes) -> Ticket:
-        """What a token stands for, once. Raises InvalidRequest."""
+        """The ticket that a token stands for, once. Raises InvalidRequest."""
         ticket = self._tickets.pop(token, None)
         if ticket is None or ticket.expires_at <= self._clock():
             raise InvalidRequest("the lane's token is unknown or too old: ask for another with OpenLane")
@@ -142,7 +142,7 @@ def _tcp(address: str) -> socket.socket:
         return _listening(listening, place)
     except (OSError, ValueError) as error:
         raise StartError(
-            f"can't listen on {address} for the lane: give another --lane-listen HOST:PORT, or off ({error})"
+            f"can't listen on {address} for the lane: give another lane_listen HOST:PORT, or off ({error})"
         ) from None
 
 
@@ -160,7 +160,7 @@ def _unix(path: str) -> socket.socket:
             os.chmod(path, 0o666)  # the token protects it; workers may run as another user
         return listening
     except OSError as error:
-        raise StartError(f"can't share memory at {path} (--memory-socket): {error}") from None
+        raise StartError(f"can't share memory at {path} (memory_socket): {error}") from None
 
 
 def _listening(unbound: socket.socket, place: object) -> socket.socket:

@@ -32,7 +32,7 @@ QUIET_SECONDS = 0.25  # a client that has its error, and sends nothing for so lo
 
 
 class Wait(Enum):
-    """What a connection waits for: its socket, or others that were ready before."""
+    """The reason why a connection waits: for its socket, or for others that were ready before."""
 
     READ = select.EPOLLIN
     WRITE = select.EPOLLOUT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gem_api.process.logs import Logger
 from gem_api.v1 import admin_pb2 as pb
@@ -16,54 +17,46 @@ from gem_server.rpc.handlers import Context
 from gem_server.rpc.range_checkpoint import RangeCheckpoint
 
 
+@dataclass(frozen=True, eq=False)
 class AdminServicer:
     """Serves `gem_api.v1.AdminService`. `stop` begins the server's graceful shutdown. `range_checkpoint` is this server's
     part in checkpoints over all ranges."""
 
-    def __init__(
-        self,
-        checkpointer: Checkpointer,
-        range_checkpoint: RangeCheckpoint,
-        apply_loop: ApplyLoop,
-        quarantine: Quarantine,
-        stop: Callable[[str], None],
-        logger: Logger,
-    ) -> None:
-        self._checkpointer = checkpointer
-        self._range_checkpoint = range_checkpoint
-        self._apply_loop = apply_loop
-        self._quarantine = quarantine
-        self._stop = stop
-        self._logger = logger
+    checkpointer: Checkpointer
+    range_checkpoint: RangeCheckpoint
+    apply_loop: ApplyLoop
+    quarantine: Quarantine
+    stop: Callable[[str], None]
+    logger: Logger
 
     async def create_checkpoint(
         self, call: Call, request: pb.CreateCheckpointRequest, context: Context
     ) -> pb.CreateCheckpointResponse:
         if request.HasField("cut"):
-            written = await self._range_checkpoint.write(request.cut.sequences)
+            written = await self.range_checkpoint.write(request.cut.sequences)
         else:
-            written = await self._checkpointer.write()
+            written = await self.checkpointer.write()
         return pb.CreateCheckpointResponse(version=written.version, path=str(written.path), sha256=written.sha256)
 
     async def begin_checkpoint(
         self, call: Call, request: pb.BeginCheckpointRequest, context: Context
     ) -> pb.BeginCheckpointResponse:
-        return pb.BeginCheckpointResponse(taken=pb.Cut(sequences=await self._range_checkpoint.begin()))
+        return pb.BeginCheckpointResponse(taken=pb.Cut(sequences=await self.range_checkpoint.begin()))
 
     async def write_manifest(self, call: Call, request: pb.WriteManifestRequest, context: Context) -> pb.WriteManifestResponse:
         entries = [Entry(each.address, each.path, each.version, each.sha256.hex()) for each in request.ranges]
-        path = await self._range_checkpoint.write_manifest(entries, request.cut.sequences, request.complete)
+        path = await self.range_checkpoint.write_manifest(entries, request.cut.sequences, request.complete)
         return pb.WriteManifestResponse(path=str(path))
 
     async def drain(self, call: Call, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         call.answering = True
-        self._stop("asked to drain")
-        return pb.DrainResponse(queue_length=self._apply_loop.queue_length + self._range_checkpoint.held_back)
+        self.stop("asked to drain")
+        return pb.DrainResponse(queue_length=self.apply_loop.queue_length + self.range_checkpoint.held_back)
 
     async def list_quarantine(
         self, call: Call, request: pb.ListQuarantineRequest, context: Context
     ) -> pb.ListQuarantineResponse:
-        held = self._quarantine.held.items()
+        held = self.quarantine.held.items()
         return pb.ListQuarantineResponse(
             workers=[pb.QuarantinedWorker(name=name, refusals=refusals.count, why=refusals.why) for name, refusals in held]
         )
@@ -71,6 +64,6 @@ class AdminServicer:
     async def lift_quarantine(
         self, call: Call, request: pb.LiftQuarantineRequest, context: Context
     ) -> pb.LiftQuarantineResponse:
-        self._quarantine.lift(request.worker_name)
-        self._logger.info("quarantine lifted", worker=request.worker_name)
+        self.quarantine.lift(request.worker_name)
+        self.logger.info("quarantine lifted", worker=request.worker_name)
         return pb.LiftQuarantineResponse()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from gem_api.errors import CheckpointFailed, InvalidRequest
@@ -19,19 +20,19 @@ NOT_RANGED = "this server holds all of the model: CreateCheckpoint alone writes 
 _LOOK_SECONDS = 0.01
 
 
+@dataclass(frozen=True, eq=False)
 class RangeCheckpoint:
     """The three steps, as `AdminService` has them: `begin`, `write` and `write_manifest`.
 
-    Args:
+    Attributes:
         core: The range.
         path: Holds commits back.
         checkpointer: Writes the checkpoint.
     """
 
-    def __init__(self, core: Core, path: CommitPath, checkpointer: Checkpointer) -> None:
-        self._core = core
-        self._path = path
-        self._checkpointer = checkpointer
+    core: Core
+    path: CommitPath
+    checkpointer: Checkpointer
 
     async def begin(self) -> dict[str, int]:
         """Holds commits back from now on. A checkpoint that is being written is finished before.
@@ -45,11 +46,11 @@ class RangeCheckpoint:
             Draining: The server is shutting down.
         """
         self._require_ranged()
-        self._path.require_open()
-        self._checkpointer.require_possible()
-        await self._checkpointer.idle()
-        self._path.require_open()
-        return self._path.begin_hold()
+        self.path.require_open()
+        self.checkpointer.require_possible()
+        await self.checkpointer.idle()
+        self.path.require_open()
+        return self.path.begin_hold()
 
     async def write(self, cut: Mapping[str, int]) -> Written:
         """Writes a checkpoint that has every commit of the cut and no later one. Commits go on once it is copied or has
@@ -63,28 +64,28 @@ class RangeCheckpoint:
             CheckpointFailed: No commits are held back for this cut, it was not reached in time, or writing failed.
         """
         self._require_ranged()
-        hold = self._path.hold.active
-        self._path.let_through(cut)
+        hold = self.path.hold.active
+        self.path.release_up_to(cut)
         try:
-            return await self._checkpointer.write(self._once_reached(hold))
+            return await self.checkpointer.write(self._once_reached(hold))
         finally:
-            self._path.end_hold(hold)
+            self.path.end_hold(hold)
 
     @asynccontextmanager
     async def _once_reached(self, hold: int) -> AsyncIterator[None]:
         """The time to copy the range: the cut is reached, and later commits wait."""
-        missing = self._path.hold.missing(self._core.leases)
-        while missing and self._path.hold.active == hold:
+        missing = self.path.hold.missing(self.core.leases)
+        while missing and self.path.hold.active == hold:
             await asyncio.sleep(_LOOK_SECONDS)
-            missing = self._path.hold.missing(self._core.leases) or (missing if self._path.hold.active != hold else [])
-        if self._path.hold.active != hold:
+            missing = self.path.hold.missing(self.core.leases) or (missing if self.path.hold.active != hold else [])
+        if self.path.hold.active != hold:
             late = ", ".join(sorted(lease.worker for lease in missing)[:5])
             raise CheckpointFailed(
                 f"commits were held back for {HOLD_SECONDS:.0f} s, and no checkpoint could be copied by then "
                 f"({f'commits of {late} did not arrive' if late else 'the server was busy'}): try again"
             )
         yield
-        self._path.end_hold(hold)
+        self.path.end_hold(hold)
 
     async def write_manifest(self, ranges: Sequence[Entry], cut: Mapping[str, int], complete: bool) -> Path:
         """Writes down which checkpoints of all ranges belong together. `complete`: the lead has done so.
@@ -94,17 +95,17 @@ class RangeCheckpoint:
             CheckpointFailed: Its own checkpoint is not there, or the file can't be written.
         """
         self._require_ranged()
-        part = self._core.part
+        part = self.core.part
         if len(ranges) != part.count:
             raise InvalidRequest(f"the manifest names {len(ranges)} ranges, but the model has {part.count}")
-        manifest = Manifest(self._core.run_id, dict(cut), tuple(ranges))
-        return await self._checkpointer.write_manifest(manifest, part.index, complete)
+        manifest = Manifest(self.core.run_id, dict(cut), tuple(ranges))
+        return await self.checkpointer.write_manifest(manifest, part.index, complete)
 
     @property
     def held_back(self) -> int:
         """The number of commits that wait, and will be applied."""
-        return len(self._path.hold.waiting)
+        return len(self.path.hold.waiting)
 
     def _require_ranged(self) -> None:
-        if self._core.part.whole:
+        if self.core.part.whole:
             raise InvalidRequest(NOT_RANGED)

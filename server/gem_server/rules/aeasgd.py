@@ -21,7 +21,7 @@ class Aeasgd(ArrayRule):
         θ_{t+1} = θ_t + e
         x ← x − e               where the worker's next local steps begin
 
-    The paper writes α = η·ρ, and uses α = 0.9/n for n workers. With momentum in the local steps (`--local-momentum`) the rule
+    The paper writes α = η·ρ, and uses α = 0.9/n for n workers. With momentum in the local steps (`local_momentum`) the rule
     is EAMSGD, Algorithm 2.
     """
 

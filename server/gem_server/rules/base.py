@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from gem_api.layout import Layout, Vector
 from gem_api.update_kind import UpdateKind
 
 from gem_server.rules.bins import bin_middles
+from gem_server.rules.threads import Threads
 
 Buffers = dict[str, Vector]
 
@@ -75,27 +76,6 @@ class PiFacts:
         return int(self.counts.sum())
 
 
-class Threads(Protocol):
-    """Runs the parts of a pass over θ."""
-
-    def parts(self, size: int) -> int:
-        """The number of parts for a pass over `size` elements."""
-
-    def run(self, work: Callable[[int], None], parts: int) -> None:
-        """Calls work(0) … work(parts - 1), and returns when all of them have returned."""
-
-
-class Caller:
-    """Runs all parts on the caller's thread."""
-
-    def parts(self, size: int) -> int:
-        return 1
-
-    def run(self, work: Callable[[int], None], parts: int) -> None:
-        for part in range(parts):
-            work(part)
-
-
 @dataclass
 class Shared:
     """A rule's state for the whole run, saved with it.
@@ -111,7 +91,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class RuleInput:
-    """What a rule gets with a commit, besides the arrays.
+    """A rule's input with a commit, besides the arrays.
 
     Attributes:
         staleness: τ, commits applied since the worker's pull (Eq. 2).
@@ -133,7 +113,7 @@ class UpdateRule(ABC):
     buffers, and its state for the run in `Shared`.
 
     A rule is a frozen dataclass; its fields are its settings. Options such as `--learning-rate` set the fields of the same
-    name, `--rule-options name=value` any other. `__post_init__` raises ValueError for an invalid value.
+    name, `--rule NAME:KEY=VALUE` any other. `__post_init__` raises ValueError for an invalid value.
 
     A worker may have an extra buffer "answer", float32, shape (P,), in shared memory. The rule then writes the θ for the
     worker's next gradient there too, in the same pass.
@@ -175,7 +155,7 @@ class UpdateRule(ABC):
     @cached_property
     def threads(self) -> Threads:
         """The threads that `apply` uses: only the caller's, unless `use_threads` sets others."""
-        return Caller()
+        return Threads(1)
 
     def use_threads(self, threads: Threads) -> None:
         """Splits `apply` over these threads. The bits of θ and the buffers, and the counts, do not depend on it."""

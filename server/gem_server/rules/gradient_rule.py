@@ -1,4 +1,4 @@
-"""What the rules share that move θ by the step of an optimizer: plain SGD, or one that the server keeps for all workers."""
+"""The base of rules that move θ by the step of an optimizer: plain SGD, or one that the server keeps for all workers."""
 
 from __future__ import annotations
 

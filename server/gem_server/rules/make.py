@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, get_type_hints
 
+from gem_api.hyperparameters import DECLARATIONS
+from gem_api.named_settings import unknown_setting
+
 from gem_server.rules.base import UpdateRule
 
 T = TypeVar("T")
 
 _TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 _TRUTH = {"true": True, "false": False}
+_OF_RULES = frozenset(name for name, declared in DECLARATIONS.items() if declared.option == "rule" and declared.key)
 
 
 def load(name: str) -> type[UpdateRule]:
@@ -50,7 +54,8 @@ def make(kind: type[T], options: str, settings: Mapping[str, object], what: str 
 
     Args:
         kind: A frozen dataclass.
-        options: "name=value", separated by blanks, for the fields that are not among `settings`.
+        options: "name=value", separated by blanks, for the fields that are not among `settings`, and for those that only
+            rules have, such as kappa.
         settings: The run's settings; those that it has no field for are ignored.
         what: What to call it in errors.
 
@@ -58,19 +63,18 @@ def make(kind: type[T], options: str, settings: Mapping[str, object], what: str 
         ValueError: An option is unknown, missing or invalid.
     """
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    own = [name for name in known if name not in settings]
+    own = [name for name in known if name not in settings or name in _OF_RULES]
     types = _types(kind, own, what)
     given = {name: value for name, value in settings.items() if name in known}
     for option in options.split():
         name, equals, text = option.partition("=")
         if name not in own:
-            valid = f"its options are {', '.join(own)}, given as NAME=VALUE" if own else "it has no options"
-            raise ValueError(f"the {what} has no option {option!r}: {valid}")
+            raise ValueError(unknown_setting(f"the {what}", name, own))
         if not equals:
-            raise ValueError(f"the {what}'s option {name!r} has no value: write {name}=VALUE")
+            raise ValueError(f"the {what}'s setting {name!r} has no value: write {name}=VALUE")
         given[name] = _value(name, text, types[name], what)
     if lacking := [name for name in own if name not in given and _required(known[name])]:
-        raise ValueError(f"the {what} needs options without a default: {', '.join(f'{name}=…' for name in lacking)}")
+        raise ValueError(f"the {what} needs settings without a default: {', '.join(f'{name}=…' for name in lacking)}")
     return kind(**given)
 
 
@@ -79,7 +83,7 @@ def _types(kind: type, names: list[str], what: str) -> dict[str, type]:
     types = get_type_hints(kind)
     if odd := [name for name in names if types[name] not in _TYPES]:
         valid = ", ".join(each.__name__ for each in _TYPES)
-        raise ValueError(f"the {what}'s option {odd[0]} must have one of the types {valid}")
+        raise ValueError(f"the {what}'s setting {odd[0]} must have one of the types {valid}")
     return {name: types[name] for name in names}
 
 
@@ -91,4 +95,4 @@ def _value(name: str, text: str, kind: type, what: str) -> Any:
     try:
         return _TRUTH[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
-        raise ValueError(f"the {what}'s option {name} is {_TYPES[kind]}, not {text!r}") from None
+        raise ValueError(f"the {what}'s setting {name} is {_TYPES[kind]}, not {text!r}") from None

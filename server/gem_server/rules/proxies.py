@@ -82,8 +82,8 @@ class Adam(Proxy):
         m ← μ·m + (1 − μ)·g          v ← 0.999·v + 0.001·g⊙g
         step = −η_t·m̂/(√v̂ + 1e-8)    m̂ = m/(1 − μ^{k+1})   v̂ = v/(1 − 0.999^{k+1})
 
-    This step does not shrink with the gradient, so π must be large for small Δ: the default of `--pi-max` with it is 1e6. Runs
-    of earlier versions may have a `proxy_rate`, which then replaces η_t.
+    This step does not shrink with the gradient, so π must be large for small Δ: the default of pi_max with it is 1e6. The
+    setting `proxy_rate` replaces η_t.
     """
 
     buffers = ("moment", "square")

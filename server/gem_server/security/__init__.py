@@ -1,1 +1,1 @@
-"""Who may call: tokens, certificates, roles, and warnings about what is open."""
+"""Tokens, certificates and roles of callers, and warnings about what is open."""

@@ -42,7 +42,7 @@ MAY_CALL = {
 
 @dataclass(frozen=True)
 class Identity:
-    """Who makes a call.
+    """The caller of an RPC.
 
     Attributes:
         role: Determines which RPCs the caller may use.
@@ -56,7 +56,7 @@ class Identity:
 
 
 class Shown:
-    """What a caller has shown of itself: a call's metadata and certificate, kept beyond the call."""
+    """The credentials of a caller: a call's metadata and certificate, kept beyond the call."""
 
     def __init__(self, context: Any) -> None:
         self._metadata, self._auth = context.invocation_metadata(), context.auth_context()
@@ -71,22 +71,22 @@ class Shown:
 ANYONE = Identity(Role.ADMIN, owner="")
 
 
+@dataclass(frozen=True, eq=False)
 class Access:
     """Identifies callers by their token, their client certificate, or both.
 
-    Args:
+    Attributes:
         tokens: The known tokens; None to ask for none.
         client_certificates: Whether clients must have shown a certificate, which gRPC has checked.
     """
 
-    def __init__(self, tokens: TokenFile | None = None, client_certificates: bool = False) -> None:
-        self._tokens = tokens
-        self._client_certificates = client_certificates
+    tokens: TokenFile | None = None
+    client_certificates: bool = False
 
     @property
     def asks(self) -> bool:
         """Whether callers need credentials."""
-        return self._tokens is not None or self._client_certificates
+        return self.tokens is not None or self.client_certificates
 
     def identify(self, rpc: str, context: Any) -> Identity:
         """Returns who makes this call.
@@ -97,11 +97,11 @@ class Access:
         """
         if not self.asks:
             return ANYONE
-        name = _common_name(context) if self._client_certificates else ""
-        if self._tokens is None:
+        name = _common_name(context) if self.client_certificates else ""
+        if self.tokens is None:
             identity = _certified(name)
         else:
-            entry = self._tokens.find(_bearer_token(context))
+            entry = self.tokens.find(_bearer_token(context))
             identity = Identity(Role(entry.role), entry.owner, entry.worker or ANY_NAME)
             if name:
                 identity = replace(identity, owner=f"{identity.owner}, certificate {name}")

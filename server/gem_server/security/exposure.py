@@ -1,4 +1,4 @@
-"""What a server exposes beyond its own machine, for warnings in its log."""
+"""Finds the ports that a server opens beyond its own machine, for warnings in its log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gem_server.security.tls import TlsFiles
 def what_is_open(
     listen: str, lane_listen: str, metrics_listen: str, tokens: Path | None, tls: TlsFiles | None
 ) -> list[tuple[str, str]]:
-    """What is open beyond this machine, and how to close it; empty if all addresses are loopback.
+    """Lists what is open beyond this machine, and how to close it; empty if all addresses are loopback.
 
     Only who may train through `listen` gets the token that opens a lane. So an open lane shows tensors, but lets nobody in.
     """
@@ -21,7 +21,7 @@ def what_is_open(
     if is_open and tokens is None and (tls is None or tls.client_ca is None):
         found.append((
             f"anyone who can reach {listen} may train, read the model and drain the server",
-            "--tokens FILE, or --tls-client-ca FILE",
+            "--tokens FILE, or tls_client_ca FILE",
         ))  # fmt: skip
     if (is_open or lane_is_open) and tls is None:
         what = "tokens, gradients and the model" if is_open and tokens is not None else "gradients and the model"

@@ -59,7 +59,7 @@ class Certificates:
         )
 
     def context(self) -> ssl.SSLContext:
-        """What the lane's handshakes use: the files as they are now, or the last ones that could be used."""
+        """The context of the lane's handshakes: of the files as they are now, or the last ones that could be used."""
         seen = self._files.stamps()
         if seen != self._context_seen:
             self._context_seen = seen

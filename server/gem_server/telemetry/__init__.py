@@ -1,1 +1,1 @@
-"""What the server reports about the run: Prometheus metrics, smoothed progress, the history file."""
+"""Reports about the run: Prometheus metrics, smoothed progress, the history file."""

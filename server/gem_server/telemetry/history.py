@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from gem_api.history import COLUMNS, Column, HistoryError, read_history
+from gem_api.history import COLUMNS, HistoryError, read_history
 from gem_api.process.logs import Logger
 
 from gem_server.apply_loop import Timing
 from gem_server.core.facts import Applied
-from gem_server.telemetry.curves import MAX_POINTS, Point
+from gem_server.telemetry.timeline import Timeline
 
 MAX_WAITING = 1 << 20  # lines kept in memory while the disk fails; beyond that the oldest are dropped
 _BATCH = 1 << 12  # lines written at a time
-_MAX_KEPT = 4096  # points of a curve while a history is read
-_SMOOTHED = 50  # commits whose mean is a point of a curve, as in `Progress`
-_LONGEST_PAUSE = 60.0  # seconds; a longer time between two commits counts as this: the server was probably down
-
-
-class _Commit(NamedTuple):
-    """What a curve shows of a commit. `seconds` is the time since the first one, without times in which there was no server."""
-
-    seconds: float
-    version: float
-    loss: float
-    pi_median: float
-    staleness: float
 
 
 class History:
@@ -70,10 +55,10 @@ class History:
         path.parent.mkdir(parents=True, exist_ok=True)
         rewritten = path.with_name(path.name + ".new")
         self._file = rewritten.open("w", newline="", encoding="utf-8")
-        earlier = EarlierCurves()
+        self.earlier = Timeline()
         try:
             csv.writer(self._file).writerow(COLUMNS)
-            whole = next_ticket > 1 and path.exists() and self._copy_lines_before(next_ticket, earlier)
+            whole = next_ticket > 1 and path.exists() and self._copy_lines_before(next_ticket)
             self._file.flush()
             self._end = os.fstat(self._file.fileno()).st_size  # of the lines that are whole
             if not whole and path.exists():
@@ -83,9 +68,8 @@ class History:
             with suppress(OSError):  # the disk may refuse the buffered lines again
                 self._file.close()
             raise
-        self.earlier = earlier.points()
 
-    def _copy_lines_before(self, next_ticket: int, earlier: EarlierCurves) -> bool:
+    def _copy_lines_before(self, next_ticket: int) -> bool:
         """Copies the lines of commits before a ticket. Returns whether the old file is of no more use: it has such lines, and
         no damaged ones."""
         kept = damaged = 0
@@ -97,7 +81,7 @@ class History:
                 tickets = piece.columns["ticket"]
                 before = tickets < next_ticket
                 self._file.writelines(compress(piece.lines, before))
-                earlier.add({name: column[before] for name, column in piece.columns.items()})
+                self.earlier.replay({name: column[before] for name, column in piece.columns.items()})
                 kept += int(before.sum())
                 damaged += piece.damaged + int((~np.isfinite(tickets)).sum())
         except HistoryError as error:
@@ -181,69 +165,7 @@ def open_history(path: Path, next_ticket: int, wall: Callable[[], float], logger
         return None
 
 
-class EarlierCurves:
-    """Condenses the commits of a history, which come piece by piece, into the points of a curve.
-
-    It keeps a bounded number of points on the way: if there are too many, every other one goes, and the time between new ones
-    doubles.
-    """
-
-    def __init__(self) -> None:
-        self._kept: list[Point] = []
-        self._interval = 0.0  # seconds between two of them
-        self._time = math.nan  # of the last commit, Unix seconds
-        self._window: deque[_Commit] = deque(maxlen=_SMOOTHED)
-
-    def add(self, columns: Mapping[str, Column]) -> None:
-        """Adds the next commits: the columns of a history."""
-        shown = [columns[name].tolist() for name in ("unix_seconds", "version", "loss", "pi_median", "staleness")]
-        for time, *values in zip(*shown, strict=True):
-            self._add(time, *values)
-
-    def _add(self, time: float, version: float, loss: float, pi_median: float, staleness: float) -> None:
-        passed = time - self._time
-        self._time = time
-        before = self._window[-1].seconds if self._window else 0.0
-        seconds = before + (min(max(passed, 0.0), _LONGEST_PAUSE) if math.isfinite(passed) else 0.0)
-        if seconds > before and (not self._kept or before >= self._kept[-1].seconds + self._interval):
-            self._kept.append(self._point())
-            if len(self._kept) >= _MAX_KEPT:
-                self._kept = self._kept[::2]
-                self._interval = max(2 * self._interval, before / _MAX_KEPT)
-        self._window.append(_Commit(seconds, version, loss, pi_median, staleness))
-
-    def points(self) -> list[Point]:
-        """At most `MAX_POINTS`/2 points, evenly spaced in time. Each has the means of the last 50 commits before it.
-
-        What is not a number counts as unknown."""
-        if not self._window:
-            return []
-        points = [*self._kept, self._point()]
-        moments = np.linspace(0, points[-1].seconds, MAX_POINTS // 2)
-        ends = np.searchsorted([point.seconds for point in points], moments, side="right") - 1
-        return [points[end] for end in np.unique(ends)]
-
-    def _point(self) -> Point:
-        """The last commit, with the means of its window."""
-        first, last = self._window[0], self._window[-1]
-        span = last.seconds - first.seconds
-        return Point(
-            seconds=last.seconds,
-            version=int(last.version),
-            commits_per_second=(last.version - first.version) / span if span > 0 else None,
-            loss=_mean(commit.loss for commit in self._window),
-            pi_median=_mean(commit.pi_median for commit in self._window),
-            staleness=_mean(commit.staleness for commit in self._window),
-        )
-
-
 def _as_csv(lines: Iterable[tuple[object, ...]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(lines)
     return text.getvalue().encode()
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    """The mean of the finite numbers; None if there are none."""
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else None

@@ -13,20 +13,15 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import fields
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gem_api.process.message_json import as_dict
-from gem_api.schedule import server_rate
-from gem_api.v1 import training_pb2 as pb
 from prometheus_client import make_wsgi_app
 from prometheus_client.registry import CollectorRegistry
 
-from gem_server.core.state_machine import Core
-from gem_server.telemetry.curves import Curves, Point
 from gem_server.telemetry.health import Health
-from gem_server.telemetry.progress import Progress
+from gem_server.telemetry.run_view import RunView
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -40,43 +35,9 @@ Headers = list[tuple[str, str]]
 Reply = tuple[str, Headers, bytes]  # status line, headers, body
 
 
-class LiveStatus:
-    """The run as the live page shows it: a JSON object of
-
-    - `status`: as `gem-ctl status --json`, with the 100 oldest of the live workers
-    - `workers`: how many live workers there are
-    - `lease_seconds`: how long a worker may be silent
-    - `learning_rate`: η_t at this version; null if each worker has its own optimizer
-    - `commits_per_second`: over the last 5 seconds
-    - `nonfinite_losses`: commits whose reported loss was NaN or infinite
-    - `begin_version`, `start_version`, `curves`: as in `Curves`; a list for each attribute of a point
-
-    Args:
-        core, progress, curves: The run.
-        status: Returns its status, with at most a given number of workers.
-    """
-
-    def __init__(self, core: Core, progress: Progress, curves: Curves, status: Callable[[int], pb.GetStatusResponse]) -> None:
-        self._core, self._progress, self._curves, self._status = core, progress, curves, status
-
-    def read(self) -> Callable[[], bytes]:
-        """Takes the status now, on the event loop's thread. The function that it returns encodes it, on any thread."""
-        core, curves = self._core, self._curves
-        points, status = curves.until_now(), self._status(MAX_WORKERS)
-        facts = {
-            "workers": len(core.leases.live),
-            "lease_seconds": core.leases.duration,
-            "learning_rate": server_rate(core.settings, core.central.version),
-            "commits_per_second": curves.commits_per_second,
-            "nonfinite_losses": self._progress.nonfinite_losses,
-            "begin_version": curves.begin_version,
-            "start_version": curves.start_version,
-        }
-        return lambda: _encode({"status": as_dict(status), **facts, "curves": _columns(points)})
-
-
 class LivePage:
-    """A WSGI application: the page at `/`, its data at `/status.json`, Prometheus metrics at `/metrics`; and for probes, which
+    """A WSGI application: the page at `/`; its data at `/status.json`, the status as JSON with the curves and the
+    100 oldest workers; Prometheus metrics at `/metrics`; and for probes, which
     look at the status line alone, `/healthz` (does the server live?) and `/readyz` (can workers train with it now?).
 
     Args:
@@ -102,9 +63,9 @@ class LivePage:
         self._status: Reply
         self._taken = -math.inf
 
-    def show(self, status: LiveStatus, loop: asyncio.AbstractEventLoop) -> None:
-        """Serves this status from now on. `loop` runs on the thread that changes the run."""
-        self._read = lambda: _call_on(loop, status.read)()
+    def show(self, view: RunView, loop: asyncio.AbstractEventLoop) -> None:
+        """Serves the run's status and curves from now on. `loop` runs on the thread that changes the run."""
+        self._read = lambda: _encode(as_dict(_call_on(loop, lambda: view.read(MAX_WORKERS, curves=True))))
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         line, headers, body = self._reply(environ)
@@ -165,17 +126,6 @@ def _call_on(loop: asyncio.AbstractEventLoop, read: Callable[[], T]) -> T:
 
     loop.call_soon_threadsafe(call)
     return found.result(_PATIENCE)
-
-
-def _columns(points: list[Point]) -> dict[str, list[float | None]]:
-    return {field.name: [_short(getattr(point, field.name)) for point in points] for field in fields(Point)}
-
-
-def _short(value: float | None) -> float | None:
-    """Six digits are enough for a picture. JSON has no NaN."""
-    if value is None or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _encode(value: dict[str, Any]) -> bytes:

@@ -145,7 +145,7 @@ class Progress:
             worker.staleness += applied.staleness
             worker.influence += applied.scale
 
-    def came_by(self, worker: str, transport: str) -> None:
+    def record_transport(self, worker: str, transport: str) -> None:
         """Counts a commit whose gradient is complete, and notes how it came from a live worker."""
         self.received[transport] += 1
         self.workers.setdefault(worker, WorkerProgress()).transport = transport

@@ -11,7 +11,7 @@ from gem_api import __version__
 from gem_api.errors import InvalidRequest
 from gem_api.process import logs
 from gem_api.process.extras import needs
-from gem_api.process.options import SETTINGS, Number, WithHeadings, credentials, log_options, option
+from gem_api.process.options import SETTINGS, WithHeadings, credentials, log_options
 from gem_api.process.stacks import print_stacks_on_signal
 from gem_api.v1 import training_pb2 as pb
 from gem_client import GemError, NotInitialized, Retry
@@ -21,7 +21,15 @@ with needs("gem-evaluator", "torch"):
     print_stacks_on_signal()  # before the imports that take seconds: from here on the signal doesn't end the process
     import torch
 
-from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, Stopped, log_as, member_options, stop_on_signals
+from gem_worker.command import (
+    EXIT_FAILED,
+    EXIT_WRONG_USE,
+    Stopped,
+    evaluate_every_setting,
+    log_as,
+    member_options,
+    stop_on_signals,
+)
 from gem_worker.device import devices
 from gem_worker.evaluation.evaluate import RemoteEvaluator
 from gem_worker.tasks import TaskError, load_task
@@ -29,7 +37,7 @@ from gem_worker.tasks import TaskError, load_task
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
 @member_options
-@option("--evaluate-every", type=Number(0.1), default=5.0, help="Minimum seconds between two evaluations.")
+@evaluate_every_setting(5.0)
 @click.option("--once", is_flag=True, help="Evaluate once, as soon as the server has a model, and exit.")
 @log_options
 @click.version_option(__version__)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from gem_api import __version__
-from gem_api.hyperparameters import FIXED, Hyperparameters
+from gem_api.hyperparameters import DECLARATIONS, FIXED, Hyperparameters, flag
 from gem_api.process.extras import install, needs
 from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
 from gem_api.process.options import (
@@ -25,13 +24,14 @@ from gem_api.process.options import (
     Number,
     Whole,
     WithHeadings,
-    given,
+    expanded,
     hyperparameter_options,
     log_level_option,
     option,
     until_stopped_option,
     without_end,
 )
+from gem_api.process.settings_file import config_option, document, setting
 from gem_api.process.stacks import print_stacks_on_signal
 from gem_api.ranges import MAX_RANGES, all_bounds
 from gem_client import InvalidRequest
@@ -46,6 +46,7 @@ from gem_worker.command import (
     EXIT_WRONG_USE,
     data_option,
     device_option,
+    evaluate_every_setting,
     exchange_options,
     ignore_signals,
     pace_options,
@@ -53,10 +54,10 @@ from gem_worker.command import (
 )
 from gem_worker.device import devices
 from gem_worker.launcher.cluster import Cluster, ClusterError, WrongSettings, require_rule
-from gem_worker.launcher.members import Place, make_cluster, places
+from gem_worker.launcher.members import HANDED_OVER, Place, make_cluster, places
 from gem_worker.launcher.monitor import RunMonitor
 from gem_worker.launcher.run_folder import RunFolder
-from gem_worker.launcher.stored_options import stored_options
+from gem_worker.launcher.stored_options import RunToResume, stored_options
 from gem_worker.launcher.tracebacks import users_part
 from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
 
@@ -65,24 +66,13 @@ _EPOCHS = {"digits": 80}
 # Options that may change when a run is resumed: those that neither the server nor the results depend on.
 _MAY_CHANGE = {
     "workers", "evaluate_every", "lease_seconds", "durability", "shared_memory", "overlap", "gradient_dtype", "theta_dtype",
-    "processes", "device", "on", "ray_address", "resources", "working_dir", "log_level",
+    "processes", "device", "on", "ray_address", "resources", "working_dir", "log_level", "server_settings",
     *(set(_HYPERPARAMETERS) - set(FIXED)),
 }  # fmt: skip
 
 
 # Only the server knows which of these go together.
 _OF_THE_RULE = {"rule", "rule_options", "optimizer", "optimizer_options", "schedule"}
-_SWITCHES = ("1", "0", "true", "false", "yes", "no", "on", "off", "t", "f", "y", "n")
-
-
-class _RunToResume(click.Path):
-    """The folder of a run. Ignores GEM_RESUME=true, which is meant for a gem-server with the same environment."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        by_variable = ctx and param and param.name and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
-        if by_variable and str(value).lower() in _SWITCHES:
-            return None
-        return super().convert(value, param, ctx)
 
 
 @click.command(cls=WithHeadings, context_settings=SETTINGS)
@@ -105,8 +95,8 @@ class _RunToResume(click.Path):
     default="local",
     help="Where the workers run: as processes on this machine, or as actors in a Ray cluster. Servers always run here.",
 )
-@option(
-    "--ray-address",
+@setting(
+    "ray_address",
     default="auto",
     help="Ray cluster to use. HOST:PORT; auto: the one that this machine belongs to; local: a new one on this machine alone.",
 )
@@ -137,12 +127,12 @@ class _RunToResume(click.Path):
 @option(
     "--resume",
     envvar=["GEM_RESUME_RUN", "GEM_RESUME"],
-    type=_RunToResume(exists=True, file_okay=False, path_type=Path),
+    type=RunToResume(exists=True, file_okay=False, path_type=Path),
     help="Resume the run in this folder with its stored options. Options given now replace those that may change.",
 )
-@option("--evaluate-every", type=Number(0.1), default=2.0, help="Minimum seconds between evaluations on held-out data.")
-@option(
-    "--lease-seconds",
+@evaluate_every_setting(2.0)
+@setting(
+    "lease_seconds",
     type=Number(1, 3600),
     default=15.0,
     help="Seconds without a message after which a worker loses its shards to the others.",
@@ -156,10 +146,11 @@ class _RunToResume(click.Path):
     "seconds); log: every acknowledged commit.",
 )
 @log_level_option
+@config_option
 @click.version_option(__version__)
 @click.pass_context
 @interruptible()
-def main(context: click.Context, /, **options: Any) -> None:
+def main(context: click.Context, /, **_: Any) -> None:
     """Trains a task with an asynchronous cluster: a server on this machine, or several, and workers here or on Ray.
 
     Prints live progress and writes summary.json, report.html, report.png and model.safetensors to runs/<id>/. Processes that
@@ -177,6 +168,7 @@ def main(context: click.Context, /, **options: Any) -> None:
       gem-train --workers 100 --processes 2 ...   many workers in few processes
       gem-train --servers 2 ...                   half of the model on each
       gem-train --rule downpour --workers 30 ...  what happens without GEM
+      gem-train --config run.toml                 settings from a file
       gem-train --on ray --workers 32             workers on Ray
       gem-train --task my_module:MyTask           your own model and data
 
@@ -184,8 +176,14 @@ def main(context: click.Context, /, **options: Any) -> None:
     evaluation (the model is saved); 2 if it can't start (no folder is left behind); 3 if training diverged; 130 after Ctrl-C
     or SIGTERM, unless everything was trained by then.
     """
-    status, _ = launch(options, given(context), lambda why: click.echo(f"gem-train: {why}", err=True))
-    sys.exit(status)
+    sys.exit(launch(*run_options(context), lambda why: click.echo(f"gem-train: {why}", err=True))[0])
+
+
+def run_options(context: click.Context) -> tuple[dict[str, Any], set[str]]:
+    """The options for `launch`, and the names of those that the user gave."""
+    options, user_gave = expanded(context)
+    options["server_settings"] = {name: value for name, value in document(context).items() if name in HANDED_OVER}
+    return options, user_gave | ({"server_settings"} if options["server_settings"] else set())
 
 
 def launch(
@@ -194,7 +192,7 @@ def launch(
     """Runs a cluster to its end.
 
     Args:
-        options: The options of gem-train.
+        options: The options of gem-train, from `run_options`.
         user_gave: The names of those that the user gave.
         complain: Told why the run can't start or continue.
         runtime_env: Ray's environment for the workers.
@@ -445,8 +443,16 @@ def _require_changeable(changed: set[str]) -> None:
         (changed - _MAY_CHANGE - set(FIXED), "its results must come from one task, one data set and one step time"),
     ):
         if names:
-            flags_ = ", ".join("--" + name.replace("_", "-") for name in sorted(names))
+            flags_ = ", ".join(_written(name) for name in sorted(names))
             raise ClusterError(f"a resumed run can't change {flags_}: {why}; omit them, or start a new run")
+
+
+def _written(name: str) -> str:
+    """How a user writes an option or a setting."""
+    if name in DECLARATIONS:
+        return flag(name)
+    has_option = all(param.opts for param in main.params if param.name == name)
+    return f"--{name.replace('_', '-')}" if has_option else name
 
 
 def _folder(options: dict[str, Any]) -> RunFolder:

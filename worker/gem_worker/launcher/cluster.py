@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.lifetime import LAUNCHER
-from gem_api.process.options import flags
+from gem_api.process.options import as_environment, flags, settings_without_flags
 
 from gem_worker.command import EXIT_DIVERGED, EXIT_WRONG_USE
 from gem_worker.launcher.tracebacks import same_failure, users_part
@@ -107,20 +108,21 @@ class Process(Member):
 
     Attributes:
         command: Its command line.
+        settings: The settings that it gets through its environment, by their keys.
         niceness: Added to the launcher's own niceness; higher means lower priority.
         process: The running, or last, process.
     """
 
     command: list[str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     niceness: int = 0
     process: subprocess.Popen[bytes] | None = None
 
     def start(self, *extra: str) -> None:
         # A separate process group: Ctrl-C in the terminal reaches only the launcher, which stops the others in order. Not a
-        # separate session: Linux compares niceness only within a session. GEM_ variables are meant for the launcher;
-        # the other processes get flags.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
+        # separate session: Linux compares niceness only within a session.
         self._begin_log()
+        environment = _environment(self.settings)
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -318,8 +320,11 @@ class Cluster:
 
 def require_rule(hyperparameters: Hyperparameters) -> None:
     """Has the server's code check the rule and its options before a run is begun. Raises WrongSettings."""
-    command = python("gem_server.check", *flags(hyperparameters))
-    checked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    command, environment = (
+        python("gem_server.check", *flags(hyperparameters)),
+        _environment(settings_without_flags(hyperparameters)),
+    )
+    checked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
     if checked.returncode == EXIT_WRONG_USE:  # whatever else stops it, the server says at its start
         raise WrongSettings(_refusal(checked.stderr))
 
@@ -354,6 +359,11 @@ def free_ports(hosts: Iterable[str]) -> list[int]:
             probe.bind((host, 0))
             ports.append(probe.getsockname()[1])
         return ports
+
+
+def _environment(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of a process with these settings. The launcher's own GEM_ variables are meant for the launcher alone."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("GEM_")} | as_environment(settings)
 
 
 def _ending(status: int | None) -> str:

@@ -1,15 +1,16 @@
-"""The members of a cluster: the command lines of its servers and workers."""
+"""The members of a cluster: the command lines and settings of its servers and workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.host_memory import default_limit
-from gem_api.process.options import flags
+from gem_api.process.options import flags, settings_without_flags
 from gem_api.ranges import Range
 
 from gem_worker.command import cores, exchange_flags
@@ -24,11 +25,15 @@ from gem_worker.launcher.cluster import (
     spread,
 )
 from gem_worker.launcher.run_folder import RunFolder
-from gem_worker.launcher.tokens import make_tokens
 
 _THIS_MACHINE = "127.0.0.1"
 _CHECKPOINT_SECONDS = 10
 _MAX_APPLY_THREADS = 8  # as gem-server's own default
+# Settings of the servers that gem-train has no option for, and hands over from its --config.
+HANDED_OVER = (
+    "apply_threads", "checkpoint_interval", "checkpoint_keep", "log_limit", "max_norm_ratio", "memory_limit", "memory_socket",
+    "min_workers", "quarantine_after",
+)  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -55,11 +60,12 @@ def make_cluster(
 ) -> Cluster:
     """The servers, one for each place, and the workers; nothing is started."""
     if options["on"] == "ray":
-        make_tokens(folder)
+        folder.write_tokens()
     servers = [_server(folder, options, hyperparameters, listening, index) for index in range(len(listening))]
     groups = spread(options["workers"], options["processes"] or options["workers"])
     common = _worker_flags(options, listening[0].address)
-    member = _ray_member(folder, options) if options["on"] == "ray" else _process
+    settings = {name: options[name] for name in ("shared_memory", "step_seconds", "turns")}
+    member = _ray_member(folder, options, settings) if options["on"] == "ray" else partial(_process, settings)
     workers = [_worker(folder, group, common, member) for group in groups]
     return Cluster(servers, workers, lambda line: click.echo(f"  {line}"), resume, ends_together(hyperparameters))
 
@@ -71,31 +77,37 @@ def _server(
     command = python(
         "gem_server",
         f"--listen={place.address}",
-        f"--lane-listen={place.address.rpartition(':')[0]}:0",  # the port after a free one need not be free
         f"--metrics-listen={place.metrics}",
         *([f"--history={folder.commits}"] if held.leads else []),
         f"--checkpoint-dir={folder.checkpoints_of(held)}",
-        f"--checkpoint-interval={_CHECKPOINT_SECONDS}",
         f"--durability={options['durability']}",
-        f"--lease-seconds={options['lease_seconds']}",
         f"--log-level={options['log_level']}",
         *flags(hyperparameters),
         *(["--until-stopped"] if hyperparameters.endless else []),
         *([f"--tokens={folder.tokens}"] if options["on"] == "ray" else []),
         *([] if held.whole else _flags_of_range(held, [each.address for each in listening[1:]])),
     )
+    settings = {
+        "lane_listen": f"{place.address.rpartition(':')[0]}:0",  # the port after a free one need not be free
+        "checkpoint_interval": _CHECKPOINT_SECONDS,
+        "lease_seconds": options["lease_seconds"],
+        **settings_without_flags(hyperparameters),
+        **({} if held.whole else _share_of_machine(held.count)),
+        **options["server_settings"],
+    }
     name = "server" if held.whole else f"server-{index}"
-    return Process(name, folder.logs / f"{name}.log", command)
+    return Process(name, folder.logs / f"{name}.log", command, settings)
 
 
 def _flags_of_range(held: Range, peers: list[str]) -> list[str]:
-    """The flags of one of several servers, which share the machine's cores and memory."""
-    return [
-        f"--range={held}",
-        *([f"--peers={','.join(peers)}"] if held.leads else []),
-        f"--apply-threads={min(_MAX_APPLY_THREADS, cores() // held.count or 1)}",
-        f"--memory-limit={default_limit() // held.count}",
-    ]
+    """The flags of one of several servers."""
+    return [f"--range={held}", *([f"--peers={','.join(peers)}"] if held.leads else [])]
+
+
+def _share_of_machine(servers: int) -> dict[str, Any]:
+    """What each of several servers may take of the machine's cores and memory."""
+    threads = min(_MAX_APPLY_THREADS, cores() // servers or 1)
+    return {"apply_threads": threads, "memory_limit": default_limit() // servers}
 
 
 def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
@@ -104,24 +116,22 @@ def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
     common.append(f"--log-level={options['log_level']}")
     if options["data"]:
         common.append(f"--data={options['data']}")
-    if options["step_seconds"]:
-        common.append(f"--step-seconds={options['step_seconds']}")
-    if options["turns"] != "random":
-        common.append(f"--turns={options['turns']}")
     return common
 
 
-def _process(name: str, log: Path, flags: list[str]) -> Member:
+def _process(settings: Mapping[str, Any], name: str, log: Path, flags: list[str]) -> Member:
     """Workers in a process of this machine."""
-    return Process(name, log, python("gem_worker", *flags), WORKER_NICENESS)
+    return Process(name, log, python("gem_worker", *flags), settings, WORKER_NICENESS)
 
 
-def _ray_member(folder: RunFolder, options: dict[str, Any]) -> Callable[[str, Path, list[str]], Member]:
+def _ray_member(
+    folder: RunFolder, options: dict[str, Any], settings: Mapping[str, Any]
+) -> Callable[[str, Path, list[str]], Member]:
     """Makes a process of workers in Ray from its name, its log and its flags."""
     from gem_worker.launcher import on_ray
 
     resources, token = on_ray.parsed(options["resources"]), folder.worker_token.read_text().strip()
-    return lambda name, log, flags: on_ray.Actor(name, log, flags, token, resources)
+    return lambda name, log, flags: on_ray.Actor(name, log, flags, settings, token, resources)
 
 
 def _worker(folder: RunFolder, numbers: range, common: list[str], member: Callable[[str, Path, list[str]], Member]) -> Member:

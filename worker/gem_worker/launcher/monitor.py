@@ -14,9 +14,8 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.process.extras import install
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
-from gem_ctl.curves import Curves
+from gem_ctl.curves import RunCurves
 from gem_ctl.recorded_run import read_curves
-from gem_ctl.watch import Rate
 
 from gem_worker.device import devices
 from gem_worker.evaluation.evaluate import Score
@@ -64,7 +63,6 @@ class RunMonitor:
         self._began = time.monotonic()
         self._printed_at = self._began
         self._has_header = False
-        self._rate = Rate()
         self._joined = -1
         self._finishing = False
         self._status: pb.GetStatusResponse | None = None
@@ -112,19 +110,16 @@ class RunMonitor:
         try:
             status = self._admin.status()
         except GemError:
-            self._rate = Rate()
             return  # the server is starting or has died; `tend` restarts it
         if self._status is None and self._options.get("resume"):
             self._folder.save_options(self._options)  # the server has accepted the changed options
-        self._saw(status, time.monotonic())
+        self._saw(status)
         self._scorer.offer(status.version)
 
-    def _saw(self, status: pb.GetStatusResponse, now: float) -> None:
+    def _saw(self, status: pb.GetStatusResponse) -> None:
         """Takes in a status of the server."""
         self._status = status
         self._via |= {worker.name: worker.transport for worker in status.workers if worker.transport}
-        if status.version:  # there is no rate before the first commit
-            self._rate.saw(status.version, now)
 
     @property
     def failed_evaluation(self) -> str | None:
@@ -145,12 +140,12 @@ class RunMonitor:
             return
         self._printed_at = now
         if status is None or not status.version:
-            self._print_start(len(status.workers) if status else 0)
+            self._print_start(status.worker_count if status else 0)
             return
         if not self._has_header:
             self._has_header = True
             click.echo(_HEADER)
-        click.echo(_progress_line(now - self._began, self._rate.value, status, self._scorer.last))
+        click.echo(_progress_line(now - self._began, status, self._scorer.last))
 
     def _print_start(self, joined: int) -> None:
         if joined != self._joined:
@@ -174,7 +169,7 @@ class RunMonitor:
         )
         return 3 if self._cluster.diverged else 0
 
-    def _save_results(self, outcome: str, curves: Curves, score: Score | None, seconds: float) -> None:
+    def _save_results(self, outcome: str, curves: RunCurves, score: Score | None, seconds: float) -> None:
         """Writes the summary, the plot and the report, and prints the closing lines."""
         summary = self._summary(outcome, curves, score, seconds)
         self._folder.save_summary(summary)
@@ -183,7 +178,7 @@ class RunMonitor:
             files["history"] = f"{curves.damaged} damaged lines of {self._folder.commits} are left out"
         click.echo(_closing(summary, self._folder, files))
 
-    def _pictures(self, curves: Curves) -> dict[str, str]:
+    def _pictures(self, curves: RunCurves) -> dict[str, str]:
         """Writes the plot and the report; returns the path of each, or why there is none.
 
         Nothing that goes wrong here may end the run with a failure: a full disk, or Ctrl-C while Matplotlib was imported.
@@ -201,7 +196,7 @@ class RunMonitor:
         except Exception as error:
             return {"report": f"none: {error}; write it with gem-ctl report {self._folder.path}"}
 
-    def _summary(self, outcome: str, curves: Curves, score: Score | None, seconds: float) -> dict[str, Any]:
+    def _summary(self, outcome: str, curves: RunCurves, score: Score | None, seconds: float) -> dict[str, Any]:
         status = self._status
         recorded = int(curves.final)
         return {
@@ -226,7 +221,7 @@ class RunMonitor:
         }
 
 
-def _figures(curves: Curves) -> dict[str, Any]:
+def _figures(curves: RunCurves) -> dict[str, Any]:
     """The summary's figures over all commits; None for those that the history does not have."""
     return {
         "samples": int(curves.samples),
@@ -247,15 +242,15 @@ def _simulated(step_seconds: float) -> str:
     return f"simulated step time {step_seconds:g} s"
 
 
-def _progress_line(seconds: float, rate: float | None, status: pb.GetStatusResponse, score: Score | None) -> str:
+def _progress_line(seconds: float, status: pb.GetStatusResponse, score: Score | None) -> str:
     loss = f"{status.training_loss:8.4f}" if status.HasField("training_loss") else "       –"
     pi = f"{status.pi_median:9.3f}" if status.HasField("pi_median") else "        –"
     accuracy = f"{100 * score.accuracy:7.2f} %" if score and score.accuracy is not None else "        –"
-    commits = "          –" if rate is None else f"{rate:11.1f}"
+    commits = f"{status.commits_per_second:11.1f}" if status.HasField("commits_per_second") else "          –"
     epoch = f"{status.shards.epoch + 1}/{status.shards.epochs or '–'}"
     return (
         f"{int(seconds) // 60:5d}:{int(seconds) % 60:02d}{status.version:9d}{commits} {loss}{status.staleness:11.1f} {pi}"
-        f"{len(status.workers):9d}{epoch:>10} {accuracy}"
+        f"{status.worker_count:9d}{epoch:>10} {accuracy}"
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from signal import signal as set_handler
 from typing import Any
 
 import ray
+from gem_api.process.options import as_environment
 from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
@@ -150,11 +151,13 @@ class Actor(Member):
 
     Attributes:
         flags: The flags of gem-worker.
+        settings: Its settings without an option, by their keys.
         token: The access token of its workers.
         resources: What Ray reserves for it, by name.
     """
 
     flags: list[str]
+    settings: Mapping[str, Any]
     token: str | None = field(repr=False)
     resources: dict[str, float]
     _actor: Any = field(default=None, init=False)
@@ -170,7 +173,7 @@ class Actor(Member):
         self._begin_log()
         self._status, self._place, self._alive = None, None, False
         self._actor = actor_class(self.resources).remote()
-        self._work = self._actor.work.remote(self.name, [*self.flags, *extra], self.token)
+        self._work = self._actor.work.remote(self.name, [*self.flags, *extra], as_environment(self.settings), self.token)
         self._ask()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gem_ctl.curves import Curves
+from gem_ctl.curves import RunCurves
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
@@ -13,7 +13,7 @@ from gem_worker.evaluation.evaluate import Score
 _INK, _DOTS, _MARK = "#1f4e79", "#9db8d2", "#c0392b"
 
 
-def plot_report(path: Path, title: str, curves: Curves, scores: list[Score], workers: int) -> None:
+def plot_report(path: Path, title: str, curves: RunCurves, scores: list[Score], workers: int) -> None:
     """Draws the commits and evaluations of a run as a PNG."""
     plt.switch_backend("Agg")  # draws without a screen
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(9, 9), sharex=True, constrained_layout=True)
@@ -34,12 +34,12 @@ def plot_report(path: Path, title: str, curves: Curves, scores: list[Score], wor
     plt.close(figure)
 
 
-def _curve(axes: Axes, curves: Curves, name: str, label: str) -> None:
+def _curve(axes: Axes, curves: RunCurves, name: str, label: str) -> None:
     """Draws a dot for each commit, or for the mean of several in a long run; and a line for the moving mean over a hundredth of
     the run."""
-    axes.plot(curves.versions(), curves.mean(name), ".", color=_DOTS, markersize=3)
+    axes.plot(curves.positions(), curves.mean(name), ".", color=_DOTS, markersize=3)
     smoothed = curves.smoothed(name, max(10, (curves.applied + curves.discarded) // 100))
-    axes.plot(curves.versions(), smoothed, color=_INK, linewidth=1.5)
+    axes.plot(curves.positions(), smoothed, color=_INK, linewidth=1.5)
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
 

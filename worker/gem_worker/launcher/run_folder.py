@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import re
+import secrets
 import time
 from importlib import metadata
 from pathlib import Path
@@ -76,6 +78,19 @@ class RunFolder:
         """Stores the run's options for a later --resume."""
         self.options.write_text(json.dumps({**options, "resume": None}, indent=2, default=str) + "\n")
 
+    def write_tokens(self) -> None:
+        """Writes the run's tokens, readable by their owner alone: the server's file, and each client's token.
+
+        A resumed run keeps its tokens, because the leases in its checkpoint belong to them.
+        """
+        if self.tokens.exists():
+            return
+        clients = {"worker": self.worker_token, "admin": self.admin_token}
+        tokens = {role: secrets.token_hex(32) for role in clients}
+        for role, path in clients.items():
+            _write_privately(path, f"{tokens[role]}\n")
+        _write_privately(self.tokens, "".join(f"{token} {role}\n" for role, token in tokens.items()))
+
     def history(self) -> dict[str, npt.NDArray[np.float64]]:
         """The columns of commits.csv as float64, without the workers' names; NaN for an empty field.
 
@@ -100,6 +115,12 @@ class RunFolder:
             name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in summary.items()
         }
         self.summary.write_text(json.dumps(known, indent=2, allow_nan=False) + "\n")
+
+
+def _write_privately(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
 
 
 def samples_applied(history: dict[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

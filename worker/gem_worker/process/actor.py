@@ -32,8 +32,10 @@ class Worker:
                 del os.environ[name]
         sys.stdout, sys.stderr = _Copying(sys.stdout, self._output), _Copying(sys.stderr, self._output)
 
-    def work(self, name: str, flags: list[str], token: str | None) -> tuple[int, str]:
-        """Runs gem-worker with these flags; returns its exit status and the output that `report` has not returned."""
+    def work(self, name: str, flags: list[str], variables: dict[str, str], token: str | None) -> tuple[int, str]:
+        """Runs gem-worker with these flags and environment variables; returns its exit status and the output that `report` has
+        not returned."""
+        os.environ.update(variables)
         try:
             options = main.make_context("gem-worker", list(flags)).params
             log = logs.configure(options["log_format"], options["log_level"])

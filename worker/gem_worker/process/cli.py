@@ -11,10 +11,11 @@ from typing import Any
 import click
 from gem_api import __version__
 from gem_api.process import logs
-from gem_api.process.exposition import serve_metrics
 from gem_api.process.extras import needs
+from gem_api.process.http_port import serve_metrics
 from gem_api.process.lifetime import end_with_launcher
 from gem_api.process.options import SETTINGS, Whole, WithHeadings, credentials, log_options, option
+from gem_api.process.settings_file import setting
 from gem_api.process.stacks import print_stacks_on_signal
 from gem_client import GemError, InvalidRequest, Retry, Session, connect
 from prometheus_client.registry import CollectorRegistry
@@ -65,8 +66,8 @@ from gem_worker.tasks import TaskError, load_task
 )
 @pace_options
 @exchange_options
-@option(
-    "--stopped-status",
+@setting(
+    "stopped_status",
     type=Whole(0, 255),
     default=0,
     help="Exit status after SIGTERM or Ctrl-C. 143 tells Kubernetes that the run is not done, so that it replaces the worker.",
@@ -89,10 +90,11 @@ def main(**options: Any) -> None:
 
     The workers of one process share the task's data and its loss function, which must not keep state between batches.
 
-    Exit status: 0 if the run is done; --stopped-status after SIGTERM or Ctrl-C; 1 if the server rejects the worker or stays
-    unreachable, or if the task fails; 2 for wrong use, or a task that does not fit the run; 3 if training diverged; 4 if the
-    server quarantined this worker because it rejected too many of its gradients. A process with several workers ends when the
-    last one has ended, with the worst status: 1 before 2 before 4 before 3 before --stopped-status before 0.
+    Exit status: 0 if the run is done; 0 or the setting `stopped_status` after SIGTERM or Ctrl-C; 1 if the server rejects the
+    worker or stays unreachable, or if the task fails; 2 for wrong use, or a task that does not fit the run; 3 if training
+    diverged; 4 if the server quarantined this worker because it rejected too many of its gradients. A process with several
+    workers ends when the last one has ended, with the worst status: 1 before 2 before 4 before 3 before `stopped_status`
+    before 0.
     """
     log = logs.configure(options["log_format"], options["log_level"])
     name = options["name"] or f"{socket.gethostname()}-{os.getpid()}"

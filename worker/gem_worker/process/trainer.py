@@ -81,7 +81,7 @@ def train(
 
 
 def _trained(task: Task, model: nn.Module, hyperparameters: Hyperparameters) -> Any:
-    """What the run has this worker train: the model's parameters, or the task's own optimizer. Raises TaskError."""
+    """The model's parameters, or the task's own optimizer, for this worker to train. Raises TaskError."""
     if hyperparameters.optimizer == "worker":
         return optimizer_of(task, model)
     if has_optimizer(task):

@@ -24,7 +24,7 @@ class TaskError(Exception):
 
 @runtime_checkable
 class Task(Protocol):
-    """What a worker trains. Its class is called with the `--data` folder (a Path, or None).
+    """A task for workers to train. Its class is called with the `--data` folder (a Path, or None).
 
     A batch is what a DataLoader returns for the data set; by convention a pair (inputs, targets).
 

@@ -58,17 +58,39 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{ .image.repository }}:{{ .image.tag | default $common.tag | default .root.Chart.AppVersion }}
 {{- end -}}
 
-{{/*
-Options as environment variables: learningRate is GEM_LEARNING_RATE. Numbers are written as JSON, since Go prints large ones as
-1e+06, which a whole number can't be.
-*/}}
-{{- define "gem.options" -}}
-{{- range $key, $value := . }}
+{{/* A value in TOML. JSON's texts, numbers, true and false are TOML's as well; a map becomes an inline table. */}}
+{{- define "gem.toml" -}}
+{{- if kindIs "map" . -}}
+{ {{- range $index, $key := keys . | sortAlpha }}{{ if $index }},{{ end }} {{ $key }} = {{ get $ $key | toJson }}{{ end }} }
+{{- else -}}
+{{ toJson . }}
+{{- end -}}
+{{- end -}}
+
+{{/* The file of settings. */}}
+{{- define "gem.config" -}}
+{{- range $key, $value := .Values.config }}
 {{- if not (kindIs "invalid" $value) }}
-- name: GEM_{{ $key | snakecase | upper }}
-  value: {{ if kindIs "string" $value }}{{ $value | quote }}{{ else }}{{ $value | toJson | quote }}{{ end }}
+{{ $key }} = {{ include "gem.toml" $value }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- define "gem.configEnv" -}}
+- name: GEM_CONFIG
+  value: /etc/gem/config/run.toml
+{{- end -}}
+
+{{- define "gem.configMount" -}}
+- name: config
+  mountPath: /etc/gem/config
+  readOnly: true
+{{- end -}}
+
+{{- define "gem.configVolume" -}}
+- name: config
+  configMap:
+    name: {{ include "gem.fullname" . }}-config
 {{- end -}}
 
 {{/*
@@ -207,6 +229,7 @@ securityContext:
 
 {{/* What workers and the evaluator share: the task and its data. */}}
 {{- define "gem.taskEnv" -}}
+{{ include "gem.configEnv" . }}
 - name: GEM_TASK
   value: {{ .Values.worker.task | quote }}
 {{- if .Values.worker.data.existingClaim }}
@@ -216,6 +239,7 @@ securityContext:
 {{- end -}}
 
 {{- define "gem.taskMounts" -}}
+{{ include "gem.configMount" . }}
 {{- if .Values.worker.data.existingClaim }}
 - name: data
   mountPath: /data
@@ -227,6 +251,7 @@ securityContext:
 {{- end -}}
 
 {{- define "gem.taskVolumes" -}}
+{{ include "gem.configVolume" . }}
 {{- with .Values.worker.data.existingClaim }}
 - name: data
   persistentVolumeClaim:
@@ -245,8 +270,14 @@ labels:
   {{- with .root.Values.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- with .root.Values.podAnnotations }}
 annotations:
+  # Other settings make other pods: of the settings, those that the pod's command knows.
+  {{- $known := dict }}
+  {{- range include (printf "gem.keys.%s" .component) . | fromJsonArray }}
+  {{- if hasKey $.root.Values.config . }}{{ $_ := set $known . (get $.root.Values.config .) }}{{ end }}
+  {{- end }}
+  checksum/config: {{ $known | toJson | sha256sum | trunc 8 | quote }}
+  {{- with .root.Values.podAnnotations }}
   {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- end }}
 {{- end -}}

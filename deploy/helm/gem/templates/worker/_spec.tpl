@@ -15,9 +15,6 @@
   value: "false"
 - name: GEM_WORKER_METRICS_LISTEN
   value: 0.0.0.0:9465
-{{- with include "gem.options" .Values.worker.options | trim }}
-{{ . }}
-{{- end }}
 {{- end -}}
 
 {{/* The part of the Job that can't be changed once it exists. */}}

@@ -1,0 +1,125 @@
+"""--config, a TOML file of settings that all commands of a run may share, and the settings that have no option.
+
+A key is the name of the setting's environment variable in lower case and without GEM_: `learning_rate` for GEM_LEARNING_RATE.
+A command takes the keys that it knows. The command line wins over the environment, that over the file, that over the default.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gem_api.hyperparameters import DECLARATIONS
+from gem_api.named_settings import NAMES, nearest
+
+_DOCUMENT = "gem_api.settings_file"  # where the context keeps the file's content
+
+# The keys of all commands. No command can ask the others: the server and the workers import nothing of each other.
+KEYS = (
+    "apply_threads", "batch_size", "batch_variation", "checkpoint_dir", "checkpoint_interval", "checkpoint_keep",
+    "data", "device", "durability", "epochs", "evaluate_every", "first_worker", "give_up_after", "gradient_dtype",
+    "history", "lane_listen", "learning_rate", "lease_seconds", "listen", "local_momentum", "local_steps", "log_format",
+    "log_level", "log_limit", "max_norm_ratio", "memory_limit", "memory_socket", "metrics_listen", "min_workers",
+    "name", "on", "once", "optimizer", "overlap", "peers", "processes", "quarantine_after", "range", "ray_address",
+    "resources", "resume", "resume_run", "rule", "runs", "schedule", "seed", "server", "servers", "shard_size",
+    "shards", "shared_memory", "step_seconds", "steps", "stopped_status", "task", "theta_dtype", "threads", "timeout",
+    "tls_ca", "tls_cert", "tls_client_ca", "tls_key", "token_file", "tokens", "turns", "until_stopped", "weight_decay",
+    "worker_metrics_listen", "workers", "workers_per_process", "working_dir",
+)  # fmt: skip
+
+
+class Setting(click.Parameter):
+    """A setting without an option: only the environment and the file of --config can set it."""
+
+    param_type_name = "setting"
+
+    def __init__(self, declarations: tuple[str, ...], show_default: str | bool = True, **attributes: Any) -> None:
+        (name,) = declarations
+        super().__init__(declarations, **{"envvar": f"GEM_{name.upper()}", **attributes})
+        self.show_default = show_default
+
+    def _parse_decls(self, decls: Any, expose_value: bool) -> tuple[str, list[str], list[str]]:
+        return decls[0], [], []
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """It is not on the command line."""
+
+
+def setting(name: str, **attributes: Any) -> Callable[[Any], Any]:
+    """Adds a setting without an option to a command; `attributes` as for an option."""
+    return click.option(name, cls=Setting, **attributes)  # type: ignore[arg-type]
+
+
+def key(param: click.Parameter) -> str:
+    """The key of an option or setting in the file."""
+    own = param.envvar or f"GEM_{str(param.name).upper()}"
+    return (own if isinstance(own, str) else own[0]).removeprefix("GEM_").lower()
+
+
+def document(context: click.Context) -> dict[str, Any]:
+    """What the file of --config holds, by its keys; nothing without such a file."""
+    found: dict[str, Any] = context.meta.get(_DOCUMENT, {})
+    return found
+
+
+def as_text(value: Any) -> str:
+    """A value as the environment would hold it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def instead(command: click.Command, option: str) -> str | None:
+    """What to write in the place of an option that the command does not have; None if nothing is known of it."""
+    name = option.lstrip("-").replace("-", "_")
+    if (declared := DECLARATIONS.get(name)) and declared.option:
+        return f"{option} is a setting of --{declared.option}: write --{declared.option} {_example(name)}"
+    for param in command.params:
+        if isinstance(param, Setting) and name in (key(param), f"no_{key(param)}"):
+            return f"{option} is not an option: set {key(param)} in the file of --config, or GEM_{key(param).upper()}"
+    return None
+
+
+def _example(name: str) -> str:
+    """How a hyper-parameter is written that is a setting of an option."""
+    declared = DECLARATIONS[name]
+    return f"{'gem' if declared.option == 'rule' and declared.key else 'NAME'}:{declared.key or 'KEY'}=VALUE"
+
+
+def _load(context: click.Context, param: click.Parameter, path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        texts = {name: _value(name, value) for name, value in content.items()}
+    except (OSError, ValueError) as error:  # also what is no UTF-8 or no TOML
+        raise click.BadParameter(f"{path}: {error}", context, param) from None
+    context.meta[_DOCUMENT] = content
+    context.default_map = {str(each.name): texts[key(each)] for each in context.command.params if key(each) in texts}
+
+
+def _value(name: str, value: Any) -> Any:
+    """A value as the option takes it. Raises ValueError."""
+    if (declared := DECLARATIONS.get(name)) and declared.option:
+        raise ValueError(f'{name} is a setting of {declared.option}: write {declared.option} = "{_example(name)}"')
+    if name not in KEYS:
+        raise ValueError(f"there is no setting {name!r}{nearest(name, KEYS)}; docs/settings.md lists them all")
+    if isinstance(value, Mapping) and name in NAMES:
+        return value
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{name} must be a text, a number, true or false" + (", or a table" if name in NAMES else ""))
+    return as_text(value)
+
+
+config_option: Callable[[Any], Any] = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    show_envvar=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_load,
+    help="TOML file of settings, which all commands of a run may share. The command line wins over the environment, that over "
+    "this file.",
+)

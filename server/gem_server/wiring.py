@@ -1,0 +1,148 @@
+"""The parts of a server, wired together: who needs what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from gem_api.process.logs import Logger
+
+from gem_server.apply_loop import ApplyLoop
+from gem_server.config import ServerConfig
+from gem_server.core.state_machine import Core
+from gem_server.durability.checkpointer import Checkpointer
+from gem_server.durability.group_commit import GroupCommit, Unlogged
+from gem_server.durability.journal import Journal
+from gem_server.durability.metrics import LogMetrics
+from gem_server.durability.resume import lock_directory, make_core, make_journal
+from gem_server.endpoint import Endpoint
+from gem_server.event_loop import running_loop
+from gem_server.intake import messages
+from gem_server.intake.calls import Calls
+from gem_server.intake.commit_path import CommitPath
+from gem_server.lane.lane import Lane
+from gem_server.lane.listener import Listener
+from gem_server.lane.regions import Regions
+from gem_server.rpc.admin import AdminServicer
+from gem_server.rpc.range_checkpoint import RangeCheckpoint
+from gem_server.rpc.training import TrainingServicer
+from gem_server.rules.threads import Threads
+from gem_server.telemetry.history import open_history
+from gem_server.telemetry.metrics import Metrics, ServerRegistry
+from gem_server.telemetry.progress import Progress, Traffic
+from gem_server.telemetry.run_view import RunView
+
+Clock = Callable[[], float]
+
+
+class Parts:
+    """All parts of a server, each made from the ones before it. None of them runs yet.
+
+    Args:
+        config: The server's configuration.
+        clock: Returns monotonic seconds.
+        wall: Returns Unix seconds.
+        logger: The server's logger.
+        stop: Begins the server's graceful shutdown; called with the reason.
+        opened: Receives what must be closed if the start fails.
+
+    Raises:
+        StartError: Wrong settings, an address in use, or no usable checkpoint.
+
+    Attributes:
+        outdated: Whether this start has changed hyperparameters that the run's workers use.
+        directory_lock: Keeps other servers out of the checkpoint directory; None without one.
+        history: Writes the run's history; None if none is kept.
+        group_commit: Writes the log; None if none is kept.
+        view: The run's status, rates and curves.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        clock: Clock,
+        wall: Clock,
+        logger: Logger,
+        stop: Callable[[str], None],
+        opened: ExitStack,
+    ) -> None:
+        self.registry = ServerRegistry(config.range)
+        # The addresses first. If they are in use, the files may belong to another server and must stay untouched.
+        self.endpoint = Endpoint(config, self.registry, logger)
+        self.directory_lock = lock_directory(config.checkpoint_dir) if config.checkpoint_dir else None
+        if self.directory_lock:
+            opened.enter_context(self.directory_lock)
+
+        self.core, last_record, self.outdated = make_core(config, clock, logger)
+        core = self.core
+        core.leases.extend_after_suspension(clock())  # restored leases do not expire because this start takes long
+        core.rule.use_threads(Threads(config.apply_threads))
+
+        calls = Calls(core.leases.owner)
+        listener = Listener(config.lane_address, config.memory_socket, clock, logger, insist=config.lane_listen is not None)
+        opened.callback(listener.close)
+        self.history = open_history(config.history, core.next_ticket, wall, logger) if config.history else None
+        if self.history:
+            opened.callback(self.history.close)
+        self.progress, self.traffic = _new_progress(core, clock()), Traffic()
+        self.metrics = Metrics(
+            self.registry, core, self.progress, self.traffic, self._queue_length, lambda at: wall() - clock() + at
+        )
+        observers = [self.progress.applied, self.metrics.applied, *([self.history.applied] if self.history else [])]
+        self.apply_loop = ApplyLoop(core, clock, observers)
+
+        journal = make_journal(config, core.run_id, last_record)
+        self.group_commit = self._new_group_commit(journal, logger, clock) if journal else None
+        self.checkpointer = Checkpointer(
+            config.checkpoint_dir, config.checkpoint_keep, core, self.apply_loop, self.progress, clock, logger,
+            before=self.history.flush if self.history else lambda: None,
+            notified=self.group_commit.base_checkpoint_written if self.group_commit else lambda: None,
+            journal=journal, log_limit=config.log_limit,
+        )  # fmt: skip
+
+        durability = self.group_commit or Unlogged()
+        self.view = RunView(
+            core, self.progress, clock, self.history.earlier if self.history else None,
+            queue_length=self._queue_length, stall=lambda: messages.stall(durability.stall, clock()), peers=config.peers,
+        )  # fmt: skip
+        self.commit_path = path = CommitPath(core, self.apply_loop, self.progress, calls, durability, clock, logger)
+        regions = Regions(core, running_loop())
+        self.lane = Lane(listener, regions, path, self.traffic, self.endpoint.certificates, clock, logger)
+        self.training = TrainingServicer(
+            core,
+            self.apply_loop,
+            self.progress,
+            self.view,
+            calls,
+            path,
+            self.lane.offer,
+            durability,
+            self.traffic,
+            clock,
+            logger,
+            config.peers,
+        )
+        ranges = RangeCheckpoint(core, path, self.checkpointer)
+        admin = AdminServicer(self.checkpointer, ranges, self.apply_loop, core.quarantine, stop, logger)
+        self.endpoint.add_services(self.training, admin, calls)
+        self.endpoint.show(self.view)
+
+    def why_stalled(self) -> str:
+        """Why no commit can be acknowledged at present; empty if they can. From any thread."""
+        stall = self.group_commit.stall if self.group_commit else None
+        return f"stalled: {stall.why}" if stall is not None else ""
+
+    def _queue_length(self) -> int:
+        return self.apply_loop.queue_length
+
+    def _new_group_commit(self, journal: Journal, logger: Logger, clock: Clock) -> GroupCommit:
+        metrics = LogMetrics(self.registry, journal)
+        return GroupCommit(journal, logger, clock, metrics.flushed, lambda: self.checkpointer.write())
+
+
+def _new_progress(core: Core, now: float) -> Progress:
+    """A resumed run begins with the checkpoint that it was restored from."""
+    progress = Progress(now, lambda worker: core.leases.named(worker) is not None)
+    if core.central.initialized:
+        progress.checkpointed(core.central.version, now)
+    return progress

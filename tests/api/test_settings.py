@@ -1,0 +1,227 @@
+"""A setting is written down once: on the command line, in the environment, or in the file of --config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.named_settings import parse, written
+from gem_api.process.options import expanded, flags, settings_without_flags
+from gem_api.process.settings_file import KEYS, Setting, key
+from gem_ctl.cli import main as ctl
+from gem_server.cli import main as server
+from gem_worker.evaluation.evaluator import main as evaluator
+from gem_worker.launcher.cli import main as train
+from gem_worker.launcher.cli import run_options
+from gem_worker.process.cli import main as worker
+from kit.settings import configured
+
+COMMANDS = {"gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl}
+MAX_OPTIONS = 110  # over all commands
+
+
+def all_options(command: click.Command) -> Iterator[click.Option]:
+    yield from (each for each in command.params if isinstance(each, click.Option) and each.name != "version")
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from all_options(inner)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GEM_CONFIG", raising=False)
+
+
+# -- --rule, --optimizer and --schedule
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("rule", "gem", {"rule": "gem"}),
+        ("rule", "gem:kappa=2,snapshot=paper", {"rule": "gem", "kappa": 2.0, "snapshot": "paper"}),
+        ("rule", "gem:proxy=adam,kappa=2,against=0.5", {"rule": "gem", "kappa": 2.0, "rule_options": "proxy=adam against=0.5"}),
+        ("rule", "diloco:delay=8, eager=0.1", {"rule": "diloco", "rule_options": "delay=8 eager=0.1"}),
+        ("rule", "my.rules:Clipped", {"rule": "my.rules:Clipped"}),
+        ("rule", "my.rules:Clipped:bound=1,at=a:b", {"rule": "my.rules:Clipped", "rule_options": "bound=1 at=a:b"}),
+        ("rule", "my.rules:Own:kappa=2", {"rule": "my.rules:Own", "rule_options": "kappa=2"}),
+        ("rule", {"name": "gem", "kappa": 2, "proxy": "adam"}, {"rule": "gem", "kappa": 2.0, "rule_options": "proxy=adam"}),
+        ("rule", {"name": "a:B", "strict": True}, {"rule": "a:B", "rule_options": "strict=true"}),
+        ("optimizer", "adamw:beta2=0.99", {"optimizer": "adamw", "optimizer_options": "beta2=0.99"}),
+        ("schedule", "cosine:versions=9400,warmup=100", {"schedule": "cosine", "decay_versions": 9400, "warmup_versions": 100}),
+        ("schedule", "step:versions=5,factor=0.5,warmup_factor=0.1",
+         {"schedule": "step", "decay_versions": 5, "decay_factor": 0.5, "warmup_factor": 0.1}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_name_and_its_settings_set_hyper_parameters(option: str, value: Any, expected: dict[str, Any]) -> None:
+    assert parse(option, value) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("rule", "gme:kappa=2", "unknown rule 'gme' (did you mean gem?): choose from gem, downpour"),
+        ("rule", "gem:kappa", "the setting 'kappa' has no value: write gem:kappa=VALUE"),
+        ("rule", "gem:kappa=", "the setting 'kappa' has no value"),
+        ("rule", "kappa=2", "'kappa=2' has no name: write NAME:KEY=VALUE"),
+        ("rule", "gem:kappa=2,kappa=3", "the setting 'kappa' is given twice"),
+        ("rule", "gem:kappa=-1", "--rule …:kappa must be greater than 0, not -1.0"),
+        ("rule", "gem:kappa=much", "--rule …:kappa must be of type float, not 'much'"),
+        ("rule", "gem:momentum=nan", "--rule …:momentum must be at least 0 and less than 1, not nan"),
+        ("rule", {"kappa": 2}, 'the table has no name: write rule = { name = "gem", KEY = VALUE }'),
+        ("rule", {"name": "aeasgd", "alpha": "0.1 b=2"}, "one with a space or a comma"),
+        ("schedule", "cosine:version=3",
+         "schedule cosine has no setting 'version' (did you mean versions?): its settings are warmup, warmup_factor"),
+        ("schedule", "cosine:versions=1.5", "--schedule …:versions must be of type int, not '1.5'"),
+        ("optimizer", "adamx", "unknown optimizer 'adamx' (did you mean adam?)"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_name_or_setting_is_one_line_with_what_is_right(option: str, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as refused:
+        parse(option, value)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Hyperparameters(),
+        Hyperparameters(kappa=2.5, epsilon=1e-30, snapshot="reference", rule_options="proxy=adam", pi_max=1e6),
+        Hyperparameters(rule="my:Own", rule_options="a=1 b=c:d", optimizer="worker"),
+        Hyperparameters(rule="downpour", optimizer="adamw", optimizer_options="beta1=0.8 beta2=0.99", weight_decay=0.1),
+        Hyperparameters(schedule="onecycle", warmup_versions=3, warmup_factor=0.25, decay_versions=1 << 62, decay_factor=0),
+        Hyperparameters(shard_size=7, local_momentum=0.5, batch_variation=0.25, seed=1 << 60, steps=5, epochs=0),
+    ],
+    ids=str,
+)
+def test_what_gem_train_hands_to_its_server_is_what_the_server_reads(
+    settings: Hyperparameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings_without_flags(settings).items():
+        monkeypatch.setenv(f"GEM_{name.upper()}", str(value))
+    options, _ = expanded(server.make_context("gem-server", flags(settings)))
+    assert Hyperparameters(**{name: options[name] for name in vars(settings)}) == settings
+    read = {name: value for option, text in written(settings).items() for name, value in parse(option, text).items()}
+    assert replace(settings, **read) == settings
+
+
+# -- the file
+
+
+def test_the_command_line_wins_over_the_environment_that_over_the_file_and_all_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = configured(learning_rate=0.1, batch_size=8, seed=3, rule="gem:kappa=2", lease_seconds=5)
+    monkeypatch.setenv("GEM_LEARNING_RATE", "0.2")
+    monkeypatch.setenv("GEM_BATCH_SIZE", "16")
+    options, user_gave = expanded(server.make_context("gem-server", [file, "--learning-rate", "0.3"]))
+    found = [options[name] for name in ("learning_rate", "batch_size", "seed", "kappa", "lease_seconds", "momentum")]
+    assert found == [0.3, 16, 3, 2.0, 5.0, 0.9]
+    assert user_gave == {"learning_rate", "batch_size", "seed", "rule", "kappa", "lease_seconds"}
+
+
+def test_one_file_serves_all_commands_each_of_which_takes_what_it_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rule = { name = "gem", kappa = 2 }\nserver = "host:1"\ntask = "digits"\nworkers = 3\nworkers_per_process = 2\n'
+        'durability = "log"\ntimeout = 3\nevaluate_every = 9\noverlap = true\nmemory_limit = "8G"\n'
+    )
+    monkeypatch.setenv("GEM_CONFIG", str(file))
+    params = {
+        name: command.make_context(name, ["status"] if name == "gem-ctl" else []).params for name, command in COMMANDS.items()
+    }
+    assert (params["gem-server"]["durability"], params["gem-server"]["memory_limit"]) == ("log", 8 << 30)
+    assert (params["gem-train"]["durability"], params["gem-train"]["workers"]) == ("log", 3)
+    assert [params[name]["server"] for name in ("gem-worker", "gem-evaluator", "gem-ctl")] == ["host:1"] * 3
+    assert (params["gem-worker"]["workers_per_process"], params["gem-worker"]["overlap"]) == (2, True)
+    assert (params["gem-evaluator"]["evaluate_every"], params["gem-ctl"]["timeout"]) == (9.0, 3.0)
+
+
+def test_gem_train_hands_settings_of_its_servers_over() -> None:
+    file = configured(max_norm_ratio=100, log_limit="64M", epochs=2, tokens="not/its/own")
+    options, user_gave = run_options(train.make_context("gem-train", [file]))
+    assert options["server_settings"] == {"max_norm_ratio": 100, "log_limit": "64M"}
+    assert user_gave == {"epochs", "server_settings"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "lerning_rate = 1",
+            "there is no setting 'lerning_rate' (did you mean learning_rate?); docs/settings.md lists them all",
+        ),
+        ("learning-rate = 1", "there is no setting 'learning-rate' (did you mean learning_rate?)"),
+        ("kappa = 2", 'kappa is a setting of rule: write rule = "gem:kappa=VALUE"'),
+        ("decay_versions = 2", 'decay_versions is a setting of schedule: write schedule = "NAME:versions=VALUE"'),
+        ("learning_rate = [1]", "learning_rate must be a text, a number, true or false"),
+        ("task = { name = 1 }", "task must be a text, a number, true or false"),
+        ("rule = { name = 'gem', kappa = -1 }", "--rule …:kappa must be greater than 0"),
+        ("learning_rate = 'fast'", "'fast' is not a valid number"),
+        ("epochs = 1.5", "'1.5' is not a valid whole number"),
+        ("epochs =", "Invalid value"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gem-server", "gem-train"])
+def test_a_wrong_file_is_one_line_that_names_it_or_the_key(name: str, content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(content + "\n")
+    result = CliRunner().invoke(COMMANDS[name], ["--config", str(tmp_path / "run.toml")])
+    assert result.exit_code == 2
+    assert said in result.stderr.splitlines()[-1]
+
+
+def test_the_keys_are_those_of_all_commands() -> None:
+    known = {key(param) for command in COMMANDS.values() for param in command.params if param.name not in ("config", "version")}
+    assert sorted(known) == list(KEYS)
+
+
+# -- options
+
+
+def test_there_are_few_options() -> None:
+    count = {name: len(list(all_options(command))) for name, command in COMMANDS.items()}
+    assert sum(count.values()) <= MAX_OPTIONS, count
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_a_file_of_settings(name: str) -> None:
+    assert "--config" in {flag for param in COMMANDS[name].params for flag in param.opts}
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "said"),
+    [
+        ("gem-server", "--kappa", "--kappa is a setting of --rule: write --rule gem:kappa=VALUE"),
+        ("gem-server", "--rule-options", "--rule-options is a setting of --rule: write --rule NAME:KEY=VALUE"),
+        ("gem-train", "--optimizer-options", "is a setting of --optimizer: write --optimizer NAME:KEY=VALUE"),
+        ("gem-train", "--decay-versions", "--decay-versions is a setting of --schedule: write --schedule NAME:versions=VALUE"),
+        ("gem-server", "--memory-limit", "--memory-limit is not an option: set memory_limit in the file of --config, or "
+         "GEM_MEMORY_LIMIT"),
+        ("gem-worker", "--no-shared-memory", "set shared_memory in the file of --config, or GEM_SHARED_MEMORY"),
+        ("gem-ctl", "--timeout", "--timeout is not an option: set timeout in the file of --config, or GEM_TIMEOUT"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_a_setting_now_is_refused_with_what_to_write(name: str, option: str, said: str) -> None:
+    result = CliRunner().invoke(COMMANDS[name], [f"{option}=1"])
+    assert (result.exit_code, said in result.stderr.splitlines()[-1]) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_lists_the_settings_without_an_option(name: str) -> None:
+    text = " ".join(CliRunner().invoke(COMMANDS[name], ["--help"]).output.split())
+    settings = [key(param) for param in COMMANDS[name].params if isinstance(param, Setting)]
+    assert settings
+    assert ", ".join(sorted(settings)) in text

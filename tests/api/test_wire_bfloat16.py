@@ -1,0 +1,146 @@
+"""bfloat16: bit for bit the rounding of IEEE 754, compared with two independent implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gem_api.conversions import decode_bfloat16, encode_bfloat16
+from gem_api.layout import Vector
+from hypothesis import given
+from hypothesis import strategies as st
+
+Codes = npt.NDArray[np.uint16]
+ALL_CODES = np.arange(1 << 16, dtype=np.uint16)
+MAX_CODE = 0x7F7F  # of a finite value
+SMALLEST_NORMAL = 2.0**-126
+SIGNIFICANT_BITS = 8
+
+
+def narrow(values: npt.ArrayLike) -> Codes:
+    packed = np.atleast_1d(np.asarray(values, np.float32))
+    out = np.empty(2 * packed.size, np.uint8)
+    encode_bfloat16(packed, out)
+    return out.view("<u2")
+
+
+def widen(codes: Codes) -> Vector:
+    values = np.empty(codes.size, np.float32)
+    decode_bfloat16(memoryview(codes.astype("<u2").tobytes()), values)
+    return values
+
+
+def float32(pattern: int) -> Vector:
+    return np.array([pattern], np.uint32).view(np.float32)
+
+
+def by_definition(code: int) -> float:
+    """The value of a code, put together from its sign, exponent and fraction."""
+    fraction_bits, bias = SIGNIFICANT_BITS - 1, 127
+    exponent, fraction = (code & 0x7FFF) >> fraction_bits, code & (1 << fraction_bits) - 1
+    sign = -1.0 if code >> 15 else 1.0
+    if exponent == 2 * bias + 1:
+        return sign * float("nan") if fraction else sign * float("inf")
+    significand = fraction + (1 << fraction_bits if exponent else 0)
+    return float(sign * significand * 2.0 ** (max(exponent, 1) - bias - fraction_bits))
+
+
+# -- every code
+
+
+def test_each_of_the_65536_codes_means_what_the_standard_says() -> None:
+    expected = np.array([by_definition(int(code)) for code in ALL_CODES])
+    widened = widen(ALL_CODES)
+    assert np.array_equal(widened, expected, equal_nan=True)
+    assert np.array_equal(np.signbit(widened), ALL_CODES >> 15)
+
+
+def test_a_value_that_the_format_can_hold_comes_back_as_it_was() -> None:
+    values = widen(ALL_CODES)
+    numbers = ~np.isnan(values)
+    assert np.array_equal(narrow(values)[numbers], ALL_CODES[numbers])
+
+
+def test_between_any_two_neighbours_the_nearer_is_taken_and_the_even_one_halfway() -> None:
+    """All borders there are: halfway between each two neighbours, and one float32 to either side of it."""
+    lower = np.arange(MAX_CODE, dtype=np.uint16)
+    upper = lower + np.uint16(1)
+    halfway = ((widen(lower).astype(np.float64) + widen(upper)) / 2).astype(np.float32)
+    assert np.array_equal(narrow(halfway), np.where(lower % 2, upper, lower))
+    assert np.array_equal(narrow(np.nextafter(halfway, np.float32(0))), lower)
+    assert np.array_equal(narrow(np.nextafter(halfway, np.float32(np.inf))), upper)
+    assert np.array_equal(narrow(-halfway), np.where(lower % 2, upper, lower) | 0x8000)
+
+
+# -- other implementations
+
+
+def test_torch_rounds_any_bit_pattern_alike() -> None:
+    torch = pytest.importorskip("torch")
+    patterns = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
+    values = patterns.view(np.float32)
+    theirs = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    numbers = ~np.isnan(values)
+    assert np.array_equal(narrow(values)[numbers], theirs[numbers])
+    assert np.isnan(widen(narrow(values[~numbers]))).all()
+
+
+def test_torch_reads_every_code_alike() -> None:
+    torch = pytest.importorskip("torch")
+    theirs = torch.from_numpy(ALL_CODES.view(np.int16)).view(torch.bfloat16).float().numpy()
+    assert np.array_equal(widen(ALL_CODES), theirs, equal_nan=True)
+
+
+# -- what is not a number, or hardly one
+
+
+@pytest.mark.parametrize("pattern", [0x7F800001, 0x7FFFFFFF, 0x7FC00000, 0x7F80FFFF, 0x7FFF8000, 0x7F807FFF])
+def test_a_nan_stays_one_whatever_its_payload(pattern: int) -> None:
+    """Rounding its bits up would turn some into −0, cutting them off others into infinity."""
+    for sign in (0, 1 << 31):
+        narrowed = narrow(float32(pattern | sign))
+        assert np.isnan(widen(narrowed)).all()
+        assert narrowed[0] >> 15 == sign >> 31
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, np.inf, -np.inf])
+def test_zeros_keep_their_sign_and_infinities_stay(value: float) -> None:
+    back = widen(narrow(value))
+    assert back == value
+    assert np.signbit(back) == np.signbit(value)
+
+
+def test_what_is_too_large_becomes_an_infinity() -> None:
+    """From halfway between the largest finite value and where the next would be, as for every other pair."""
+    codes = np.array([MAX_CODE - 1, MAX_CODE], np.uint16)
+    below, largest = widen(codes).astype(np.float64)
+    first = np.float32(largest + (largest - below) / 2)
+    assert widen(narrow(first)) == np.inf
+    assert widen(narrow(-first)) == -np.inf
+    assert narrow(np.nextafter(first, np.float32(0))) == MAX_CODE
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_a_normal_value_is_off_by_half_of_its_last_place_at_most(value: float) -> None:
+    back = float(widen(narrow(value))[0])
+    if abs(back) == np.inf:
+        assert abs(value) > by_definition(MAX_CODE)
+    else:
+        assert abs(back - value) <= 2.0**-SIGNIFICANT_BITS * max(abs(value), SMALLEST_NORMAL)
+
+
+# -- loops
+
+
+@pytest.mark.parametrize("direction", [narrow, widen])
+def test_the_length_of_a_buffer_changes_no_element(direction: Callable[[Any], Any]) -> None:
+    """Vector lanes and what is left over at the end compute alike, wherever the buffer begins."""
+    codes = np.random.default_rng(5).integers(0, 1 << 16, 200, dtype=np.uint16)
+    given_ = codes if direction is widen else np.random.default_rng(6).normal(size=200).astype(np.float32)
+    whole = direction(given_)
+    for begin in (0, 1, 7):
+        for end in range(begin, 150):
+            assert np.array_equal(direction(given_[begin:end]), whole[begin:end], equal_nan=direction is widen)

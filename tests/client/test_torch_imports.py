@@ -1,0 +1,36 @@
+"""What a step of the PyTorch optimizer imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from kit.model import PLAIN
+from kit.server import config, serving
+
+STEP = """
+import sys, torch
+from gem_client import connect
+from gem_client.torch import Optimizer
+model = torch.nn.Linear(2, 1)
+with connect(sys.argv[1]) as session:
+    optimizer = Optimizer(model.named_parameters(), session)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+print(session.version, sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "settings", [PLAIN, replace(PLAIN, rule="diloco", local_momentum=0.9)], ids=["gradient", "local steps"]
+)
+def test_training_does_not_load_pytorchs_compiler_which_would_take_each_worker_75_mb(settings: Hyperparameters) -> None:
+    with serving(config(settings)) as live:
+        done = subprocess.run([sys.executable, "-c", STEP, live.address], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "2 []\n"), done.stderr

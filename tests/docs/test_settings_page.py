@@ -1,0 +1,38 @@
+"""docs/settings.md lists every setting, and its example is a file that the commands take."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from gem_api.process.options import expanded
+from gem_server.cli import main as server
+from gem_worker.launcher.cli import main as train
+from kit.pages import ROOT
+
+PAGE = ROOT / "docs/settings.md"
+
+
+def generator() -> ModuleType:
+    """docs/generate.py, which is a script and in no package."""
+    spec = importlib.util.spec_from_file_location("generate_settings", ROOT / "docs/generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_up_to_date() -> None:
+    assert generator().page() == PAGE.read_text(encoding="utf-8"), "run python docs/generate.py"
+
+
+@pytest.mark.parametrize("command", [server, train], ids=["gem-server", "gem-train"])
+def test_the_example_is_a_file_that_works(command: object, tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "run.toml").write_text(example, encoding="utf-8")
+    options, _ = expanded(command.make_context("command", ["--config", str(tmp_path / "run.toml")]))  # type: ignore[attr-defined]
+    assert (options["kappa"], options["optimizer_options"], options["decay_versions"]) == (2.0, "beta2=0.99", 9400)
