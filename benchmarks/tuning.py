@@ -8,13 +8,11 @@ and the picture there are drawn from that file.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import math
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +33,8 @@ from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks.mnist import read_idx
 from matplotlib import pyplot as plt
 from torch import Tensor, nn
+
+from benchmarks.lib.results import Store, plain
 
 RESULTS = Path(__file__).parents[1] / "docs/results/tuning"
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -166,42 +166,28 @@ def measure(choice: Choice, training: Data, test: Data) -> Run:
         history = folder.history()
     with torch.no_grad():
         accuracy = float((ends[0](test[0]).argmax(1) == test[1]).float().mean())
-    return result(choice, history, accuracy)
+    return result(history, accuracy)
 
 
-def result(choice: Choice, history: dict[str, Any], accuracy: float) -> Run:
+def result(history: dict[str, Any], accuracy: float) -> Run:
     """What is kept of a run: its final figures, and curves of at most CURVE_POINTS points."""
     last = max(1, int(FINAL * len(history["loss"])))
     chunks = np.array_split(np.arange(len(history["loss"])), min(CURVE_POINTS, len(history["loss"])))
-    curves = {name: [plain(history[name][chunk].mean()) for chunk in chunks] for name in ("version", "loss", "pi_median")}
+    curves = {name: [plain(history[name][chunk].mean(), 4) for chunk in chunks] for name in ("version", "loss", "pi_median")}
     return {
-        "choice": vars(choice),
         "commits": len(history["loss"]),
-        "test_accuracy": plain(accuracy),
-        "final_loss": plain(history["loss"][-last:].mean()),
-        "staleness": plain(history["staleness"].mean()),
-        "pi_median": plain(history["pi_median"].mean()),
-        "pi_zero": plain(history["pi_zero_ratio"].mean()),
+        "test_accuracy": plain(accuracy, 4),
+        "final_loss": plain(history["loss"][-last:].mean(), 4),
+        "staleness": plain(history["staleness"].mean(), 4),
+        "pi_median": plain(history["pi_median"].mean(), 4),
+        "pi_zero": plain(history["pi_zero_ratio"].mean(), 4),
         "curves": curves,
     }
 
 
-def plain(value: float) -> float | None:
-    """Four digits of a number; None for NaN and infinity, which JSON lacks."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def load() -> dict[Choice, Run]:
-    """The stored results."""
-    file = RESULTS / "runs.json"
-    return {Choice(**run["choice"]): run for run in json.loads(file.read_text())} if file.exists() else {}
-
-
-def save(runs: Iterable[Run]) -> None:
-    """Writes the results, one a line."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(run, allow_nan=False) for run in runs)
-    (RESULTS / "runs.json").write_text(f"[\n{lines}\n]\n")
+def stored() -> Store[Choice, Run]:
+    """The stored results, with four digits."""
+    return Store(RESULTS / "runs.json", "choice", Choice, lambda run: run, lambda choice, run: run)
 
 
 SHOWN = {
@@ -288,13 +274,12 @@ def main(data: Path | None) -> None:
     """Makes the runs that have no result yet, if --data names MNIST, then draws the page and the picture."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     torch.set_num_threads(1)
-    runs = load()
+    runs = stored()
     if data is not None:
         training, test = read_mnist(data, "train"), read_mnist(data, "t10k")
         for choice in plan():
             if choice not in runs:
-                runs[choice] = measure(choice, training, test)
-                save(runs[each] for each in plan() if each in runs)
+                runs.add(choice, measure(choice, training, test))
                 click.echo(row(choice, runs[choice]))
     write_page(runs, RESULTS)
 

@@ -35,8 +35,8 @@ def main(data: Path | None, parts: tuple[str, ...]) -> None:
             raise click.UsageError(str(error)) from None
         for part in parts or PARTS:
             {"check": _check, "order": _order, "number": _number, "rivals": _rivals}[part](task, data)
-    known = runs.load(RESULTS / "runs.json")
-    write_page(known, check.load(RESULTS / "check.json"), rivals.load(RESULTS / "rivals.json"), RESULTS)
+    known, tuned = runs.stored(RESULTS / "runs.json"), rivals.stored(RESULTS / "rivals.json")
+    write_page(known, check.load(RESULTS / "check.json"), tuned, RESULTS)
     click.echo(f"results: {RESULTS / 'README.md'}")
 
 
@@ -59,9 +59,9 @@ def _number(task: Task, data: Path) -> None:
 
 
 def _make(cases: list[runs.Case], task: Task) -> None:
-    stored = RESULTS / "runs.json"
+    stored = runs.stored(RESULTS / "runs.json")
     for number, case in enumerate(cases, 1):
-        if case in runs.load(stored):
+        if case in stored:
             continue
         click.echo(f"[{number}/{len(cases)}] {case}")
 
@@ -69,24 +69,17 @@ def _make(cases: list[runs.Case], task: Task) -> None:
             if row["version"] % (case.workers * max(1, case.steps // 6)) == 0:
                 click.echo(f"  {row['version']:.0f} of {case.workers * case.steps} commits, loss {row['loss']:.3f}")
 
-        made = runs.measure(case, task, tell)
-        known = runs.load(stored) | {case: made}  # another process may have made others meanwhile
-        every = [*runs.order_cases(), *runs.number_cases()]
-        runs.save(stored, (known[each] for each in dict.fromkeys(every) if each in known))
+        stored.add(case, runs.measure(case, task, tell))
 
 
 def _rivals(task: Task, data: Path) -> None:
-    stored = RESULTS / "rivals.json"
-    known = rivals.load(stored)
-
     def tell(trial: rivals.Trial, outcome: rivals.Outcome) -> None:
         shown = f"final loss {outcome.final_loss:.3f}, accuracy {100 * outcome.accuracy:.2f} %"
         click.echo(
             f"{trial.workers} workers, {trial.order}, {trial.label}, η = {trial.learning_rate:g}, seed {trial.seed}: {shown}"
         )
-        rivals.save(stored, known)
 
-    rivals.tune_all(data, known, tell, processes=len(os.sched_getaffinity(0)))
+    rivals.tune_all(data, rivals.stored(RESULTS / "rivals.json"), tell, processes=len(os.sched_getaffinity(0)))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import Task
 
-from benchmarks.launch import launch
-from benchmarks.many_workers import lines
+from benchmarks.lib.launch import launch
+from benchmarks.lib.page import table
+from benchmarks.lib.results import write_rows
 from benchmarks.many_workers.order import recorded
 from benchmarks.many_workers.simulation import train
 from benchmarks.paper.experiments import Experiment
@@ -53,19 +54,19 @@ def compare(workers: int, task: Task, data: Path) -> Comparison:
 
 def load(path: Path) -> list[Comparison]:
     """The stored comparisons."""
-    return [Comparison(**each) for each in lines.read(path)]
+    return [Comparison(**each) for each in json.loads(path.read_text())] if path.exists() else []
 
 
 def save(path: Path, comparisons: list[Comparison]) -> None:
     """Writes the comparisons, one a line."""
-    lines.write(path, map(asdict, comparisons))
+    write_rows(path, map(asdict, comparisons))
 
 
-def table(comparisons: list[Comparison]) -> str:
+def checks_table(comparisons: list[Comparison]) -> str:
     """A table of them for the page."""
-    rows = ["| Workers | | Training loss of each sixth of the run | Test accuracy |", "|---|---|---|---|"]
+    rows: list[list[object]] = []
     for each in comparisons:
         for name, losses, accuracy in zip(("service", "simulation"), each.losses, each.accuracies, strict=True):
             shown = ", ".join(f"{loss:.2f}" for loss in losses)
-            rows.append(f"| {each.workers} | {name} | {shown} | {100 * accuracy:.2f} % |")
-    return "\n".join(rows)
+            rows.append([each.workers, name, shown, f"{100 * accuracy:.2f} %"])
+    return table(["Workers", "", "Training loss of each sixth of the run", "Test accuracy"], rows)

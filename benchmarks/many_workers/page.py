@@ -13,8 +13,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.lib import page as markdown
 from benchmarks.many_workers import rivals
-from benchmarks.many_workers.check import Comparison, table
+from benchmarks.many_workers.check import Comparison, checks_table
 from benchmarks.many_workers.runs import AGAINST, COUNTS, REMEDIES, SEEDS, SPREADS, Case, Run, order_cases
 from benchmarks.many_workers.stability import gamma_times, stable_below, uniform_times
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
@@ -44,7 +45,7 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, fol
         "orders": _order_table(runs),
         "remedies": _remedy_table(runs),
         "counts": _count_table(runs, counted),
-        "checks": table(checks),
+        "checks": checks_table(checks),
         "rivals": rivals.table(tuned),
         "progress": rivals.progress(tuned),
         "seeds": _seeds(runs),
@@ -120,28 +121,23 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _order_table(runs: Runs) -> str:
-    rows = [
-        "| Spread | The model: stable below c·η·h = | Leap | Accuracy | Leap, `against=0.5` | Accuracy |",
-        "|---|---|---|---|---|---|",
-    ]
+    heads = ["Spread", "The model: stable below c·η·h =", "Leap", "Accuracy", "Leap, `against=0.5`", "Accuracy"]
+    rows = []
     for spread in SPREADS:
         limit = stable_below(gamma_times(spread), Case().momentum)
         cells = [_cells(runs, Case(spread=spread, against=against)) for against in AGAINST]
-        rows.append(f"| {spread:g} | {_number(limit)} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        rows.append([f"{spread:g}", _number(limit), *cells])
+    return markdown.table(heads, rows)
 
 
 def _remedy_table(runs: Runs) -> str:
-    rows = ["| In lockstep, 100 workers | Leap | Accuracy |", "|---|---|---|"]
-    return "\n".join([*rows, *(f"| {name} | {_cells(runs, case)} |" for name, case in REMEDIES.items())])
+    rows = ([name, _cells(runs, case)] for name, case in REMEDIES.items())
+    return markdown.table(["In lockstep, 100 workers", "Leap", "Accuracy"], rows)
 
 
 def _count_table(runs: Runs, counts: Iterable[int]) -> str:
-    rows = ["| Workers | Leap in lockstep | Accuracy | Leap at random times | Accuracy |", "|---|---|---|---|---|"]
-    for count in counts:
-        cells = [_cells(runs, Case(workers=count, spread=spread)) for spread in (LOCKSTEP, AT_RANDOM)]
-        rows.append(f"| {count} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+    rows = ([n, *(_cells(runs, Case(workers=n, spread=spread)) for spread in (LOCKSTEP, AT_RANDOM))] for n in counts)
+    return markdown.table(["Workers", "Leap in lockstep", "Accuracy", "Leap at random times", "Accuracy"], rows)
 
 
 def _cells(runs: Runs, case: Case) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from gem_worker.tasks import Task, load_task
 
-from benchmarks.many_workers import lines
+from benchmarks.lib import page as markdown
+from benchmarks.lib.results import Store, plain
 from benchmarks.many_workers.runs import SEEDS
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, BASIC_RULES, LOCKSTEP, RULES, RuleSetup
@@ -107,12 +108,12 @@ def tune(trial: Trial, known: Outcomes, measure: Measure) -> Trial:
     return replace(trial, learning_rate=best)
 
 
-def tune_all(data: Path, known: dict[Trial, Outcome], tell: Callable[[Trial, Outcome], None], processes: int) -> None:
+def tune_all(data: Path, known: Store[Trial, Outcome], tell: Callable[[Trial, Outcome], None], processes: int) -> None:
     """Tunes every rule, for each number of workers, with MNIST in the folder `data`.
 
     Args:
         data: Folder of MNIST's four files.
-        known: What has been measured already. New outcomes are added.
+        known: What has been measured already. New outcomes are added and saved.
         tell: Called after each run, by one thread at a time.
         processes: How many runs are made at the same time, each in a process of its own.
     """
@@ -123,7 +124,7 @@ def tune_all(data: Path, known: dict[Trial, Outcome], tell: Callable[[Trial, Out
         def measured(trial: Trial) -> Outcome:
             outcome = pool.submit(_measure_mnist, trial, data).result()
             with alone:
-                known[trial] = outcome
+                known.add(trial, outcome)
                 tell(trial, outcome)
             return outcome
 
@@ -163,19 +164,15 @@ def progress(known: Outcomes) -> str:
 
 def table(known: Outcomes) -> str:
     """The page's table: every rule at its best rate, and at the paper's."""
-    rows = [
-        "| Workers | Order | Rule | Rates tried | Best | Test accuracy | at the paper's 0.05 |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows: list[list[object]] = []
     for best in sorted(best_known(known), key=lambda trial: (trial.workers, trial.spread, known[trial].final_loss)):
         tried = sorted(each.learning_rate for each in known if replace(each, learning_rate=0) == replace(best, learning_rate=0))
         papers = replace(best, learning_rate=0.05)
-        cells = [
-            f"{best.workers}", best.order, best.label, f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
+        rows.append([
+            best.workers, best.order, best.label, f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
             f"{best.learning_rate:g}", _accuracies(known, best), _accuracies(known, papers),
-        ]  # fmt: skip
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+        ])  # fmt: skip
+    return markdown.table(["Workers", "Order", "Rule", "Rates tried", "Best", "Test accuracy", "at the paper's 0.05"], rows)
 
 
 def _accuracies(known: Outcomes, trial: Trial) -> str:
@@ -185,19 +182,11 @@ def _accuracies(known: Outcomes, trial: Trial) -> str:
     return ", ".join("failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f} %" for each in found)
 
 
-def load(path: Path) -> dict[Trial, Outcome]:
-    """The stored outcomes."""
-    return {Trial(**each["trial"]): _outcome(each["final_loss"], each["accuracy"]) for each in lines.read(path)}
+def stored(path: Path) -> Store[Trial, Outcome]:
+    """The stored outcomes; what is not finite is null."""
 
+    def outcome(trial: Trial, row: dict[str, float | None]) -> Outcome:
+        loss, accuracy = row["final_loss"], row["accuracy"]
+        return Outcome(math.inf if loss is None else loss, math.nan if accuracy is None else accuracy)
 
-def save(path: Path, known: Outcomes) -> None:
-    """Writes the outcomes, one a line; what is not finite becomes null."""
-    lines.write(path, ({"trial": asdict(trial), **_plain(known[trial])} for trial in known))
-
-
-def _plain(outcome: Outcome) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in asdict(outcome).items()}
-
-
-def _outcome(loss: float | None, accuracy: float | None) -> Outcome:
-    return Outcome(math.inf if loss is None else loss, math.nan if accuracy is None else accuracy)
+    return Store(path, "trial", Trial, lambda found: {name: plain(value) for name, value in vars(found).items()}, outcome)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import Task
 
-from benchmarks.many_workers import lines
+from benchmarks.lib.results import Store, plain
 from benchmarks.many_workers.order import simulated
 from benchmarks.many_workers.simulation import Row, train
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
@@ -123,19 +123,14 @@ def measure(case: Case, task: Task, tell: Callable[[Row], None] = lambda row: No
     return Run(case, train(task, settings, turns, case.workers, case.workers, tell))
 
 
-def load(path: Path) -> dict[Case, Run]:
-    """The stored results."""
-    return {Case(**each["case"]): Run(Case(**each["case"]), _rows(each["columns"])) for each in lines.read(path)}
-
-
-def save(path: Path, runs: Iterable[Run]) -> None:
-    """Writes the results, one a line, with four digits."""
-    lines.write(path, ({"case": asdict(run.case), "columns": _columns(run)} for run in runs))
+def stored(path: Path) -> Store[Case, Run]:
+    """The stored results, with four digits."""
+    return Store(path, "case", Case, lambda run: {"columns": _columns(run)}, lambda case, row: Run(case, _rows(row["columns"])))
 
 
 def _columns(run: Run) -> dict[str, list[float | None]]:
     names = dict.fromkeys(name for row in run.rows for name in row)
-    return {name: [float(f"{v:.4g}") if math.isfinite(v) else None for v in run.column(name)] for name in names}
+    return {name: [plain(value, 4) for value in run.column(name)] for name in names}
 
 
 def _rows(columns: dict[str, list[float | None]]) -> list[Row]:

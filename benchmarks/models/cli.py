@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
 
-from benchmarks.launch import RunFailed
+from benchmarks.lib.launch import RunFailed
+from benchmarks.lib.results import DamagedError, Store
 from benchmarks.models import figures, page
 from benchmarks.models.measure import measure
 from benchmarks.models.plan import STAGES, missing
-from benchmarks.models.runs import Run
-from benchmarks.models.store import Store, StoreError
+from benchmarks.models.runs import Outcome, Run
+from benchmarks.models.store import require_same_text, stored
 
 _OUT = Path("docs/results/models")
 
@@ -33,10 +34,10 @@ def main(stages: tuple[str, ...], mnist: Path | None, out: Path, draw_only: bool
     later."""
     names = _chosen(stages, mnist)
     try:
-        store = Store(out / "results.json")
+        store = stored(out / "results.json")
         if not draw_only:
-            store.require_same_text()
-    except StoreError as error:
+            require_same_text(store)
+    except DamagedError as error:
         raise click.ClickException(str(error)) from None
     failures: dict[Run, str] = {}
     try:
@@ -54,9 +55,9 @@ def main(stages: tuple[str, ...], mnist: Path | None, out: Path, draw_only: bool
         sys.exit(1)
 
 
-def _measure(names: list[str], store: Store, mnist: Path | None, failures: dict[Run, str]) -> None:
+def _measure(names: list[str], store: Store[Run, Outcome], mnist: Path | None, failures: dict[Run, str]) -> None:
     """Makes the missing runs of the stages. Those that left no result go into `failures`, with the reason."""
-    for stage, run in missing(names, store.result):
+    for stage, run in missing(names, store.get):
         click.echo(f"[{stage}] {run.name}")
         try:
             outcome = measure(run, mnist)
@@ -68,10 +69,10 @@ def _measure(names: list[str], store: Store, mnist: Path | None, failures: dict[
         click.echo(f"  {outcome.outcome}, held-out loss {outcome.loss:.4f}, {outcome.seconds:.0f} s")
 
 
-def _draw(out: Path, store: Store) -> Path:
+def _draw(out: Path, store: Store[Run, Outcome]) -> Path:
     """Draws every plot that has results, and writes the page. Returns the page's path."""
     out.mkdir(parents=True, exist_ok=True)
-    return page.write(out, store.result, store.conditions, figures.draw(out, store.result))
+    return page.write(out, store.get, store.head["conditions"] if store else {}, figures.draw(out, store.get))
 
 
 def _chosen(given: tuple[str, ...], mnist: Path | None) -> list[str]:

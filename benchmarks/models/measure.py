@@ -7,7 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.launch import RunFailed, launch
+from benchmarks.lib.launch import RunFailed, launch
+from benchmarks.lib.results import plain
 from benchmarks.models.runs import METHODS, Outcome, Run
 
 _TASK = "examples.character_transformer.task:Characters"
@@ -29,8 +30,8 @@ def measure(run: Run, mnist: Path | None) -> Outcome:
         except (OSError, ValueError) as error:
             raise RunFailed(f"the run's folder can't be read: {error!r}") from error
     return Outcome(
-        summary["outcome"], _short(summary["test_loss"]), _short(summary["test_accuracy"]), summary["seconds"],
-        _short(summary["staleness_mean"]), _short(summary["pi_median"]),
+        summary["outcome"], plain(summary["test_loss"]), plain(summary["test_accuracy"]), summary["seconds"],
+        plain(summary["staleness_mean"]), plain(summary["pi_median"]),
     )  # fmt: skip
 
 
@@ -63,8 +64,3 @@ def variables(run: Run) -> dict[str, str]:
     if not METHODS[run.method].own:
         return _SETTINGS
     return {**_SETTINGS, "CHARACTERS_LEARNING_RATE": str(run.rate), "CHARACTERS_WARMUP_STEPS": str(run.warmup)}
-
-
-def _short(value: float | None) -> float | None:
-    """Six digits are enough."""
-    return None if value is None else float(f"{value:.6g}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.page import count, table
 from benchmarks.models.analysis import Case, Summary, by_kappa, difference, measured
 from benchmarks.models.plan import (
     KAPPAS,
@@ -123,20 +124,16 @@ def _progress(results: Results) -> str:
 
 
 def _losses(cells: Mapping[tuple[str, int], Case]) -> str:
-    heads = " | ".join(f"{_workers(n)}, {STEPS[n]} steps each" for n in _WIDTHS)
-    rows = [
-        "## Losses",
-        "",
-        f"Held-out loss at each method's best rate: mean (lowest to highest of {len(SEEDS)} seeds), then the rate.",
-        "",
-        f"| Method | {heads} |",
-        "|---|" + "---|" * len(_WIDTHS),
-    ]
-    for name, method in METHODS.items():
-        rows.append(f"| {method.label} | {' | '.join(_cell(cells[name, n]) for n in _WIDTHS)} |")
-    if any(each.at_the_end for each in cells.values()):
-        rows += ["", "* The best rate is the lowest or the highest that was tried."]
-    return "\n".join(rows)
+    end = "\n\n* The best rate is the lowest or the highest that was tried."
+    return (
+        "## Losses\n\n"
+        f"Held-out loss at each method's best rate: mean (lowest to highest of {len(SEEDS)} seeds), then the rate.\n\n"
+        + table(
+            ["Method", *(f"{count(n)}, {STEPS[n]} steps each" for n in _WIDTHS)],
+            ([method.label, *(_cell(cells[name, n]) for n in _WIDTHS)] for name, method in METHODS.items()),
+        )
+        + (end if any(each.at_the_end for each in cells.values()) else "")
+    )
 
 
 def _cell(each: Case) -> str:
@@ -154,24 +151,21 @@ def _text(summary: Summary) -> str:
     if not summary.outcomes:
         return "not run"
     notes = [f"{summary.diverged} of {len(summary.outcomes)} diverged"] if summary.diverged else []
-    notes += [f"{_seeds(len(summary.outcomes))}"] if not summary.complete else []
+    notes += [count(len(summary.outcomes), "seed")] if not summary.complete else []
     return ", ".join([summary.loss.text() if summary.loss.count else "diverged", *notes])
 
 
 def _differences(cells: Mapping[tuple[str, int], Case]) -> str:
-    rows = [
-        "## What energy matching changes",
-        "",
-        "Mean loss of the first minus that of the second, each at its best rate; below zero the first is better. **Bold**: the "
-        "ranges over the seeds don't overlap.",
-        "",
-        "| First | Second | " + " | ".join(map(_workers, _WIDTHS)) + " |",
-        "|---|---|" + "---|" * len(_WIDTHS),
-    ]
+    rows = []
     for first, second in _COMPARED:
         found = [difference(cells[first, n].summary, cells[second, n].summary) for n in _WIDTHS]
-        rows.append(f"| {METHODS[first].label} | {METHODS[second].label} | {' | '.join(map(_difference, found))} |")
-    return "\n".join(rows)
+        rows.append([METHODS[first].label, METHODS[second].label, *map(_difference, found)])
+    return (
+        "## What energy matching changes\n\n"
+        "Mean loss of the first minus that of the second, each at its best rate; below zero the "
+        "first is better. **Bold**: the ranges over the seeds don't overlap.\n\n"
+        + table(["First", "Second", *map(count, _WIDTHS)], rows)
+    )
 
 
 def _difference(found: tuple[float, bool] | None) -> str:
@@ -184,15 +178,7 @@ def _difference(found: tuple[float, bool] | None) -> str:
 
 
 def _alone(cells: Mapping[tuple[str, int], Case], results: Results) -> str:
-    rows = [
-        "## Beside one worker",
-        "",
-        "One worker's AdamW (at its best rate) with as many steps as each of n workers has, and with as many samples as all of "
-        "them have, which takes n times as long. The last column names the method of the third.",
-        "",
-        "| n | AdamW alone, as many steps | n workers, the best method | AdamW alone, as many samples | Best method |",
-        "|---|---|---|---|---|",
-    ]
+    rows: list[list[object]] = []
     for n in _WIDTHS:
         if n == 1:
             continue
@@ -201,56 +187,50 @@ def _alone(cells: Mapping[tuple[str, int], Case], results: Results) -> str:
         first = min(known, key=lambda each: each.summary.loss.mean, default=None)
         complete = all(cells[name, n].summary.complete or cells[name, n].best is None for name in METHODS)
         label = METHODS[first.case.method].label + ("" if complete else ", so far") if first else "–"
-        rows.append(f"| {n} | {_cell(steps)} | {_cell(first) if first else 'not run'} | {_cell(samples)} | {label} |")
-    return "\n".join(rows)
+        rows.append([n, _cell(steps), _cell(first) if first else "not run", _cell(samples), label])
+    heads = ["n", "AdamW alone, as many steps", "n workers, the best method", "AdamW alone, as many samples", "Best method"]
+    return (
+        "## Beside one worker\n\n"
+        "One worker's AdamW (at its best rate) with as many steps as each of n workers has, and with as "
+        "many samples as all of them have, which takes n times as long. The last column names the method of the third.\n\n"
+        + table(heads, rows)
+    )
 
 
 def _rates(cells: Mapping[tuple[str, int], Case]) -> str:
     rows = [
-        "## The learning rate",
-        "",
-        "The best rate of each method; AdamW's own with one worker is in the row of the shared AdamW as it comes.",
-        "",
-        "| Method | " + " | ".join(map(_workers, _WIDTHS)) + " |",
-        "|---|" + "---|" * len(_WIDTHS),
+        [method.label, *(f"{best.rate:g}" if (best := cells[name, n].best) else "–" for n in _WIDTHS)]
+        for name, method in METHODS.items()
     ]
-    for name, method in METHODS.items():
-        found = [best.rate if (best := cells[name, n].best) else None for n in _WIDTHS]
-        rows.append(f"| {method.label} | {' | '.join('–' if rate is None else f'{rate:g}' for rate in found)} |")
-    return "\n".join(rows)
+    return (
+        "## The learning rate\n\n"
+        "The best rate of each method; AdamW's own with one worker is in the row of the shared AdamW as it comes.\n\n"
+        + table(["Method", *map(count, _WIDTHS)], rows)
+    )
 
 
 def _kappas(results: Results) -> str:
-    rows = [
-        "## κ",
-        "",
-        "Held-out loss at the rate that was best with the default κ.",
-        "",
-        "| Method | Workers | " + " | ".join(f"κ = {kappa:g}" for kappa in KAPPAS) + " |",
-        "|---|---|" + "---|" * len(KAPPAS),
-    ]
+    rows = []
     for each in sorted(matched_cases(), key=lambda run: (MATCHED.index(run.method), run.workers)):
         found = by_kappa(each, results)
         texts = [_text(found[kappa]) if kappa in found else "not run" for kappa in KAPPAS]
-        rows.append(f"| {METHODS[each.method].label} | {each.workers} | {' | '.join(texts)} |")
-    return "\n".join(rows)
+        rows.append([METHODS[each.method].label, each.workers, *texts])
+    heads = ["Method", "Workers", *(f"κ = {kappa:g}" for kappa in KAPPAS)]
+    return "## κ\n\nHeld-out loss at the rate that was best with the default κ.\n\n" + table(heads, rows)
 
 
 def _mnist(results: Results) -> str:
-    rows = [
-        f"## MNIST with {MNIST_WORKERS} workers",
-        "",
-        f"The paper's convolutional network, {MNIST_STEPS} steps of each worker, batch {MNIST_BATCH}. "
-        "Test accuracy at the rate with the lowest test loss.",
-        "",
-        "| Method | Test accuracy | Test loss, rate |",
-        "|---|---|---|",
-    ]
+    rows = []
     for name in ON_SERVER:
         each = measured(mnist_case(name), results)
         accuracy = spread(outcome.accuracy for outcome in each.summary.outcomes)
-        rows.append(f"| {METHODS[name].label} | {accuracy.text('{:.2f}', 100)} % | {_cell(each)} |")
-    return "\n".join(rows)
+        rows.append([METHODS[name].label, f"{accuracy.text('{:.2f}', 100)} %", _cell(each)])
+    return (
+        f"## MNIST with {MNIST_WORKERS} workers\n\n"
+        f"The paper's convolutional network, {MNIST_STEPS} steps of each worker, batch "
+        f"{MNIST_BATCH}. Test accuracy at the rate with the lowest test loss.\n\n"
+        + table(["Method", "Test accuracy", "Test loss, rate"], rows)
+    )
 
 
 def _conditions(cells: Mapping[tuple[str, int], Case], conditions: Mapping[str, Any]) -> str:
@@ -265,20 +245,12 @@ def _conditions(cells: Mapping[tuple[str, int], Case], conditions: Mapping[str, 
         n: spread(outcome.staleness for (_, width), each in cells.items() if width == n for outcome in each.summary.outcomes)
         for n in _WIDTHS
     }
-    known = ", ".join(f"{each.text('{:.1f}')} with {_workers(n)}" for n, each in staleness.items() if each.count)
+    known = ", ".join(f"{each.text('{:.1f}')} with {count(n)}" for n, each in staleness.items() if each.count)
     windows = [STEPS[n] // 32 for n in _WIDTHS if n > 1]
-    steps = ", ".join(f"{_workers(n)} × {steps} steps" for n, steps in sorted(STEPS.items()))
+    steps = ", ".join(f"{count(n)} × {steps} steps" for n, steps in sorted(STEPS.items()))
     return _CONDITIONS.format(
         machine=where, staleness=known or "not measured yet", steps=steps, seed=SEEDS[0], fewest=min(windows), most=max(windows)
     )
-
-
-def _workers(n: int) -> str:
-    return f"{n} worker{'s' if n > 1 else ''}"
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def _number(loss: float) -> str:

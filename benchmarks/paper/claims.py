@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from benchmarks.lib.page import count
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.figures.speed import TARGET_LOSS, TARGET_WINDOW
 from benchmarks.paper.plan import AT_RANDOM, PAPERS_STEPS, PAPERS_WORKERS
@@ -96,7 +97,7 @@ def _failures(each: Measured) -> str:
 
 def _at(each: Measured, value: str) -> str:
     n = each.experiment.workers
-    return f"{n} worker{'s' if n > 1 else ''}: {value}"
+    return f"{count(n)}: {value}"
 
 
 def _worst(each: Measured) -> float:

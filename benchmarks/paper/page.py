@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.lib.page import count, table
 from benchmarks.paper.claims import OURS, PAPER, Claim
 from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.paper.results import Result
@@ -88,7 +89,7 @@ def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[st
 
 
 def _table(title: str, column: str, claims: tuple[Claim, ...], states: Mapping[str, State], old: list[str]) -> str:
-    rows = [f"## {title}", "", f"| Figure | {column} | Measured | Agrees |", "|---|---|---|---|"]
+    rows = [f"## {title}", "", table(["Figure", column, "Measured", "Agrees"], [])]
     for claim in claims:
         verdict = claim.judge(states[claim.figure].measured)
         begin = f"| {claim.figure} | {claim.text} | "
@@ -145,15 +146,15 @@ def rules_page(state: State) -> str:
         "Each cell has the test accuracy of the last θ (lowest to highest seed) and the mean final training loss. It also has "
         "the options that depend on the number of workers, and the number of failed runs, if there are any.",
         "",
-        "| Rule | Flags | " + " | ".join(f"{n} worker{'s' if n > 1 else ''}" for n in counts) + " |",
-        "|---|---|" + "---|" * len(counts),
     ]
+    rows = []
     for label in labels:
         one = next(each.experiment for each in state.measured if each.label == label)
         flags = [f"--rule {one.rule}"] + ([f"--local-steps {one.local_steps}"] if one.local_steps > 1 else [])
-        row = [_cell(cells.get((label, n))) for n in counts]
-        lines.append(f"| {label} | `{' '.join(flags)}` | {' | '.join(row)} |")
-    return "\n".join([*lines, "", "![Test error of all rules](rules.png)", ""])
+        rows.append([label, f"`{' '.join(flags)}`", *(_cell(cells.get((label, n))) for n in counts)])
+    return "\n".join(
+        [*lines, table(["Rule", "Flags", *map(count, counts)], rows), "", "![Test error of all rules](rules.png)", ""]
+    )
 
 
 def _cell(each: Measured | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.lib.page import count
 from benchmarks.paper.experiments import Experiment
 
 EFFECTIVE_BATCH = 256  # B of Fig. 4: samples of all workers together in a round
@@ -144,7 +145,7 @@ def _pi(scale: Scale) -> list[Group]:
 def _speed(scale: Scale) -> list[Group]:
     return [
         _group(
-            scale, f"{n} worker{'s' if n > 1 else ''}", workers=n, steps=scale.rounds, batch_size=EFFECTIVE_BATCH // n,
+            scale, count(n), workers=n, steps=scale.rounds, batch_size=EFFECTIVE_BATCH // n,
             step_seconds=scale.batch_seconds / n,
         )
         for n in scale.split

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gem_worker.launcher.run_folder import RunFolder, samples_applied
 
+from benchmarks.lib.results import plain, write_json
 from benchmarks.paper.experiments import Experiment
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -66,10 +67,7 @@ class Result:
             "versions": self.versions,
             **{name: _to_lists(getattr(self, name)) for name in ("curves", "evaluations", "tensors")},
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps(body, allow_nan=False) + "\n")
-        unfinished.replace(path)
+        write_json(path, body, indent=None)
 
 
 def load(path: Path, experiment: Experiment) -> Result | None:
@@ -135,10 +133,7 @@ def _means(values: Array, edges: npt.NDArray[np.int64]) -> Array:
 
 def _to_lists(columns: Curves) -> dict[str, list[float | None]]:
     """For JSON: rounded to six digits; null for NaN and infinity."""
-    return {
-        name: [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
-        for name, values in columns.items()
-    }
+    return {name: [plain(value) for value in values.tolist()] for name, values in columns.items()}
 
 
 def _from_lists(columns: dict[str, list[float | None]]) -> Curves:

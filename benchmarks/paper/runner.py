@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gem_worker.tasks import TaskError, load_task
 
-from benchmarks.launch import RunFailed, launch
+from benchmarks.lib.launch import RunFailed, launch
 from benchmarks.paper import sequential, simulated
 from benchmarks.paper.estimate import Pace, duration, seconds_left
 from benchmarks.paper.experiments import Experiment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.lib.results import plain
 from benchmarks.paper.statistics import Band, Spread
 
 RULE_COLOURS = {"gem": "#1f77b4", "adaptive": "#ff7f0e", "downpour": "#2ca02c", "momentum": "#444444"}
@@ -98,4 +98,4 @@ def palette(count: int) -> list[Any]:
 
 
 def _plain(values: np.ndarray[Any, Any]) -> list[float | None]:
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
+    return [plain(value, 5) for value in values.tolist()]

@@ -16,7 +16,7 @@ from typing import Any
 import click
 from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
 
-from benchmarks import machine
+from benchmarks.lib import machine
 from benchmarks.peers.claims import LARGE, MIDDLE, SMALL, verdicts
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gem_worker.launcher.cluster import free_port
 
-from benchmarks import machine
+from benchmarks.lib import machine
 from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError, Place, RoundTrip
 
 WARM_UP = 3  # round trips of each worker before anything is counted

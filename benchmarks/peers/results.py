@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import machine
+from benchmarks.lib import machine
+from benchmarks.lib.results import write_json
 from benchmarks.peers.contenders.base import Contender
 from benchmarks.peers.harness import Figures
 
@@ -110,9 +111,7 @@ class Results:
             ],
             "left_out": [{**asdict(cell), "contender": name, "why": why} for (cell, name), why in self.left_out.items()],
         }
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(content, indent=1) + "\n")
-        part.replace(self.path)
+        write_json(self.path, content)
 
 
 def best(rows: Iterable[Row], kind: str, rule: str, transport: str | None = None) -> Row | None:

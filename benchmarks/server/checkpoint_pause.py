@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import threading
 import time
@@ -12,38 +11,32 @@ import click
 import numpy as np
 from gem_client import Admin, connect
 
-from benchmarks.processes import server
+from benchmarks.lib.measuring import measurement
+from benchmarks.lib.processes import server
 
 Times = list[tuple[float, float]]  # when the reply to a commit arrived, and how long the commit took
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--parameters", type=int, default=25_000_000, help="P, the size of the model.")
-@click.option("--workers", type=int, default=3, help="Sessions that commit without pause, through shared memory.")
+@measurement(parameters=25_000_000, workers=3, folder=Path("runs"))
 @click.option("--checkpoints", type=int, default=5, help="Number of checkpoints to write.")
-@click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), help="Folder on the disk to write to."
-)
 def main(parameters: int, workers: int, checkpoints: int, folder: Path) -> None:
     """Prints the longest commit without a checkpoint, and the longest while one is written."""
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="pause-", dir=folder))
     times: list[Times] = [[] for _ in range(workers)]
     over, ready = threading.Event(), threading.Barrier(workers + 1)
-    try:
-        folder_option = f"--checkpoint-dir={scratch / 'run'}"
-        with server("gem", None, folder_option, checkpoint_interval=0, checkpoint_keep=1) as (address, _):
-            arguments = [(address, parameters, mine, ready, over) for mine in times]
-            threads = [threading.Thread(target=_commits, args=each) for each in arguments]
-            for thread in threads:
-                thread.start()
-            ready.wait()
-            written = [_checkpoint(address) for _ in range(checkpoints)]
-            over.set()
-            for thread in threads:
-                thread.join()
-    finally:
-        shutil.rmtree(scratch)
+    with (
+        tempfile.TemporaryDirectory(prefix="pause-", dir=folder) as scratch,
+        server("gem", None, f"--checkpoint-dir={scratch}/run", checkpoint_interval=0, checkpoint_keep=1) as (address, _),
+    ):
+        arguments = [(address, parameters, mine, ready, over) for mine in times]
+        threads = [threading.Thread(target=_commits, args=each) for each in arguments]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        written = [_checkpoint(address) for _ in range(checkpoints)]
+        over.set()
+        for thread in threads:
+            thread.join()
     _show(parameters, [each for mine in times for each in mine], written)
 
 

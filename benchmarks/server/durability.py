@@ -6,7 +6,6 @@ older parts of the log are written over; a disk may be much slower where it has 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -19,7 +18,9 @@ import click
 import numpy as np
 from gem_api.process.options import DURABILITIES
 
-from benchmarks.processes import measure, server
+from benchmarks.lib.measuring import interleaved, measurement, middle, ratio, spread, verdict
+from benchmarks.lib.processes import measure, server
+from benchmarks.lib.results import write_json
 
 MAX_RATIO = 1.3  # time for a commit with a log, against memory
 
@@ -36,18 +37,10 @@ class Cost:
     server_cpu: float
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--parameters", type=int, default=156_450, help="P, the size of the model.")
-@click.option("--workers", type=int, default=16, help="Number of workers.")
-@click.option(
-    "--transport", multiple=True, type=click.Choice(("shm", "tcp")), default=("shm", "tcp"), help="How tensors travel."
-)
-@click.option("--seconds", type=float, default=5.0, help="Length of each measurement.")
-@click.option("--repeats", type=int, default=5, help="Measurements of each mode, interleaved.")
-@click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), help="Folder on the disk to measure."
-)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/durability.json"), help="File for the figures.")
+@measurement(
+    parameters=156_450, workers=16, transport=("shm", "tcp"), seconds=5.0, repeats=5, folder=Path("runs"),
+    out=Path("runs/durability.json"),
+)  # fmt: skip
 def main(
     parameters: int, workers: int, transport: tuple[str, ...], seconds: float, repeats: int, folder: Path, out: Path
 ) -> None:
@@ -56,28 +49,21 @@ def main(
     size, sync = 4 * parameters, _sync_seconds(folder, 4 * parameters)
     click.echo(f"P = {parameters:,}, {workers} workers, medians of {repeats} x {seconds:g} s")
     click.echo(f"this disk: {1e3 * sync:.2f} ms to overwrite and sync {size:,} bytes")
-    scratch = Path(tempfile.mkdtemp(prefix="durability-", dir=folder))
-    try:
-        costs = _all(parameters, workers, transport, seconds, repeats, scratch)
-    finally:
-        shutil.rmtree(scratch)
+    with tempfile.TemporaryDirectory(prefix="durability-", dir=folder) as scratch:
+        costs = _all(parameters, workers, transport, seconds, repeats, Path(scratch))
     for way in transport:
         _show([cost for cost in costs if cost.transport == way])
-    out.parent.mkdir(parents=True, exist_ok=True)
     figures = {"parameters": parameters, "workers": workers, "sync_seconds": sync, "costs": [asdict(cost) for cost in costs]}
-    out.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(out, figures)
 
 
 def _all(parameters: int, workers: int, transport: tuple[str, ...], seconds: float, repeats: int, scratch: Path) -> list[Cost]:
     click.echo("writing a first log, so that its files can be reused")
     for _ in range(2):
         _measure("log", transport[0], parameters, workers, 2 * seconds, scratch)
-    return [
-        _measure(mode, way, parameters, workers, seconds, scratch)
-        for repeat in range(repeats)
-        for way in transport
-        for mode in (DURABILITIES if repeat % 2 == 0 else DURABILITIES[::-1])
-    ]
+    kinds = [(way, mode) for way in transport for mode in DURABILITIES]
+    found = interleaved(kinds, repeats, lambda kind: _measure(kind[1], kind[0], parameters, workers, seconds, scratch))
+    return [cost for costs in found.values() for cost in costs]
 
 
 def _measure(mode: str, way: str, parameters: int, workers: int, seconds: float, scratch: Path) -> Cost:
@@ -102,19 +88,14 @@ def _show(costs: list[Cost]) -> None:
     click.echo(f"\n{costs[0].transport:8s}  commits/s  time of memory's      p50 ms   p99 ms  server CPU ms")
     of = {mode: [cost for cost in costs if cost.mode == mode] for mode in DURABILITIES}
     for mode in DURABILITIES:
-        ratios = [one.rate / other.rate for one, other in zip(of["memory"], of[mode], strict=True)]
         click.echo(
-            f"{mode:8s} {_middle(of[mode], 'rate'):10.1f}  {median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f}) "
-            f"{1e3 * _middle(of[mode], 'p50'):10.2f} {1e3 * _middle(of[mode], 'p99'):8.2f} "
-            f"{1e3 * _middle(of[mode], 'server_cpu'):14.2f}"
+            f"{mode:8s} {middle(of[mode], 'rate'):10.1f}  {spread(ratio(of['memory'], of[mode]))} "
+            f"{1e3 * middle(of[mode], 'p50'):10.2f} {1e3 * middle(of[mode], 'p99'):8.2f} "
+            f"{1e3 * middle(of[mode], 'server_cpu'):14.2f}"
         )
-    ratio = median(one.rate / other.rate for one, other in zip(of["memory"], of["log"], strict=True))
-    met = "met" if ratio <= MAX_RATIO else "NOT met"
-    click.echo(f"time for a commit with a log: at most {MAX_RATIO} of memory's, measured {ratio:.2f}: {met}")
-
-
-def _middle(of: list[Cost], name: str) -> float:
-    return float(median(getattr(each, name) for each in of))
+    found, *_ = ratio(of["memory"], of["log"])
+    limit = f"at most {MAX_RATIO} of memory's"
+    click.echo(verdict("time for a commit with a log", limit, f"{found:.2f}", found <= MAX_RATIO))
 
 
 def _sync_seconds(folder: Path, size: int) -> float:

@@ -16,6 +16,8 @@ from gem_server.rules.proxies import Displacement
 from gem_server.rules.threads import Threads
 from numba import njit
 
+from benchmarks.lib.measuring import measurement
+
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def bare_pass(theta, gradient, moment, snapshot, answer, settings):  # type: ignore[no-untyped-def]
@@ -44,12 +46,10 @@ def _bare_update(theta, block, moment, snapshot, begin, end, settings):  # type:
         snapshot[i] = after
 
 
-@click.command()
-@click.option("--parameters", multiple=True, type=int, default=(156_450, 1_000_000, 25_000_000), show_default=True)
-@click.option("--tensors", type=int, default=2, show_default=True, help="Tensors that the parameters are divided into.")
-@click.option("--threads", multiple=True, type=int, default=(2,), show_default=True)
+@measurement(parameters=(156_450, 1_000_000, 25_000_000), seconds=3.0)
+@click.option("--tensors", type=int, default=2, help="Tensors that the parameters are divided into.")
+@click.option("--threads", multiple=True, type=int, default=(2,), help="Numbers of threads.")
 @click.option("--answer/--no-answer", default=False, help="Whether θ is also written to a worker's reply buffer.")
-@click.option("--seconds", type=float, default=3.0, show_default=True, help="For each size.")
 def main(parameters: tuple[int, ...], tensors: int, threads: tuple[int, ...], answer: bool, seconds: float) -> None:
     """Interleaves the bare pass, the pass with statistics, and everything that a rule does for a commit, in one thread and in
     several. Prints medians and minima; on a busy machine, compare the minima."""
@@ -86,23 +86,10 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
         rule.use_threads(Threads(count, least=1))
         return lambda: rule.apply(layout, theta, gradient, buffers, RuleInput(0))
 
+    part = (*arrays[:3], nothing, *arrays[3:], layout.offsets, layout.factors, rule._edges, settings, *optimizer)
     return {
         "bare": lambda: bare_pass(*arrays, settings),
-        "pass": lambda: gem_part(
-            0,
-            1,
-            *arrays[:3],
-            nothing,
-            *arrays[3:],
-            layout.offsets,
-            layout.factors,
-            rule._edges,
-            settings,
-            *optimizer,
-            True,
-            True,
-            *results,
-        ),
+        "pass": lambda: gem_part(0, 1, *part, True, True, *results),
         "rule": split(1),
         **{f"{count} threads": split(count) for count in threads},
     }

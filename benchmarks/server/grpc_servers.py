@@ -22,7 +22,8 @@ import numpy as np
 from gem_api.framing import chunk_frames
 from gem_worker.launcher.cluster import free_port
 
-from benchmarks.processes import CLIENT_PROCESSES, resident_bytes
+from benchmarks.lib.measuring import measurement
+from benchmarks.lib.processes import CLIENT_PROCESSES, resident_bytes
 
 _PATH = "/benchmark.Echo/Echo"
 
@@ -95,11 +96,8 @@ def _streams(port: int, parameters: int, streams: int, seconds: float, ready: An
     results.put(sum(counts))
 
 
-@click.command()
-@click.option("--parameters", type=int, default=156_450, show_default=True)
-@click.option("--streams", multiple=True, type=int, default=(4, 100), show_default=True)
-@click.option("--seconds", type=float, default=8.0, show_default=True)
-@click.option("--repeats", type=int, default=3, show_default=True)
+@measurement(parameters=156_450, seconds=8.0, repeats=3)
+@click.option("--streams", multiple=True, type=int, default=(4, 100), help="Numbers of streams.")
 def main(parameters: int, streams: tuple[int, ...], seconds: float, repeats: int) -> None:
     """Interleaves both servers; prints each round and the ratio."""
     context = mp.get_context("spawn")

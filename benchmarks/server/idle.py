@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gem_client import connect
 
-from benchmarks.processes import split_evenly
+from benchmarks.lib.processes import split_evenly
 
 INTERVAL_SECONDS = 100.0  # time between two commits of one session
 

@@ -8,14 +8,12 @@ import click
 import numpy as np
 from gem_client import connect
 
-from benchmarks.processes import resident_bytes, server
+from benchmarks.lib.measuring import measurement
+from benchmarks.lib.processes import resident_bytes, server
 
 
-@click.command()
-@click.option(
-    "--parameters", type=int, default=600_000_000, show_default=True, help="P; the test needs about 25 bytes for each."
-)
-@click.option("--commits", type=int, default=3, show_default=True)
+@measurement(parameters=600_000_000)  # they need about 25 bytes each
+@click.option("--commits", type=int, default=3, help="Number of commits.")
 def main(parameters: int, commits: int) -> None:
     """Joins, commits and pulls, and checks every element of the θ that comes back."""
     gigabytes = 4 * parameters / 1e9

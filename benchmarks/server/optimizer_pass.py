@@ -12,15 +12,14 @@ import torch
 from gem_api.layout import Layout
 from gem_server.rules import RuleInput, Shared, make_rule
 
+from benchmarks.lib.measuring import measurement
 from benchmarks.server.fused_pass import times_of
 
 # Arrays of P floats that a commit reads and writes at least: the gradient, θ and s, and the optimizer's state.
 ARRAYS = {"sgd": (4, 3), "adam": (5, 4), "adamw": (5, 4), "lion": (4, 3)}
 
 
-@click.command()
-@click.option("--parameters", multiple=True, type=int, default=(156_450, 1_000_000, 25_000_000), show_default=True)
-@click.option("--seconds", type=float, default=3.0, show_default=True, help="For each size.")
+@measurement(parameters=(156_450, 1_000_000, 25_000_000), seconds=3.0)
 def main(parameters: tuple[int, ...], seconds: float) -> None:
     """Interleaves, in one thread: gem around each optimizer, the optimizer alone (downpour), and PyTorch's AdamW and SGD with
     momentum. "÷ floor" compares the least time with that of copying as many bytes as the commit must read and write."""

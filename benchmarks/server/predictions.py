@@ -7,7 +7,6 @@ predicted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,13 +14,14 @@ from statistics import median
 
 import click
 import numpy as np
-from gem_api.process.lifetime import interruptible
 from gem_ctl.planning.outcome import Outcome, outcome
 from gem_ctl.planning.plan import Costs, Setup, plan, server_seconds
 from gem_ctl.planning.scenario import Scenario
 
-from benchmarks import machine
-from benchmarks.processes import server
+from benchmarks.lib import machine
+from benchmarks.lib.measuring import measurement
+from benchmarks.lib.processes import server
+from benchmarks.lib.results import write_json
 from benchmarks.server.synthetic import LEASE_SECONDS, Seen, Work, observe
 
 TARGET = 0.15  # how far a prediction may be from what is measured
@@ -77,17 +77,14 @@ class Compared:
         return self.simulated.commits_per_second / self.rate
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--parameters", "-P", multiple=True, type=int, default=(10_000, 156_450, 1_000_000), help="Sizes of the model.")
-@click.option("--workers", "-W", multiple=True, type=int, default=(4, 30, 100, 300, 1000), help="Numbers of workers.")
+@measurement(
+    parameters=(10_000, 156_450, 1_000_000), workers=(4, 30, 100, 300, 1000), seconds=10.0, repeats=3,
+    out=Path("runs/predictions.json"),
+)  # fmt: skip
 @click.option(
     "--load", multiple=True, type=float, default=(0.3, 0.9, 2.0), help="How much of the server the workers ask for, at most."
 )
-@click.option("--seconds", type=float, default=10.0, help="Least length of a measurement.")
-@click.option("--repeats", type=int, default=3, help="Calibrations and measurements of each kind; their medians count.")
 @click.option("--quick", is_flag=True, help="Five minutes: few workers, short measurements.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/predictions.json"), help="File for the figures.")
-@interruptible()
 def main(
     parameters: tuple[int, ...], workers: tuple[int, ...], load: tuple[float, ...], seconds: float, repeats: int,
     quick: bool, out: Path,
@@ -98,7 +95,6 @@ def main(
     """
     if quick:
         parameters, workers, load, seconds, repeats = (10_000, 156_450), (4, 100), (0.3, 2.0), 2.0, 1
-    out.parent.mkdir(parents=True, exist_ok=True)
     setups: list[dict[str, object]] = []
     found: list[Compared] = []
     for size in parameters:
@@ -112,7 +108,7 @@ def main(
             found.append(_compare(setup, share, fit, seconds, repeats))
             setups.append({"fit": asdict(fit), **asdict(found[-1])})
             click.echo(_row(found[-1]))
-            out.write_text(json.dumps(setups, indent=1) + "\n")
+            write_json(out, setups)
     within = sum(abs(each.ratio - 1) <= TARGET for each in found)
     click.echo(f"\nwithin {100 * TARGET:.0f} %: {within} of {len(found)}")
 

@@ -7,21 +7,20 @@ each: from that processor time, and by `gem-ctl plan`. The workers compute nothi
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 
 import click
 from gem_ctl.planning.plan import Plan, Setup, plan
 from gem_worker.launcher.cluster import free_port
 
-from benchmarks import machine
-from benchmarks.processes import measure, server
+from benchmarks.lib import machine
+from benchmarks.lib.measuring import interleaved, measurement, middle, ratio
+from benchmarks.lib.processes import measure, server
+from benchmarks.lib.results import write_json
 
 
 @dataclass(frozen=True)
@@ -41,50 +40,40 @@ class Cost:
     processor: float
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--parameters", type=int, default=25_000_000, help="P, the size of the model.")
-@click.option("--workers", type=int, default=4, help="Number of workers.")
+Costs = dict[int, list[Cost]]  # by N
+
+
+@measurement(
+    parameters=25_000_000, workers=4, transport="tcp", seconds=20.0, repeats=3, folder=Path("runs"),
+    out=Path("runs/ranges.json"),
+)  # fmt: skip
 @click.option("--servers", multiple=True, type=int, default=(1, 2, 4), help="Numbers of servers to compare.")
-@click.option("--transport", type=click.Choice(("tcp", "shm")), default="tcp", help="How tensors travel.")
-@click.option("--seconds", type=float, default=20.0, help="Length of each measurement.")
-@click.option("--repeats", type=int, default=3, help="Measurements of each number of servers, interleaved.")
 @click.option("--log-limit", default="4G", help="Size of each server's log at which it writes a checkpoint.")
-@click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), help="Folder for logs and checkpoints."
-)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/ranges.json"), help="File for the figures.")
 def main(
-    parameters: int,
-    workers: int,
-    servers: tuple[int, ...],
-    transport: str,
-    seconds: float,
-    repeats: int,
-    log_limit: str,
-    folder: Path,
-    out: Path,
-) -> None:
+    parameters: int, workers: int, servers: tuple[int, ...], transport: str, seconds: float, repeats: int, log_limit: str,
+    folder: Path, out: Path,
+) -> None:  # fmt: skip
     """Measures each number of servers against fresh server processes; medians of the repeats."""
     folder.mkdir(parents=True, exist_ok=True)
     click.echo(f"P = {parameters:,}, {workers} workers, {transport}, medians of {repeats} x {seconds:g} s")
-    costs = []
-    for repeat in range(repeats):
-        for count in servers if repeat % 2 == 0 else servers[::-1]:
-            costs.append(_measure(count, parameters, workers, transport == "shm", seconds, log_limit, folder))
-            click.echo(f"  {costs[-1]}", err=True)
+
+    def measure_one(count: int) -> Cost:
+        cost = _measure(count, parameters, workers, transport == "shm", seconds, log_limit, folder)
+        click.echo(f"  {cost}", err=True)
+        return cost
+
+    costs = interleaved(servers, repeats, measure_one)
     _show(costs, servers, Setup(parameters, workers, compute_seconds=0.0, shared_memory=transport == "shm", durability="log"))
-    out.parent.mkdir(parents=True, exist_ok=True)
     figures = {"machine": machine.description(), "parameters": parameters, "workers": workers, "transport": transport}
-    out.write_text(json.dumps({**figures, "costs": [asdict(cost) for cost in costs]}, indent=1) + "\n", encoding="utf-8")
+    write_json(out, {**figures, "costs": [asdict(cost) for of in costs.values() for cost in of]})
 
 
 def _measure(count: int, parameters: int, workers: int, shared: bool, seconds: float, log_limit: str, folder: Path) -> Cost:
-    scratch = Path(tempfile.mkdtemp(prefix="ranges-", dir=folder))
-    try:
-        with _running(count, scratch, log_limit) as (address, pids):
-            load = measure(address, parameters, workers, seconds, shared, *pids)
-    finally:
-        shutil.rmtree(scratch)
+    with (
+        tempfile.TemporaryDirectory(prefix="ranges-", dir=folder) as scratch,
+        _running(count, Path(scratch), log_limit) as (address, pids),
+    ):
+        load = measure(address, parameters, workers, seconds, shared, *pids)
     commits = sum(load.commits)
     if not commits:
         raise click.ClickException(f"no commit was finished within {seconds:g} s: give more --seconds")
@@ -106,7 +95,7 @@ def _running(count: int, scratch: Path, log_limit: str) -> Iterator[tuple[str, l
         yield started[0][0], [started[index][1] for index in range(count)]
 
 
-def _show(costs: list[Cost], servers: tuple[int, ...], setup: Setup) -> None:
+def _show(costs: Costs, servers: tuple[int, ...], setup: Setup) -> None:
     plans = {count: plan(Setup(**{**asdict(setup), "servers": count})) for count in servers}
     first = servers[0]
     click.echo(
@@ -116,20 +105,20 @@ def _show(costs: list[Cost], servers: tuple[int, ...], setup: Setup) -> None:
         f"{'plan':>9s} {'xR':>6s}   {'commits/s here':>14s} {'xR':>6s}"
     )
     for count in servers:
-        memory, predicted = _middle(costs, count, "memory"), plans[count].server_bytes
-        busy, planned = _middle(costs, count, "processor"), plans[count].server_seconds
-        ratios = {name: _ratio(costs, name, count, first) for name in ("memory", "processor", "rate")}
+        memory, predicted = middle(costs[count], "memory"), plans[count].server_bytes
+        busy, planned = middle(costs[count], "processor"), plans[count].server_seconds
+        ratios = {name: ratio(costs[count], costs[first], name)[0] for name in ("memory", "processor", "rate")}
         click.echo(
             f"{count:2d} {memory / 2**20:12.0f} MiB {ratios['memory']:6.2f} {predicted / 2**20:6.0f} MiB "
             f"{predicted / plans[first].server_bytes:6.2f}   {1e3 * busy:15.1f} ms {ratios['processor']:6.2f} "
             f"{1e3 * planned:6.1f} ms {planned / plans[first].server_seconds:6.2f}   "
-            f"{_middle(costs, count, 'rate'):14.2f} {ratios['rate']:6.2f}"
+            f"{middle(costs[count], 'rate'):14.2f} {ratios['rate']:6.2f}"
         )
     _show_calculated(costs, servers, plans)
 
 
-def _show_calculated(costs: list[Cost], servers: tuple[int, ...], plans: dict[int, Plan]) -> None:
-    first, busy = servers[0], {count: _middle(costs, count, "processor") for count in servers}
+def _show_calculated(costs: Costs, servers: tuple[int, ...], plans: dict[int, Plan]) -> None:
+    first, busy = servers[0], {count: middle(costs[count], "processor") for count in servers}
     click.echo(
         "\nCALCULATED for a machine for each server (nothing of this was run)\n"
         f"{'N':>2s} {'1 / processor time':>20s} {'xR':>6s}   {'gem-ctl plan':>14s} {'xR':>6s}"
@@ -140,16 +129,6 @@ def _show_calculated(costs: list[Cost], servers: tuple[int, ...], plans: dict[in
             f"{count:2d} {1 / busy[count]:18.2f}/s {busy[first] / busy[count]:6.2f}   "
             f"{planned:12.2f}/s {planned / plans[first].commits_per_second:6.2f}"
         )
-
-
-def _middle(costs: list[Cost], count: int, name: str) -> float:
-    return float(median(getattr(cost, name) for cost in costs if cost.servers == count))
-
-
-def _ratio(costs: list[Cost], name: str, count: int, first: int) -> float:
-    """The median of the ratios of measurements of the same repeat."""
-    ours, base = ([getattr(cost, name) for cost in costs if cost.servers == each] for each in (count, first))
-    return float(median(one / other for one, other in zip(ours, base, strict=True)))
 
 
 if __name__ == "__main__":

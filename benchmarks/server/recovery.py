@@ -22,6 +22,8 @@ from gem_server.rules import RuleInput
 from gem_server.rules.gem import Gem
 from gem_server.rules.threads import Threads
 
+from benchmarks.lib.measuring import measurement
+
 
 def new_core(run_id: str, settings: Hyperparameters) -> Core:
     core = Core(run_id, settings, lease_seconds=60, memory_limit=0, new_id=lambda: os.urandom(16).hex())
@@ -89,15 +91,12 @@ def timed(folder: Path) -> tuple[list[float], Core]:
     return [end - begin for begin, end in pairwise(times)], core
 
 
-@click.command()
-@click.option("--parameters", "-P", type=int, default=25_000_000, show_default=True, help="Size of the model.")
-@click.option("--workers", "-W", type=int, default=4, show_default=True, help="Leases in the checkpoint.")
-@click.option("--log-mib", type=int, default=1024, show_default=True, help="Gradients in the log.")
-@click.option("--repeats", type=int, default=3, show_default=True)
-@click.option("--folder", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Folder on the disk to measure.")
-def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path | None) -> None:
+@measurement(parameters=25_000_000, workers=4, repeats=3, folder=Path("runs"))
+@click.option("--log-mib", type=int, default=1024, help="Gradients in the log.")
+def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path) -> None:
     """Makes a run's checkpoint and log, and rebuilds the run from them: first from the disk, then from the page cache."""
     Gem().apply(Layout.of({"warm-up": (1,)}), *_warm_up(), RuleInput(0))
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as made:
         run = Path(made)
         version, theta = make_run(run, parameters, workers, log_mib << 20)

@@ -7,7 +7,6 @@ line to each, over what was sampled after a warm-up.
 
 from __future__ import annotations
 
-import json
 import multiprocessing as mp
 import os
 import random
@@ -24,11 +23,12 @@ from typing import Any
 import click
 import numpy as np
 from gem_api.errors import GemError
-from gem_api.process.lifetime import interruptible
 from gem_client import Admin, connect
 from gem_worker.launcher.cluster import free_port
 
-from benchmarks.processes import server
+from benchmarks.lib.measuring import measurement
+from benchmarks.lib.processes import server
+from benchmarks.lib.results import write_json
 
 PROCESSES, SESSIONS = 3, 3  # worker processes, and sessions in each
 MAX_COMMITS = 600  # commits of one session before it leaves and returns under the same name
@@ -65,16 +65,12 @@ class Line:
         return self.rise <= TOLERANCE[self.name]
 
 
-@click.command(context_settings={"show_default": True})
+@measurement(parameters=1000, out=Path("runs/soak"))
 @click.option("--commits", type=int, default=1_000_000, help="Stop after this number of commits.")
 @click.option("--minutes", type=float, default=60.0, help="Stop after this time, if that comes first.")
-@click.option("--parameters", type=int, default=1000, help="P, the size of the model.")
 @click.option("--durability", type=click.Choice(["snapshot", "log"]), default="log", help="The server's durability.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/soak"), help="Folder for figures and plot.")
-@interruptible()
 def main(commits: int, minutes: float, parameters: int, durability: str, out: Path) -> None:
     """Exits with status 1 if any measured quantity grows."""
-    out.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
         server("gem", None, *options(Path(folder), durability), checkpoint_interval=20, lease_seconds=3) as (address, pid),
@@ -84,7 +80,7 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
     lines = [fitted(course, name) for name in TOLERANCE]
     click.echo(report(course, lines, durability))
     result = {"durability": durability, "parameters": parameters, "lines": [asdict(line) for line in lines], **asdict(course)}
-    (out / f"soak-{durability}.json").write_text(json.dumps(result) + "\n")
+    write_json(out / f"soak-{durability}.json", result, indent=None)
     draw(course, lines, out / f"soak-{durability}.png")
     if not all(line.flat for line in lines):
         sys.exit(1)

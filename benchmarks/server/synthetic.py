@@ -25,8 +25,8 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from gem_client.transport.channel import Stub, open_channel
 
-from benchmarks import machine
-from benchmarks.processes import split_evenly
+from benchmarks.lib import machine
+from benchmarks.lib.processes import split_evenly
 
 Column = npt.NDArray[np.float64]
 LEASE_SECONDS = 600.0  # each commit renews its lease; give the server these lease_seconds

@@ -36,7 +36,7 @@ def test_a_run_trains_to_the_end(choice: Choice) -> None:
 
 
 def test_the_page_and_its_picture_are_made_from_the_stored_runs(tmp_path: Path) -> None:
-    runs = tuning.load()
+    runs = tuning.stored()
     assert set(tuning.SHOWN.values()) <= set(runs), "a run of the picture is missing"
     tuning.write_page(runs, tmp_path)
     page = (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.many_workers.check import Comparison
 from benchmarks.many_workers.page import write_page
-from benchmarks.many_workers.runs import Case, Run, load, number_cases, order_cases, save
+from benchmarks.many_workers.runs import Case, Run, number_cases, order_cases, stored
 
 CHECK = Comparison(30, ([2.0, 1.0], [2.1, 0.9]), (0.98, 0.97))
 
@@ -44,8 +44,8 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
 def test_a_run_that_diverged_is_stored_and_shown(tmp_path: Path) -> None:
     case = Case()
     diverged = Run(case, [{"version": 100.0, "loss": 2.0, "accuracy": 0.1}, {"version": 130.0, "loss": float("nan")}])
-    save(tmp_path / "runs.json", [diverged])
-    known = load(tmp_path / "runs.json")
+    stored(tmp_path / "runs.json").add(case, diverged)
+    known = stored(tmp_path / "runs.json")
     assert known[case].leap == float("inf")
     write_page(known, [], {}, tmp_path)
     assert "| 0.05 | 3.8 | inf | nan % |" in page(tmp_path)

@@ -10,9 +10,9 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import load_task
 
-from benchmarks.launch import launch
+from benchmarks.lib.launch import launch
 from benchmarks.many_workers.order import recorded, simulated
-from benchmarks.many_workers.runs import Case, Run, load, measure, save
+from benchmarks.many_workers.runs import Case, Run, measure, stored
 from benchmarks.many_workers.simulation import train
 
 TASK = load_task("digits", None)
@@ -47,8 +47,8 @@ def test_a_run_that_diverges_ends_with_a_loss_that_is_none() -> None:
 
 
 def test_results_survive_the_file(lockstep: Run, tmp_path: Path) -> None:
-    save(tmp_path / "runs.json", [lockstep])
-    (run,) = load(tmp_path / "runs.json").values()
+    stored(tmp_path / "runs.json").add(lockstep.case, lockstep)
+    (run,) = stored(tmp_path / "runs.json").values()
     assert run.case == lockstep.case
     assert run.column("loss") == pytest.approx(lockstep.column("loss"), rel=1e-3)
     assert run.leap == pytest.approx(lockstep.leap, abs=0.01)

@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 from gem_worker.launcher.run_folder import RunFolder
 
-from benchmarks.launch import RunFailed, launch
+from benchmarks.lib.launch import RunFailed, launch
 from benchmarks.models import figures, page
 from benchmarks.models.analysis import difference, summary
 from benchmarks.models.cli import main
 from benchmarks.models.measure import measure
 from benchmarks.models.plan import STAGES, Results, case, mnist_case
 from benchmarks.models.runs import METHODS, Outcome, Run
-from benchmarks.models.store import Store, StoreError, here
+from benchmarks.models.store import here, stored
 from benchmarks.paper.statistics import Spread
 
 RUN = replace(case("gem-adamw", 16), place=-5)
@@ -51,31 +51,15 @@ def rows(text: str, heading: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in table[2:]}
 
 
-def test_results_are_saved_at_once_and_found_again(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "results.json"
-    store = Store(path)
-    store.add(RUN, GOOD)
-    store.add(replace(RUN, seed=1), DIVERGED)
-    again = Store(path)
-    assert len(again) == 2
-    assert (again.result(RUN), again.result(replace(RUN, seed=1))) == (GOOD, DIVERGED)
-    assert again.result(replace(RUN, seed=2)) is None
-    assert again.conditions == here()
-    assert len(path.read_text().splitlines()) == 6, "one line for each run keeps differences readable"
-
-
-@pytest.mark.parametrize("text", ["{", '{"format": 1}', '{"format": 9, "conditions": {}, "runs": []}', "[]"])
-def test_a_damaged_file_is_an_error_in_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "results.json").write_text(text)
-    with pytest.raises(StoreError, match="can't be read"):
-        Store(tmp_path / "results.json")
+def test_damaged_results_are_an_error_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{")
     done = CliRunner().invoke(main, ["--draw-only", "--out", str(tmp_path)])
     assert (done.exit_code, "Traceback" in done.output, "can't be read" in done.output) == (1, False, True)
 
 
 def test_results_of_another_python_are_not_continued(tmp_path: Path) -> None:
-    store = Store(tmp_path / "results.json")
-    store.conditions = {**here(), "python": "3.1.4"}
+    store = stored(tmp_path / "results.json")
+    store.head["conditions"]["python"] = "3.1.4"
     store.add(RUN, GOOD)
     done = CliRunner().invoke(main, ["rates-16", "--out", str(tmp_path)])
     assert done.exit_code == 1

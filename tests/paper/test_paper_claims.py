@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import pyplot as plt
 from paper.paper_helpers import made_up, measured
 
 from benchmarks.paper import page
@@ -291,3 +292,10 @@ def test_of_several_rates_the_one_with_the_lowest_training_loss_is_drawn() -> No
         (10, 0.5),
         (30, 0.01),
     ]
+
+
+def test_a_rule_with_the_same_accuracy_under_every_seed_is_drawn() -> None:
+    """A mean of equal values may be rounded past them; matplotlib refuses bars of negative length."""
+    drawing = DRAWINGS["rules"](measured("rules", Scale()), Scale())
+    assert len(drawing.data) == len(Scale().table)
+    plt.close(drawing.figure)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gem_worker.launcher.cli import main as gem_train
 
+from benchmarks.lib.processes import split_evenly
 from benchmarks.paper import staged
 from benchmarks.paper.claims import OURS, PAPER
 from benchmarks.paper.experiments import Experiment
@@ -16,7 +17,6 @@ from benchmarks.paper.figures import DRAWINGS
 from benchmarks.paper.page import _HEADINGS
 from benchmarks.paper.plan import ALIASES, EFFECTIVE_BATCH, FIGURES, Scale, experiments, quick
 from benchmarks.paper.runner import command
-from benchmarks.processes import split_evenly
 
 FULL = Scale()
 NOT_THE_SAME: dict[str, Any] = {

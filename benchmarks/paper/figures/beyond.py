@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.lib.page import count
 from benchmarks.paper.plan import STRAGGLER_SLOWDOWN, Scale
 from benchmarks.paper.statistics import Band, Measured, accuracy, band, worker_steps
 from benchmarks.paper.style import RULE_COLOURS, RULE_NAMES, Drawing, legend, loss_axes, palette, panels, pi_axes, shades
@@ -62,10 +63,10 @@ def rules(measured: list[Measured], scale: Scale) -> Drawing:
         data: dict[str, Any] = {}
         for label, value in mine.items():
             y = -labels.index(label) + 0.2 * ((len(counts) - 1) / 2 - place)
-            bar = [[100 * (value.high - value.mean)], [100 * (value.mean - value.low)]]
+            bar = [[max(0.0, 100 * (value.high - value.mean))], [max(0.0, 100 * (value.mean - value.low))]]
             axes.errorbar(
                 100 * (1 - value.mean), y, xerr=bar, fmt="o", color=colour, capsize=2,
-                label=f"{n} worker{'s' if n > 1 else ''}" if not data else None,
+                label=count(n) if not data else None,
             )  # fmt: skip
             data[label] = {"mean": value.mean, "low": value.low, "high": value.high} if value.count else None
         drawing.data[f"test accuracy, {n} workers"] = data

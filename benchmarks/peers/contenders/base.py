@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import machine
+from benchmarks.lib import machine
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0  # maximum time for one process to start

@@ -14,8 +14,8 @@ import numpy as np
 from gem_client import connect
 from gem_worker.launcher.cluster import free_port
 
+from benchmarks.lib.processes import server
 from benchmarks.peers.contenders.base import HOST, Contender, ContenderFailedError, Place, RoundTrip, gradient
-from benchmarks.processes import server
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gem_worker.launcher.run_folder import RunFolder
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 60.0
 _COMPLETE, _DIVERGED = 0, 3  # gem-train's exit statuses after which there is a result

@@ -20,7 +20,7 @@ from gem_api.process.options import as_environment
 from gem_client import Admin, Retry, connect
 from gem_worker.launcher.cluster import free_port
 
-from benchmarks import machine
+from benchmarks.lib import machine
 
 CLIENT_PROCESSES = 4
 

@@ -1,0 +1,1 @@
+"""What the benchmarks share: results, tables, runs, processes, facts about the machine."""
