@@ -224,7 +224,7 @@ STATES: dict[str, Callable[[], Hostile]] = {
     "state-with-a-group-of-one-number": lambda: state("state.groups.w must", groups={"w": [0.5]}),
     "state-with-a-group-that-decays-by-a-number": lambda: state("state.groups.w[1] must", groups={"w": [0.5, 1]}),
     "state-with-an-unknown-optimizer": lambda: hyperparameters("--optimizer must be one of", optimizer="sofia"),
-    "state-with-options-that-its-optimizer-has-not": lambda: hyperparameters("no option", optimizer_options="beta9=1"),
+    "state-with-options-that-its-optimizer-has-not": lambda: hyperparameters("no setting", optimizer_options="beta9=1"),
     "state-with-a-log-that-is-a-text": lambda: state("state.log", log="11"),
     "state-without-a-rule": lambda: hyperparameters("no 'rule'", rule=None),
     "state-without-a-learning-rate": lambda: hyperparameters("no 'learning_rate'", learning_rate=None),
