@@ -95,11 +95,12 @@ class Cluster:
 
     Args:
         secrets_: The Secrets, by name: the content of each key.
+        config_maps: The ConfigMaps, alike.
     """
 
-    def __init__(self, secrets_: dict[str, dict[str, bytes]]) -> None:
+    def __init__(self, secrets_: dict[str, dict[str, bytes]], config_maps: dict[str, dict[str, bytes]]) -> None:
         self.id = f"gemchart{secrets.token_hex(4)}"
-        self._secrets = secrets_
+        self._secrets, self._config_maps = secrets_, config_maps
         self._containers: list[str] = []
         self._volumes: list[str] = []
         docker("network", "create", self.id)
@@ -129,9 +130,8 @@ class Cluster:
         volumes = dict(claims or {})
         group = spec["securityContext"]["fsGroup"]
         for volume in spec["volumes"]:
-            _only(volume, {"name", "emptyDir", "secret"}, f"the volume {volume['name']} of {name}")
-            files = self._files(volume["secret"], group) if "secret" in volume else _empty_folder(group)
-            volumes[volume["name"]] = self.volume(files)
+            _only(volume, {"name", "emptyDir", "secret", "configMap"}, f"the volume {volume['name']} of {name}")
+            volumes[volume["name"]] = self.volume(self._files(volume, group))
         return Pod(self, name, spec, volumes, aliases, index, labels or {})
 
     def volume(self, files: bytes) -> str:
@@ -161,18 +161,22 @@ class Cluster:
         """The volume of a new claim: the group may write, and ext4 has left a folder that only root may read."""
         return self.volume(_archive(group, [(".", 0o2775, b"", ""), ("lost+found", 0o700, b"", "")], root=("lost+found",)))
 
-    def _files(self, secret: Object, group: int) -> bytes:
-        """As the kubelet lays a Secret out: a change replaces one link, and so all files at once."""
-        assert secret["secretName"] in self._secrets, f"there is no Secret {secret['secretName']}"
-        content = self._secrets[secret["secretName"]]
-        items = secret.get("items") or [{"key": key, "path": key} for key in content]
+    def _files(self, volume: Object, group: int) -> bytes:
+        """As the kubelet lays a Secret or a ConfigMap out: a change replaces one link, and so all files at once."""
+        if "emptyDir" in volume:
+            return _empty_folder(group)
+        source = volume.get("secret") or volume["configMap"]
+        known, name = (self._secrets, source["secretName"]) if "secret" in volume else (self._config_maps, source["name"])
+        assert name in known, f"there is no Secret or ConfigMap {name}"
+        content = known[name]
+        items = source.get("items") or [{"key": key, "path": key} for key in content]
         made: list[tuple[str, int, bytes, str]] = [
             (".", 0o3777, b"", ""),
             ("..1", 0o2755, b"", ""),
             ("..data", 0o777, b"", "..1"),
         ]
         for item in items:
-            made.append((f"..1/{item['path']}", secret["defaultMode"], content[item["key"]], ""))
+            made.append((f"..1/{item['path']}", source.get("defaultMode", 0o644), content[item["key"]], ""))
             made.append((item["path"], 0o777, b"", f"..data/{item['path']}"))
         return _archive(group, made)
 
@@ -300,6 +304,12 @@ def secrets_of(objects: list[Object]) -> dict[str, dict[str, bytes]]:
     """The Secrets among rendered objects."""
     found = [each for each in objects if each["kind"] == "Secret"]
     return {each["metadata"]["name"]: {key: base64.b64decode(text) for key, text in each["data"].items()} for each in found}
+
+
+def config_maps_of(objects: list[Object]) -> dict[str, dict[str, bytes]]:
+    """The ConfigMaps among rendered objects."""
+    found = [each for each in objects if each["kind"] == "ConfigMap"]
+    return {each["metadata"]["name"]: {key: text.encode() for key, text in each["data"].items()} for each in found}
 
 
 def _only(part: Object, known: set[str], where: str) -> None:

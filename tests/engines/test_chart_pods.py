@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from engines.chart import ROOT, Object, found, objects, pod_specs
-from engines.pods import Cluster, Container, Job, Pod, docker, secrets_of, wait_until
+from engines.pods import Cluster, Container, Job, Pod, config_maps_of, docker, secrets_of, wait_until
 from kit.certificates import Authority
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -37,7 +37,7 @@ class Release:
 
     def __init__(self, values: Object, more_secrets: dict[str, dict[str, bytes]] | None = None) -> None:
         self.objects = objects(values)
-        self.cluster = Cluster(secrets_of(self.objects) | (more_secrets or {}))
+        self.cluster = Cluster(secrets_of(self.objects) | (more_secrets or {}), config_maps_of(self.objects))
         self.service = found(self.objects, "Service", "server")["metadata"]["name"]
         replicas = found(self.objects, "StatefulSet")["spec"]["replicas"]
         self.server_pods = [self._server_pod(index) for index in range(replicas)]
@@ -154,7 +154,7 @@ def encrypted(values: Object, folder: Path) -> Release:
 
 
 def test_encrypted_from_the_probe_to_the_last_commit(tmp_path: Path) -> None:
-    release = encrypted(VALUES | {"run": {"epochs": 2}, "worker": {"parallelism": 1}}, tmp_path)
+    release = encrypted(VALUES | {"config": VALUES["config"] | {"epochs": 2}, "worker": {"parallelism": 1}}, tmp_path)
     try:
         server = release.start_server()
         (still_open,) = re.findall("OPEN: (.*)", server.logs())
@@ -204,7 +204,9 @@ def test_two_servers_train_one_model_over_tls_and_each_survives_a_kill(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "release", [VALUES | {"worker": {"indexed": True, "parallelism": 1}, "run": {"epochs": 1}}], indirect=True
+    "release",
+    [VALUES | {"config": VALUES["config"] | {"epochs": 1}, "worker": {"indexed": True, "parallelism": 1}}],
+    indirect=True,
 )
 def test_the_worker_of_an_indexed_job_is_named_by_its_number(release: Release) -> None:
     server = release.start_server()
