@@ -146,10 +146,11 @@ class Checkpointer:
                 self._note(written)
 
     def write_now(self) -> None:
-        """Writes a checkpoint before the event loop serves anything. Raises CheckpointFailed."""
+        """Writes a checkpoint before the event loop serves anything. On a full disk, a start that keeps fewer checkpoints than
+        the last one removes the others first. Raises CheckpointFailed."""
         with ExitStack() as captures:
             captured = self._plan(captures)()
-            written = self._save(captured)
+            written = self._save(captured, make_room=True)
         self._note(written)
 
     async def every(self, seconds: float) -> None:
@@ -196,13 +197,13 @@ class Checkpointer:
 
         return work
 
-    def _save(self, captured: Capture) -> Written:
+    def _save(self, captured: Capture, make_room: bool = False) -> Written:
         directory = self.directory
         assert directory is not None
         self.before()
         kept = {*kept_checkpoints(directory, self.core.part.index), self._of_all_ranges}
         try:
-            path = save(directory, captured, self.keep, self.storage, self.logger, kept)
+            path = save(directory, captured, self.keep, self.storage, self.logger, kept, make_room)
             return Written(captured.state["version"], path, _sha256(path))
         except OSError as error:
             raise CheckpointFailed(f"could not write to {directory}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 from collections.abc import Callable, Collection
@@ -141,13 +142,19 @@ def save(
     storage: Storage | None = None,
     logger: Logger | None = None,
     spared: Collection[str] = (),
+    make_room: bool = False,
 ) -> Path:
     """Writes a checkpoint, then removes older ones, except those of the names `spared`, and the part of the log that no
-    checkpoint needs. Those that are too many even now go first. Raises OSError if the checkpoint can't be written; `logger`
-    reports older ones that can't be removed."""
-    if checkpoint.make_room(directory, keep, storage or Storage(), spared):
+    checkpoint needs. With `make_room`, on a full disk, those that are too many even now go before a second try. Raises OSError
+    if the checkpoint can't be written; `logger` reports older ones that can't be removed."""
+    try:
+        path = checkpoint.write(directory, captured, keep, storage, logger, spared)
+    except OSError as error:
+        full = error.errno == errno.ENOSPC
+        if not (make_room and full and checkpoint.make_room(directory, keep, storage or Storage(), spared)):
+            raise
         forget_segments(directory, storage, reuse=False)
-    path = checkpoint.write(directory, captured, keep, storage, logger, spared)
+        path = checkpoint.write(directory, captured, keep, storage, logger, spared)
     forget_segments(directory, storage)
     return path
 
