@@ -59,21 +59,23 @@ class Admin:
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     def checkpoint(self, timeout: float = 600.0) -> admin_pb2.CreateCheckpointResponse:
-        """Makes the server write a checkpoint, and waits up to `timeout` seconds for it.
+        """Makes the server write a checkpoint, and waits up to `timeout` seconds for it. As `checkpoint_all`, which also
+        returns what the servers of other ranges have written."""
+        return self.checkpoint_all(timeout)[0]
 
-        If several servers hold the model and this one leads, all of them write one, with the same commits of each worker. The
-        peers must be reachable from here, with the same credentials. The response is the lead's. An error names the range that
-        failed; no server holds commits back then, and you can try again. Raises InvalidRequest if this server does not lead.
+    def checkpoint_all(self, timeout: float = 600.0) -> list[admin_pb2.CreateCheckpointResponse]:
+        """Makes the servers of all ranges write a checkpoint each, and waits up to `timeout` seconds for each. Returns what
+        they have written, in the order of the ranges; a single server holds one.
+
+        The server must be the one that leads. Its checkpoint has the run's counts, and it copies its range before the others:
+        they have all that it counts as done, and perhaps commits that came since. The others must be reachable from here, with
+        the same credentials. An error names the range that failed. Raises InvalidRequest if this server does not lead.
         """
         status = self._status_of_lead()
         if status.peers:
             with all_ranges(self._stub, status, self._security) as servers:
-                written, _ = checkpoint_all(servers, status.run_id, self._timeout, timeout)
-            return written[0]
-        response: admin_pb2.CreateCheckpointResponse = self._stub.CreateCheckpoint(
-            admin_pb2.CreateCheckpointRequest(), timeout=timeout
-        )
-        return response
+                return checkpoint_all(servers, status.run_id, self._timeout, timeout)
+        return [self._stub.CreateCheckpoint(admin_pb2.CreateCheckpointRequest(), timeout=timeout)]
 
     def drain(self) -> int:
         """Makes the server apply the queued commits, write a checkpoint and exit; returns how many commits were queued.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from gem_client.transport.security import Security
 
 log = logging.getLogger("gem_client")
 T = TypeVar("T")
-_NO_CUT = pb.Cut(sequences={"": 0})  # no lease has this id
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,9 @@ def all_ranges(lead: Stub, status: training_pb2.GetStatusResponse, security: Sec
 
 def checkpoint_all(
     servers: Sequence[RangeServer], run_id: str, quick: float, timeout: float
-) -> tuple[list[pb.CreateCheckpointResponse], str]:
-    """Writes a checkpoint over all ranges: each has the same commits of each worker. Commits go on while files are written.
+) -> list[pb.CreateCheckpointResponse]:
+    """Makes the server of each range write a checkpoint of its own, while commits go on. The lead copies its range first: so
+    the others have all that it counts as done, and perhaps commits that came since.
 
     Args:
         servers: The servers of all ranges, in order.
@@ -61,44 +61,22 @@ def checkpoint_all(
         timeout: Seconds to wait for one that needs them.
 
     Returns:
-        What each range has written, and the path of the manifest on the lead's machine.
+        What each range has written.
 
     Raises:
-        GemError: It failed at a range, which the message names. No range holds commits back then: one out of
-            reach does so for 30 seconds at most. It can be tried again.
+        GemError: It failed at a range, which the message names. It can be tried again.
     """
     statuses = _each(servers, lambda server: _require_range(server, run_id, len(servers), quick))
-    begun: list[RangeServer] = []
 
-    def begin(server: RangeServer) -> pb.BeginCheckpointResponse:
-        response: pb.BeginCheckpointResponse = server.stub.BeginCheckpoint(pb.BeginCheckpointRequest(), timeout=timeout)
-        begun.append(server)
+    def write(server: RangeServer) -> pb.CreateCheckpointResponse:
+        response: pb.CreateCheckpointResponse = server.stub.CreateCheckpoint(pb.CreateCheckpointRequest(), timeout=timeout)
         return response
 
-    try:
-        taken = _each(servers, begin)
-    except GemError:
-        _release(begun, quick)
-        raise
-    cut = cut_of(response.taken for response in taken)
-    log.info("checkpoint over %d ranges: commits of %d workers, each up to the same one", len(servers), len(cut.sequences))
-    request = pb.CreateCheckpointRequest(cut=cut)
-    written: list[pb.CreateCheckpointResponse] = _each(
-        servers, lambda server: server.stub.CreateCheckpoint(request, timeout=timeout)
-    )
-    _require_one_age(written, statuses)
+    written = [*_each(servers[:1], write), *_each(servers[1:], write)]
+    _require_none_older(written, statuses)
     for server, response in zip(servers, written, strict=True):
         log.info("range %d: version %d in %s on %s", server.index, response.version, response.path, server.address)
-    return written, _write_manifests(servers, written, cut, timeout)
-
-
-def cut_of(taken: Iterable[pb.Cut]) -> pb.Cut:
-    """The cut: for each lease, the largest sequence that any range has taken. That commit is on its way to the others."""
-    cut: dict[str, int] = {}
-    for each in taken:
-        for lease_id, sequence in each.sequences.items():
-            cut[lease_id] = max(sequence, cut.get(lease_id, 0))
-    return pb.Cut(sequences=cut)
+    return written
 
 
 def drain_all(servers: Sequence[RangeServer], timeout: float) -> int:
@@ -121,34 +99,6 @@ def drain_all(servers: Sequence[RangeServer], timeout: float) -> int:
     return queued
 
 
-def _write_manifests(
-    servers: Sequence[RangeServer], written: Sequence[pb.CreateCheckpointResponse], cut: pb.Cut, timeout: float
-) -> str:
-    """Has every range write the manifest, the lead last. Returns its path there.
-
-    Until the lead has it, the others keep the checkpoints of older manifests too: if this program dies on the way, the lead's
-    manifest is the one that is complete."""
-    ranges = [
-        pb.RangeCheckpoint(address=server.address, path=each.path, version=each.version, sha256=each.sha256)
-        for server, each in zip(servers, written, strict=True)
-    ]
-    request = pb.WriteManifestRequest(ranges=ranges, cut=cut)
-    _each(servers[1:], lambda server: server.stub.WriteManifest(request, timeout=timeout))
-    path = str(_each(servers[:1], lambda server: server.stub.WriteManifest(request, timeout=timeout).path)[0])
-    log.info("the checkpoints of all ranges belong together: %s on %s", path, servers[0].address)
-    request.complete = True
-    with suppress(GemError):  # a range that is away keeps its older checkpoints until the next manifest
-        _each(servers[1:], lambda server: server.stub.WriteManifest(request, timeout=timeout))
-    return path
-
-
-def _release(servers: Sequence[RangeServer], timeout: float) -> None:
-    """Ends the time in which servers hold commits back: they refuse an impossible cut, and commits go on."""
-    for server in servers:
-        with suppress(GemError):
-            server.stub.CreateCheckpoint(pb.CreateCheckpointRequest(cut=_NO_CUT), timeout=timeout)
-
-
 def most_apart(one: training_pb2.GetStatusResponse, other: training_pb2.GetStatusResponse) -> int:
     """By how many versions two ranges of a run may differ: by the commits that were cut short, with at most one for each
     lease and two for one that overlaps, and by those that one range rejected or discarded."""
@@ -158,17 +108,16 @@ def most_apart(one: training_pb2.GetStatusResponse, other: training_pb2.GetStatu
     )
 
 
-def _require_one_age(
+def _require_none_older(
     written: Sequence[pb.CreateCheckpointResponse], statuses: Sequence[training_pb2.GetStatusResponse]
 ) -> None:
-    """Raises CheckpointFailed if the versions of ranges at one cut differ by more than workers can cause."""
-    newest = max(range(len(written)), key=lambda index: written[index].version)
+    """Raises CheckpointFailed if a range is older than the lead, which was copied before it, by more than workers can cause."""
     for index, each in enumerate(written):
-        if written[newest].version - each.version > most_apart(statuses[newest], statuses[index]):
+        if written[0].version - each.version > most_apart(statuses[0], statuses[index]):
             raise CheckpointFailed(
-                f"the checkpoints do not belong together: range {index} is at version {each.version}, range {newest} at "
-                f"{written[newest].version}. The folder of range {index} was probably replaced by an older copy: stop all "
-                "servers, and make new folders for all ranges from the last manifest with `gem-ctl reshard`"
+                f"the checkpoints do not belong together: range {index} is at version {each.version}, range 0 at "
+                f"{written[0].version}. The folder of range {index} was probably replaced by an older copy: stop all "
+                "servers, and make new folders for all ranges from one backup with `gem-ctl reshard`"
             )
 
 

@@ -347,22 +347,20 @@ def checkpoint(target: Target, to: Path | None) -> None:
     With --to, copies it to a folder that the server leaves alone, and checks the copy. A server resumes from a copy with
     --resume --checkpoint-dir and that folder.
 
-    Several servers that hold the model together write one each, with the same commits of every worker. A file manifest.json
-    beside it says which belong together; gem-ctl reshard reads it. --to is for a single server.
+    Several servers that hold the model together write one each. A backup of them taken in mid-training has each range at the
+    moment when its server copied it, range 0 first: the others may be some commits ahead, and the run goes on with the counts
+    of range 0. --to copies them to range-0, range-1, ... in the folder, if all servers run here. gem-ctl reshard reads it.
     """
     with target.admin() as admin:
-        ranges = admin.status().range_count
-        if to is not None and ranges > 1:
-            raise click.ClickException(
-                f"--to is for a single server, and this run has {ranges}: leave it out, then copy each server's folder; the "
-                "servers keep this checkpoint until the next gem-ctl checkpoint"
-            )
-        written = admin.checkpoint()
-    where = "on the server" if ranges <= 1 else f"on the server of range 0; manifest.json beside it names those of all {ranges}"
-    click.echo(f"checkpoint of version {written.version} in {printable(written.path)} ({where})")
-    if to is not None:
+        written = admin.checkpoint_all()
+    for index, each in enumerate(written):
+        of_range = f" of range {index}" if len(written) > 1 else ""
+        click.echo(f"checkpoint of version {each.version} in {printable(each.path)} (on the server{of_range})")
+    for index, each in enumerate(written if to is not None else []):
+        assert to is not None
+        folder = to / f"range-{index}" if len(written) > 1 else to
         try:
-            click.echo(f"copied to {copy_checkpoint(Path(written.path), written.sha256, to)}")
+            click.echo(f"copied to {copy_checkpoint(Path(each.path), each.sha256, folder)}")
         except BackupFailed as error:
             raise click.ClickException(printable(str(error))) from error
 

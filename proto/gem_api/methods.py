@@ -14,8 +14,7 @@ TRAINING = training_pb2.DESCRIPTOR.services_by_name["TrainingService"]
 # Enough for a layout of 100,000 tensors in one message. The tensors themselves travel in chunks.
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_REQUEST_BYTES = 64 << 10  # of a request in one message, or of what a frame holds beside its chunk
-# Requests that hold something for each tensor, lease or range.
-LARGER_REQUESTS = {"RegisterWorker": 8 << 20, "CreateCheckpoint": 1 << 20, "WriteManifest": 1 << 20}
+LARGER_REQUESTS = {"RegisterWorker": 8 << 20}  # a registration holds something for each tensor
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 

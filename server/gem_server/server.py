@@ -166,7 +166,6 @@ class Server:
         if parts.endpoint.http_address:
             yield "health", partial(_repeat, BEAT_SECONDS, parts.endpoint.health.beat)
             yield "lag", partial(_measure_lag, parts.metrics.lagged)
-        yield "hold", partial(_repeat, 1.0, parts.commit_path.expire_hold)
         yield "lane", parts.lane.run
         yield "regions", partial(_repeat, 1.0, parts.lane.regions.take_back)
         if parts.history:
@@ -204,7 +203,6 @@ class Server:
         """
         await self._until_stop_or_failure()
         await self.parts.endpoint.report_ending()
-        self.parts.commit_path.end_hold(self.parts.commit_path.hold.active)
         self.parts.training.drain()
         try:
             await self._finish_queue()

@@ -24,7 +24,6 @@ from gem_server.lane.lane import Lane
 from gem_server.lane.listener import Listener
 from gem_server.lane.regions import Regions
 from gem_server.rpc.admin import AdminServicer
-from gem_server.rpc.range_checkpoint import RangeCheckpoint
 from gem_server.rpc.training import TrainingServicer
 from gem_server.rules.threads import Threads
 from gem_server.telemetry.history import open_history
@@ -122,8 +121,7 @@ class Parts:
             logger,
             config.peers,
         )
-        ranges = RangeCheckpoint(core, path, self.checkpointer)
-        admin = AdminServicer(self.checkpointer, ranges, self.apply_loop, core.quarantine, stop, logger)
+        admin = AdminServicer(self.checkpointer, self.apply_loop, core.quarantine, stop, logger)
         self.endpoint.add_services(self.training, admin, calls)
         self.endpoint.show(self.view)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from gem_server.durability import checkpoint
-from gem_server.durability.manifest import Entry
 from simulation.truth import Known, Truth, require
 
 
@@ -22,7 +20,7 @@ class Everywhere:
         torn: Commits that were under way when their worker died, or took another lease.
         rejected: Commits that a range has rejected, with the range.
         forgetful: Ranges that may forget what they have said: some starts keep no log, or their disk is lost for ever.
-        manifests: How many checkpoints over all ranges are complete.
+        backups: How many backups in mid-training are complete.
     """
 
     ranges: list[Truth]
@@ -31,7 +29,7 @@ class Everywhere:
     torn: set[Known] = field(default_factory=set)
     rejected: set[tuple[Known, int]] = field(default_factory=set)
     forgetful: set[int] = field(default_factory=set)
-    manifests: int = 0
+    backups: int = 0
 
     # -- commits
 
@@ -72,27 +70,27 @@ class Everywhere:
     def _is_rejected(self, known: Known) -> bool:
         return any((known, index) in self.rejected for index in range(len(self.ranges)))
 
-    # -- checkpoints over all ranges
+    # -- backups in mid-training
 
-    def manifest_is_written(self, entries: Sequence[Entry], cut: Mapping[str, int]) -> None:
-        """Checks that the checkpoints of all ranges belong together."""
-        self.manifests += 1
-        states = [checkpoint.read_state(Path(entry.path)) for entry in entries]
-        require(len({state["run_id"] for state in states}) == 1, "a manifest names checkpoints of different runs")
-        for index, state in enumerate(states):
-            for lease in state["leases"]:
-                self._fits_cut(index, lease["lease_id"], lease["sequence"], cut.get(lease["lease_id"], 0))
+    def backup_is_complete(self, states: Sequence[Mapping[str, Any]], under_way: set[Known]) -> None:
+        """Checks the checkpoints of all ranges: each has what the lead's has, except for commits cut short.
 
-    def _fits_cut(self, index: int, lease_id: str, sequence: int, cut: int) -> None:
-        require(sequence <= cut, f"range {index} has commit {sequence} of {lease_id} in a checkpoint that ends with {cut}")
-        lacking = [(lease_id, number) for number in range(sequence + 1, cut + 1)]
-        bad = [known for known in lacking if known not in self.torn and (known, index) not in self.rejected]
-        require(not bad, f"range {index} lacks commits {bad} in a checkpoint that ends with {cut}")
+        Args:
+            states: Each checkpoint's state.
+            under_way: The commits that not all ranges had answered once the lead was copied.
+        """
+        self.backups += 1
+        require(len({state["run_id"] for state in states}) == 1, "a backup holds checkpoints of different runs")
+        held = [set(truth.applied[: state["version"]]) for truth, state in zip(self.ranges, states, strict=True)]
+        for index, mine in enumerate(held):
+            lacking = {known for known in held[0] - mine if (known, index) not in self.rejected}
+            unexplained = lacking - under_way - self.torn
+            require(not unexplained, f"range {index} lacks commits {unexplained} in a backup whose lead counts them as done")
 
-    def manifest_stands(self, entries: Sequence[Entry]) -> None:
-        """Checks that the checkpoints that a manifest names are still there."""
-        for entry in entries:
-            require((Path(entry.path) / "state.json").exists(), f"{entry.path} is gone, although the manifest names it")
+    def goes_back(self) -> None:
+        """A backup was put in place: the ranges differ by the commits that came between their copies."""
+        applied = [set(truth.applied) for truth in self.ranges]
+        self.torn |= set.union(*applied) - _common(applied)
 
 
 def _common(applied: list[set[Known]]) -> set[Known]:

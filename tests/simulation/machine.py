@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,36 +18,11 @@ from gem_server.core.facts import Admission, Header, LeadsAnswer, PullDecision
 from gem_server.core.leases import Lease
 from gem_server.core.shards import NoShard
 from gem_server.durability import checkpoint
-from gem_server.durability.manifest import Entry, kept_checkpoints
-from gem_server.intake.hold import Hold
-from gem_server.rpc.range_checkpoint import RangeCheckpoint
 from simulation.client import SAMPLES, Request, Response
 from simulation.everywhere import Everywhere
 from simulation.host import Host, Setup
-from simulation.server import Held, Plan, Upload, waits_for_checkpoint
+from simulation.server import Plan, Upload, waits_for_checkpoint
 from simulation.truth import Truth, require
-
-
-class Commits:
-    """Stands for a server's `CommitPath`, as far as commits are held back."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-
-    @property
-    def hold(self) -> Hold[Held]:
-        return self._machine.server.hold
-
-    def require_open(self) -> None: ...
-
-    def begin_hold(self) -> dict[str, int]:
-        return self.hold.begin(self._machine.server.core.leases, self._machine.now)
-
-    def release_up_to(self, cut: Mapping[str, int]) -> None:
-        self._machine.go_on(self.hold.release_up_to(cut))
-
-    def end_hold(self, number: int) -> None:
-        self._machine.go_on(self.hold.end(number))
 
 
 class Machine(Host):
@@ -91,11 +67,8 @@ class Machine(Host):
     def refuse(self, request: Request, error: GemError) -> None:
         """Answers with an error."""
         if request.kind == "commit" and isinstance(error, RejectedCommit) and not isinstance(error, SequenceGap):
-            lease_id, sequence = request.fields["lease"], request.fields["sequence"]
-            self.everywhere.rejected.add(((lease_id, sequence), self.setup.part.index))
-            lease = self.server.core.leases.live.get(lease_id)
-            if lease and sequence == max(lease.sequence, lease.rejected) + 1:  # as `CommitPath` does
-                lease.rejected = sequence
+            known = request.fields["lease"], request.fields["sequence"]
+            self.everywhere.rejected.add((known, self.setup.part.index))
         self.network.append(Response(request, error=error))
 
     def refuse_all(self, header: Header, error: GemError) -> None:
@@ -184,20 +157,11 @@ class Machine(Host):
                 if not self.tickets_at_once:
                     return
             arrived = Arrived(dtype, [memoryview(payload)])
-            self._submit(Held(holder, header, arrived))
+            server.queue.append(core.ticket(holder, header, self.now, arrived))
         if admission is Admission.REPEATED:
             self._acknowledge(request, holder.lease_id)
         else:
             server.asked.setdefault((lease, sequence), []).append(request)
-
-    def _submit(self, commit: Held) -> None:
-        """Gives a commit whose gradient is complete its ticket, or holds it back."""
-        server = self.server
-        if server.hold.holds(commit.lease.lease_id, commit.sequence):
-            server.core.renew(commit.lease.lease_id, self.now)
-            server.hold.keep(commit)
-        else:
-            server.queue.append(server.core.ticket(commit.lease, commit.header, self.now, commit.arrived))
 
     def _receive(self, lease: Lease, dtype: int, payload: bytes) -> None:
         gradient_format(dtype).assembly(lease.upload).add_all(memoryview(payload))
@@ -232,22 +196,10 @@ class Machine(Host):
                 self.network.append(response)
         server.answers = [answer for answer in server.answers if answer[0] > durable]
 
-    # -- checkpoints over all ranges
+    # -- checkpoints that an operator asks for
 
-    def _serve_begin(self, request: Request) -> None:
-        self._begin_job(request, self._ranged().begin())
-
-    def _serve_create(self, request: Request, cut: Mapping[str, int]) -> None:
-        self._begin_job(request, self._ranged().write(cut))
-
-    def _serve_manifest(self, request: Request, entries: Sequence[Entry], cut: Mapping[str, int]) -> None:
-        self._begin_job(request, self._ranged().write_manifest(entries, cut, complete=False))
-
-    def _ranged(self) -> RangeCheckpoint:
-        return RangeCheckpoint(self.server.core, Commits(self), self.checkpointer())  # type: ignore[arg-type]
-
-    def _begin_job(self, request: Request, job: Coroutine[Any, Any, object]) -> None:
-        self.server.jobs.append((request, job))
+    def _serve_create(self, request: Request) -> None:
+        self.server.jobs.append((request, self.checkpointer().write()))
 
     def work(self) -> None:
         """The next step of one of the calls that take long."""
@@ -264,23 +216,6 @@ class Machine(Host):
             self.refuse(request, error)
 
     # -- the server's turns: what its apply loop does
-
-    def go_on(self, commits: Iterable[Held]) -> None:
-        """Gives commits that were held back their tickets."""
-        for held in commits:
-            try:
-                ticketed = self.server.core.ticket(held.lease, held.header, self.now, held.arrived)
-                self.server.queue.append(ticketed)
-            except GemError as error:
-                self.refuse_all(held.header, error)
-
-    def expire(self, most: float = 20) -> None:
-        super().expire(most)
-        hold = self.server.hold
-        for held in hold.drop_ended(self.server.core.leases):
-            self.refuse_all(held.header, LeaseEnded("ended while it was held back"))
-        if hold.overdue(self.now):
-            self.go_on(hold.end(hold.active))
 
     def begin(self) -> None:
         server = self.server
@@ -318,16 +253,24 @@ class Machine(Host):
 
     # -- disasters
 
-    def _damage_a_checkpoint(self) -> None:
-        found, checkpointer = checkpoint.list_checkpoints(self.disk.root), self.server.checkpointer
-        named = kept_checkpoints(self.disk.root, self.setup.part.index) | {checkpointer._of_all_ranges if checkpointer else ""}
-        if found and found[0].name not in named:  # a manifest may name it: nothing could replace it then
-            super()._damage_a_checkpoint()
-
     def lose_disk(self) -> None:
         """The folder is gone for ever, and a server starts with an empty one."""
         index = self.setup.part.index
         self.everywhere.forgetful.add(index)
         self.truth = self.everywhere.ranges[index] = Truth()
         self.disk.wipe()
+        self.crash()
+
+    def go_back(self, copy: Path) -> None:
+        """An operator starts the server with a folder that holds the copy of one checkpoint, and no log."""
+        self.disk.wipe()
+        folder = self.disk.root / copy.name
+        self.disk.make_directory(folder)
+        for original in copy.iterdir():
+            with closing(self.disk.create(folder / original.name)) as file:
+                file.write(0, [original.read_bytes()])
+                file.sync()
+        self.disk.sync_directory(folder)
+        self.disk.sync_directory(self.disk.root)
+        self.truth.goes_back(checkpoint.read_state(copy)["version"])
         self.crash()

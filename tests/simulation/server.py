@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import coroutine
 from typing import Any, TypeVar
 
-from gem_server.core.commits import Arrived, Commit, Step
+from gem_server.core.commits import Commit, Step
 from gem_server.core.facts import Header
 from gem_server.core.leases import Lease
 from gem_server.core.state_machine import Core
 from gem_server.durability import journal as journal_module
 from gem_server.durability.checkpointer import Checkpointer, Written
-from gem_server.intake.hold import Hold
 from simulation.client import Request, Response
 
 T = TypeVar("T")
@@ -27,19 +25,6 @@ class Upload:
 
     request: Request
     header: Header
-
-
-@dataclass(frozen=True)
-class Held:
-    """A commit whose gradient is complete, and which waits for its ticket."""
-
-    lease: Lease
-    header: Header
-    arrived: Arrived
-
-    @property
-    def sequence(self) -> int:
-        return self.header.sequence
 
 
 @dataclass
@@ -65,7 +50,6 @@ class Server:
     checkpointer: Checkpointer | None = None
     checkpoint: Coroutine[Any, Any, object] | None = None  # one that is being written
     jobs: list[tuple[Request, Coroutine[Any, Any, object]]] = field(default_factory=list)  # calls of other kinds that take long
-    hold: Hold[Held] = field(default_factory=Hold)
     uploads: dict[str, Upload] = field(default_factory=dict)
     ended: list[Any] = field(default_factory=list)  # where calls that were ended go on writing for a moment: a lane's threads
     queue: deque[Commit | Plan] = field(default_factory=deque)
@@ -124,9 +108,9 @@ class SimulatedCheckpointer(Checkpointer):
         super().__init__(*args, **options)
         self._one_at_a_time = Turn()  # type: ignore[assignment]
 
-    async def write(self, moment: AbstractAsyncContextManager[None] | None = None) -> Written:
+    async def write(self) -> Written:
         self.require_possible()
-        return await self._write(moment)
+        return await self._write()
 
 
 def waits_for_checkpoint(lease: Lease) -> bool:

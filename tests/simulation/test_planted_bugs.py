@@ -17,16 +17,15 @@ from gem_server.core.leases import Lease, LeaseTable
 from gem_server.core.records import Kind, Record
 from gem_server.core.shards import ShardLedger
 from gem_server.core.state_machine import Core
-from gem_server.durability import checkpoint, checkpointer, recovery, segment
+from gem_server.durability import checkpoint, recovery, segment
 from gem_server.durability.capture import Capture
 from gem_server.durability.checkpoint import BadCheckpoint
 from gem_server.durability.journal import Journal, LogPosition, Waiting
 from gem_server.durability.segment import DamagedLog, SegmentWriter
 from gem_server.durability.storage import Storage
-from gem_server.intake.hold import Hold
 from gem_server.rules import PiFacts, RuleInput
+from simulation.backup import Backup
 from simulation.client import Client, Request
-from simulation.coordinator import Coordinator
 from simulation.disk import SimulatedDisk
 from simulation.machine import Machine
 from simulation.server import Plan
@@ -427,49 +426,25 @@ def resumes_from_a_checkpoint_without_the_log(patch: pytest.MonkeyPatch) -> None
     patch.setattr(recovery, "replay", lambda directory, state, *_: (state["log"][1], None, None))
 
 
-# -- in a checkpoint over all ranges
+# -- in a backup in mid-training
 
 
 @planted(servers=2)
-def cuts_at_the_minimum(patch: pytest.MonkeyPatch) -> None:
-    """And no range objects that it has more."""
-    patch.setattr(Coordinator, "last", lambda coordinator, taken: min(taken))
-    begin = Hold.begin
-
-    def trusting(hold: Hold, leases: LeaseTable, now: float) -> dict[str, int]:  # type: ignore[type-arg]
-        taken = begin(hold, leases, now)
-        assert hold._round is not None
-        hold._round.taken = {}
-        return taken
-
-    patch.setattr(Hold, "begin", trusting)
-
-
-@planted(servers=2, seed=12)
-def lets_commits_beyond_the_cut_through(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Hold, "holds", lambda hold, lease_id, sequence: bool(hold.active) and not hold.has_cut)
+def copies_the_lead_last(patch: pytest.MonkeyPatch) -> None:
+    """It counts commits as done that the other ranges' copies do not have."""
+    patch.setattr(Backup, "order", lambda backup, ranges: [ranges[1:], ranges[:1]])
 
 
 @planted(servers=2)
-def holds_back_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """The coordinator has died, and nothing ends the hold."""
-    patch.setattr(Hold, "overdue", lambda hold, now: False)
-
-
-@planted(servers=2, seed=2)
-def forgets_the_commits_that_were_held_back(patch: pytest.MonkeyPatch) -> None:
-    """They count as queued for ever."""
-
-    def end(hold: Hold, number: int) -> list[object]:  # type: ignore[type-arg]
-        hold._round = None
-        return []
-
-    patch.setattr(Hold, "end", end)
+def copies_all_ranges_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Backup, "order", lambda backup, ranges: [ranges])
 
 
 @planted(servers=2)
-def removes_checkpoints_that_a_manifest_names(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(checkpointer, "kept_checkpoints", lambda directory, index: set())
+def restores_no_held_shards(patch: pytest.MonkeyPatch) -> None:
+    """What workers held as the lead was copied is never dealt again."""
+    restore = ShardLedger.restore
+    patch.setattr(ShardLedger, "restore", lambda ledger, state: restore(ledger, {**state, "held": []}))
 
 
 @pytest.mark.parametrize(("plant", "servers", "seed"), BUGS)

@@ -88,6 +88,13 @@ class Truth:
             self._fleeting.pop()()
         self.begun, self.last_ticket = None, 0
 
+    def goes_back(self, version: int) -> None:
+        """An operator has put a backup of this version in place: what came after it is forgotten."""
+        self.applied, self.theta, self.told = self.applied[:version], self.theta[: version + 1], 0
+        self.acknowledged = {known: at for known, at in self.acknowledged.items() if at <= version}
+        self.discarded, self.completed, self.prints, self.shards = {}, set(), {}, {}
+        self.begun, self.last_ticket = None, 0
+
     def applies(self, lease_id: str, applied: Applied, core: Core) -> None:
         known = (lease_id, applied.sequence)
         before = max((sequence for lease, sequence in self.applied if lease == lease_id), default=0)

@@ -1,5 +1,5 @@
 """One server, or several with a range of θ each, under a seeded scheduler. Each has a treacherous disk. The network delays,
-drops, repeats and reorders; workers die, also between two ranges; checkpoints over all ranges are made meanwhile. One thread,
+drops, repeats and reorders; workers die, also between two ranges; backups are made meanwhile, and put in place. One thread,
 no sockets, no time but the one told here. The same seed does the same again."""
 
 from __future__ import annotations
@@ -11,24 +11,20 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 from gem_api import ranges
 from gem_api.layout import Layout
 from gem_api.ranges import Range
 from gem_server.durability import segment
-from gem_server.durability.manifest import Entry
-from gem_server.rpc import range_checkpoint
+from simulation.backup import Backup
 from simulation.client import SAMPLES, Client, Request, Response
-from simulation.coordinator import Coordinator
 from simulation.disk import PowerFailure
 from simulation.everywhere import Everywhere
 from simulation.host import Setup
 from simulation.machine import Machine
 from simulation.runs import EPOCHS, some_optimizer, some_settings
-from simulation.server import later
-from simulation.truth import Truth, require
+from simulation.truth import Known, Truth, require
 
 UNIT = 4  # elements: a range begins at a multiple of this here
 LAYOUT = Layout.of({"w": (3, 2), "b": (7,)})  # the ranges cut both tensors
@@ -36,7 +32,6 @@ MAX_CALM_STEPS = 20_000
 CALM_AGAIN = (
     0.02  # how often a request is sent again that is under way; more often by those who have one server, while there is trouble
 )
-MAX_TRIES = 10  # of a checkpoint over all ranges, once all is calm
 Choices = list[tuple[Callable[[], None], float]]  # actions, with their weights
 
 # How often what happens to a server: if it is alone, and if it is one of several, which have to get on meanwhile.
@@ -48,16 +43,11 @@ RARE = {
 
 @contextmanager
 def small() -> Iterator[None]:
-    """Ranges and files are small inside a `with` block, and nothing sleeps."""
+    """Ranges and files are small inside a `with` block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranges, "UNIT", UNIT)
         patch.setattr(segment, "_ALLOCATION", 4096)  # a simulated disk writes what is allocated
-        patch.setattr(range_checkpoint, "asyncio", SimpleNamespace(sleep=lambda seconds: _later()))
         yield
-
-
-async def _later() -> None:
-    await later()
 
 
 class World:
@@ -75,17 +65,20 @@ class World:
         machines: The servers, by range.
         truth: What they have promised together.
         clients: The workers, by name.
+        went_back: How often a backup was put in place.
     """
 
     def __init__(self, seed: int, folder: Path, count: int = 1, clients: int = 3) -> None:
         self.random = random = Random(seed)
         self.network: list[Request | Response] = []
-        self.count, self._names, self._ids = count, clients, 0
+        self.count, self._names, self._ids, self.went_back = count, clients, 0, 0
         self._again = 0.3 if count == 1 else CALM_AGAIN  # each repeat may end a lease: several servers would get nowhere
         self.truth = Everywhere([Truth() for _ in range(count)])
         self._parts = [LAYOUT.part(Range(index, count)) for index in range(count)]
         self.clients = {f"w{number}": self._new_client(f"w{number}") for number in range(clients)}
-        self._coordinators: dict[str, Coordinator] = {}
+        self._folder = folder
+        self._backups: dict[str, Backup] = {}  # those that are being made
+        self._complete: Backup | None = None  # the last one
         self._loses_disk = random.random() < 0.15 and count > 1
         settings, choice = some_optimizer(some_settings(random, count > 1), Random(f"{seed}: the optimizer"))
         setup = Setup(settings, choice, LAYOUT)
@@ -130,6 +123,8 @@ class World:
         try:
             self.steps(steps, self.trouble())
             lost = self._loses_disk and self.lose_disk()
+            if self._complete and not lost and self.random.random() < 0.5:
+                self.go_back(self._complete)
             self.come_to_the_end(lost)
         finally:
             for machine in self.machines:
@@ -137,7 +132,7 @@ class World:
 
     def come_to_the_end(self, lost: bool) -> None:
         """Makes steps without faults until the run is complete, and checks what all ranges have then, unless a disk is lost."""
-        self._coordinators.clear()
+        self._backups.clear()
         self._again = CALM_AGAIN
         for machine in self.machines:
             machine.calm()
@@ -148,26 +143,11 @@ class World:
         require(not stopped, f"a worker gave up: {stopped}")
         trained = self.machines[0].server.core.ledger.samples_completed
         require(trained == EPOCHS * SAMPLES, "not every sample of every epoch was trained on")
-        entries = self._checkpoint_at_rest() if self.count > 1 else []
         self.truth.differences_are_explained(set())
         for machine in self.machines:
-            require(not machine.server.hold.waiting, "a commit is held back for ever")
             machine.crash()
             machine.crash()  # each start writes a checkpoint, and removes old ones
         self.truth.versions_are_explained([machine.server.core.central.version for machine in self.machines])
-        self.truth.manifest_stands(entries)
-
-    def _checkpoint_at_rest(self) -> list[Entry]:
-        """Makes a checkpoint over all ranges; commits of dead workers may let one fail."""
-        for number in range(MAX_TRIES):
-            self._steps_until(lambda: not any(machine.server.hold.active for machine in self.machines), "a hold does not end")
-            before = self.truth.manifests
-            self._coordinators[f"end{number}"] = coordinator = self._new_coordinator(f"end{number}")
-            self._steps_until(lambda: coordinator.over, "a checkpoint over all ranges does not come to its end")  # noqa: B023
-            if self.truth.manifests > before:
-                self._coordinators.clear()
-                return coordinator.entries
-        raise AssertionError("no checkpoint over all ranges succeeds, though all is calm")
 
     def _steps_until(self, done: Callable[[], bool], promise: str) -> None:
         chores = {"checkpoint": 0.3, "save": 1.2, "expire": 0.1}
@@ -183,14 +163,14 @@ class World:
         """The events that always happen, with their weights."""
         often = [choice for name in ("begin", "finish") for choice in self._for_each(name, 6)]
         less = [choice for name in ("take", "write", "sync", "work") for choice in self._for_each(name, 3)]
-        return [(self.client_acts, 12), (self.coordinator_acts, 2), (self.deliver, 12 * self.count), *often, *less]
+        return [(self.client_acts, 12), (self.backups_act, 2), (self.deliver, 12 * self.count), *often, *less]
 
     def trouble(self) -> Choices:
         """The events that may happen, with their weights."""
         alone = self.count == 1
         return [
             *self.peace(), (self.drop, 0.5 if alone else 0.2), (self.repeat, 1), (self.client_dies, 0.1),
-            (self.coordinator_begins, 0.0 if alone else 0.1), (self.coordinator_dies, 0.02), (self.check, 0.5),
+            (self.backup_begins, 0.0 if alone else 0.1), (self.backup_ends, 0.02), (self.check, 0.5),
             *(choice for name, weights in RARE.items() for choice in self._for_each(name, weights[not alone])),
         ]  # fmt: skip
 
@@ -225,8 +205,11 @@ class World:
 
     def check(self) -> None:
         """Compares the ranges."""
-        under_way = {known for client in self.clients.values() if (known := client.under_way) is not None}
-        self.truth.differences_are_explained(under_way)
+        self.truth.differences_are_explained(self.under_way())
+
+    def under_way(self) -> set[Known]:
+        """The commits that not all ranges have answered."""
+        return {known for client in self.clients.values() if (known := client.under_way) is not None}
 
     # -- the network
 
@@ -246,10 +229,10 @@ class World:
         """Hands a message to whom it is for."""
         if isinstance(message, Request):
             self._at(self.machines[message.index], "serve", message)
-        elif client := self.clients.get(message.request.worker) or self._coordinators.get(message.request.worker):
+        elif client := self.clients.get(message.request.worker) or self._backups.get(message.request.worker):
             client.answered(message)
 
-    # -- workers and coordinators
+    # -- workers and backups
 
     def client_acts(self) -> None:
         client = self.random.choice(list(self.clients.values()))
@@ -280,24 +263,23 @@ class World:
             name, self._names = f"w{self._names}", self._names + 1
         self.clients[name] = self._new_client(name)
 
-    def coordinator_begins(self) -> None:
-        if len(self._coordinators) < 2:
+    def backup_begins(self) -> None:
+        if len(self._backups) < 2:
             self._names += 1
-            name = f"c{self._names}"
-            self._coordinators[name] = self._new_coordinator(name)
+            name = f"b{self._names}"
+            self._backups[name] = Backup(name, self.count, self._folder / name, self.random, self.truth, self.under_way)
 
-    def _new_coordinator(self, name: str) -> Coordinator:
-        return Coordinator(name, self.count, self.random, self.truth)
+    def backups_act(self) -> None:
+        for name, backup in list(self._backups.items()):
+            self.network += backup.requests()
+            if backup.over:
+                self._complete = backup if backup.copies else self._complete
+                del self._backups[name]
 
-    def coordinator_acts(self) -> None:
-        for name, coordinator in list(self._coordinators.items()):
-            self.network += coordinator.requests()
-            if coordinator.over:
-                del self._coordinators[name]
-
-    def coordinator_dies(self) -> None:
-        if self._coordinators:
-            del self._coordinators[self.random.choice(list(self._coordinators))]
+    def backup_ends(self) -> None:
+        """An operator's program dies."""
+        if self._backups:
+            del self._backups[self.random.choice(list(self._backups))]
 
     # -- disasters
 
@@ -307,3 +289,14 @@ class World:
         if machine.server.core.central.initialized:
             machine.lose_disk()
         return bool(self.truth.forgetful)
+
+    def go_back(self, backup: Backup) -> None:
+        """An operator stops everything, and starts all servers from a backup, and new workers."""
+        self.network.clear()
+        self._backups.clear()
+        self.clients = {name: self._new_client(name) for name in self.clients}
+        for machine, copy in zip(self.machines, backup.copies, strict=True):
+            machine.calm()
+            machine.go_back(copy)
+        self.truth.goes_back()
+        self.went_back += 1

@@ -24,47 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gem_api/v1/admin.proto\x12\ngem_api.v1\"7\n\x17\x43reateCheckpointRequest\x12\x1c\n\x03\x63ut\x18\x01 \x01(\x0b\x32\x0f.gem_api.v1.Cut\"j\n\x03\x43ut\x12\x31\n\tsequences\x18\x01 \x03(\x0b\x32\x1e.gem_api.v1.Cut.SequencesEntry\x1a\x30\n\x0eSequencesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x18\n\x16\x42\x65ginCheckpointRequest\"9\n\x17\x42\x65ginCheckpointResponse\x12\x1e\n\x05taken\x18\x01 \x01(\x0b\x32\x0f.gem_api.v1.Cut\"s\n\x14WriteManifestRequest\x12+\n\x06ranges\x18\x01 \x03(\x0b\x32\x1b.gem_api.v1.RangeCheckpoint\x12\x1c\n\x03\x63ut\x18\x02 \x01(\x0b\x32\x0f.gem_api.v1.Cut\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\"Q\n\x0fRangeCheckpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\"%\n\x15WriteManifestResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\"I\n\x18\x43reateCheckpointResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cqueue_length\x18\x01 \x01(\x04\"\x17\n\x15ListQuarantineRequest\"H\n\x16ListQuarantineResponse\x12.\n\x07workers\x18\x01 \x03(\x0b\x32\x1d.gem_api.v1.QuarantinedWorker\"@\n\x11QuarantinedWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08refusals\x18\x02 \x01(\x04\x12\x0b\n\x03why\x18\x03 \x01(\t\",\n\x15LiftQuarantineRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\"\x18\n\x16LiftQuarantineResponse2\x8f\x04\n\x0c\x41\x64minService\x12]\n\x10\x43reateCheckpoint\x12#.gem_api.v1.CreateCheckpointRequest\x1a$.gem_api.v1.CreateCheckpointResponse\x12Z\n\x0f\x42\x65ginCheckpoint\x12\".gem_api.v1.BeginCheckpointRequest\x1a#.gem_api.v1.BeginCheckpointResponse\x12T\n\rWriteManifest\x12 .gem_api.v1.WriteManifestRequest\x1a!.gem_api.v1.WriteManifestResponse\x12<\n\x05\x44rain\x12\x18.gem_api.v1.DrainRequest\x1a\x19.gem_api.v1.DrainResponse\x12W\n\x0eListQuarantine\x12!.gem_api.v1.ListQuarantineRequest\x1a\".gem_api.v1.ListQuarantineResponse\x12W\n\x0eLiftQuarantine\x12!.gem_api.v1.LiftQuarantineRequest\x1a\".gem_api.v1.LiftQuarantineResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gem_api/v1/admin.proto\x12\ngem_api.v1\"\x19\n\x17\x43reateCheckpointRequest\"I\n\x18\x43reateCheckpointResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cqueue_length\x18\x01 \x01(\x04\"\x17\n\x15ListQuarantineRequest\"H\n\x16ListQuarantineResponse\x12.\n\x07workers\x18\x01 \x03(\x0b\x32\x1d.gem_api.v1.QuarantinedWorker\"@\n\x11QuarantinedWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08refusals\x18\x02 \x01(\x04\x12\x0b\n\x03why\x18\x03 \x01(\t\",\n\x15LiftQuarantineRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\"\x18\n\x16LiftQuarantineResponse2\xdd\x02\n\x0c\x41\x64minService\x12]\n\x10\x43reateCheckpoint\x12#.gem_api.v1.CreateCheckpointRequest\x1a$.gem_api.v1.CreateCheckpointResponse\x12<\n\x05\x44rain\x12\x18.gem_api.v1.DrainRequest\x1a\x19.gem_api.v1.DrainResponse\x12W\n\x0eListQuarantine\x12!.gem_api.v1.ListQuarantineRequest\x1a\".gem_api.v1.ListQuarantineResponse\x12W\n\x0eLiftQuarantine\x12!.gem_api.v1.LiftQuarantineRequest\x1a\".gem_api.v1.LiftQuarantineResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gem_api.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CUT_SEQUENCESENTRY']._loaded_options = None
-  _globals['_CUT_SEQUENCESENTRY']._serialized_options = b'8\001'
   _globals['_CREATECHECKPOINTREQUEST']._serialized_start=38
-  _globals['_CREATECHECKPOINTREQUEST']._serialized_end=93
-  _globals['_CUT']._serialized_start=95
-  _globals['_CUT']._serialized_end=201
-  _globals['_CUT_SEQUENCESENTRY']._serialized_start=153
-  _globals['_CUT_SEQUENCESENTRY']._serialized_end=201
-  _globals['_BEGINCHECKPOINTREQUEST']._serialized_start=203
-  _globals['_BEGINCHECKPOINTREQUEST']._serialized_end=227
-  _globals['_BEGINCHECKPOINTRESPONSE']._serialized_start=229
-  _globals['_BEGINCHECKPOINTRESPONSE']._serialized_end=286
-  _globals['_WRITEMANIFESTREQUEST']._serialized_start=288
-  _globals['_WRITEMANIFESTREQUEST']._serialized_end=403
-  _globals['_RANGECHECKPOINT']._serialized_start=405
-  _globals['_RANGECHECKPOINT']._serialized_end=486
-  _globals['_WRITEMANIFESTRESPONSE']._serialized_start=488
-  _globals['_WRITEMANIFESTRESPONSE']._serialized_end=525
-  _globals['_CREATECHECKPOINTRESPONSE']._serialized_start=527
-  _globals['_CREATECHECKPOINTRESPONSE']._serialized_end=600
-  _globals['_DRAINREQUEST']._serialized_start=602
-  _globals['_DRAINREQUEST']._serialized_end=616
-  _globals['_DRAINRESPONSE']._serialized_start=618
-  _globals['_DRAINRESPONSE']._serialized_end=655
-  _globals['_LISTQUARANTINEREQUEST']._serialized_start=657
-  _globals['_LISTQUARANTINEREQUEST']._serialized_end=680
-  _globals['_LISTQUARANTINERESPONSE']._serialized_start=682
-  _globals['_LISTQUARANTINERESPONSE']._serialized_end=754
-  _globals['_QUARANTINEDWORKER']._serialized_start=756
-  _globals['_QUARANTINEDWORKER']._serialized_end=820
-  _globals['_LIFTQUARANTINEREQUEST']._serialized_start=822
-  _globals['_LIFTQUARANTINEREQUEST']._serialized_end=866
-  _globals['_LIFTQUARANTINERESPONSE']._serialized_start=868
-  _globals['_LIFTQUARANTINERESPONSE']._serialized_end=892
-  _globals['_ADMINSERVICE']._serialized_start=895
-  _globals['_ADMINSERVICE']._serialized_end=1422
+  _globals['_CREATECHECKPOINTREQUEST']._serialized_end=63
+  _globals['_CREATECHECKPOINTRESPONSE']._serialized_start=65
+  _globals['_CREATECHECKPOINTRESPONSE']._serialized_end=138
+  _globals['_DRAINREQUEST']._serialized_start=140
+  _globals['_DRAINREQUEST']._serialized_end=154
+  _globals['_DRAINRESPONSE']._serialized_start=156
+  _globals['_DRAINRESPONSE']._serialized_end=193
+  _globals['_LISTQUARANTINEREQUEST']._serialized_start=195
+  _globals['_LISTQUARANTINEREQUEST']._serialized_end=218
+  _globals['_LISTQUARANTINERESPONSE']._serialized_start=220
+  _globals['_LISTQUARANTINERESPONSE']._serialized_end=292
+  _globals['_QUARANTINEDWORKER']._serialized_start=294
+  _globals['_QUARANTINEDWORKER']._serialized_end=358
+  _globals['_LIFTQUARANTINEREQUEST']._serialized_start=360
+  _globals['_LIFTQUARANTINEREQUEST']._serialized_end=404
+  _globals['_LIFTQUARANTINERESPONSE']._serialized_start=406
+  _globals['_LIFTQUARANTINERESPONSE']._serialized_end=430
+  _globals['_ADMINSERVICE']._serialized_start=433
+  _globals['_ADMINSERVICE']._serialized_end=782
 # @@protoc_insertion_point(module_scope)

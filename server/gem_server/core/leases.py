@@ -44,7 +44,6 @@ class Lease:
         owner: Name of the only credentials that may use it; empty if the server asks for none.
         counted: Bytes that `LeaseTable.nbytes` includes for it.
         record_room: Bytes of a compressed gradient that are kept for the log, as it arrived, until they are on the disk.
-        rejected: The largest sequence of its commits that this server has rejected since it started.
         frozen: Identifies the values of the parameters that its worker does not train; empty if that is not known.
         restored: Whether the server has restarted since the worker's last commit: it may have lost commits that the worker
             knows to be applied.
@@ -67,7 +66,6 @@ class Lease:
     frozen: bytes = b""
     counted: int = 0
     record_room: int = 0
-    rejected: int = 0
     restored: bool = False
     starting: bool = False
 

@@ -7,8 +7,6 @@ checkpoint-<version>-<serial>/
                          that tells what happened afterwards, or null; "last": whether it was written when the server stopped,
                          so that nothing happened afterwards; "range": [index, count], the part of the model that the server
                          holds; the two files have the pieces of that part
-
-manifest.json, beside the checkpoints of each part, names those that belong together.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -117,10 +115,8 @@ def write(
     keep: int,
     storage: Storage | None = None,
     logger: Logger | None = None,
-    spared: Collection[str] = (),
 ) -> Path:
-    """Writes a checkpoint atomically, then removes all but the newest `keep` and those of the names `spared`; `logger` reports
-    it if that fails.
+    """Writes a checkpoint atomically, then removes all but the newest `keep`; `logger` reports it if that fails.
 
     Raises:
         OSError: It could not be written; nothing of it is left, and the older ones are intact.
@@ -133,15 +129,15 @@ def write(
         storage.make_directory(scratch)
         model = Tensors({name: tensor.shape for name, tensor in captured.model.items()}, captured.model.__getitem__)
         write_files(scratch, captured.state, model, Tensors(captured.shapes, captured.tensor), storage)
-    _remove_old(directory, path, keep, storage, logger, spared)
+    _remove_old(directory, path, keep, storage, logger)
     return path
 
 
-def make_room(directory: Path, keep: int, storage: Storage, spared: Collection[str] = ()) -> bool:
-    """Removes all but the newest `keep` checkpoints and the spared ones before another is written: a start that keeps fewer
-    than the last one may find the disk full. Returns whether any was removed. What fails is left to the next `write`."""
+def make_room(directory: Path, keep: int, storage: Storage) -> bool:
+    """Removes all but the newest `keep` checkpoints before another is written: a start that keeps fewer than the
+    last one may find the disk full. Returns whether any was removed. What fails is left to the next `write`."""
     before = len(list_checkpoints(directory, storage))
-    _remove_old(directory, None, keep + 1, storage, None, spared)
+    _remove_old(directory, None, keep + 1, storage, None)
     return len(list_checkpoints(directory, storage)) < before
 
 
@@ -186,15 +182,11 @@ def write_files(folder: Path, state: dict[str, Any], model: Tensors, workers: Te
     storage.sync_directory(folder)
 
 
-def _remove_old(
-    directory: Path, newest: Path | None, keep: int, storage: Storage, logger: Logger | None, spared: Collection[str]
-) -> None:
-    """Removes all but the newest `keep` checkpoints and the spared ones. The newest stands even if that fails; the next one
-    tries again."""
+def _remove_old(directory: Path, newest: Path | None, keep: int, storage: Storage, logger: Logger | None) -> None:
+    """Removes all but the newest `keep` checkpoints. The newest stands even if that fails; the next one tries again."""
     failed: list[OSError] = []
     try:
         old = [other for other in list_checkpoints(directory, storage) if other != newest][keep - 1 :]
-        old = [other for other in old if other.name not in spared]
     except OSError as error:
         old, failed = [], [error]
     for path in old:

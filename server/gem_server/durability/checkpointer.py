@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from gem_server.apply_loop import ApplyLoop
 from gem_server.core.state_machine import Core
 from gem_server.durability.capture import Capture, copies_at_most
 from gem_server.durability.journal import Journal
-from gem_server.durability.manifest import Manifest, kept_checkpoints, succeeding, write_manifest
 from gem_server.durability.recovery import capture, save
 from gem_server.durability.scratch import Scratch
 from gem_server.durability.storage import Storage
@@ -85,55 +84,21 @@ class Checkpointer:
     storage: Storage | None = None
     in_thread: InThread = asyncio.to_thread
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _of_all_ranges: str = field(default="", init=False)  # the name of the newest checkpoint that a manifest may name soon
 
-    async def write(self, moment: AbstractAsyncContextManager[None] | None = None) -> Written:
-        """Writes a checkpoint while commits go on.
-
-        Args:
-            moment: For a part of a checkpoint over all ranges: entered when the state may be copied, left once it is.
-
-        Raises:
-            CheckpointFailed: It can't be written, or `moment` raises that.
-        """
+    async def write(self) -> Written:
+        """Writes a checkpoint while commits go on. Raises CheckpointFailed."""
         self.require_possible()
-        writing = asyncio.ensure_future(self._write(moment))
+        writing = asyncio.ensure_future(self._write())
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
         return await asyncio.shield(writing)  # a capture must be closed even if the caller is cancelled
 
-    async def _write(self, moment: AbstractAsyncContextManager[None] | None = None) -> Written:
+    async def _write(self) -> Written:
         async with self._one_at_a_time:
             scratch = await self._prepared()
             with ExitStack() as captures:
-                async with moment or nullcontext():
-                    captured = await self.apply_loop.between_commits(partial(self._plan, captures, scratch))
+                captured = await self.apply_loop.between_commits(partial(self._plan, captures, scratch))
                 written = await self.in_thread(partial(self._save, captured))
-            if moment is not None:
-                self._of_all_ranges = written.path.name
             return self._note(written)
-
-    async def idle(self) -> None:
-        """Returns once no checkpoint is being written."""
-        async with self._one_at_a_time:
-            pass
-
-    async def write_manifest(self, manifest: Manifest, index: int, complete: bool) -> Path:
-        """Writes the manifest of a checkpoint over all ranges beside the checkpoints, and returns its path. The checkpoint of
-        range `index`, which it names, is kept until a newer manifest is `complete`: all ranges have it.
-
-        Raises:
-            CheckpointFailed: That checkpoint is not in the folder, or the manifest can't be written.
-        """
-        directory, entry = self.directory, manifest.ranges[index]
-        if directory is None:
-            raise CheckpointFailed(_NO_FOLDER)
-        async with self._one_at_a_time:  # which may remove older ones
-            _require_there(directory / entry.name, entry.sha256)
-            try:
-                following = succeeding(directory, index, manifest, complete)
-                return await self.in_thread(lambda: write_manifest(directory, following, self.storage))
-            except OSError as error:
-                raise CheckpointFailed(f"could not write the manifest to {directory}: {error}") from error
 
     async def write_last(self) -> None:
         """Writes the last checkpoint, if θ has a value and there is a folder for it. Raises CheckpointFailed."""
@@ -201,9 +166,8 @@ class Checkpointer:
         directory = self.directory
         assert directory is not None
         self.before()
-        kept = {*kept_checkpoints(directory, self.core.part.index), self._of_all_ranges}
         try:
-            path = save(directory, captured, self.keep, self.storage, self.logger, kept, make_room)
+            path = save(directory, captured, self.keep, self.storage, self.logger, make_room)
             return Written(captured.state["version"], path, _sha256(path))
         except OSError as error:
             raise CheckpointFailed(f"could not write to {directory}: {error}") from error
@@ -222,17 +186,6 @@ class Checkpointer:
             raise CheckpointFailed(_NO_FOLDER)
         if not self.core.central.initialized:
             raise CheckpointFailed("the model has no parameters yet: there is nothing to write")
-
-
-def _require_there(checkpoint: Path, sha256: str) -> None:
-    """Raises CheckpointFailed unless a checkpoint with this SHA-256 of its state.json is there."""
-    try:
-        if _sha256(checkpoint).hex() == sha256:
-            return
-        why = "its state.json has another SHA-256"
-    except OSError as error:
-        why = str(error)
-    raise CheckpointFailed(f"the manifest names {checkpoint}, which is not that checkpoint: {why}")
 
 
 def _sha256(checkpoint: Path) -> bytes:

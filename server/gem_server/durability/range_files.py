@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,14 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
-from gem_api.process.printable import printable
 from gem_api.ranges import Range
 from safetensors import SafetensorError, safe_open
 
+from gem_server.core.facts import Outcome
 from gem_server.core.records import Kind
 from gem_server.durability import checkpoint
 from gem_server.durability.journal import LogPosition
-from gem_server.durability.manifest import NAME, BadManifest, Entry, Manifest, read_manifest
 from gem_server.durability.recovery import log_directory
 from gem_server.durability.replay import Log
 from gem_server.durability.segment import DamagedLog
@@ -55,57 +53,27 @@ class RangeFiles:
 # -- finding
 
 
-def find(source: Path) -> tuple[list[Path], Manifest | None]:
-    """The checkpoints that `source` means, and the manifest if it is one.
+def find(source: Path) -> list[Path]:
+    """The checkpoints that `source` means.
 
-    `source` is a manifest; or a checkpoint; or a server's folder of checkpoints; or a folder with such a folder for each range.
-    Of a folder of checkpoints, the newest one counts.
+    `source` is a checkpoint; or a server's folder of checkpoints; or a folder with such a folder for each range. Of a folder
+    of checkpoints, the newest one counts.
 
     Raises:
         BadRanges: There are none, or a server uses them.
         OSError: They can't be read.
     """
-    if source.is_file():
-        try:
-            manifest = read_manifest(source)
-        except BadManifest as error:
-            raise BadRanges(str(error)) from None
-        return [_named(source, index, entry) for index, entry in enumerate(manifest.ranges)], manifest
     if (source / "state.json").is_file():
-        return [source], None
+        return [source]
     folders = [source] if checkpoint.list_checkpoints(source) else sorted(entry for entry in source.iterdir() if entry.is_dir())
     newest = [found[0] for folder in folders if (found := checkpoint.list_checkpoints(folder))]
     if not newest:
         raise BadRanges(
-            f"{source} holds no checkpoints: give a {NAME}, a server's --checkpoint-dir, or the folder with those of all ranges"
+            f"{source} holds no checkpoints: give a server's --checkpoint-dir, or the folder with those of all ranges"
         )
     for path in newest:
         _require_at_rest(path.parent)
-    return newest, None
-
-
-def _named(manifest: Path, index: int, entry: Entry) -> Path:
-    """The checkpoint that a manifest names: where it was written, or beside the manifest, or in a folder range-I there."""
-    beside = manifest.parent
-    places = (
-        Path(entry.path),
-        beside / entry.name,
-        *(each / f"range-{index}" / entry.name for each in (beside, beside.parent)),
-    )
-    others = []
-    for place in places:
-        try:
-            content = checkpoint.read_regular(place / "state.json")
-        except (OSError, ValueError):  # ValueError: no file can have such a name
-            continue
-        if hashlib.sha256(content).hexdigest() == entry.sha256:
-            return place
-        others.append(str(place))
-    looked = f"; {', '.join(others)} is another one or was changed (its SHA-256 differs)" if others else ""
-    raise BadRanges(
-        f"{manifest} names {printable(entry.path)} of range {index} (on the server at {printable(entry.address)}), which is "
-        f"not here{looked}: copy it to {beside / f'range-{index}'}"
-    )
+    return newest
 
 
 def _require_at_rest(directory: Path) -> None:
@@ -114,7 +82,7 @@ def _require_at_rest(directory: Path) -> None:
         with (directory / ".lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise BadRanges(f"a server is using {directory}: drain it first, or name its {NAME} instead") from None
+        raise BadRanges(f"a server is using {directory}: drain it first, or copy its checkpoints") from None
     except FileNotFoundError:
         return
 
@@ -131,14 +99,14 @@ def require_end(files: RangeFiles) -> None:
     if goes_on:
         raise BadRanges(
             f"the log goes on after {files.path}: start the servers with --resume and drain them, so that they write their "
-            f"last checkpoints, or name a {NAME} to go back to it"
+            f"last checkpoints, or leave the folder log out of a copy to go back to its newest checkpoint"
         )
 
 
 # -- reading
 
 
-def read(paths: Sequence[Path], manifest: Manifest | None, tell: Tell) -> list[RangeFiles]:
+def read(paths: Sequence[Path], tell: Tell) -> list[RangeFiles]:
     """Reads and checks the checkpoints of all ranges; returns them in order. `tell` is called with a line for each.
 
     Raises:
@@ -156,7 +124,8 @@ def read(paths: Sequence[Path], manifest: Manifest | None, tell: Tell) -> list[R
             raise BadRanges(str(error)) from None
     _require_whole(found)
     found.sort(key=lambda files: files.part.index)
-    _require_one_run(found, manifest)
+    _require_one_run(found)
+    _require_none_older(found)
     return found
 
 
@@ -176,7 +145,7 @@ def _require_whole(found: Sequence[RangeFiles]) -> None:
         raise BadRanges(f"range {', '.join(missing)} is missing (there is {there}): give the folder with those of all ranges")
 
 
-def _require_one_run(found: Sequence[RangeFiles], manifest: Manifest | None) -> None:
+def _require_one_run(found: Sequence[RangeFiles]) -> None:
     """Raises BadRanges if the ranges are of different runs."""
     first = found[0]
     for files in found:
@@ -190,8 +159,30 @@ def _require_one_run(found: Sequence[RangeFiles], manifest: Manifest | None) -> 
                 f"{first.path} and {files.path} have a different {min(differing)}: start all servers with the same options, "
                 "then write a checkpoint"
             )
-    if manifest is not None and manifest.run_id != first.state["run_id"]:
-        raise BadRanges(f"the manifest is of run {manifest.run_id}, but its checkpoints are of run {first.state['run_id']}")
+
+
+def _require_none_older(found: Sequence[RangeFiles]) -> None:
+    """Raises BadRanges if a range of a backup taken in mid-training is older than the lead, by more than workers can cause. It
+    would lack what the lead counts as done. Drained servers have applied all that they will."""
+    lead = found[0]
+    for files in found[1:]:
+        behind = lead.state["version"] - files.state["version"]
+        drained = lead.state["last"] and files.state["last"]
+        if behind > most_apart(lead.state, files.state) and not drained:
+            raise BadRanges(
+                f"{files.path} is {behind} versions older than {lead.path}, and lacks what that counts as done: take the "
+                "checkpoints of one `gem-ctl checkpoint`, or copy those of range 0 before the others"
+            )
+
+
+def most_apart(*states: dict[str, Any]) -> int:
+    """By how many versions two ranges of a run may differ: by the commits that were cut short, with at most one for each lease
+    and two for one that overlaps, and by those that one range rejected or discarded."""
+    return sum(
+        2 * (len(state["leases"]) + sum(state["ended"].values()))
+        + sum(state["outcomes"].get(outcome, 0) for outcome in (Outcome.REJECTED, Outcome.DISCARDED))
+        for state in states
+    )
 
 
 class _Segment(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -141,20 +141,19 @@ def save(
     keep: int,
     storage: Storage | None = None,
     logger: Logger | None = None,
-    spared: Collection[str] = (),
     make_room: bool = False,
 ) -> Path:
-    """Writes a checkpoint, then removes older ones, except those of the names `spared`, and the part of the log that no
-    checkpoint needs. With `make_room`, on a full disk, those that are too many even now go before a second try. Raises OSError
-    if the checkpoint can't be written; `logger` reports older ones that can't be removed."""
+    """Writes a checkpoint, then removes older ones and the part of the log that no checkpoint needs. With `make_room`, on a
+    full disk, those that are too many even now go before a second try. Raises OSError if the checkpoint can't be written;
+    `logger` reports older ones that can't be removed."""
     try:
-        path = checkpoint.write(directory, captured, keep, storage, logger, spared)
+        path = checkpoint.write(directory, captured, keep, storage, logger)
     except OSError as error:
         full = error.errno == errno.ENOSPC
-        if not (make_room and full and checkpoint.make_room(directory, keep, storage or Storage(), spared)):
+        if not (make_room and full and checkpoint.make_room(directory, keep, storage or Storage())):
             raise
         forget_segments(directory, storage, reuse=False)
-        path = checkpoint.write(directory, captured, keep, storage, logger, spared)
+        path = checkpoint.write(directory, captured, keep, storage, logger)
     forget_segments(directory, storage)
     return path
 

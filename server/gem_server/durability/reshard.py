@@ -81,7 +81,8 @@ class Resharding:
 
     @property
     def versions(self) -> list[int]:
-        """The versions of the ranges. They differ by commits that did not reach all of them before their workers died."""
+        """The versions of the ranges. They differ by commits that came between their copies, and by those that did not reach
+        all of them before their workers died."""
         return [files.state["version"] for files in self.found]
 
     def require_possible(self) -> None:
@@ -130,9 +131,8 @@ def load(source: Path, count: int, tell: Tell = lambda line: None) -> Resharding
         BadRanges: It can't be done; the message says why.
         OSError: A file can't be read.
     """
-    paths, manifest = find(source)
-    resharding = Resharding(read(paths, manifest, tell), count)
-    if manifest is None and not (source / "state.json").is_file():
+    resharding = Resharding(read(find(source), tell), count)
+    if not (source / "state.json").is_file():
         for files in resharding.found:
             require_end(files)
     resharding.require_possible()

@@ -6,12 +6,12 @@ Every method runs under the event loop's lock: on its thread, or on one of the l
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gem_api.errors import CheckpointFailed, Draining, GemError, LeaseEnded, Overloaded, RejectedCommit
+from gem_api.errors import Draining, GemError, LeaseEnded, Overloaded
 from gem_api.process.logs import Logger
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, Format
@@ -24,33 +24,12 @@ from gem_server.core.norm_bound import GradientNorm
 from gem_server.core.quarantine import lift_command
 from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
-from gem_server.event_loop import DecidingLoop, running_loop
 from gem_server.intake import messages
 from gem_server.intake.calls import Call, Calls
-from gem_server.intake.hold import HOLD_SECONDS, Hold
 from gem_server.telemetry.progress import Progress
 
 DRAINING = "the server is shutting down: try again once it has restarted"
 Reply = pb.CommitResult | Future[Any]  # of a commit: its result, or what to wait for before asking again
-
-
-@dataclass(frozen=True)
-class Held:
-    """A commit that waits for its ticket.
-
-    Attributes:
-        ticketed: Done when it has one, or fails with the reason why it gets none.
-    """
-
-    lease: Lease
-    header: Header
-    arrived: Arrived
-    norm: float | None
-    ticketed: Future[None]
-
-    @property
-    def sequence(self) -> int:
-        return self.header.sequence
 
 
 @dataclass(eq=False)
@@ -65,7 +44,6 @@ class CommitPath:
         durability: Whether a gradient's memory may be used again.
         clock: Returns monotonic seconds.
         logger: The server's logger.
-        hold: The commits that wait for a checkpoint over all ranges.
     """
 
     core: Core
@@ -75,8 +53,6 @@ class CommitPath:
     durability: Durability
     clock: Callable[[], float]
     logger: Logger
-    hold: Hold[Held] = field(default_factory=Hold, init=False)
-    _loop: DecidingLoop = field(default_factory=running_loop, init=False)
 
     def admit(self, call: Call, header: Header) -> tuple[Admission, Lease]:
         """Decides whether a commit's gradient should be received, and where: `lease.upload`, which is the call's until the
@@ -99,8 +75,8 @@ class CommitPath:
         return GradientNorm() if self.core.norms.bounded else None
 
     def submit(self, call: Call, lease: Lease, header: Header, arrived: Arrived, norm: GradientNorm | None) -> Reply:
-        """Gives a commit whose gradient is complete its ticket. Applies it at once if it can; otherwise queues it, or holds it
-        back. Returns the reply.
+        """Gives a commit whose gradient is complete its ticket. Applies it at once if it can; otherwise queues it. Returns the
+        reply.
 
         Raises:
             GemError: The call was ended meanwhile, or as `Core.ticket`.
@@ -108,70 +84,17 @@ class CommitPath:
         call.require_going_on()
         self.require_open()
         measured = norm.value if norm is not None else None
-        if self.hold.holds(lease.lease_id, header.sequence):
-            self.renew(lease.lease_id)
-            self.hold.keep(Held(lease, header, arrived, measured, self._new_future()))
-        else:
-            self.apply_loop.submit(self.core.ticket(lease, header, self.clock(), arrived, measured))
+        self.apply_loop.submit(self.core.ticket(lease, header, self.clock(), arrived, measured))
         call.answering = True
         self.progress.record_transport(lease.worker, call.transport)
         return self.reply(lease, header.sequence)
 
     def reply(self, lease: Lease, sequence: int) -> Reply:
         """The reply to a commit that is complete. Raises LeaseEnded if it was not applied."""
-        held = self.hold.waiting.get(lease.lease_id)
-        if held is not None and held.sequence == sequence:
-            return held.ticketed
         waiting = self.apply_loop.awaited(lease, sequence) or self.undurable(lease)
         if waiting is not None:
             return waiting
         return messages.commit_result(self.apply_loop.applied(lease, sequence), lease.base_version)
-
-    # -- holding commits back
-
-    def begin_hold(self) -> dict[str, int]:
-        """Gives no commit a ticket from now on, until `release_up_to` or `end_hold`. Returns, by lease id, the largest sequence
-        that has a ticket. Raises as `Hold.begin`."""
-        return self.hold.begin(self.core.leases, self.clock())
-
-    def release_up_to(self, cut: Mapping[str, int]) -> None:
-        """Gives tickets up to the cut. Raises as `Hold.release_up_to`; a hold that still waited for its cut ends then."""
-        try:
-            self._go_on(self.hold.release_up_to(cut))
-        except CheckpointFailed:
-            if not self.hold.has_cut:  # otherwise it belongs to another checkpoint
-                self.end_hold(self.hold.active)
-            raise
-
-    def end_hold(self, number: int) -> None:
-        """Gives the commits that wait in this round of the hold their tickets, in the order of arrival."""
-        self._go_on(self.hold.end(number))
-
-    def expire_hold(self) -> None:
-        """Ends a hold whose time is up, and waits no longer for leases that have ended. Call it about once a second."""
-        for held in self.hold.drop_ended(self.core.leases):
-            held.ticketed.set_exception(LeaseEnded("the lease ended while the commit waited for a checkpoint: register again"))
-        if self.hold.overdue(self.clock()):
-            self.logger.warning(
-                "no checkpoint over all ranges has followed: commits go on",
-                seconds=HOLD_SECONDS,
-                waiting=len(self.hold.waiting),
-            )
-            self.end_hold(self.hold.active)
-
-    def _go_on(self, commits: Iterable[Held]) -> None:
-        for held in commits:
-            try:
-                self.apply_loop.submit(self.core.ticket(held.lease, held.header, self.clock(), held.arrived, held.norm))
-            except GemError as error:
-                held.ticketed.set_exception(error)
-            else:
-                held.ticketed.set_result(None)
-
-    def _new_future(self) -> Future[None]:
-        future: Future[None] = self._loop.create_future()
-        future.add_done_callback(lambda done: done.exception())  # the caller may be gone: avoids asyncio's warning
-        return future
 
     # -- helpers
 
@@ -231,8 +154,6 @@ class CommitPath:
         self.core.outcomes[Outcome.REJECTED] += 1
         lease = self.core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
-        if lease and isinstance(error, RejectedCommit) and header.sequence == max(lease.sequence, lease.rejected) + 1:
-            lease.rejected = header.sequence  # any other says nothing about those before it
         self.progress.refused(worker, type(error).__name__)
         self.logger.warning(
             "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)

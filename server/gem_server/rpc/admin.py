@@ -11,19 +11,15 @@ from gem_api.v1 import admin_pb2 as pb
 from gem_server.apply_loop import ApplyLoop
 from gem_server.core.quarantine import Quarantine
 from gem_server.durability.checkpointer import Checkpointer
-from gem_server.durability.manifest import Entry
 from gem_server.intake.calls import Call
 from gem_server.rpc.handlers import Context
-from gem_server.rpc.range_checkpoint import RangeCheckpoint
 
 
 @dataclass(frozen=True, eq=False)
 class AdminServicer:
-    """Serves `gem_api.v1.AdminService`. `stop` begins the server's graceful shutdown. `range_checkpoint` is this server's
-    part in checkpoints over all ranges."""
+    """Serves `gem_api.v1.AdminService`. `stop` begins the server's graceful shutdown."""
 
     checkpointer: Checkpointer
-    range_checkpoint: RangeCheckpoint
     apply_loop: ApplyLoop
     quarantine: Quarantine
     stop: Callable[[str], None]
@@ -32,26 +28,13 @@ class AdminServicer:
     async def create_checkpoint(
         self, call: Call, request: pb.CreateCheckpointRequest, context: Context
     ) -> pb.CreateCheckpointResponse:
-        if request.HasField("cut"):
-            written = await self.range_checkpoint.write(request.cut.sequences)
-        else:
-            written = await self.checkpointer.write()
+        written = await self.checkpointer.write()
         return pb.CreateCheckpointResponse(version=written.version, path=str(written.path), sha256=written.sha256)
-
-    async def begin_checkpoint(
-        self, call: Call, request: pb.BeginCheckpointRequest, context: Context
-    ) -> pb.BeginCheckpointResponse:
-        return pb.BeginCheckpointResponse(taken=pb.Cut(sequences=await self.range_checkpoint.begin()))
-
-    async def write_manifest(self, call: Call, request: pb.WriteManifestRequest, context: Context) -> pb.WriteManifestResponse:
-        entries = [Entry(each.address, each.path, each.version, each.sha256.hex()) for each in request.ranges]
-        path = await self.range_checkpoint.write_manifest(entries, request.cut.sequences, request.complete)
-        return pb.WriteManifestResponse(path=str(path))
 
     async def drain(self, call: Call, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         call.answering = True
         self.stop("asked to drain")
-        return pb.DrainResponse(queue_length=self.apply_loop.queue_length + self.range_checkpoint.held_back)
+        return pb.DrainResponse(queue_length=self.apply_loop.queue_length)
 
     async def list_quarantine(
         self, call: Call, request: pb.ListQuarantineRequest, context: Context
