@@ -16,6 +16,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import Session, connect
 from gem_client.range_checkpoint import most_apart
 from gem_ctl.ranges import Peers, _Server, lines
+from gem_server.durability import reshard
 from kit.server import config, serving
 from kit.settings import configured
 
@@ -151,15 +152,16 @@ def _admin(address: str):  # type: ignore[no-untyped-def]
 # -- checkpoint
 
 
-def test_a_checkpoint_of_several_servers_is_not_copied_in_part(several: Ranges, session: Session, tmp_path: Path) -> None:
-    """Nor written: the operator sees at once what to do."""
-    before = sorted(tmp_path.rglob("checkpoint-*"))
+def test_checkpoints_of_all_ranges_are_named_and_copied(several: Ranges, session: Session, tmp_path: Path) -> None:
     result = ctl("--server", several.address, "checkpoint", "--to", str(tmp_path / "copies"))
-    assert result.exit_code == 1
-    assert "--to is for a single server, and this run has 3" in result.stderr
-    assert "copy each server's folder" in result.stderr
-    assert not (tmp_path / "copies").exists()
-    assert sorted(tmp_path.rglob("checkpoint-*")) == before
+    assert result.exit_code == 0, result.output
+    written = [path for index in range(3) for path in (tmp_path / str(index)).glob("checkpoint-*")]
+    copies = [path for index in range(3) for path in (tmp_path / "copies" / f"range-{index}").iterdir()]
+    assert result.stdout.splitlines() == [
+        *(f"checkpoint of version 1 in {path} (on the server of range {index})" for index, path in enumerate(written)),
+        *(f"copied to {path}" for path in copies),
+    ]
+    assert reshard.load(tmp_path / "copies", 2).versions == [1, 1, 1]
 
 
 def test_a_range_that_is_older_than_workers_can_cause_is_named(several: Ranges, session: Session) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +19,6 @@ from gem_api.ranges import Range
 from gem_server.core.facts import LeadsAnswer
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, reshard, reshard_cli
-from gem_server.durability.manifest import Entry, Manifest, write_manifest
 from gem_server.durability.range_files import BadRanges
 from gem_server.durability.storage import Storage
 from kit.core import bits, commit, make_core, save_core
@@ -174,86 +171,28 @@ def test_the_input_stays_as_it_was(tmp_path: Path) -> None:
     assert content(source) == before
 
 
-# -- by a manifest
+# -- of a backup in mid-training
 
 
-def with_manifest(folder: Path, cores: Sequence[Core]) -> tuple[Path, list[Path]]:
-    """Writes the checkpoints of all ranges, a manifest beside that of range 0, and a newer checkpoint of each range."""
-    saved(folder, cores)
-    paths = [next((folder / f"range-{core.part.index}").glob("checkpoint-*")) for core in cores]
-    digests = [hashlib.sha256((path / "state.json").read_bytes()).hexdigest() for path in paths]
-    entries = [
-        Entry(f"host-{index}:50051", str(path), core.central.version, digest)
-        for index, (core, path, digest) in enumerate(zip(cores, paths, digests, strict=True))
-    ]
-    manifest = write_manifest(folder / "range-0", Manifest("run", {"lease-1": 3}, tuple(entries)))
-    for core in cores:
-        commit(core, "lease-1", 4, np.ones(core.central.size))
-    saved(folder, cores)
-    return manifest, paths
+def restored_version(folder: Path) -> int:
+    cut(folder, folder.with_name("out"), 2)
+    return resumed(folder.with_name("out"), Range(1, 2), ADAM).central.version
 
 
-def test_a_manifest_goes_back_to_its_checkpoint(tmp_path: Path) -> None:
+def test_ranges_may_be_ahead_of_the_lead_whose_counts_stand(tmp_path: Path) -> None:
     cores = trained(3)
-    before = joined(cores)
-    manifest, _ = with_manifest(tmp_path / "in", cores)
-    out = cut(manifest, tmp_path / "out", 2)
-    assert joined([resumed(out, Range(index, 2), ADAM) for index in range(2)]) == before
+    for core in cores[1:]:
+        core.central.version += 100
+    assert restored_version(saved(tmp_path / "in", cores)) == 6
 
 
-@pytest.mark.parametrize("place", ["beside", "ranges beside", "as it was"])
-def test_the_checkpoints_of_a_manifest_are_found(place: str, tmp_path: Path) -> None:
-    cores = trained(3)
-    before = joined(cores)
-    manifest, paths = with_manifest(tmp_path / "in", cores)
-    backup = tmp_path / "backup"
-    backup.mkdir()
-    shutil.copy(manifest, backup)
-    for index, path in enumerate(paths):
-        if place == "beside":  # those of different ranges may have the same name
-            continue
-        if place == "ranges beside":
-            shutil.copytree(path, backup / f"range-{index}" / path.name)
-    if place == "beside":
-        shutil.move(tmp_path / "in", tmp_path / "moved")
-        backup = tmp_path / "moved" / "range-0"
-    elif place == "ranges beside":
-        shutil.rmtree(tmp_path / "in")
-    out = cut(backup / "manifest.json", tmp_path / "out", 1)
-    assert joined([resumed(out, Range(0, 1), ADAM)]) == before
-
-
-def test_a_checkpoint_that_the_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
-    manifest, paths = with_manifest(tmp_path / "in", trained(2))
-    state = paths[1] / "state.json"
-    state.write_text(state.read_text() + " ")
-    with pytest.raises(BadRanges, match=r"range 1 .*host-1:50051.*its SHA-256 differs"):
-        reshard.load(manifest, 2)
-    shutil.rmtree(paths[1])
-    with pytest.raises(BadRanges, match=r"range 1 .*is not here: copy it to .*range-1"):
-        reshard.load(manifest, 2)
-
-
-@pytest.mark.parametrize("path", ["a\0b", "\ud800", "a pipe"])
-def test_a_manifest_with_a_path_that_no_checkpoint_can_have_is_refused(path: str, tmp_path: Path) -> None:
-    manifest, paths = with_manifest(tmp_path / "in", trained(2))
-    shutil.rmtree(paths[1])
-    if path == "a pipe":
-        os.mkfifo(tmp_path / "state.json")
-        path = str(tmp_path)
-    content = json.loads(manifest.read_text())
-    content["ranges"][1]["path"] = path
-    manifest.write_text(json.dumps(content))
-    result = CliRunner().invoke(reshard_cli.main, [str(manifest), str(tmp_path / "out"), "--ranges", "2"])
-    assert isinstance(result.exception, SystemExit)
-    assert "of range 1 (on the server at host-1:50051), which is not here" in result.output
-
-
-def test_what_is_no_manifest_is_refused(tmp_path: Path) -> None:
-    for text in ("{", "[]", '{"format": "gem-manifest/2", "run_id": "r", "cut": {}, "ranges": []}', "[" * 100_000):
-        (tmp_path / "manifest.json").write_text(text)
-        with pytest.raises(BadRanges, match=r"manifest"):
-            reshard.load(tmp_path / "manifest.json", 2)
+def test_a_range_that_lacks_what_the_lead_counts_is_refused(tmp_path: Path) -> None:
+    cores = trained(3)  # two leases, and range 0 is a commit ahead
+    cores[0].central.version += 7
+    assert restored_version(saved(tmp_path / "in", cores)) == 13
+    cores[0].central.version += 1
+    with pytest.raises(BadRanges, match=r"range-1/\S+ is 9 versions older than \S+range-0/\S+, and lacks what that counts"):
+        reshard.load(saved(tmp_path / "older", cores), 2)
 
 
 # -- what is refused

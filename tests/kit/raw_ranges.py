@@ -12,7 +12,6 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.ranges import Range
-from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 
 from kit.raw_client import Wire, Worker
@@ -57,20 +56,10 @@ class Ranges:
             worker.pull()
         return workers
 
-    def begin(self, index: int) -> dict[str, int]:
-        """BeginCheckpoint on a range: what it has taken."""
-        response = self.wires[index].call("BeginCheckpoint", admin_pb2.BeginCheckpointRequest())
-        return dict(response.taken.sequences)
-
     def sequences(self, index: int) -> dict[str, int]:
         """The last applied commit of each worker."""
         live = self.lives[index]
         return live.on_loop(lambda: {lease.worker: lease.sequence for lease in live.core.leases.live.values()})
-
-    def held(self, index: int) -> list[int]:
-        """The sequences of the commits that a range holds back."""
-        hold = self.lives[index].server.parts.commit_path.hold
-        return self.lives[index].on_loop(lambda: [commit.sequence for commit in hold.waiting.values()])
 
 
 def commit_all(workers: list[Worker], value: float = 1.0) -> None:
@@ -80,10 +69,6 @@ def commit_all(workers: list[Worker], value: float = 1.0) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def with_cut(cut: dict[str, int]) -> admin_pb2.CreateCheckpointRequest:
-    return admin_pb2.CreateCheckpointRequest(cut=admin_pb2.Cut(sequences=cut))
 
 
 def range_config(folder: Path, part: Range, settings: Hyperparameters = SUMS, **changes: Any) -> Any:

@@ -48,7 +48,6 @@ def corpus(victim: Worker) -> Corpus:
     """Frames that each RPC might take, with a live lease in them. Gradients are all NaN: none may ever be applied."""
     lease = victim.lease_id
     poison = np.full(SMALL.size, np.nan, np.float32)
-    cut = admin_pb2.Cut(sequences={lease: 1})
     other = pb.RegisterWorkerRequest(worker_name="fuzzer", layout=SMALL.to_message())
     messages: dict[str, list[Any]] = {
         "RegisterWorker": [other, pb.RegisterWorkerRequest()],
@@ -60,9 +59,7 @@ def corpus(victim: Worker) -> Corpus:
         "CompleteShard": [pb.CompleteShardRequest(lease_id=lease, shard_id=1)],
         "ReportEvaluation": [pb.ReportEvaluationRequest(version=2**64 - 1, loss=float("nan"), accuracy=0.5)],
         "GetStatus": [pb.GetStatusRequest()],
-        "CreateCheckpoint": [admin_pb2.CreateCheckpointRequest(), admin_pb2.CreateCheckpointRequest(cut=cut)],
-        "BeginCheckpoint": [admin_pb2.BeginCheckpointRequest()],
-        "WriteManifest": [admin_pb2.WriteManifestRequest(ranges=[admin_pb2.RangeCheckpoint(path="/", version=1)], cut=cut)],
+        "CreateCheckpoint": [admin_pb2.CreateCheckpointRequest()],
         "ListQuarantine": [admin_pb2.ListQuarantineRequest()],
         "LiftQuarantine": [admin_pb2.LiftQuarantineRequest(worker_name="fuzzer")],
     }
