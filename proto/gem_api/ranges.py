@@ -77,5 +77,5 @@ def older_than_known(known: int, held: int) -> str:
     """The error if the data of a range is older than a worker knows it."""
     return (
         f"its data is older than its workers know: version {known} then, {held} now. Its folder was probably replaced by an "
-        "older copy: stop all servers, and make new folders for all ranges from one checkpoint with `gem-ctl reshard`"
+        "older copy: stop all servers, and make new folders for all ranges from one backup with `gem-ctl reshard`"
     )
