@@ -66,7 +66,7 @@ class ApplyLoop:
         return len(self._answers)
 
     def submit(self, commit: Commit) -> None:
-        """Queues a commit, which must hold the newest ticket. `outcome` returns its result.
+        """Queues a commit, which must hold the newest ticket. `awaited` says what to wait for, `applied` returns its result.
 
         If the queue is empty and the model is small, the commit is applied at once, without the queue.
         """
@@ -75,12 +75,6 @@ class ApplyLoop:
             self._apply_now(commit, taken)
         else:
             self._answers[commit.lease.lease_id] = self._enqueue(lambda: self._apply(commit, taken))
-
-    async def outcome(self, lease: Lease, sequence: int) -> Applied:
-        """Waits until the lease's commit of that sequence is applied, and returns its facts. Raises LeaseEnded if the lease
-        ends before."""
-        waiting = self.awaited(lease, sequence)
-        return await asyncio.shield(waiting) if waiting is not None else self.applied(lease, sequence)
 
     def awaited(self, lease: Lease, sequence: int) -> asyncio.Future[Applied] | None:
         """A future of the lease's commit of that sequence; None unless it waits in the queue or is being applied."""

@@ -17,19 +17,29 @@ from typing import TypeVarTuple, Unpack
 Ts = TypeVarTuple("Ts")
 
 
+class Lent:
+    """A context in which the thread that holds the lock lends it to others."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.release()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.acquire()
+
+
 class _LendingSelector(selectors.DefaultSelector):
     """Lends the lock to other threads while it waits."""
 
     def __init__(self, lock: threading.Lock) -> None:
         super().__init__()
-        self._lock = lock
+        self._lent = Lent(lock)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._lock.release()
-        try:
+        with self._lent:
             return super().select(timeout)
-        finally:
-            self._lock.acquire()
 
 
 class DecidingLoop(asyncio.SelectorEventLoop):

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,7 +15,7 @@ import pytest
 from gem_api.v1 import lane_pb2
 from gem_api.wire import FLOAT32
 from gem_server.lane import lane as lane_module
-from gem_server.lane.commits import _Commits
+from gem_server.lane.commits import take_over
 from gem_server.lane.connection import HELLO_SECONDS, TURN_BYTES, Connection
 from gem_server.lane.reactor import Wait
 from gem_server.security.tls import TlsFiles
@@ -116,11 +115,9 @@ LONG = np.ones(3 * TURN_BYTES // 4, np.float32)
 
 def test_a_long_message_leaves_others_their_turn() -> None:
     connection: Any = Connection(Endless(), Traffic(), lambda: 0.0)  # type: ignore[arg-type]
-    assert turns(connection.receive(FLOAT32, LONG.copy(), np.float32(2), None, None)) == 3
+    assert turns(connection.receive(FLOAT32, LONG.copy(), lambda piece: None, None)) == 3
     assert turns(connection.send_theta(b"", LONG, FLOAT32)) == 3
 
 
 def test_a_long_gradient_in_shared_memory_leaves_others_their_turn() -> None:
-    path: Any = SimpleNamespace(new_norm=lambda: None, core=SimpleNamespace(rule=SimpleNamespace(largest=np.float32(2))))
-    commits = _Commits(path, None, None, None, "", None)  # type: ignore[arg-type]
-    assert turns(commits._take_over(LONG, LONG)) == 3
+    assert turns(take_over(LONG, LONG, lambda piece: None)) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +83,9 @@ class Copy:
 
     version: int
     theta: Vector
+
+
+Check = Callable[[Vector], None]  # looks at a part of a tensor that arrives; raises NonFiniteGradient
 
 
 def require_finite(values: Vector, limit: np.float32, what: str) -> None:

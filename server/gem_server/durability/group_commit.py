@@ -40,9 +40,6 @@ class Durability(Protocol):
         """A future that is done once the record of that number is on the disk; None if it is there. Raises Overloaded, or the
         future does, if it can't be written now."""
 
-    async def reached(self, number: int) -> None:
-        """Returns once the record of that number is on the disk. Raises Overloaded if it can't be written now."""
-
     async def settled(self) -> None:
         """Returns once every record so far is on the disk. Raises Overloaded if they can't be written now."""
 
@@ -58,8 +55,6 @@ class Unlogged:
 
     def awaited(self, number: int) -> None:
         return None
-
-    async def reached(self, number: int) -> None: ...
 
     async def settled(self) -> None: ...
 
@@ -142,13 +137,10 @@ class GroupCommit:
         self._changed.notify_all()
         return done
 
-    async def reached(self, number: int) -> None:
-        awaited = self.awaited(number)
+    async def settled(self) -> None:
+        awaited = self.awaited(self.journal.appended)
         if awaited is not None:
             await awaited
-
-    async def settled(self) -> None:
-        await self.reached(self.journal.appended)
 
     async def finished(self) -> None:
         """As `settled`, at the end. Returns at once if no checkpoint was completed that the log could follow: nothing was

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gem_api.errors import GemError, PermissionDenied, Superseded
+from gem_api.region import Region
 
 from gem_server.security.access import ANYONE, Identity
 
@@ -20,6 +21,7 @@ class Call:
 
     Attributes:
         transport: How its tensors travel: "grpc", "tcp", "tls" or "memory".
+        region: The memory that it shares with its worker; None if tensors travel as bytes.
         lease_id: The lease that it last used.
         exchanging: Whether it uses that lease's buffers now.
         answering: Whether its request is accepted, and only the reply is outstanding.
@@ -33,6 +35,7 @@ class Call:
         self._owner_of = owner_of
         self.identify: Callable[[], Identity] = lambda: ANYONE
         self.transport = "grpc"
+        self.region: Region | None = None
         self.lease_id: str | None = None
         self.exchanging = False
         self.answering = False

@@ -62,7 +62,9 @@ class CommitPath:
         admission, lease = self.core.admit(header, self.clock())
         if superseded and admission is Admission.FRESH:
             lease.renew_upload()  # the older call may still be writing to the old one
-        if admission is Admission.FRESH and call.transport != "memory":
+        if call.region is not None:
+            self.core.adopt_region(lease, call.region)  # also for a repeated commit, whose reply must go there
+        elif admission is Admission.FRESH:
             self.core.leave_region(lease)
         return admission, lease
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import Future
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from types import coroutine
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,13 @@ from gem_api.layout import Vector
 from gem_api.region import Region
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import FLOAT32, Format, gradient_format, stated_theta_format
+from gem_api.wire import FLOAT32, Format, ThetaFormat, gradient_format, stated_theta_format
 
-from gem_server.core.central_variable import require_finite
-from gem_server.core.commits import Arrived, as_floats
-from gem_server.core.facts import Admission, Header
-from gem_server.core.leases import Lease
-from gem_server.core.norm_bound import GradientNorm
-from gem_server.event_loop import DecidingLoop
-from gem_server.intake import messages
+from gem_server.core.central_variable import Check
+from gem_server.event_loop import DecidingLoop, Lent
 from gem_server.intake.calls import Call
-from gem_server.intake.commit_path import CommitPath, Reply
+from gem_server.intake.commit_path import CommitPath
+from gem_server.intake.exchange import Carrier, exchange
 from gem_server.lane.connection import TURN_BYTES, Connection, PeerLeft, Waits
 from gem_server.lane.pending_connections import PendingConnections
 from gem_server.lane.reactor import Steps, Wait
@@ -101,10 +98,10 @@ class LaneServicer:
         try:
             yield from connection.handshake()
             call.transport = connection.transport
-            lease_id, region = yield from self._open(call, connection)
-            commits = _Commits(self._path, self._lock, call, connection, lease_id, region)
+            lease_id = yield from self._open(call, connection)
+            carrier = _Lane(connection, call.region, Lent(self._lock))
             while True:
-                yield from commits.next()
+                yield from self._next(call, connection, lease_id, carrier)
         except PeerLeft:
             return _last_message(call.error) if call.error is not None else None
         except GemError as error:
@@ -113,8 +110,8 @@ class LaneServicer:
             with self._lock:
                 self._path.calls.finish(call)
 
-    def _open(self, call: Call, connection: Connection) -> Generator[Any, None, tuple[str, Region | None]]:
-        """Opens the lane of a lease. Returns the lease, and the region that it shares on a Unix socket."""
+    def _open(self, call: Call, connection: Connection) -> Generator[Any, None, str]:
+        """Opens the lane of a lease, and shares memory with the worker on a Unix socket. Returns the lease."""
         _, payload, hello = yield from connection.message(_HELLO)
         _require_none(payload)
         with self._lock:
@@ -129,158 +126,100 @@ class LaneServicer:
         welcome = opening(Kind.WELCOME, lane_pb2.LaneWelcome())
         if call.transport != "memory":
             yield from connection.write(welcome)
-            return ticket.lease_id, None
+            return ticket.lease_id
         try:
             with self._lock:
                 prepared = self._regions.prepare(ticket.lease_id)
             yield from connection.done(prepared)
             with self._lock:
-                region, descriptor = self._regions.hand_out(ticket.lease_id)
+                call.region, descriptor = self._regions.hand_out(ticket.lease_id)
         except (OSError, MemoryError) as error:
             raise Overloaded(f"no memory can be shared: {error}") from None
         yield from connection.write_with_descriptor(welcome, descriptor)
-        return ticket.lease_id, region
+        return ticket.lease_id
+
+    def _next(self, call: Call, connection: Connection, lease_id: str, carrier: Carrier) -> Steps:
+        """Receives a commit, has it applied, and sends its result; or receives a sign of life."""
+        kind, payload, message = yield from connection.message(_LATER)
+        with self._lock:
+            call.require_going_on()
+            call.require_own(lease_id)
+            if kind is Kind.RENEW:
+                _require_none(payload)
+                self._path.renew(lease_id)
+                return
+            if message.lease_id != lease_id:
+                raise PermissionDenied("this lane carries the commits of another lease: open one for this lease")
+            yield from exchange(self._path, call, message, carrier).__await__()
 
 
 @dataclass(frozen=True)
-class _Commits:
-    """The commits of one lane, one after the other."""
+class _Lane:
+    """Carries commits over the connection, or through memory shared with the worker: its gradient is there, and the rule writes
+    θ there."""
 
-    path: CommitPath
-    lock: Any
-    call: Call
     connection: Connection
-    lease_id: str
     region: Region | None
+    lent: Lent
 
-    def next(self) -> Steps:
-        """Receives a commit, has it applied, and sends its result; or receives a sign of life."""
-        kind, payload, message = yield from self.connection.message(_LATER)
-        if kind is Kind.RENEW:
-            _require_none(payload)
-            return self._renew()
-        header = messages.header(message)
-        if header.lease_id != self.lease_id:
-            raise PermissionDenied("this lane carries the commits of another lease: open one for this lease")
-        try:
+    def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, ThetaFormat]:
+        payload = self.connection.payload_left
+        if self.region is not None:
+            if payload:
+                raise IncompleteTransfer(
+                    f"the message has a payload of {payload} bytes, but the gradient is in the shared memory"
+                )
+            return FLOAT32, FLOAT32
+        gradient, theta = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
+        if payload != gradient.nbytes(parameters):
+            raise IncompleteTransfer(
+                f"the message has a payload of {payload} bytes: {parameters} parameters in {gradient.name} need "
+                f"{gradient.nbytes(parameters)}"
+            )
+        return gradient, theta
+
+    @coroutine
+    def receive(self, form: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Waits[None]:
+        with self.lent:
             if self.region is None:
-                yield from self._over_the_socket(payload, message, header)
+                yield from self.connection.receive(form, into, check, kept)
             else:
-                yield from self._through_memory(payload, header, self.region)
-        except GemError as error:
-            if error is not self.call.error:
-                with self.lock:
-                    self.path.refused(self.call, header, error)
-            raise
-        finally:
-            self.path.calls.end_exchange(self.call)
-        self.path.require_open()
+                yield from take_over(self.region.gradient, into, check)
 
-    def _renew(self) -> None:
-        with self.lock:
-            self.call.require_going_on()
-            self.call.require_own(self.lease_id)
-            self.path.renew(self.lease_id)
-
-    def _over_the_socket(self, payload: int, message: pb.CommitHeader, header: Header) -> Steps:
-        gradient, form = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
-        admission, lease, upload = yield from self._admit(header)
-        _require_size(payload, gradient, upload.size)
-        if admission is Admission.FRESH:
-            arrived, norm = yield from self._receive(gradient, lease, upload)
-            with self.lock:
-                reply = self.path.submit(self.call, lease, header, arrived, norm)
-        else:
+    @coroutine
+    def skip(self, nbytes: int) -> Waits[None]:
+        with self.lent:
             yield from self.connection.skip()
-            reply = yield from self._again(lease, header)
-        result = yield from self._result(reply, lease, header)
-        theta = self.path.core.reply(lease)
-        yield from self.connection.send_theta(opening(Kind.RESULT, result, form.nbytes(theta.size)), theta, form)
 
-    def _through_memory(self, payload: int, header: Header, region: Region) -> Steps:
-        """The gradient is in the region; the rule writes θ there."""
-        if payload:
-            raise IncompleteTransfer(f"the message has a payload of {payload} bytes, but the gradient is in the shared memory")
-        admission, lease, upload = yield from self._admit(header)
-        if admission is Admission.FRESH:
-            norm = yield from self._take_over(region.gradient, upload)
-            with self.lock:
-                reply = self.path.submit(self.call, lease, header, as_floats(upload), norm)
-        else:
-            reply = yield from self._again(lease, header)
-        result = yield from self._result(reply, lease, header)
-        yield from self.connection.write(opening(Kind.RESULT, result))
+    @coroutine
+    def wait(self, future: Future[Any]) -> Generator[Any, None, Any]:
+        with self.lent:
+            return (yield from self.connection.done(future))
 
-    def _admit(self, header: Header) -> Generator[Any, None, tuple[Admission, Lease, Vector]]:
-        """Admits a commit. Returns the memory that its gradient should be received in, too."""
-        with self.lock:
-            self.call.require_going_on()
-            self.call.require_own(header.lease_id)
-            admission, lease = self.path.admit(self.call, header)
-            fresh = admission is Admission.FRESH
-            if self.region is not None:
-                self.path.core.adopt_region(lease, self.region)  # also for a repeated commit, whose reply must go there
-            upload = lease.upload  # a newer call of the lease takes another
-            flushing = self.path.undurable(lease) if fresh else None
-        if flushing is not None:  # the log still has to read the last gradient, which this one overwrites
-            yield from self.connection.done(flushing)
-        if fresh:
-            self.path.require_writable()
-        return admission, lease, upload
+    @coroutine
+    def send(self, result: pb.CommitResult, theta: Vector, form: ThetaFormat) -> Waits[None]:
+        with self.lent:
+            if self.region is None:
+                yield from self.connection.send_theta(opening(Kind.RESULT, result, form.nbytes(theta.size)), theta, form)
+            else:
+                yield from self.connection.write(opening(Kind.RESULT, result))
 
-    def _receive(
-        self, gradient: Format, lease: Lease, upload: Vector
-    ) -> Generator[Any, None, tuple[Arrived, GradientNorm | None]]:
-        core, norm = self.path.core, self.path.new_norm()
-        with self.lock:
-            kept: list[memoryview] | None = [] if self.path.keeps_as_arrived(lease, gradient) else None
-        yield from self.connection.receive(gradient, upload, core.rule.largest, norm, kept)
-        return as_floats(upload) if kept is None else Arrived(gradient.dtype, kept), norm
 
-    def _take_over(self, shared: Vector, upload: Vector) -> Waits[GradientNorm | None]:
-        """Checks a gradient in shared memory, and copies it to `upload` unless that is the same memory: the worker may still
-        change it there, so the rule checks what it reads again."""
-        norm, limit = self.path.new_norm(), self.path.core.rule.largest
-        for begin in range(0, shared.size, PIECE):
-            piece = upload[begin : begin + PIECE]
-            if upload is not shared:
-                np.copyto(piece, shared[begin : begin + PIECE])
-            require_finite(piece, limit, "gradient")
-            if norm is not None:
-                norm.add(piece)
-            if (begin + PIECE) % TURN == 0:
-                yield Wait.TURN
-        return norm
-
-    def _again(self, lease: Lease, header: Header) -> Generator[Any, None, Reply]:
-        """The reply to a repeated commit."""
-        with self.lock:
-            self.call.answering = True
-            written = self.path.rewrite_reply(lease)
-        yield from self.connection.done(written)
-        with self.lock:
-            return self.path.reply(lease, header.sequence)
-
-    def _result(self, reply: Reply, lease: Lease, header: Header) -> Generator[Any, None, pb.CommitResult]:
-        """Waits until a commit is applied and durable."""
-        while isinstance(reply, Future):
-            yield from self.connection.done(reply)
-            with self.lock:
-                reply = self.path.reply(lease, header.sequence)
-        return reply
+def take_over(shared: Vector, upload: Vector, check: Check) -> Waits[None]:
+    """Checks a gradient in shared memory, and copies it to `upload` unless that is the same memory: the worker may still change
+    it there, so the rule checks what it reads again."""
+    for begin in range(0, shared.size, PIECE):
+        piece = upload[begin : begin + PIECE]
+        if upload is not shared:
+            np.copyto(piece, shared[begin : begin + PIECE])
+        check(piece)
+        if (begin + PIECE) % TURN == 0:
+            yield Wait.TURN
 
 
 def _require_none(payload: int) -> None:
     if payload:
         raise InvalidRequest(f"the message has a payload of {payload} bytes: it must have none")
-
-
-def _require_size(payload: int, gradient: Format, parameters: int) -> None:
-    if payload != gradient.nbytes(parameters):
-        raise IncompleteTransfer(
-            f"the message has a payload of {payload} bytes: {parameters} parameters in {gradient.name} need "
-            f"{gradient.nbytes(parameters)}"
-        )
 
 
 def _last_message(error: GemError) -> bytes:

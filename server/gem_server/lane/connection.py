@@ -11,15 +11,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import numpy as np
 from gem_api.errors import InvalidRequest
 from gem_api.framing import CHUNK_BYTES, Assembly, ChunkView, bytes_of
 from gem_api.lane import MAX_HEADER_BYTES, PREFIX_BYTES, Kind, parse_header, parse_prefix
 from gem_api.layout import Vector
 from gem_api.wire import FLOAT32, Format, ThetaFormat
 
-from gem_server.core.central_variable import require_finite
-from gem_server.core.norm_bound import GradientNorm
+from gem_server.core.central_variable import Check
 from gem_server.lane.reactor import QUIET_SECONDS, Served, Wait, shut_down
 from gem_server.telemetry.progress import Traffic
 
@@ -270,21 +268,14 @@ class Connection:
 
     # -- payloads
 
-    def receive(
-        self, form: Format, into: Vector, limit: np.float32, norm: GradientNorm | None, kept: list[memoryview] | None
-    ) -> Waits[None]:
-        """Fills `into` (float32, shape (P,)) from a payload in the wire format `form`.
-
-        Each piece is checked while it is in the cache, added to `norm`, and its bytes appended to `kept`, if given. Raises
-        NonFiniteGradient.
-        """
+    def receive(self, form: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Waits[None]:
+        """Fills `into` (float32, shape (P,)) from a payload in the wire format `form`. Checks each piece while it is in the
+        cache, and appends its bytes to `kept`, if given. Raises NonFiniteGradient."""
         for piece in self._floats(into) if form is FLOAT32 else self._decoded(form, into, kept):
             if isinstance(piece, Wait):
                 yield piece
-                continue
-            require_finite(piece, limit, "gradient")
-            if norm is not None:
-                norm.add(piece)
+            else:
+                check(piece)
 
     def _floats(self, into: Vector) -> Iterator[Wait | Vector]:
         view = bytes_of(into)

@@ -6,15 +6,13 @@ import asyncio
 from typing import Any
 
 import grpc
-import numpy as np
 from gem_api.errors import DeadlineExceeded, IncompleteTransfer
 from gem_api.framing import CHUNK_BYTES, ChunkView, Frame, parse_frame
 from gem_api.layout import Vector
 from gem_api.methods import MAX_REQUEST_BYTES
 from gem_api.wire import FLOAT32, Format, ThetaFormat
 
-from gem_server.core.central_variable import require_finite
-from gem_server.core.norm_bound import GradientNorm
+from gem_server.core.central_variable import Check
 from gem_server.intake.calls import Call
 from gem_server.rpc.handlers import Context, require_short
 from gem_server.telemetry.progress import Traffic
@@ -78,27 +76,16 @@ class Transfer:
         if self._ahead is not None or await self._read() is not None:
             raise IncompleteTransfer("got a frame after the last chunk: end the stream after it")
 
-    async def receive(
-        self,
-        into: Vector,
-        limit: np.float32,
-        what: str,
-        form: Format = FLOAT32,
-        norm: GradientNorm | None = None,
-        kept: list[memoryview] | None = None,
-    ) -> None:
-        """Fills `into` (float32, shape (P,)) from chunks. Checks each with `require_finite` and adds it to `norm`, if given,
-        while it is in the cache. Appends the chunks' bytes to `kept`, if given."""
+    async def receive(self, into: Vector, check: Check, form: Format = FLOAT32, kept: list[memoryview] | None = None) -> None:
+        """Fills `into` (float32, shape (P,)) from chunks. Checks each while it is in the cache, and appends its bytes to
+        `kept`, if given."""
         assembly = form.assembly(into)
         while not assembly.complete:
             chunk = await self._read_chunk()
             if chunk is None:
                 assembly.require_complete()
                 return
-            piece = assembly.add(chunk)
-            require_finite(piece, limit, what)
-            if norm is not None:
-                norm.add(piece)
+            check(assembly.add(chunk))
             if kept is not None:
                 kept.append(chunk.data)
 

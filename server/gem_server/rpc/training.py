@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gem_api.errors import Draining, GemError, IncompleteTransfer, InvalidRequest, LayoutMismatch
-from gem_api.layout import Layout
+from gem_api.errors import Draining, IncompleteTransfer, InvalidRequest, LayoutMismatch
+from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.logs import Logger
 from gem_api.ranges import Range
@@ -18,16 +18,15 @@ from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import Format, ThetaFormat, gradient_format, stated_theta_format
 
 from gem_server.apply_loop import ApplyLoop
-from gem_server.core.commits import Arrived, as_floats
-from gem_server.core.facts import Admission, Ended, Header, PullDecision
-from gem_server.core.leases import Lease
-from gem_server.core.norm_bound import GradientNorm
+from gem_server.core.central_variable import Check, require_finite
+from gem_server.core.facts import Ended, PullDecision
 from gem_server.core.shards import NoShard, Shard
 from gem_server.core.state_machine import Core
 from gem_server.durability.group_commit import Durability
 from gem_server.intake import messages
 from gem_server.intake.calls import Call, Calls
 from gem_server.intake.commit_path import DRAINING, CommitPath
+from gem_server.intake.exchange import exchange
 from gem_server.rpc.handlers import Context, require_short
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rules.base import largest
@@ -40,6 +39,28 @@ READER_SECONDS = 60.0
 MAX_FINGERPRINT = 32
 MAX_INLINE_TENSORS = 1000  # of a layout that is converted on the event loop, in 10 ms
 MAX_INLINE_SAMPLES = 10_000  # of a shard that is shuffled and serialised there, in about 5 ms
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """Carries commits in the frames of a stream."""
+
+    transfer: Transfer
+
+    def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, ThetaFormat]:
+        return gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
+
+    async def receive(self, form: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> None:
+        await self.transfer.receive(into, check, form, kept)
+
+    async def skip(self, nbytes: int) -> None:
+        await self.transfer.skip(nbytes)
+
+    async def wait(self, future: asyncio.Future[Any]) -> Any:
+        return await asyncio.shield(future)
+
+    async def send(self, result: pb.CommitResult, theta: Vector, form: ThetaFormat) -> None:
+        await self.transfer.send(pb.CommitResponse(result=result).SerializeToString(), theta, form)
 
 
 @dataclass(eq=False)
@@ -80,42 +101,9 @@ class TrainingServicer:
 
     async def commit(self, call: Call, context: Context) -> None:
         transfer = Transfer(call, context, pb.CommitRequest, self.traffic)
+        carrier = _Frames(transfer)
         while (message := await transfer.read_header()) is not None:
-            header = messages.header(message)
-            try:
-                await self._one_commit(call, message, header, transfer)
-            except GemError as error:
-                self.path.refused(call, header, error)
-                raise
-            finally:
-                self.calls.end_exchange(call)
-            self.path.require_open()
-
-    async def _one_commit(self, call: Call, message: pb.CommitHeader, header: Header, transfer: Transfer) -> None:
-        admission, lease = self.path.admit(call, header)
-        gradient, theta = gradient_format(message.wire_dtype), stated_theta_format(message.theta_dtype)
-        if admission is Admission.FRESH:
-            await self.durability.reached(lease.recorded)  # this gradient overwrites the last one
-            self.durability.require_writable()
-            norm = self.path.new_norm()
-            arrived = await self._receive(lease, transfer, gradient, norm)
-            outcome = self.path.submit(call, lease, header, arrived, norm)
-        else:
-            await transfer.skip(gradient.nbytes(lease.upload.size))
-            call.answering = True
-            await asyncio.shield(self.path.rewrite_reply(lease))
-            outcome = self.path.reply(lease, header.sequence)
-        while isinstance(outcome, asyncio.Future):
-            await asyncio.shield(outcome)
-            outcome = self.path.reply(lease, header.sequence)
-        result = outcome
-        await transfer.send(pb.CommitResponse(result=result).SerializeToString(), self.core.reply(lease), theta)
-
-    async def _receive(self, lease: Lease, transfer: Transfer, gradient: Format, norm: GradientNorm | None) -> Arrived:
-        """Receives the gradient into `lease.upload`. Keeps its bytes for the log if they are compressed, and there is room."""
-        kept: list[memoryview] | None = [] if self.path.keeps_as_arrived(lease, gradient) else None
-        await transfer.receive(lease.upload, self.core.rule.largest, "gradient", gradient, norm, kept)
-        return as_floats(lease.upload) if kept is None else Arrived(gradient.dtype, kept)
+            await exchange(self.path, call, message, carrier)
 
     # -- reading and initialising θ
 
@@ -160,7 +148,7 @@ class TrainingServicer:
         self.path.require_open()
         lease = self.core.require_initializer(header.lease_id, self.clock())
         with self.calls.exchange(call, header.lease_id):
-            await transfer.receive(self.core.central.theta, largest(1.0), "first value")
+            await transfer.receive(self.core.central.theta, lambda piece: require_finite(piece, largest(1.0), "first value"))
             await transfer.require_end()
             self.core.require_initializer(header.lease_id, self.clock())
             self.core.initialized()

@@ -1,0 +1,95 @@
+"""One commit from its header to its reply, whichever way its bytes travel.
+
+All of it holds the event loop's lock, except a carrier while it moves bytes or waits. gRPC's carrier runs in a task of the
+loop. The lane drives the coroutine by hand, on its own threads.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+from gem_api.errors import GemError
+from gem_api.layout import Vector
+from gem_api.v1 import training_pb2 as pb
+from gem_api.wire import Format, ThetaFormat
+
+from gem_server.core.central_variable import Check, require_finite
+from gem_server.core.commits import Arrived, as_floats
+from gem_server.core.facts import Admission, Header
+from gem_server.core.leases import Lease
+from gem_server.intake import messages
+from gem_server.intake.calls import Call
+from gem_server.intake.commit_path import CommitPath, Reply
+
+
+class Carrier(Protocol):
+    """Moves the tensors of one call's commits, and waits. Lends the event loop's lock to others meanwhile."""
+
+    def formats(self, message: pb.CommitHeader, parameters: int) -> tuple[Format, ThetaFormat]:
+        """The wire formats of a commit's gradient and of θ, for P parameters. Raises InvalidRequest, or IncompleteTransfer if
+        the size of what follows is known, and is another."""
+
+    def receive(self, form: Format, into: Vector, check: Check, kept: list[memoryview] | None) -> Awaitable[None]:
+        """Fills `into` (float32, shape (P,)) with the gradient, and checks each part while it is in the cache. Appends its
+        bytes as they arrived to `kept`, if given. Raises IncompleteTransfer or NonFiniteGradient."""
+
+    def skip(self, nbytes: int) -> Awaitable[None]:
+        """Reads and drops the gradient of a repeated commit. Raises IncompleteTransfer."""
+
+    def wait(self, future: Future[Any]) -> Awaitable[Any]:
+        """Waits until a future is done, without cancelling it. Raises what the future raises."""
+
+    def send(self, result: pb.CommitResult, theta: Vector, form: ThetaFormat) -> Awaitable[None]:
+        """Sends a commit's result and θ (float32, shape (P,)), which must not change meanwhile."""
+
+
+async def exchange(path: CommitPath, call: Call, message: pb.CommitHeader, carrier: Carrier) -> None:
+    """Receives the commit of a header, has it applied, and sends its result. Raises GemError."""
+    header = messages.header(message)
+    try:
+        await _exchange(path, call, header, message, carrier)
+    except GemError as error:
+        if error is not call.error:
+            path.refused(call, header, error)
+        raise
+    finally:
+        path.calls.end_exchange(call)
+    path.require_open()
+
+
+async def _exchange(path: CommitPath, call: Call, header: Header, message: pb.CommitHeader, carrier: Carrier) -> None:
+    admission, lease = path.admit(call, header)
+    gradient, form = carrier.formats(message, lease.upload.size)
+    if admission is Admission.FRESH:
+        reply = await _submit(path, call, lease, header, gradient, carrier)
+    else:
+        await carrier.skip(gradient.nbytes(lease.upload.size))
+        call.answering = True
+        await carrier.wait(path.rewrite_reply(lease))
+        reply = path.reply(lease, header.sequence)
+    while isinstance(reply, Future):  # until it is applied and durable
+        await carrier.wait(reply)
+        reply = path.reply(lease, header.sequence)
+    await carrier.send(reply, path.core.reply(lease), form)
+
+
+async def _submit(path: CommitPath, call: Call, lease: Lease, header: Header, gradient: Format, carrier: Carrier) -> Reply:
+    """Receives a new commit's gradient and gives the commit its ticket."""
+    upload = lease.upload  # a newer call of the lease takes another
+    flushing = path.undurable(lease)
+    if flushing is not None:  # the log still has to read the last gradient, which this one overwrites
+        await carrier.wait(flushing)
+    path.require_writable()
+    limit, norm = path.core.rule.largest, path.new_norm()
+
+    def check(piece: Vector) -> None:
+        require_finite(piece, limit, "gradient")
+        if norm is not None:
+            norm.add(piece)
+
+    kept: list[memoryview] | None = [] if path.keeps_as_arrived(lease, gradient) else None
+    await carrier.receive(gradient, upload, check, kept)
+    arrived = as_floats(upload) if kept is None else Arrived(gradient.dtype, kept)
+    return path.submit(call, lease, header, arrived, norm)
