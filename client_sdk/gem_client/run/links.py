@@ -10,8 +10,7 @@ from typing import TypeVar
 from gem_api.errors import GemError, LeaseEnded, Overloaded, Quarantined, RejectedCommit, TransportError
 from gem_api.ranges import Range
 
-from gem_client.run.link import Link
-from gem_client.transport.connection import Connection
+from gem_client.run.link import Caller, Link
 from gem_client.transport.side_thread import SideThread
 
 T = TypeVar("T")
@@ -22,16 +21,16 @@ class Links:
 
     Args:
         address: The address of the server that leads.
-        connect: Opens a connection to an address.
+        caller: How to call the servers.
 
     Attributes:
         lead: The link to the server that leads. It stays the same.
         peers: The links to the servers of the other ranges, in order.
     """
 
-    def __init__(self, address: str, connect: Callable[[str], Connection]) -> None:
-        self._connect = connect
-        self.lead = Link(address, connect)
+    def __init__(self, address: str, caller: Caller) -> None:
+        self._caller = caller
+        self.lead = Link(address, caller)
         self.peers: list[Link] = []
         self._interrupted = False  # threads of the peers may be at work, although nobody waits for them
         self._ending: list[Link] = []  # former links whose threads may still be at work
@@ -53,7 +52,7 @@ class Links:
             for index, address in enumerate(addresses, 1):
                 part = Range(index, count)
                 known = (address, part) in former
-                self.peers.append(former.pop((address, part)) if known else Link(address, self._connect))
+                self.peers.append(former.pop((address, part)) if known else Link(address, self._caller))
                 self.peers[-1].hold(part, parameters)
         finally:
             for peer in former.values():

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
 from gem_api.framing import Assembly, chunk_frames, parse_frame
 from gem_api.layout import Layout, Vector
@@ -130,7 +132,7 @@ class Connection:
         pulled: pb.PullHeader = header
         return pulled
 
-    def commit(self, frames: Iterable[bytes], theta: Assembly | None) -> pb.CommitResult:
+    def commit_on_stream(self, frames: Iterable[bytes], theta: Assembly) -> pb.CommitResult:
         """Sends a commit on the open stream, or opens one, and receives θ. See `CommitStream.exchange`."""
         self._stream = stream = self._stream or CommitStream(self._stub)
         try:
@@ -186,13 +188,21 @@ class Connection:
         """Whether the lane that was open is not any more, so that another may be opened."""
         return self.lane is None and self._lanes_left > 0
 
-    def commit_on_lane(self, exchange: Callable[[Lane], pb.CommitResult]) -> pb.CommitResult:
-        """Makes one exchange on the open lane. If lanes open and then break, gRPC carries the lease's other commits."""
+    def commit_on_lane(
+        self,
+        header: pb.CommitHeader,
+        nbytes: int = 0,
+        pieces: Iterable[npt.NDArray[np.uint8]] = (),
+        theta: Vector | None = None,
+        form: ThetaFormat = FLOAT32,
+    ) -> pb.CommitResult:
+        """Makes one exchange on the open lane, as `Lane.exchange`. If lanes open and then break, gRPC carries the lease's other
+        commits."""
         lane = self.lane
         if lane is None:
             raise ServerUnavailable("the connection was closed")  # by another thread
         try:
-            result = exchange(lane)
+            result = lane.exchange(header, nbytes, pieces, theta, form)
         except BaseException as error:
             self.drop_stream()
             if isinstance(error, ServerUnavailable):
