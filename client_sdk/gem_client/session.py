@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import socket
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
-from functools import partial
 from numbers import Integral
 from types import MappingProxyType, TracebackType
 from typing import NoReturn
@@ -23,17 +19,13 @@ from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.allocator import tune_allocator
 from gem_api.schedule import rate
 from gem_api.update_kind import UpdateKind, kind_of
-from gem_api.wire import Format, ThetaFormat
 
 from gem_client.answer import Answer, Base
 from gem_client.arguments import require_figures
-from gem_client.retry import Retry
 from gem_client.run.link import Caller
 from gem_client.run.membership import Membership
 from gem_client.run.pending_commit import PendingCommit
 from gem_client.run.shards import Shards
-from gem_client.transport.connection import Connection
-from gem_client.transport.security import Security
 from gem_client.transport.side_thread import SideThread
 
 log = logging.getLogger("gem_client")
@@ -53,29 +45,17 @@ class Session:
         name: The worker's name.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        name: str | None,
-        retry: Retry,
-        timeout: float,
-        shared_memory: bool,
-        gradient_format: Format,
-        theta_format: ThetaFormat,
-        security: Security,
-    ) -> None:
+    def __init__(self, address: str, caller: Caller) -> None:
         tune_allocator()
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.name = caller.name
         self._pull_only_reads = False
         self._handed_out = Base(0, 0)
         # For work while the caller computes: a commit under way, shards. Only one task at a time uses the connection.
         self._lock = threading.RLock()
         self._side = SideThread("gem-session-side", self._lock)
         self._under_way: Future[Answer] | None = None
-        connect = partial(Connection, timeout=timeout, security=security)
-        self._caller = Caller(self.name, connect, retry, shared_memory, gradient_format, theta_format)
-        self._member = Membership(address, self._caller)
+        self._caller = caller
+        self._member = Membership(address, caller)
         self._shards = Shards(self._member, self._side, self._wait_for_commit)
 
     # -- what the caller may read
@@ -297,7 +277,9 @@ class Session:
         self._member.require_usable()
         require_figures(loss, samples, batches, base)
         with self._lock:
-            return self._commit(self._prepare(gradient, kind, decay, loss, samples, batches, base))
+            update = self._member.pack(gradient, kind, decay)
+            claimed = self._shards.claim(batches)
+            return self._commit(PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed))
 
     def begin_commit(
         self,
@@ -321,10 +303,12 @@ class Session:
         """
         self._member.require_usable()
         require_figures(loss, samples, batches, base)
-        if self._under_way is not None or not self._member.overlap:
+        if self._under_way is not None or not self._member.request.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._lock:
-            commit = self._prepare(gradient, kind, decay, loss, samples, batches, base)
+            update = self._member.pack(gradient, kind, decay)
+            claimed = self._shards.claim(batches)
+        commit = PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed)
         self._under_way = self._side.submit(self._commit, commit)
 
     def finish_commit(self) -> Answer | None:
@@ -420,22 +404,6 @@ class Session:
         self._shards.add_to_window(batches)
 
     # -- one commit
-
-    def _prepare(
-        self,
-        gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike],
-        kind: UpdateKind,
-        decay: bool,
-        loss: float | None,
-        samples: int | None,
-        batches: int | None,
-        base: Base | None,
-    ) -> PendingCommit:
-        update = self._member.pack(gradient, kind, decay)
-        claimed = self._shards.claim(batches)
-        if samples is None:
-            samples = sum(batch.samples for batch in claimed)
-        return PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed)
 
     def _commit(self, commit: PendingCommit) -> Answer:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from gem_api.ranges import Range
 from gem_client.run.link import Caller, Link
 from gem_client.transport.side_thread import SideThread
 
+log = logging.getLogger("gem_client")
 T = TypeVar("T")
 
 
@@ -108,14 +110,14 @@ class Links:
 
     # -- the end
 
-    def leave(self, lease_id: str, timeout: float, failed: Callable[[GemError], None]) -> None:
-        """Leaves the run on all servers, once each. Calls `failed` with the errors."""
+    def leave(self, lease_id: str, timeout: float) -> None:
+        """Tells the servers, once each, that the worker leaves. If that fails, the lease expires by itself."""
 
         def leave(link: Link) -> None:
             try:
                 link.leave(lease_id, timeout)
             except GemError as error:
-                failed(error)
+                log.info("could not leave the run; the lease will expire by itself: %s", error)
 
         self._each(leave)
 

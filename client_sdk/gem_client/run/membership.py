@@ -56,9 +56,7 @@ class Membership:
             replaces both buffers.
         sequence: Number of the lease's last commit.
         generation: Number of leases held so far.
-        overlap: Whether the worker computes a gradient while a commit is under way.
-        choice: The optimizer that the worker brings.
-        frozen: A fingerprint of the parameters that it does not train; empty: none.
+        request: What the worker registers with.
     """
 
     def __init__(self, address: str, caller: Caller) -> None:
@@ -76,9 +74,7 @@ class Membership:
         self.gradient = empty(0)
         self.sequence = 0
         self.generation = 0
-        self.overlap = False
-        self.choice: OptimizerChoice | None = None
-        self.frozen = b""
+        self.request = pb.RegisterWorkerRequest(worker_name=caller.name)
 
     @property
     def joined(self) -> bool:
@@ -144,9 +140,15 @@ class Membership:
     # -- joining and leaving
 
     def prepare(self, layout: Layout, overlap: bool, choice: OptimizerChoice | None, frozen: bytes) -> None:
-        """Makes the buffers for a model of this layout, before the first registration."""
+        """Makes the buffers for a model of this layout, and the request, before the first registration."""
         self.layout, self.theta, self.gradient = layout, empty(layout.size), empty(layout.size)
-        self.overlap, self.choice, self.frozen = overlap, choice, frozen
+        self.request = pb.RegisterWorkerRequest(
+            worker_name=self._name,
+            layout=layout.to_message(),
+            overlap=overlap,
+            optimizer=choice.to_message() if choice else None,
+            frozen_fingerprint=frozen,
+        )
 
     def enter(self) -> None:
         """Registers everywhere, initializes θ if a server asks for it, and pulls. Starts over if the lease ends in between."""
@@ -173,15 +175,9 @@ class Membership:
             self.enter()
 
     def leave(self) -> None:
-        """Tells the servers, once, that the worker leaves; a busy server has time to answer. If it fails, the lease expires by
-        itself."""
-        if self._registration is None:
-            return
-
-        def failed(error: GemError) -> None:
-            log.info("could not leave the run; the lease will expire by itself: %s", error)
-
-        self.links.leave(self._registration.lease_id, LEAVE_SECONDS, failed)
+        """Tells the servers that the worker leaves; a busy server has time to answer."""
+        if self._registration is not None:
+            self.links.leave(self._registration.lease_id, LEAVE_SECONDS)
 
     def forget(self, for_good: bool = False) -> None:
         """Returns to the state before the first registration, so that the session may join again. `for_good`: the caller is
@@ -308,9 +304,7 @@ class Membership:
     def _register(self) -> None:
         previous, lead, layout = self._registration, self.links.lead, self.known_layout
         self.links.drop_streams()
-        registration = lead.call(
-            lambda: lead.connection.register(self._name, layout, self.overlap, self.choice, frozen=self.frozen)
-        )
+        registration = lead.call(lambda: lead.connection.register(self.request))
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self._name, registration.run_id)
         self._registration, self.sequence = registration, 0
@@ -337,9 +331,12 @@ class Membership:
             raise InvalidRequest(f"the server at {peer.address} belongs to run {registration.run_id}, not {answer.run_id}")
 
     def _ask_to_register(self, peer: Link, answer: pb.LeadsAnswer) -> pb.RegisterWorkerResponse:
-        lead = self.links.lead
+        lead, request = self.links.lead, pb.RegisterWorkerRequest()
+        request.CopyFrom(self.request)
+        request.lead.CopyFrom(answer)
+        request.ClearField("frozen_fingerprint")  # the lead has compared it
         try:
-            return peer.call(lambda: peer.connection.register(self._name, self.known_layout, self.overlap, self.choice, answer))
+            return peer.call(lambda: peer.connection.register(request))
         except InvalidRequest:  # the lead may have begun another run since: then its lease has ended, and `enter` starts over
             lead.call(lead.connection.renew)
             raise

@@ -36,13 +36,13 @@ class Batch:
 
 @dataclass(eq=False)
 class PendingCommit:
-    """A commit from when it is packed until its outcome is known. `Membership.commit` makes it; each `Link` sends its part.
+    """A commit from when it is packed until its outcome is known: `Membership.commit` has each `Link` send its part.
 
     Attributes:
         update: The update as it is sent: float32, shape (P,), weight decay included.
         kind: The kind of the update.
         loss: Training loss of the batches; None if it is not known.
-        samples: Number of samples that the update was computed on.
+        samples: Number of samples that the update was computed on; None: those of the batches.
         base: The θ that it was computed on.
         batches: The batches that it covers.
         sequence: Its number in the lease, the same on all servers; 0 until it is sent.
@@ -52,7 +52,7 @@ class PendingCommit:
     update: Vector
     kind: UpdateKind
     loss: float | None
-    samples: int
+    samples: int | None
     base: Base
     batches: Sequence[Batch] = ()
     sequence: int = 0

@@ -96,16 +96,7 @@ class Shards:
         self.skipped = 0
 
     def open(self, samples: int, batch_size: int | None) -> Shards:
-        """Makes it ready to iterate over a training set, in a session that has joined the run.
-
-        Args:
-            samples: Number of samples in the training set.
-            batch_size: Indices per batch; None: the run's batch size. A shard's last batch may have fewer. If the run has a
-                batch variation, it is the mean, and the batches of one commit get the same size.
-
-        Raises:
-            InvalidRequest: It is open already, the session has not joined, or the size is not a whole number.
-        """
+        """Makes the iterator ready for a training set, as `Session.shards`."""
         if self._batch_size:
             raise InvalidRequest("this session has a sampler already: use that one")
         if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 0):

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
 from gem_api.framing import Assembly, chunk_frames, parse_frame
-from gem_api.layout import Layout, Vector
-from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.layout import Vector
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
 
@@ -52,24 +51,7 @@ class Connection:
         self._security = security
         self._stopped = False
 
-    def register(
-        self,
-        worker: str,
-        layout: Layout,
-        overlap: bool,
-        choice: OptimizerChoice | None,
-        lead: pb.LeadsAnswer | None = None,
-        frozen: bytes = b"",
-    ) -> pb.RegisterWorkerResponse:
-        """Registers a worker; with a server that does not lead, by showing what the `lead` answered."""
-        request = pb.RegisterWorkerRequest(
-            worker_name=worker,
-            layout=layout.to_message(),
-            overlap=overlap,
-            optimizer=choice.to_message() if choice else None,
-            lead=lead,
-            frozen_fingerprint=frozen,
-        )
+    def register(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
         return response
 
