@@ -21,6 +21,11 @@ class Base(NamedTuple):
     generation: int
     peer_versions: tuple[int, ...] = ()
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions of all ranges."""
+        return self.version, *self.peer_versions
+
 
 @dataclass(frozen=True)
 class Answer:

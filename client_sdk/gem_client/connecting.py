@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
+from functools import partial
+
 from gem_api.wire import gradient_format, theta_format
 
 from gem_client.arguments import require_connection, require_started
 from gem_client.retry import Retry
+from gem_client.run.link import Caller
 from gem_client.session import Session
+from gem_client.transport.connection import Connection
 from gem_client.transport.security import Security, Source
 
 
@@ -56,13 +63,12 @@ def connect(
     """
     require_started()
     require_connection(name, retry, timeout)
-    return Session(
-        address,
-        name=name,
-        retry=Retry() if retry is None else retry,
-        timeout=timeout,
+    caller = Caller(
+        name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        connect=partial(Connection, timeout=timeout, security=Security(token, tls_ca, tls_cert, tls_key)),
+        retry=retry or Retry(),
         shared_memory=shared_memory,
         gradient_format=gradient_format(gradient_dtype),
         theta_format=theta_format(theta_dtype),
-        security=Security(token, tls_ca, tls_cert, tls_key),
     )
+    return Session(address, caller)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import socket
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
-from functools import partial
 from numbers import Integral
 from types import MappingProxyType, TracebackType
 from typing import NoReturn
@@ -23,18 +19,13 @@ from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.process.allocator import tune_allocator
 from gem_api.schedule import rate
 from gem_api.update_kind import UpdateKind, kind_of
-from gem_api.wire import Format, ThetaFormat
 
 from gem_client.answer import Answer, Base
 from gem_client.arguments import require_figures
-from gem_client.retry import Retry
-from gem_client.run.commit_sender import CommitSender
-from gem_client.run.links import Links
+from gem_client.run.link import Caller
 from gem_client.run.membership import Membership
-from gem_client.run.shard_leases import ShardLeases
-from gem_client.run.shards import Batch, Shards
-from gem_client.transport.connection import Connection
-from gem_client.transport.security import Security
+from gem_client.run.pending_commit import PendingCommit
+from gem_client.run.shards import Shards
 from gem_client.transport.side_thread import SideThread
 
 log = logging.getLogger("gem_client")
@@ -54,31 +45,18 @@ class Session:
         name: The worker's name.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        name: str | None,
-        retry: Retry,
-        timeout: float,
-        shared_memory: bool,
-        gradient_format: Format,
-        theta_format: ThetaFormat,
-        security: Security,
-    ) -> None:
+    def __init__(self, address: str, caller: Caller) -> None:
         tune_allocator()
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.name = caller.name
         self._pull_only_reads = False
         self._handed_out = Base(0, 0)
         # For work while the caller computes: a commit under way, shards. Only one task at a time uses the connection.
         self._lock = threading.RLock()
         self._side = SideThread("gem-session-side", self._lock)
         self._under_way: Future[Answer] | None = None
-        self._links = Links(address, partial(Connection, timeout=timeout, security=security))
-        self._connection = self._links.lead.connection
-        self._member = Membership(self.name, self._links, retry, shared_memory, theta_format)
-        self._sender = CommitSender(self._member, retry, gradient_format)
-        self._shard_leases = ShardLeases(self._member, self._connection, retry, self._side, self._wait_for_commit)
+        self._caller = caller
+        self._member = Membership(address, caller)
+        self._shards = Shards(self._member, self._side, self._wait_for_commit)
 
     # -- what the caller may read
 
@@ -121,13 +99,13 @@ class Session:
     @property
     def shares_memory(self) -> bool:
         """Whether commits go through memory shared with the server, or with all of several, instead of the network."""
-        return self._links.share_memory
+        return self._member.links.share_memory
 
     @property
     def transport(self) -> str:
         """How commits travel at present: "memory", "tcp", "tls" or "grpc". If it is not the same for all of several servers,
         those that occur, such as "memory+tcp"."""
-        return self._links.transport
+        return self._member.links.transport
 
     @property
     def version(self) -> int:
@@ -153,12 +131,12 @@ class Session:
     def batches_per_commit(self) -> int:
         """Number of batches that one commit covers: those of one step, times the run's local steps. Raises InvalidRequest
         before `join`."""
-        return self._shard_leases.batches_per_commit
+        return self._shards.batches_per_commit
 
     @property
     def skipped(self) -> int:
         """Number of batches that `skip` has left out of the run."""
-        return self._shard_leases.skipped
+        return self._shards.skipped
 
     # -- joining, reading, committing
 
@@ -211,12 +189,11 @@ class Session:
             layout.pack(arrays, self._member.theta)
             try:
                 self._member.enter()
-                self._sender.prepare()
             except BaseException:
                 self._member.leave()  # other workers must not wait for this one, and the caller may try again
                 self._member.forget()
                 raise
-            self._pull_only_reads, self._shard_leases.batches_per_step = pull_only_reads, batches_per_step
+            self._pull_only_reads, self._shards.batches_per_step = pull_only_reads, batches_per_step
             return self._hand_out()
 
     def pull(self) -> Vector:
@@ -300,9 +277,9 @@ class Session:
         self._member.require_usable()
         require_figures(loss, samples, batches, base)
         with self._lock:
-            packed = self._sender.pack(gradient, kind, decay)
-            claimed = self._shard_leases.claim(batches)
-            return self._commit(packed, kind, loss, _samples(samples, claimed), claimed, base or self._handed_out)
+            update = self._member.pack(gradient, kind, decay)
+            claimed = self._shards.claim(batches)
+            return self._commit(PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed))
 
     def begin_commit(
         self,
@@ -326,12 +303,13 @@ class Session:
         """
         self._member.require_usable()
         require_figures(loss, samples, batches, base)
-        if self._under_way is not None or not self._member.overlap:
+        if self._under_way is not None or not self._member.request.overlap:
             raise InvalidRequest("one commit at a time can be under way, in a session that joined with overlap=True")
         with self._lock:
-            packed = self._sender.pack(gradient, kind, decay)
-        claimed, base = self._shard_leases.claim(batches), base or self._handed_out
-        self._under_way = self._side.submit(self._commit, packed, kind, loss, _samples(samples, claimed), claimed, base)
+            update = self._member.pack(gradient, kind, decay)
+            claimed = self._shards.claim(batches)
+        commit = PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed)
+        self._under_way = self._side.submit(self._commit, commit)
 
     def finish_commit(self) -> Answer | None:
         """Waits for the commit under way and returns its result, or raises as `commit` does. Returns None if there is none."""
@@ -348,7 +326,7 @@ class Session:
         Raises:
             InvalidRequest: The session has made such an iterator already, or has not joined.
         """
-        return self._shard_leases.open(samples, batch_size)
+        return self._shards.open(samples, batch_size)
 
     def skip(self, batches: int = 1) -> None:
         """Leaves the last `batches` batches out of this epoch. Otherwise, an uncommitted batch comes again.
@@ -357,7 +335,7 @@ class Session:
             InvalidRequest: The loop has fewer batches than that without a commit.
         """
         self._member.require_usable()
-        self._shard_leases.skip(batches)
+        self._shards.skip(batches)
 
     def pull_final(self) -> Vector:
         """Leaves the run, waits until it is over, and returns its final θ: float32, shape (P,), the session's own buffer.
@@ -371,9 +349,9 @@ class Session:
         """
         self._member.require_usable()
         self.finish_commit()
-        self._shard_leases.wait_for_reports()
+        self._shards.wait_for_reports()
         with self._lock:
-            self._links.drop_streams()
+            self._member.links.drop_streams()
             self._member.leave()
             self._member.forget(for_good=True)
             self._member.wait_until_run_is_over()
@@ -381,12 +359,12 @@ class Session:
 
     def close(self) -> None:
         """Waits for a commit under way, leaves the run and closes the connection. Does nothing if the session is closed."""
-        if not self._member.closed and not self._member.is_copy:
+        if not self._caller.closed and not self._member.is_copy:
             try:
                 self.finish_commit()
             except GemError as error:
                 log.warning("%s: the last commit failed: %s", self.name, error)
-            self._shard_leases.wait_for_reports()
+            self._shards.wait_for_reports()
         self._end()
 
     def __reduce__(self) -> NoReturn:
@@ -402,60 +380,54 @@ class Session:
             self._end()  # cancels calls in progress: no caller waits for their results
 
     def _end(self) -> None:
-        if self._member.closed:
+        if self._caller.closed:
             return
-        self._member.end()
+        self._caller.closed = True  # a call that is being retried raises InvalidRequest instead of trying again
         if self._member.is_copy:
             return
         self._side.close()
         if self.skipped:
             log.info("%s: %d batches were skipped", self.name, self.skipped)
-        self._links.stop()
+        self._member.links.stop()
         self._member.leave()
-        self._links.close()
+        self._member.links.close()
 
     # -- for `Optimizer`
 
     @property
     def batches_in_hand(self) -> int:
         """Batches that the loop has and that no commit and no skip covers yet; 0 if that is not known."""
-        return self._shard_leases.in_hand
+        return self._shards.in_hand
 
     def add_to_window(self, batches: int) -> None:
         """The loop made a local step with its last `batches` batches: the next commit covers them too."""
-        self._shard_leases.add_to_window(batches)
+        self._shards.add_to_window(batches)
 
     # -- one commit
 
-    def _commit(
-        self, packed: Vector, kind: UpdateKind, loss: float | None, samples: int, claimed: Sequence[Batch], base: Base
-    ) -> Answer:
+    def _commit(self, commit: PendingCommit) -> Answer:
         try:
-            result = self._sender.send(packed, kind, loss, samples, base)
+            result = self._member.commit(commit)
         except RejectedCommit:
-            self._shard_leases.committed(claimed)  # it would be rejected every time: a caller that continues leaves it out
+            self._shards.committed(commit.batches)  # it would be rejected every time: a caller that continues leaves it out
             self._hand_out()  # of several servers, those that did not reject it have sent a new θ
             raise
         except BaseException:
-            self._shard_leases.dropped(claimed)  # it may have arrived or not: better to train on the batches twice than never
+            self._shards.dropped(commit.batches)  # it may have arrived or not: better to train on the batches twice than never
             raise
         theta = self._hand_out()
         if result is None:
-            self._shard_leases.dropped(claimed)
+            self._shards.dropped(commit.batches)
             return Answer(theta, self.version, dropped=True)
-        self._shard_leases.committed(claimed)
+        self._shards.committed(commit.batches)
         pi_median = result.pi.median if result.HasField("pi") else None
         return Answer(theta, self.version, result.staleness, pi_median, discarded=result.discarded)
 
     def _hand_out(self) -> Vector:
-        self._handed_out = Base(self._member.version, self._member.generation, self._member.peer_versions)
+        self._handed_out = self._member.base
         return self._member.theta
 
     def _wait_for_commit(self) -> None:
         """Waits for the commit under way, if there is one; `finish_commit` still returns its result."""
         if self._under_way is not None:
             wait([self._under_way])
-
-
-def _samples(samples: int | None, claimed: Sequence[Batch]) -> int:
-    return sum(batch.samples for batch in claimed) if samples is None else samples

@@ -16,6 +16,8 @@ from chaos.planting import is_commit, last_commit, lines_in, records_of, rewrite
 from chaos.worker import Diary, Gradients, Kind, observe
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.ranges import Range
+from gem_client.run.link import Link
+from gem_client.run.pending_commit import PendingCommit
 from gem_server.core.records import Record
 from gem_server.durability import segment
 from kit.server import Live, config, serving
@@ -109,7 +111,7 @@ def commits(session: gem_client.Session, kind: Kind, gradients: Gradients) -> It
 
 def commit_to_lead_alone(session: gem_client.Session, gradient: Any) -> None:
     """Sends the lead its part of a commit, then disappears: as a worker that is killed in between."""
-    sender, member = session._sender, session._member
+    member = session._member
 
     def to_lead(work: Callable[[Any], Any]) -> Any:
         work(member.links.lead)
@@ -117,7 +119,7 @@ def commit_to_lead_alone(session: gem_client.Session, gradient: Any) -> None:
 
     member.links.at_once = to_lead  # type: ignore[method-assign]
     with contextlib.suppress(KeyboardInterrupt):
-        sender.send(gradient, "gradient", None, 1, session.base)
+        member.commit(PendingCommit(gradient, "gradient", None, 1, session.base))
     member.links.stop()
     member.links.close()
 
@@ -127,6 +129,7 @@ def honest(folder: Path, servers: int) -> Left:
     left = Left(folder, servers, [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "_ALLOCATION", 1 << 16)  # it is copied for each test
+        patch.setattr(Link, "attempt", Link.attempt)  # which `observe` replaces
         with running(left) as lives:
             sessions = [
                 join(lives[0].address, diary, kind) for diary, kind in zip(left.diaries, [*FORMATS, Kind()], strict=True)

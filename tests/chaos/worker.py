@@ -28,7 +28,7 @@ from typing import Any
 import gem_client
 import numpy as np
 from gem_client.run.link import Link
-from gem_client.run.shards import Batch
+from gem_client.run.pending_commit import PendingCommit
 
 SAMPLES = 6400
 _UNIT = 4096  # elements
@@ -102,48 +102,48 @@ def observe(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
 
 def _observe_parts(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
     """Records what goes to each server, and what it replies."""
-    sender, member = session._sender, session._member
-    attempt, pull = sender._try, member.pull
+    member, attempt = session._member, Link.attempt
+    pull = member.pull
 
-    def crc_of_theta(link: Link) -> int:
-        return zlib.crc32(link.view(member.theta).tobytes())
-
-    def try_part(link: Link, header: Any, packed: Any) -> Any:
+    def try_part(link: Link, header: Any, update: Any, theta: Any) -> Any:
+        if link.caller is not session._caller:  # another session in this process
+            return attempt(link, header, update, theta)
         part = {"range": link.part.index, "lease": header.lease_id, "sequence": header.sequence}
-        diary.note(event="try", **part, base=header.base_version, gradient=_crc(packed, kind))
-        result = attempt(link, header, packed)
+        diary.note(event="try", **part, base=header.base_version, gradient=_crc(update, kind))
+        result = attempt(link, header, update, theta)
         facts = {"version": result.version, "staleness": result.staleness, "base": result.base_version}
         dtype = "float32" if link.region is not None else kind.theta_dtype
-        diary.note(event="ack", via=link.connection.transport, **part, **facts, theta=crc_of_theta(link), dtype=dtype)
+        diary.note(event="ack", via=link.connection.transport, **part, **facts, theta=zlib.crc32(theta.tobytes()), dtype=dtype)
         return result
 
     def read_part(link: Link) -> bool:
         must_initialize = pull(link)
         if not must_initialize:
-            seen = {"lease": member.registration.lease_id, "version": link.version, "theta": crc_of_theta(link)}
+            seen = {
+                "lease": member.registration.lease_id,
+                "version": link.version,
+                "theta": zlib.crc32(link.view(member.theta).tobytes()),
+            }
             diary.note(event="read", range=link.part.index, **seen, dtype=kind.theta_dtype)
         return must_initialize
 
-    sender._try, member.pull = try_part, read_part  # type: ignore[method-assign]
+    Link.attempt, member.pull = try_part, read_part  # type: ignore[method-assign, assignment]
 
 
 def _observe_commits(session: gem_client.Session, diary: Diary, kind: Kind) -> None:
     """Records what the session sends and what it tells its caller."""
-    sender, member, shards, connection = session._sender, session._member, session._shard_leases, session._connection
-    send, claim, complete = sender.send, shards.claim, connection.complete_shard
-    claimed: list[Batch] = []
+    member, connection = session._member, session._member.links.lead.connection
+    send, complete = member.commit, connection.complete_shard
 
-    def send_whole(packed: Any, *args: Any) -> Any:
-        commit = {"lease": member.registration.lease_id, "sequence": member.sequence + 1}
-        diary.note(event="sending", **commit, parts=[_crc(part, kind) for part in cut(packed, len(list(member.links)))])
-        result = send(packed, *args)
+    def send_whole(commit: PendingCommit) -> Any:
+        facts = {"lease": member.registration.lease_id, "sequence": member.sequence + 1}
+        parts = cut(commit.update, len(list(member.links)))
+        diary.note(event="sending", **facts, parts=[_crc(part, kind) for part in parts])
+        result = send(commit)
         if result is not None:
-            diary.note(event="committed", **commit, batches=[[batch.shard.shard_id, batch.samples] for batch in claimed])
+            batches = [[batch.shard.shard_id, batch.samples] for batch in commit.batches]
+            diary.note(event="committed", **facts, batches=batches)
         return result
-
-    def claim_batches(batches: int | None) -> list[Batch]:
-        claimed[:] = claim(batches)
-        return list(claimed)
 
     def complete_shard(lease_id: str, shard_id: int) -> bool:
         accepted = complete(lease_id, shard_id)
@@ -151,8 +151,7 @@ def _observe_commits(session: gem_client.Session, diary: Diary, kind: Kind) -> N
             diary.note(event="completed", lease=lease_id, shard=shard_id)
         return accepted
 
-    sender.send = send_whole  # type: ignore[method-assign, assignment]
-    shards.claim = claim_batches  # type: ignore[method-assign]
+    member.commit = send_whole  # type: ignore[method-assign]
     connection.complete_shard = complete_shard  # type: ignore[method-assign]
 
 

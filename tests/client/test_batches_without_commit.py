@@ -134,7 +134,7 @@ def test_a_commit_of_which_nobody_knows_whether_it_arrived_is_made_again(monkeyp
     """The caller catches the error and goes on, with the batch after that."""
     with serving(config(settings())) as live, joined(live, "a") as session:
         shards, seen = session.shards(SAMPLES), Counter[int]()
-        send, calls = session._sender.send, []
+        send, calls = session._member.commit, []
 
         def lose_the_second_answer(*arguments: Any) -> Any:
             result = send(*arguments)
@@ -143,7 +143,7 @@ def test_a_commit_of_which_nobody_knows_whether_it_arrived_is_made_again(monkeyp
                 raise TransportError("lost")
             return result
 
-        monkeypatch.setattr(session._sender, "send", lose_the_second_answer)
+        monkeypatch.setattr(session._member, "commit", lose_the_second_answer)
 
         def train() -> None:
             while not shards.complete:

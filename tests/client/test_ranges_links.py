@@ -16,12 +16,14 @@ from gem_api.errors import (
     Quarantined,
     ServerUnavailable,
 )
+from gem_api.wire import FLOAT32
 from gem_client import Retry
-from gem_client.run.link import Link
+from gem_client.run.link import Caller, Link
 from gem_client.run.links import Links
 from kit.server import DEADLINE, wait_until
 
 PARAMETERS = 20_000
+PAUSES = Retry(first_pause=1000.0, longest_pause=1000.0, give_up_after=1e9)
 
 
 class Connection:
@@ -43,7 +45,7 @@ class Connection:
 
 
 def links(count: int) -> Links:
-    made = Links("range-0", Connection)  # type: ignore[arg-type]
+    made = Links("range-0", Caller("worker", Connection, PAUSES, False, FLOAT32, FLOAT32))  # type: ignore[arg-type]
     made.arrange([f"range-{index}" for index in range(1, count)], PARAMETERS)
     return made
 
@@ -121,8 +123,7 @@ def test_an_error_does_not_come_before_the_others_have_ended() -> None:
 def test_an_interruption_ends_what_the_other_threads_do(interrupts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if a second one comes while the first is dealt with: the next use of the links sees to the rest."""
     made, trying = links(3), threading.Barrier(3)
-    former, pauses = made.peers, Retry(first_pause=1000.0, longest_pause=1000.0, give_up_after=1e9)
-    ended: list[GemError] = []
+    former, ended = made.peers, list[GemError]()
 
     def attempt() -> Any:
         trying.wait(DEADLINE)
@@ -133,7 +134,7 @@ def test_an_interruption_ends_what_the_other_threads_do(interrupts: int, monkeyp
             trying.wait(DEADLINE)  # the others have made an attempt each, and pause
             raise KeyboardInterrupt
         try:
-            link.retry(pauses, attempt, lambda error, pause: None)
+            link.call(attempt)
         except GemError as error:
             ended.append(error)
 

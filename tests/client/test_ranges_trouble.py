@@ -22,7 +22,6 @@ from gem_client import (
     LeaseEnded,
     NonFiniteGradient,
     Quarantined,
-    Session,
     TransportError,
     connect,
 )
@@ -383,22 +382,20 @@ def test_a_model_too_small_for_so_many_servers_is_refused(tmp_path: Path) -> Non
 # -- interruptions
 
 
-def interrupted(session: Session, work: Callable[[], Any]) -> None:
+def interrupted(work: Callable[[], Any]) -> None:
     """Has Ctrl-C hit the caller's thread once its own part has been sent, while those of the others are under way."""
-    attempt = session._sender._try
+    attempt = Link.attempt
 
-    def then_interrupt(link: Link, header: Any, packed: Array) -> Any:
-        result = attempt(link, header, packed)
+    def then_interrupt(link: Link, *arguments: Any) -> Any:
+        result = attempt(link, *arguments)
         if link.part.leads:
             raise KeyboardInterrupt
         return result
 
-    session._sender._try = then_interrupt  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Link, "attempt", then_interrupt)
         with pytest.raises(KeyboardInterrupt):
             work()
-    finally:
-        session._sender._try = attempt  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("transport", ["grpc", "tcp"], indirect=True)
@@ -411,7 +408,7 @@ def test_after_ctrl_c_the_session_is_usable_and_no_thread_goes_on(transport: Tra
         session.join(large_model())
         session.commit(GRADIENT)
         with apply_thread_held(run.lives[1]), apply_thread_held(run.lives[2]):
-            interrupted(session, lambda: session.commit(GRADIENT))
+            interrupted(lambda: session.commit(GRADIENT))
         wait_until(lambda: threads_of_ranges() == 0, "the threads to end")
         answer = session.commit(GRADIENT)
         assert (answer.dropped, session.generation) == (True, 2)
@@ -449,7 +446,7 @@ def test_ctrl_c_ends_the_retries_of_a_range_that_is_gone(tmp_path: Path) -> None
         session = connect(run.address)  # whose pauses are those of users: up to 5 s
         session.join(large_model())
         run.lives[1].stop()
-        interrupted(session, lambda: session.commit(GRADIENT))
+        interrupted(lambda: session.commit(GRADIENT))
         wait_until(lambda: threads_of_ranges() == 0, "the threads to end")
         session.close()
         assert workers(run.lives[0]) == []
@@ -462,7 +459,7 @@ def test_a_session_that_is_left_by_ctrl_c_leaves_every_range(tmp_path: Path) -> 
             with connect(run.address) as session:
                 session.join(large_model())
                 with apply_thread_held(run.lives[1]):
-                    interrupted(session, lambda: session.commit(GRADIENT))
+                    interrupted(lambda: session.commit(GRADIENT))
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):

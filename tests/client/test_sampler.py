@@ -86,7 +86,7 @@ def test_the_loader_ends_when_the_workers_steps_are_done() -> None:
         with joined(live, "a") as session:
             assert sum(train_all(session, session.shards(SAMPLES)).values()) == 4 + 4 + 2 + 4 + 4
             assert session.steps_done == 5
-            assert list(Shards(session._shard_leases, SAMPLES, 4)) == []
+            assert list(Shards(session._member, session._side, lambda: None).open(SAMPLES, 4)) == []
         with joined(live, "a") as back:
             assert list(back.shards(SAMPLES)) == []
         with joined(live, "b") as other:

@@ -96,7 +96,7 @@ def test_pull_after_the_lease_has_ended_enters_again_and_the_next_commit_counts(
 @pytest.mark.usefixtures("transport")
 def test_a_gradient_computed_under_an_earlier_lease_is_dropped(live: Live, session: Session) -> None:
     expire_all(live)
-    session._shard_leases.lease(10, ()).result()  # enters again, while the caller still has the θ of the first lease
+    session._member.lease_shard(10, ())  # enters again, while the caller still has the θ of the first lease
     assert session.generation == 2
     assert session.commit(GRADIENT).dropped
     assert version(live) == 0

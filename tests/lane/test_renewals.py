@@ -105,7 +105,7 @@ def test_a_session_renews_on_its_lane(shared_memory: bool, tmp_path: Path) -> No
         wire.grpc.refuse()
         for _ in range(3):
             with about_to_expire(live):
-                session._connection.renew()
+                session._member.links.lead.connection.renew()
 
 
 def test_a_session_renews_over_grpc_while_its_lane_is_in_use_or_broken() -> None:
@@ -115,10 +115,10 @@ def test_a_session_renews_over_grpc_while_its_lane_is_in_use_or_broken() -> None
         waiting = in_background(lambda: session.commit(GRADIENT))
         wait_until(lambda: version(live) == 2, "the commit to be applied")
         with about_to_expire(live):
-            session._connection.renew()
+            session._member.links.lead.connection.renew()
         lane.cut()
         assert waiting.result(DEADLINE).version == 2
         lane.refuse()
         with about_to_expire(live):
-            session._connection.renew()
+            session._member.links.lead.connection.renew()
         assert session.commit(GRADIENT).version == 3

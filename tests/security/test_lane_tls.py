@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from gem_api.v1 import lane_pb2, training_pb2
 from gem_api.wire import FLOAT32
 from gem_client import ServerUnavailable, connect
+from gem_client.run.pending_commit import PendingCommit
 from gem_client.transport.security import Security
 from gem_server.security.access import ANYONE
 from gem_server.security.tls import TlsFiles
@@ -133,7 +134,7 @@ def test_a_lane_that_another_thread_closes_stays_encrypted_until_its_exchange_ha
     half = np.frombuffer(SEEN, np.uint8)[: len(SEEN) // 2]
     with connect(live.address, **shown) as session:
         session.join(model())
-        lane = session._connection.lane
+        lane = session._member.links.lead.connection.lane
         assert lane is not None
         encrypted: Any = lane._sock
         ended = select.poll()
@@ -147,7 +148,8 @@ def test_a_lane_that_another_thread_closes_stays_encrypted_until_its_exchange_ha
             yield half
 
         closing: list[Any] = []
-        header = session._sender._header(session._links.lead, "gradient", None, 0, 0)
+        commit = PendingCommit(np.empty(0, np.float32), "gradient", None, 0, session.base, sequence=1)
+        header = session._member.links.lead._header(commit)
         with pytest.raises(ServerUnavailable):
             lane.exchange(header, 2 * half.size, pieces(), np.empty(GRADIENT.size, np.float32), FLOAT32)
         closing[0].result(DEADLINE)

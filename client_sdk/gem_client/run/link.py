@@ -6,22 +6,70 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gem_api.errors import GemError, InvalidRequest
+import numpy as np
+from gem_api.errors import GemError, InvalidRequest, RejectedCommit
 from gem_api.layout import Vector
 from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
+from gem_api.update_kind import KINDS
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import Encoder, Format
+from gem_api.wire import Encoder, Format, ThetaFormat
 
-from gem_client.retry import Retry
+from gem_client.retry import RETRYABLE, Retry, logging_failures
+from gem_client.run.pending_commit import PendingCommit
 from gem_client.transport.connection import Connection
 from gem_client.transport.side_thread import SideThread
 
 T = TypeVar("T")
+
+
+@dataclass
+class Caller:
+    """How a session calls its servers.
+
+    Attributes:
+        name: The worker's name.
+        connect: Opens a connection to an address.
+        retry: How long to retry.
+        shared_memory: Whether to ask a server on the same machine for shared memory.
+        gradient_format: The format of gradients on the network.
+        theta_format: The format of θ on the network.
+        closed: Whether the session has ended, so that nothing is retried.
+    """
+
+    name: str
+    connect: Callable[[str], Connection]
+    retry: Retry
+    shared_memory: bool
+    gradient_format: Format
+    theta_format: ThetaFormat
+    closed: bool = False
+
+    def require_open(self) -> None:
+        """Raises InvalidRequest once the session has ended."""
+        if self.closed:
+            raise InvalidRequest("this session is closed: open another with gem_client.connect")
+
+    def call(
+        self,
+        attempt: Callable[[], T],
+        temporary: tuple[type[GemError], ...] = RETRYABLE,
+        pause: Callable[[float], None] | None = None,
+    ) -> T:
+        """Calls `attempt` with retries, as `Retry.call`, and logs the failures. `pause` takes the place of `time.sleep`. Raises
+        InvalidRequest if the session has ended meanwhile."""
+        log_failure = logging_failures(self.name)
+
+        def report(error: GemError, seconds: float) -> None:
+            self.require_open()
+            log_failure(error, seconds)
+
+        retry = replace(self.retry, sleep=pause) if pause and self.retry.sleep is time.sleep else self.retry
+        return retry.call(attempt, report, temporary)
 
 
 class Link:
@@ -29,26 +77,26 @@ class Link:
 
     Args:
         address: The server's "host:port".
-        connect: Opens a connection to it.
+        caller: How to call it.
 
     Attributes:
         connection: The calls, one attempt each.
         part: Which part of θ the server holds.
         registration: The server's response to the last registration; None before the first.
         version: Version of the part of θ that was received last.
-        sequence: Number of the lease's last commit that this server has answered.
+        steps_done: Commits that this server has applied under the worker's name in this run.
     """
 
-    def __init__(self, address: str, connect: Callable[[str], Connection]) -> None:
+    def __init__(self, address: str, caller: Caller) -> None:
         self.address = address
-        self._connect = connect
-        self.connection = connect(address)
+        self.caller = caller
+        self.connection = caller.connect(address)
         self.part = WHOLE
         self._bounds = slice(0, 0)
         self._renewed = False
         self.registration: pb.RegisterWorkerResponse | None = None
         self.version = 0
-        self.sequence = 0
+        self.steps_done = 0
         self._encoder: Encoder | None = None
         self._working = threading.RLock()  # held while the side thread runs a task
         self._side: SideThread | None = None
@@ -85,7 +133,7 @@ class Link:
 
     def registered(self, registration: pb.RegisterWorkerResponse) -> None:
         """Takes a new lease, and renews it in the background until `leave`."""
-        self.registration, self.sequence = registration, 0
+        self.registration, self.steps_done = registration, registration.steps_done
         self.connection.keep_alive(registration.lease_id, registration.lease_seconds / 3)
         self._renewed = True
 
@@ -96,16 +144,86 @@ class Link:
 
     # -- a commit
 
+    def open_lane(self) -> None:
+        """Opens a lane for the lease's commits. If these still go over the network, compiles the conversion to the wire format
+        ahead of the first one, which takes about a second."""
+        assert self.registration is not None
+        size = self._bounds.stop - self._bounds.start
+        self.connection.open_lane(self.registration.lease_id, size, self.caller.shared_memory)
+        if self.region is None:
+            self.caller.gradient_format.prepare()
+
     @property
     def region(self) -> Region | None:
         """The memory shared with the server; None: commits go over the network."""
         lane = self.connection.lane
         return lane.region if lane is not None else None
 
-    def encoder(self, form: Format, size: int) -> Encoder:
-        """The encoder of this part's gradients (float32, shape (size,)). It keeps their rounding errors."""
-        self._encoder = self._encoder or form.encoder(size)
-        return self._encoder
+    def send(self, commit: PendingCommit, theta: Vector) -> pb.CommitResult:
+        """Has the server apply its part of a commit, with retries. Its part of the new θ comes into `theta` (float32, shape
+        (P,)).
+
+        Raises:
+            RejectedCommit: The server rejects its part of the update for its content.
+            LeaseEnded: The lease has ended.
+            TransportError: The server could not be reached for as long as the session's `retry` allows.
+        """
+        header, update, theta = self._header(commit), self.view(commit.update), self.view(theta)
+        try:
+            result = self.call(lambda: self.attempt(header, update, theta))
+        except RejectedCommit:
+            commit.answered.add(self.part.index)
+            raise
+        commit.answered.add(self.part.index)
+        self.version = result.base_version
+        self.steps_done += 1
+        return result
+
+    def attempt(self, header: pb.CommitHeader, update: Vector, theta: Vector) -> pb.CommitResult:
+        """Makes one attempt to commit this part: through shared memory, else through a lane's socket, else over gRPC.
+
+        Args:
+            header: The commit's header.
+            update: The part of the update: float32, shape (its size,).
+            theta: Receives the part of the new θ: float32, shape (its size,).
+        """
+        connection, gradient_format, theta_format = self.connection, self.caller.gradient_format, self.caller.theta_format
+        if connection.lane_broke:
+            self.open_lane()
+        region = self.region
+        if region is not None:
+            if update is not region.gradient:  # a part, or the memory was replaced after the update was packed
+                np.copyto(region.gradient, update)
+            result = connection.commit_on_lane(header)
+            if theta is not region.theta:
+                np.copyto(theta, region.theta)
+            return result
+        # It keeps the gradients' rounding errors from one commit to the next.
+        encoder = self._encoder = self._encoder or gradient_format.encoder(update.size)
+        if connection.lane is not None:
+            nbytes = gradient_format.nbytes(update.size)
+            result = connection.commit_on_lane(header, nbytes, encoder.pieces(update), theta, theta_format)
+        else:
+            opening = pb.CommitRequest(header=header).SerializeToString()
+            result = connection.commit_on_stream(encoder.frames(update, opening), theta_format.assembly(theta))
+        encoder.applied()
+        return result
+
+    def _header(self, commit: PendingCommit) -> pb.CommitHeader:
+        registration = self.registration
+        assert registration is not None
+        samples = sum(batch.samples for batch in commit.batches) if commit.samples is None else commit.samples
+        return pb.CommitHeader(
+            lease_id=registration.lease_id,
+            sequence=commit.sequence,
+            base_version=commit.base.versions[self.part.index],
+            wire_dtype=self.caller.gradient_format.dtype,
+            theta_dtype=self.caller.theta_format.dtype,
+            layout_fingerprint=registration.layout_fingerprint,
+            loss=None if commit.loss is None else float(commit.loss),
+            sample_count=samples,
+            update_kind=KINDS[commit.kind],
+        )
 
     # -- its thread
 
@@ -114,11 +232,11 @@ class Link:
         self._side = self._side or SideThread("gem-session-range", self._working)
         return self._side.submit(work, self)
 
-    def retry(self, retry: Retry, attempt: Callable[[], T], on_failure: Callable[[GemError, float], None]) -> T:
-        """Calls `attempt` with retries, as `Retry.call`. Ends them, and their pauses, if the link is aborted. With several
-        servers, an error of `attempt` begins with which of them it comes from."""
+    def call(self, attempt: Callable[[], T]) -> T:
+        """Calls `attempt` with retries. Ends them, and their pauses, if the link is aborted. With several servers, an error of
+        `attempt` begins with which of them it comes from."""
         if self.part.whole:
-            return retry.call(attempt, on_failure)
+            return self.caller.call(attempt)
 
         def attempt_here() -> T:
             if self._aborted.is_set():
@@ -129,15 +247,15 @@ class Link:
                 error.args = (f"range {self.part} at {self.address}: {error}",)
                 raise
 
-        return (replace(retry, sleep=self._pause) if retry.sleep is time.sleep else retry).call(attempt_here, on_failure)
+        return self.caller.call(attempt_here, pause=self._pause)
 
     def successor(self) -> Link:
         """A link to the same server, under the same lease, with a new connection and a new thread. Then `abort` this one."""
-        link = Link(self.address, self._connect)
+        link = Link(self.address, self.caller)
         link.part, link._bounds, link._encoder = self.part, self._bounds, self._encoder
         if self._renewed and self.registration is not None:
             link.registered(self.registration)
-        link.version, link.sequence = self.version, self.sequence
+        link.version = self.version
         return link
 
     def abort(self) -> None:

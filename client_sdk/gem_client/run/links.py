@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -10,10 +11,10 @@ from typing import TypeVar
 from gem_api.errors import GemError, LeaseEnded, Overloaded, Quarantined, RejectedCommit, TransportError
 from gem_api.ranges import Range
 
-from gem_client.run.link import Link
-from gem_client.transport.connection import Connection
+from gem_client.run.link import Caller, Link
 from gem_client.transport.side_thread import SideThread
 
+log = logging.getLogger("gem_client")
 T = TypeVar("T")
 
 
@@ -22,16 +23,16 @@ class Links:
 
     Args:
         address: The address of the server that leads.
-        connect: Opens a connection to an address.
+        caller: How to call the servers.
 
     Attributes:
         lead: The link to the server that leads. It stays the same.
         peers: The links to the servers of the other ranges, in order.
     """
 
-    def __init__(self, address: str, connect: Callable[[str], Connection]) -> None:
-        self._connect = connect
-        self.lead = Link(address, connect)
+    def __init__(self, address: str, caller: Caller) -> None:
+        self._caller = caller
+        self.lead = Link(address, caller)
         self.peers: list[Link] = []
         self._interrupted = False  # threads of the peers may be at work, although nobody waits for them
         self._ending: list[Link] = []  # former links whose threads may still be at work
@@ -53,7 +54,7 @@ class Links:
             for index, address in enumerate(addresses, 1):
                 part = Range(index, count)
                 known = (address, part) in former
-                self.peers.append(former.pop((address, part)) if known else Link(address, self._connect))
+                self.peers.append(former.pop((address, part)) if known else Link(address, self._caller))
                 self.peers[-1].hold(part, parameters)
         finally:
             for peer in former.values():
@@ -109,14 +110,14 @@ class Links:
 
     # -- the end
 
-    def leave(self, lease_id: str, timeout: float, failed: Callable[[GemError], None]) -> None:
-        """Leaves the run on all servers, once each. Calls `failed` with the errors."""
+    def leave(self, lease_id: str, timeout: float) -> None:
+        """Tells the servers, once each, that the worker leaves. If that fails, the lease expires by itself."""
 
         def leave(link: Link) -> None:
             try:
                 link.leave(lease_id, timeout)
             except GemError as error:
-                failed(error)
+                log.info("could not leave the run; the lease will expire by itself: %s", error)
 
         self._each(leave)
 

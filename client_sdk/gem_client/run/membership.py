@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
-from gem_api.errors import GemError, InvalidRequest, LeaseEnded, SettingsDiffer
+import numpy.typing as npt
+from gem_api.errors import (
+    GemError,
+    InvalidRequest,
+    LayoutMismatch,
+    LeaseEnded,
+    RejectedCommit,
+    SettingsDiffer,
+    TransportError,
+)
 from gem_api.framing import empty
-from gem_api.hyperparameters import Hyperparameters
+from gem_api.hyperparameters import Hyperparameters, decay_of_workers
 from gem_api.layout import Layout, Vector
 from gem_api.optimizer_choice import OptimizerChoice
 from gem_api.ranges import older_than_known
+from gem_api.update_kind import KINDS, UpdateKind
 from gem_api.v1 import training_pb2 as pb
-from gem_api.wire import ThetaFormat
 
-from gem_client.retry import Retry, logging_failures
-from gem_client.run.link import Link
+from gem_client.answer import Base
+from gem_client.run.link import Caller, Link
 from gem_client.run.links import Links
+from gem_client.run.pending_commit import PendingCommit
 
 log = logging.getLogger("gem_client")
 T = TypeVar("T")
@@ -35,48 +45,36 @@ class Membership:
     With several servers, a lease has the same id on each, and each commit the same sequence number.
 
     Args:
-        name: The worker's name.
-        links: The links to the servers. Those to the servers that do not lead are made when the lead has named them.
-        retry: How long to retry.
-        shared_memory: Whether to ask a server on the same machine for shared memory.
-        theta_format: The format of θ on the network.
+        address: The address of the server that leads.
+        caller: How to call the servers.
 
     Attributes:
+        links: The links to the servers. Those to the servers that do not lead are made when the lead has named them.
         layout: The run's tensors, all of them; None until they are known.
         theta: θ as last received, float32, shape (P,).
         gradient: A buffer for the next gradient, float32, shape (P,). If one server holds everything, a lane with shared memory
             replaces both buffers.
         sequence: Number of the lease's last commit.
-        steps_done: Commits applied under the worker's name in this run.
         generation: Number of leases held so far.
-        overlap: Whether the worker computes a gradient while a commit is under way.
-        choice: The optimizer that the worker brings.
-        frozen: A fingerprint of the parameters that it does not train; empty: none.
-        closed: Whether the session has ended, so that nothing is retried.
+        request: What the worker registers with.
     """
 
-    def __init__(self, name: str, links: Links, retry: Retry, shared_memory: bool, theta_format: ThetaFormat) -> None:
-        self._name = name
+    def __init__(self, address: str, caller: Caller) -> None:
+        self._caller = caller
+        self._name = caller.name
         self._process = os.getpid()
-        self.links = links
-        self._retry = retry
-        self._wants_region = shared_memory
-        self.theta_format = theta_format
+        self.links = Links(address, caller)
         self._registration: pb.RegisterWorkerResponse | None = None
         self._settings: tuple[pb.RegisterWorkerResponse, Hyperparameters] | None = None  # those of one registration
         self._replaced: LeaseEnded | None = None
-        self._in_doubt = False  # a call was interrupted, and the server may or may not have received it
+        self._outcome_unknown = False  # of a commit or a registration that was interrupted
         self._left_for_good = False
         self.layout: Layout | None = None
         self.theta = empty(0)
         self.gradient = empty(0)
         self.sequence = 0
-        self.steps_done = 0
         self.generation = 0
-        self.overlap = False
-        self.choice: OptimizerChoice | None = None
-        self.frozen = b""
-        self.closed = False
+        self.request = pb.RegisterWorkerRequest(worker_name=caller.name)
 
     @property
     def joined(self) -> bool:
@@ -109,14 +107,14 @@ class Membership:
         return self.links.lead.version
 
     @property
-    def peer_versions(self) -> tuple[int, ...]:
-        """The versions of the ranges 1, 2, … of `theta`."""
-        return tuple(peer.version for peer in self.links.peers)
+    def base(self) -> Base:
+        """Identifies `theta`, for the commit that is computed on it."""
+        return Base(self.version, self.generation, tuple(peer.version for peer in self.links.peers))
 
     @property
-    def lies_in_region(self) -> bool:
-        """Whether `theta` and `gradient` lie in memory shared with the server, which then holds everything."""
-        return self.links.lead.part.whole and self.links.lead.region is not None
+    def steps_done(self) -> int:
+        """Number of commits applied under the worker's name in this run."""
+        return self.links.lead.steps_done
 
     @property
     def known_layout(self) -> Layout:
@@ -125,15 +123,10 @@ class Membership:
             raise InvalidRequest("the layout is not known yet: join or pull first")
         return self.layout
 
-    def require_open(self) -> None:
-        """Raises InvalidRequest once the session has ended."""
-        if self.closed:
-            raise InvalidRequest("this session is closed: open another with gem_client.connect")
-
     def require_usable(self) -> None:
         """Raises InvalidRequest once the session has ended, and in a process that was forked; raises LeaseEnded if another
         worker has registered under this name, as registering again would only evict that one."""
-        self.require_open()
+        self._caller.require_open()
         if self._replaced is not None:
             raise self._replaced
         if self.is_copy:
@@ -147,19 +140,25 @@ class Membership:
     # -- joining and leaving
 
     def prepare(self, layout: Layout, overlap: bool, choice: OptimizerChoice | None, frozen: bytes) -> None:
-        """Makes the buffers for a model of this layout, before the first registration."""
+        """Makes the buffers for a model of this layout, and the request, before the first registration."""
         self.layout, self.theta, self.gradient = layout, empty(layout.size), empty(layout.size)
-        self.overlap, self.choice, self.frozen = overlap, choice, frozen
+        self.request = pb.RegisterWorkerRequest(
+            worker_name=self._name,
+            layout=layout.to_message(),
+            overlap=overlap,
+            optimizer=choice.to_message() if choice else None,
+            frozen_fingerprint=frozen,
+        )
 
     def enter(self) -> None:
         """Registers everywhere, initializes θ if a server asks for it, and pulls. Starts over if the lease ends in between."""
-        self._in_doubt = True
+        self._outcome_unknown = True
         while True:
             try:
                 self._register()
                 for link in self.links:  # in the same order in every session, so that no two wait for each other
                     self._start(link)
-                self._in_doubt = False
+                self._outcome_unknown = False
                 return
             except LeaseEnded as ended:
                 self._require_not_replaced_by(ended)
@@ -170,61 +169,93 @@ class Membership:
         log.warning("%s: the lease ended (%s); registering again and dropping the current gradient", self._name, ended.reason)
         self.enter()
 
-    def settle_doubt(self) -> None:
+    def rejoin_if_uncertain(self) -> None:
         """Takes a new lease if a commit or a registration was interrupted: only then is the lease's state known."""
-        if self._in_doubt:
+        if self._outcome_unknown:
             self.enter()
 
-    def under_lease(self, attempt: Callable[[str], T]) -> T:
-        """Calls `attempt` with the lease's id, with retries; takes a new lease if that one has ended."""
-        return self._unless_ended(lambda: self._retry.call(lambda: attempt(self.registration.lease_id), self.report))
-
     def leave(self) -> None:
-        """Tells the servers, once, that the worker leaves; a busy server has time to answer. If it fails, the lease expires by
-        itself."""
-        if self._registration is None:
-            return
-
-        def failed(error: GemError) -> None:
-            log.info("could not leave the run; the lease will expire by itself: %s", error)
-
-        self.links.leave(self._registration.lease_id, LEAVE_SECONDS, failed)
+        """Tells the servers that the worker leaves; a busy server has time to answer."""
+        if self._registration is not None:
+            self.links.leave(self._registration.lease_id, LEAVE_SECONDS)
 
     def forget(self, for_good: bool = False) -> None:
         """Returns to the state before the first registration, so that the session may join again. `for_good`: the caller is
         done with the run, and is told so if it goes on all the same."""
         self._registration, self._left_for_good = None, for_good
 
-    def end(self) -> None:
-        """Marks the session as ended: a call that is being retried raises InvalidRequest instead of trying again."""
-        self.closed = True
-
     # -- a commit
 
-    def commit_begins(self) -> None:
-        """Until the commit's result is known, the lease is in doubt, whatever interrupts the call."""
-        self._in_doubt = True
+    def pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike], kind: UpdateKind, decay: bool) -> Vector:
+        """Returns the update as it is sent: float32, shape (P,), weight decay included; in shared memory if there is any.
 
-    def part_applied(self, link: Link, result: pb.CommitResult) -> None:
-        """A server applied its part of the commit, and `theta` holds its part of the new θ."""
-        link.sequence, link.version = result.sequence, result.base_version
-        self.steps_done += link.part.leads
+        Raises:
+            InvalidRequest: `kind` is neither "gradient" nor "delta", or the session has not joined.
+            LayoutMismatch: The shape or the dtype is wrong.
+        """
+        if kind not in KINDS:
+            raise InvalidRequest(f"a commit is of kind {' or '.join(KINDS)}, not {kind!r}")
+        self.rejoin_if_uncertain()  # before an interrupted commit may read the next gradient from shared memory
+        packed, own = self._pack(gradient), self.gradient
+        weight_decay = decay_of_workers(self.hyperparameters)
+        if kind == "delta" or not decay or not weight_decay:
+            return packed
+        if packed is not own:  # the caller's array must not change
+            np.copyto(own, packed)
+        gradients, thetas = self.known_layout.split(own), self.known_layout.split(self.theta)
+        for tensor in self.known_layout.tensors:
+            if tensor.decays:
+                gradients[tensor.name] += np.float32(weight_decay) * thetas[tensor.name]
+        return own
 
-    def part_rejected(self, link: Link, sequence: int) -> None:
-        """A server rejected its part of the commit for its content."""
-        link.sequence = sequence
+    def commit(self, commit: PendingCommit) -> pb.CommitResult | None:
+        """Has all servers apply a commit; `theta` then holds the new θ.
 
-    def commit_rejected(self) -> None:
-        """A server rejected the commit. If there is only that one, the next commit takes its sequence number; else another
-        server may have applied its part."""
-        if self.links.peers:
-            self.sequence += 1
-        self._in_doubt = any(link.sequence < self.sequence for link in self.links)
+        Returns the result of the server that leads; None if the commit was dropped because its lease had ended. The worker then
+        holds a new lease and a fresh θ.
 
-    def commit_applied(self, result: pb.CommitResult) -> None:
-        """All servers applied the commit, and `theta` holds the new θ."""
-        self.sequence = result.sequence
-        self._in_doubt = False
+        Raises:
+            InvalidRequest: The commit's base is not that of a session with as many servers.
+            RejectedCommit: A server rejects its part of the update for its content.
+            TransportError: A server could not be reached for as long as `retry` allows.
+        """
+        servers = len(list(self.links))
+        if commit.base.generation != self.generation:
+            return None
+        if len(commit.base.versions) != servers:
+            raise InvalidRequest(f"{commit.base} has no version for each server: take it from the session's property `base`")
+        commit.sequence = self.sequence + 1
+        self._outcome_unknown = True  # until all servers have answered, whatever interrupts the call
+        try:
+            result, *_ = self.links.at_once(lambda link: link.send(commit, self.theta))
+        except RejectedCommit:
+            if servers > 1:  # another may have applied its part; a single one gives its number to the next commit
+                self.sequence = commit.sequence
+            self._outcome_unknown = len(commit.answered) < servers
+            raise
+        except LeaseEnded as ended:
+            self.enter_again(ended)
+            return None
+        self.sequence, self._outcome_unknown = commit.sequence, False
+        self._move_into_region()
+        return result
+
+    # -- shards
+
+    def lease_shard(self, samples: int, holding: Collection[int]) -> pb.LeaseShardResponse:
+        """Requests a shard, and keeps the shards `holding`. Takes a new lease if the present one has ended."""
+        lead = self.links.lead
+
+        def attempt() -> pb.LeaseShardResponse:
+            return lead.connection.lease_shard(self.registration.lease_id, samples, holding)
+
+        return self._unless_ended(lambda: lead.call(attempt))
+
+    def complete_shard(self, lease_id: str, shard_id: int) -> None:
+        """Reports a shard of a lease as complete. If that fails, it goes back with the next `lease_shard`."""
+        lead = self.links.lead
+        with suppress(LeaseEnded, TransportError):
+            lead.call(lambda: lead.connection.complete_shard(lease_id, shard_id))
 
     # -- θ
 
@@ -232,7 +263,9 @@ class Membership:
         """Makes one attempt to read a server's part of θ under the lease. Returns whether this worker must initialize it.
 
         Raises InvalidRequest if a range is older than it was: each has a log, and loses no version that a worker knows."""
-        header = link.connection.pull(self.registration.lease_id, lambda header: link.view(self.theta), self.theta_format)
+        header = link.connection.pull(
+            self.registration.lease_id, lambda header: link.view(self.theta), self._caller.theta_format
+        )
         if not header.must_initialize:
             if header.version < link.version and not link.part.whole:
                 raise InvalidRequest(older_than_known(link.version, header.version))
@@ -262,38 +295,19 @@ class Membership:
 
     def wait_until_run_is_over(self) -> None:
         """Polls the server's status until no worker trains any more."""
-        while not _is_over(self._retry.call(self.links.lead.connection.status, self.report)):
-            self._retry.sleep(FINAL_POLL_SECONDS)
+        lead = self.links.lead
+        while not _is_over(lead.call(lead.connection.status)):
+            self._caller.retry.sleep(FINAL_POLL_SECONDS)
 
-    def open_lane(self, link: Link) -> None:
-        """Opens a lane for the lease's commits. If it has shared memory for everything, moves θ and the gradient there."""
-        link.connection.open_lane(self.registration.lease_id, link.view(self.theta).size, self._wants_region)
-        region = link.region
-        if region is not None and link.part.whole:
-            np.copyto(region.theta, self.theta)
-            np.copyto(region.gradient, self.gradient)
-            self.theta, self.gradient = region.theta, region.gradient
-
-    @property
-    def report(self) -> Callable[[GemError, float], None]:
-        """A callback for one `Retry.call` that logs its failures. Raises InvalidRequest if the session has ended meanwhile."""
-        log_failure = logging_failures(self._name)
-
-        def report(error: GemError, pause: float) -> None:
-            self.require_open()
-            log_failure(error, pause)
-
-        return report
+    # -- helpers
 
     def _register(self) -> None:
         previous, lead, layout = self._registration, self.links.lead, self.known_layout
         self.links.drop_streams()
-        registration = self._retry.call(
-            lambda: lead.connection.register(self._name, layout, self.overlap, self.choice, frozen=self.frozen), self.report
-        )
+        registration = lead.call(lambda: lead.connection.register(self.request))
         if previous is not None and previous.run_id != registration.run_id:
             log.warning("%s: the server has begun another run (%s); continuing with that run", self._name, registration.run_id)
-        self._registration, self.sequence, self.steps_done = registration, 0, registration.steps_done
+        self._registration, self.sequence = registration, 0
         self.generation += 1
         lead.registered(registration)
         self.links.arrange(registration.peers, layout.size)
@@ -310,32 +324,32 @@ class Membership:
     def _register_with(self, peer: Link, answer: pb.LeadsAnswer) -> None:
         """Registers with a server that does not lead, under the lease that the lead gave. While the two have different
         hyper-parameters, waits for as long as for a server that is away: they may be restarted one by one with other ones."""
-        registration = self._retry.call(lambda: self._ask_to_register(peer, answer), self.report, (SettingsDiffer,))
+        registration = self._caller.call(lambda: self._ask_to_register(peer, answer), (SettingsDiffer,))
         peer.registered(registration)
         peer.require_part(registration.layout)
         if (registration.run_id, registration.lease_id) != (answer.run_id, answer.lease_id):
             raise InvalidRequest(f"the server at {peer.address} belongs to run {registration.run_id}, not {answer.run_id}")
 
     def _ask_to_register(self, peer: Link, answer: pb.LeadsAnswer) -> pb.RegisterWorkerResponse:
-        lead = self.links.lead
+        lead, request = self.links.lead, pb.RegisterWorkerRequest()
+        request.CopyFrom(self.request)
+        request.lead.CopyFrom(answer)
+        request.ClearField("frozen_fingerprint")  # the lead has compared it
         try:
-            return peer.retry(
-                self._retry,
-                lambda: peer.connection.register(self._name, self.known_layout, self.overlap, self.choice, answer),
-                self.report,
-            )
+            return peer.call(lambda: peer.connection.register(request))
         except InvalidRequest:  # the lead may have begun another run since: then its lease has ended, and `enter` starts over
-            self._retry.call(lead.connection.renew, self.report)
+            lead.call(lead.connection.renew)
             raise
         except SettingsDiffer as differ:  # the lead may have been restarted since, and have other ones than it answered with
-            self._retry.call(lead.connection.renew, self.report)
-            now = self._retry.call(lead.connection.status, self.report).hyperparameters
+            lead.call(lead.connection.renew)
+            now = lead.call(lead.connection.status).hyperparameters
             answer.hyperparameters.CopyFrom(now)
             raise SettingsDiffer(f"{differ}; range 0 is at {lead.address}") from None
 
     def _start(self, link: Link) -> None:
         """Opens a server's lane, initializes its part of θ if it asks for that, and pulls it."""
-        link.retry(self._retry, lambda: self.open_lane(link), self.report)
+        link.call(link.open_lane)
+        self._move_into_region()
         if link.registration is not None and link.registration.must_initialize:
             self._initialize(link)
         while self._retry_pull(link):
@@ -355,16 +369,41 @@ class Membership:
                 "make new folders for all ranges from a checkpoint with `gem-ctl reshard`"
             )
         try:
-            link.retry(self._retry, lambda: link.connection.initialize(lease_id, link.view(self.theta)), self.report)
+            link.call(lambda: link.connection.initialize(lease_id, link.view(self.theta)))
         except InvalidRequest as error:  # the first attempt did arrive, and only its response was lost
             log.info("%s: θ has a first value already: %s", self._name, error)
 
     def _retry_pull(self, link: Link) -> bool:
-        return link.retry(self._retry, lambda: self.pull(link), self.report)
+        return link.call(lambda: self.pull(link))
+
+    def _move_into_region(self) -> None:
+        """Moves θ and the gradient into new memory shared with the server, if it holds everything."""
+        lead = self.links.lead
+        region = lead.region
+        if region is not None and lead.part.whole and self.theta is not region.theta:
+            np.copyto(region.theta, self.theta)
+            np.copyto(region.gradient, self.gradient)
+            self.theta, self.gradient = region.theta, region.gradient
+
+    def _pack(self, gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Vector:
+        own, layout = self.gradient, self.known_layout
+        if isinstance(gradient, Mapping):
+            return layout.pack(gradient, own)
+        array = np.asarray(gradient)
+        if array.shape != (layout.size,):
+            raise LayoutMismatch(f"the gradient has shape {array.shape}; the model needs ({layout.size},)")
+        if array.dtype.kind != "f":
+            raise LayoutMismatch(f"the gradient has dtype {array.dtype}: use a floating-point dtype")
+        region = self.links.lead.region
+        if region is None or own is not region.gradient:
+            return np.ascontiguousarray(array, dtype="<f4")
+        if array is not own:
+            np.copyto(own, array, casting="same_kind")
+        return own
 
     def _unless_ended(self, work: Callable[[], T]) -> T:
         """Calls `work` under the lease; takes a new one and calls it again if that has ended."""
-        self.settle_doubt()
+        self.rejoin_if_uncertain()
         while True:
             try:
                 return work()
@@ -374,12 +413,12 @@ class Membership:
     def _read(self, make_buffer: Callable[[Layout], Vector]) -> tuple[Vector, list[int]]:
         """Reads θ, with retries: the lead's part, which says where the others are, then all others. Returns it and the
         versions of its parts. `make_buffer` returns a buffer for a model."""
-        theta, version = self._retry.call(lambda: self._read_lead(make_buffer), self.report)
+        theta, version = self.links.lead.call(lambda: self._read_lead(make_buffer))
 
         def read(link: Link) -> int:
             if link.part.leads:
                 return version
-            return link.retry(self._retry, lambda: self._read_part(link, theta), self.report)
+            return link.call(lambda: self._read_part(link, theta))
 
         return theta, self.links.at_once(read)
 
@@ -399,7 +438,7 @@ class Membership:
             self.layout, theta = layout, make_buffer(layout)
             return lead.view(theta)
 
-        header = lead.connection.pull("", view, self.theta_format)
+        header = lead.connection.pull("", view, self._caller.theta_format)
         return theta, header.version
 
     def _read_part(self, link: Link, theta: Vector) -> int:
@@ -408,7 +447,7 @@ class Membership:
             link.require_part(header.layout)
             return link.view(theta)
 
-        return link.connection.pull("", view, self.theta_format).version
+        return link.connection.pull("", view, self._caller.theta_format).version
 
     def _require_not_replaced_by(self, ended: LeaseEnded) -> None:
         if ended.reason == "replaced":

@@ -6,17 +6,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from numbers import Integral
+from typing import NamedTuple
 
 import numpy as np
 from gem_api.errors import InvalidRequest
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 
-from gem_client.run.batch_sizes import batch_sizes
+from gem_client.run.batch_sizes import batch_sizes, smallest_batch
+from gem_client.run.membership import Membership
+from gem_client.run.pending_commit import Batch, HeldShard
+from gem_client.transport.side_thread import SideThread
 
 log = logging.getLogger("gem_client")
 
@@ -36,53 +38,10 @@ class LeasedShard(NamedTuple):
     generation: int
 
 
-class Source(Protocol):
-    """The part of a session that `Shards` needs."""
-
-    @property
-    def hyperparameters(self) -> Hyperparameters: ...
-
-    @property
-    def steps_done(self) -> int: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def batches_per_commit(self) -> int: ...
-
-    def lease(self, samples: int, holding: Collection[int]) -> Future[LeasedShard]: ...
-
-    def complete(self, shard_id: int) -> None: ...
-
-    def wait_for_commit(self) -> None: ...
-
-
-@dataclass(eq=False)
-class HeldShard:
-    """A shard that this worker holds, the number of its lease, and the number of its batches that are not committed yet."""
-
-    shard_id: int
-    generation: int
-    batches: list[Batch] = field(default_factory=list)
-    left: int = 0
-
-
-@dataclass(eq=False)
-class Batch:
-    """A batch of a shard: its sample indices, and how often the loop got it and made no step."""
-
-    indices: list[int]
-    shard: HeldShard
-    in_vain: int = 0
-
-    @property
-    def samples(self) -> int:
-        return len(self.indices)
-
-
 class Shards:
     """Iterates over batches (lists of sample indices) until the run is complete, or the worker has done its steps.
+
+    A session has one; `open` makes it ready. A session that never opens it has no batches, and its commits cover none.
 
     All samples of a batch come from one shard. A shard is reported as complete when each of its batches was committed, or left
     out by `Session.skip`. A batch that gets neither comes again: after the rest of its shard, or first in the next pass. A pass
@@ -96,27 +55,30 @@ class Shards:
     An iteration may therefore end while the last batches still have to be committed. Iterate again until `complete` is True.
 
     Args:
-        source: Where the shards come from, in a session that has joined the run.
-        samples: Number of samples in the training set.
-        batch_size: Indices per batch. A shard's last batch may have fewer. If the run has a batch variation, it is the mean,
-            and the batches of one commit get the same size.
+        member: The session's membership, whose lease holds the shards.
+        side: The thread that makes the calls, while the caller computes.
+        wait_for_commit: Waits for the commit under way, if there is one.
 
     Attributes:
         complete: Whether the run is complete, or this worker has done its steps.
+        batches_per_step: Number of batches that the loop computes each of its steps on.
+        skipped: Number of batches that were left out of the run by `skip`.
 
     Raises:
         InvalidRequest: While iterating or at a commit: a batch came three times and got no step, or three commits in a row
             left out the same number of batches.
     """
 
-    def __init__(self, source: Source, samples: int, batch_size: int) -> None:
-        self._source = source
-        self._samples = samples
-        self._batch_size = batch_size
+    def __init__(self, member: Membership, side: SideThread, wait_for_commit: Callable[[], None]) -> None:
+        self._member = member
+        self._side = side
+        self._wait_for_commit = wait_for_commit
+        self._samples = self._batch_size = 0
         self._lock = threading.Lock()  # commits end in another thread than the loop's if they overlap with it
         self._held: dict[int, HeldShard] = {}  # shards that are not reported as complete yet
         self._due: deque[Batch] = deque()  # batches of held shards that are to be handed out
         self._in_hand: list[Batch] = []  # handed out; no commit and no skip covers them yet
+        self._window: list[Batch] = []  # those of the local steps that the next commit covers
         self._claimed = 0  # batches of commits whose result is not known yet
         self._delivered: int | None = None  # batches in hand that reached the loop; None if the loader does not report it
         self._will_tell = False  # whether the next pass belongs to a loader that calls `deliver`
@@ -128,7 +90,37 @@ class Shards:
         self._left_out = (0, 0)  # batches that the last commit left out, and how many commits in a row left out as many
         self._warned = False
         self._ahead: Future[LeasedShard] | None = None
+        self._completing: Future[None] | None = None
         self.complete = False
+        self.batches_per_step = 1
+        self.skipped = 0
+
+    def open(self, samples: int, batch_size: int | None) -> Shards:
+        """Makes the iterator ready for a training set, as `Session.shards`."""
+        if self._batch_size:
+            raise InvalidRequest("this session has a sampler already: use that one")
+        if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 0):
+            raise InvalidRequest(f"a batch holds a whole number of samples, at least 1, not {batch_size!r}")
+        settings = self._member.hyperparameters
+        batch_size = batch_size or settings.batch_size
+        if batch_size > settings.shard_size:
+            log.warning(
+                "batches hold at most %d samples instead of %d, the run's shard size: start the run with a larger shard_size",
+                settings.shard_size, batch_size,
+            )  # fmt: skip
+        commit = batch_size * self.batches_per_commit
+        if settings.batch_variation and smallest_batch(batch_size, settings.batch_variation) == batch_size:
+            log.warning(
+                "batches of %d are too small for batch_variation %g: start the run with a larger --batch-size",
+                batch_size, settings.batch_variation,
+            )  # fmt: skip
+        elif settings.batch_variation and settings.shard_size < 2 * commit:
+            log.warning(
+                "batches do not vary: a commit takes a whole shard of %d samples; start the run with shard_size %d or more",
+                settings.shard_size, 4 * commit,
+            )  # fmt: skip
+        self._samples, self._batch_size = samples, batch_size
+        return self
 
     def __iter__(self) -> Iterator[list[int]]:
         number = self._begin_pass()
@@ -142,17 +134,22 @@ class Shards:
                 break
         with self._lock:
             self._ended = True
-        steps = self._source.hyperparameters.steps
-        self.complete = self.complete or bool(steps and self._source.steps_done >= steps)
+        steps = self._member.hyperparameters.steps
+        self.complete = self.complete or bool(steps and self._member.steps_done >= steps)
+
+    @property
+    def batches_per_commit(self) -> int:
+        """Number of batches that one commit covers: those of one step, times the run's local steps."""
+        return self.batches_per_step * max(1, self._member.hyperparameters.local_steps)
 
     @property
     def most_batches(self) -> int | None:
         """Upper bound of the batches that this worker can still get, if none comes twice; None in a run without a limit. Other
         workers get some of them, unless each worker has its own shards."""
-        settings = self._source.hyperparameters
+        settings = self._member.hyperparameters
         limits = []
         if settings.steps:
-            limits.append(max(0, settings.steps - self._source.steps_done) * self._source.batches_per_commit)
+            limits.append(max(0, settings.steps - self._member.steps_done) * self.batches_per_commit)
         if settings.epochs:
             whole, rest = divmod(self._samples, settings.shard_size)
             limits.append(settings.epochs * (whole * self._batches_in(settings.shard_size) + self._batches_in(rest)))
@@ -173,8 +170,62 @@ class Shards:
 
     # -- what becomes of batches
 
-    def claim(self, batches: int) -> list[Batch]:
-        """Returns the batches that a commit of `batches` batches covers. Call `committed` or `dropped` with them afterwards.
+    def add_to_window(self, batches: int) -> None:
+        """The loop made a local step with `batches` batches: the next commit covers them too."""
+        self._window += self._claim(batches)
+
+    def claim(self, batches: int | None) -> list[Batch]:
+        """Returns the batches that the next commit covers: those of its local steps, and `batches` more that the loop has
+        (None: those of one step). Call `committed` or `dropped` with them afterwards."""
+        claimed = [*self._window, *self._claim(self.batches_per_step if batches is None else batches)]
+        self._window = []
+        return claimed
+
+    def committed(self, claimed: Sequence[Batch]) -> None:
+        """The commit of these batches was applied, or rejected for its content; they are done in either case."""
+        with self._lock:
+            self._claimed -= len(claimed)
+            self._settle(claimed)
+
+    def dropped(self, claimed: Sequence[Batch]) -> None:
+        """The commit of these batches was dropped, or its outcome is unknown. They come again, unless their lease has ended."""
+        with self._lock:
+            self._claimed -= len(claimed)
+            self._due.extend(claimed)
+
+    def skip(self, batches: int) -> None:
+        """Leaves the youngest `batches` batches out of the run. Raises InvalidRequest if the loop has fewer."""
+        if not self._batch_size:
+            raise InvalidRequest("no batch can be skipped: this session has no sampler. Make one first")
+        with self._lock:
+            if not 0 < batches <= self._visible:
+                raise InvalidRequest(
+                    f"can't skip {batches} batches: {self._visible} are in hand. Skip each one once, instead of committing it"
+                )
+            skipped = self._take(self._visible - batches if self._certain else 0, batches)
+            self._note_balance()
+            self._settle(skipped)
+            self.skipped += batches
+
+    def loader_tells(self) -> None:
+        """Announces that the next pass belongs to a loader that calls `deliver`."""
+        self._will_tell = True
+
+    def deliver(self) -> None:
+        """The loader calls this when it gives the loop the next batch."""
+        with self._lock:
+            if self._delivered is not None:
+                self._delivered += 1
+
+    def wait_for_reports(self) -> None:
+        """Waits until every shard that was complete is reported."""
+        if self._completing is not None:
+            self._completing.result()
+
+    # -- batches
+
+    def _claim(self, batches: int) -> list[Batch]:
+        """Returns the batches that a step on `batches` batches covers.
 
         If the loop has more batches than that, it left some out and did not say which; those come again. With a loader that
         calls `deliver`, the commit certainly covers the youngest batch, because the loop had it. Otherwise no batch is certain,
@@ -197,44 +248,9 @@ class Shards:
             self._note_balance()
             return claimed
 
-    def committed(self, claimed: Sequence[Batch]) -> None:
-        """The commit of these batches was applied, or rejected for its content; they are done in either case."""
-        with self._lock:
-            self._claimed -= len(claimed)
-            self._settle(claimed)
-
-    def dropped(self, claimed: Sequence[Batch]) -> None:
-        """The commit of these batches was dropped, or its outcome is unknown. They come again, unless their lease has ended."""
-        with self._lock:
-            self._claimed -= len(claimed)
-            self._due.extend(claimed)
-
-    def skip(self, batches: int) -> None:
-        """Leaves the youngest `batches` batches out of the run. Raises InvalidRequest if the loop has fewer."""
-        with self._lock:
-            if not 0 < batches <= self._visible:
-                raise InvalidRequest(
-                    f"can't skip {batches} batches: {self._visible} are in hand. Skip each one once, instead of committing it"
-                )
-            skipped = self._take(self._visible - batches if self._certain else 0, batches)
-            self._note_balance()
-            self._settle(skipped)
-
-    def loader_tells(self) -> None:
-        """Announces that the next pass belongs to a loader that calls `deliver`."""
-        self._will_tell = True
-
-    def deliver(self) -> None:
-        """The loader calls this when it gives the loop the next batch."""
-        with self._lock:
-            if self._delivered is not None:
-                self._delivered += 1
-
-    # -- batches
-
     def _begin_pass(self) -> int:
         """Makes all batches due that no commit covers, and returns the number of the pass."""
-        self._source.wait_for_commit()
+        self._wait_for_commit()
         if not self._got_on:
             time.sleep(IDLE_SECONDS)
         self._got_on = False
@@ -263,9 +279,9 @@ class Shards:
     @property
     def _steps_left(self) -> bool:
         """Whether this worker still has to make the commit of the next batch."""
-        steps = self._source.hyperparameters.steps
-        commits_ahead = (len(self._in_hand) + self._claimed) // self._source.batches_per_commit
-        return not steps or self._source.steps_done + commits_ahead < steps
+        steps = self._member.hyperparameters.steps
+        commits_ahead = (len(self._in_hand) + self._claimed) // self.batches_per_commit
+        return not steps or self._member.steps_done + commits_ahead < steps
 
     @property
     def _must_report(self) -> bool:
@@ -276,15 +292,19 @@ class Shards:
     def _ask(self) -> Future[LeasedShard]:
         # Shards not named here go back: those whose response was lost, and those that the caller gave up.
         with self._lock:
-            holding = {shard.shard_id for shard in self._held.values() if shard.generation == self._source.generation}
-        return self._source.lease(self._samples, holding)
+            holding = {shard.shard_id for shard in self._held.values() if shard.generation == self._member.generation}
+        self._member.require_usable()
+        return self._side.submit(self._lease, holding)
+
+    def _lease(self, holding: Collection[int]) -> LeasedShard:
+        return LeasedShard(self._member.lease_shard(self._samples, holding), self._member.generation)
 
     def _next(self) -> LeasedShard:
         """The next shard: the one requested ahead of time, if there is one and its lease is still held."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             leased = ahead.result()
-            if leased.response.HasField("shard") and leased.generation == self._source.generation:
+            if leased.response.HasField("shard") and leased.generation == self._member.generation:
                 return leased
         return self._ask().result()
 
@@ -305,8 +325,8 @@ class Shards:
     def _hold(self, shard_id: int, indices: list[int], generation: int) -> None:
         """Makes all batches of a shard due."""
         shard, begin = HeldShard(shard_id, generation), 0
-        settings = self._source.hyperparameters
-        random, together = np.random.default_rng((settings.seed, shard_id)), self._source.batches_per_commit
+        settings = self._member.hyperparameters
+        random, together = np.random.default_rng((settings.seed, shard_id)), self.batches_per_commit
         for size in batch_sizes(len(indices), self._batch_size, settings.batch_variation, random, together):
             shard.batches.append(Batch(indices[begin : begin + size], shard))
             begin += size
@@ -332,7 +352,7 @@ class Shards:
         return batch
 
     def _is_held(self, shard: HeldShard) -> bool:
-        return self._held.get(shard.shard_id) is shard and shard.generation == self._source.generation
+        return self._held.get(shard.shard_id) is shard and shard.generation == self._member.generation
 
     def _batches_in(self, samples: int) -> int:
         return -(-samples // self._batch_size)
@@ -376,8 +396,9 @@ class Shards:
             return  # the batches committed may be others than those that were counted
         for shard in [shard for shard in self._held.values() if not shard.left]:
             # Reported before it is deleted here: otherwise a request for the next shard would give this one back first.
-            if shard.generation == self._source.generation:
-                self._source.complete(shard.shard_id)
+            if shard.generation == self._member.generation:
+                lease_id = self._member.registration.lease_id
+                self._completing = self._side.submit(self._member.complete_shard, lease_id, shard.shard_id)
             del self._held[shard.shard_id]
 
     def _come_again(self, batches: Iterable[Batch]) -> None:

@@ -23,12 +23,12 @@ class CommitStream:
         self._address = stub.address
         self._call = stub.Commit(chain.from_iterable(iter(self._outgoing.get, None)))
 
-    def exchange(self, frames: Iterable[bytes], theta: Assembly | None, progress: Callable[[], None]) -> pb.CommitResult:
+    def exchange(self, frames: Iterable[bytes], theta: Assembly, progress: Callable[[], None]) -> pb.CommitResult:
         """Sends one commit and receives its result.
 
         Args:
-            frames: The commit's header and gradient; the header alone if the gradient is in shared memory.
-            theta: Receives θ; None if the server writes it to shared memory.
+            frames: The commit's header and gradient.
+            theta: Receives θ.
             progress: Called for every frame sent or received.
 
         Raises:
@@ -41,8 +41,7 @@ class CommitStream:
         result, chunk = parse_frame(first, pb.CommitResponse)
         if result is None:
             raise ServerUnavailable("the server sent a chunk instead of a result")
-        if theta is not None:
-            receive_chunks(chunk, self._call, pb.CommitResponse, theta, progress)
+        receive_chunks(chunk, self._call, pb.CommitResponse, theta, progress)
         committed: pb.CommitResult = result
         return committed
 

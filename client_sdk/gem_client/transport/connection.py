@@ -7,10 +7,11 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, ServerUnavailable
 from gem_api.framing import Assembly, chunk_frames, parse_frame
-from gem_api.layout import Layout, Vector
-from gem_api.optimizer_choice import OptimizerChoice
+from gem_api.layout import Vector
 from gem_api.v1 import training_pb2 as pb
 from gem_api.wire import FLOAT32, ThetaFormat
 
@@ -50,24 +51,7 @@ class Connection:
         self._security = security
         self._stopped = False
 
-    def register(
-        self,
-        worker: str,
-        layout: Layout,
-        overlap: bool,
-        choice: OptimizerChoice | None,
-        lead: pb.LeadsAnswer | None = None,
-        frozen: bytes = b"",
-    ) -> pb.RegisterWorkerResponse:
-        """Registers a worker; with a server that does not lead, by showing what the `lead` answered."""
-        request = pb.RegisterWorkerRequest(
-            worker_name=worker,
-            layout=layout.to_message(),
-            overlap=overlap,
-            optimizer=choice.to_message() if choice else None,
-            lead=lead,
-            frozen_fingerprint=frozen,
-        )
+    def register(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
         response: pb.RegisterWorkerResponse = self._stub.RegisterWorker(request, timeout=self._timeout)
         return response
 
@@ -130,7 +114,7 @@ class Connection:
         pulled: pb.PullHeader = header
         return pulled
 
-    def commit(self, frames: Iterable[bytes], theta: Assembly | None) -> pb.CommitResult:
+    def commit_on_stream(self, frames: Iterable[bytes], theta: Assembly) -> pb.CommitResult:
         """Sends a commit on the open stream, or opens one, and receives θ. See `CommitStream.exchange`."""
         self._stream = stream = self._stream or CommitStream(self._stub)
         try:
@@ -186,13 +170,21 @@ class Connection:
         """Whether the lane that was open is not any more, so that another may be opened."""
         return self.lane is None and self._lanes_left > 0
 
-    def commit_on_lane(self, exchange: Callable[[Lane], pb.CommitResult]) -> pb.CommitResult:
-        """Makes one exchange on the open lane. If lanes open and then break, gRPC carries the lease's other commits."""
+    def commit_on_lane(
+        self,
+        header: pb.CommitHeader,
+        nbytes: int = 0,
+        pieces: Iterable[npt.NDArray[np.uint8]] = (),
+        theta: Vector | None = None,
+        form: ThetaFormat = FLOAT32,
+    ) -> pb.CommitResult:
+        """Makes one exchange on the open lane, as `Lane.exchange`. If lanes open and then break, gRPC carries the lease's other
+        commits."""
         lane = self.lane
         if lane is None:
             raise ServerUnavailable("the connection was closed")  # by another thread
         try:
-            result = exchange(lane)
+            result = lane.exchange(header, nbytes, pieces, theta, form)
         except BaseException as error:
             self.drop_stream()
             if isinstance(error, ServerUnavailable):

@@ -100,10 +100,6 @@ class Lane:
     def _encrypted(self) -> bool:
         return isinstance(self._sock, ssl.SSLSocket)
 
-    def exchange_in_memory(self, header: pb.CommitHeader) -> pb.CommitResult:
-        """As `exchange`; the gradient is in the region, and θ is there afterwards."""
-        return self.exchange(header, 0, (), None, FLOAT32)
-
     def exchange(
         self,
         header: pb.CommitHeader,
@@ -116,9 +112,9 @@ class Lane:
 
         Args:
             header: The commit's header.
-            nbytes: Bytes of the gradient in its wire format.
+            nbytes: Bytes of the gradient in its wire format; 0 if it is in the region.
             pieces: The gradient in its wire format.
-            theta: Receives θ: float32, shape (P,). None: no payload comes.
+            theta: Receives θ: float32, shape (P,). None: it is in the region afterwards.
             form: θ's wire format.
 
         Raises:
