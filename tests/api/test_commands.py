@@ -117,6 +117,24 @@ HEAVY = {
 }  # fmt: skip
 
 
+def test_a_command_that_only_says_something_about_itself_imports_nothing_that_takes_long() -> None:
+    """One process for all commands: what one of them imports, none may."""
+    program = f"""
+import contextlib, importlib, os, sys
+for module in {[*HEAVY, "gem_ctl.cli"]!r}:
+    main = importlib.import_module(module).main
+    for arguments in (["--version"], ["--help"], ["--no-such-option"], ["--steps", "many"]):
+        if (module, arguments) == ("gem_ctl.cli", ["--help"]):
+            continue  # it loads the commands of gem_server, to list them
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+            with contextlib.suppress(SystemExit):
+                main(arguments)
+    print(module, *({{"torch", "numba", "matplotlib", "ray"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [*HEAVY, "gem_ctl.cli"], done.stdout + done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("module", HEAVY)
 def test_usr1_prints_all_stacks_and_ends_nothing_even_while_the_command_is_imported(module: str) -> None:
@@ -131,7 +149,7 @@ class Signalling:
             os._exit(0)
 sys.meta_path.insert(0, Signalling())
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-importlib.import_module({module!r})
+importlib.import_module({module!r}).main([])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gem_api.process.stacks import print_stacks_on_signal
+
 LAUNCHER = "GEM_LAUNCHER_PID"  # set by gem-train for the processes that it starts
 EXIT_INTERRUPTED = 130  # as in shells: 128 plus the number of SIGINT
 _PR_SET_PDEATHSIG = 1
@@ -26,6 +28,24 @@ def end_with_launcher() -> None:
         return
     if os.getppid() != int(launcher):  # it died before the line above
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def long_imports() -> Iterator[None]:
+    """Around imports that take seconds: Ctrl-C ends the process at once with 130, and `kill -USR1` prints its stacks.
+
+    Not by an exception, which an import may catch or turn into another one; nothing has begun that needs an end. A signal that
+    is ignored, as Ctrl-C is in a script's background, stays so.
+    """
+    print_stacks_on_signal()
+    raising = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is signal.default_int_handler]
+    for number in raising:
+        signal.signal(number, lambda number, frame: os._exit(EXIT_INTERRUPTED))
+    try:
+        yield
+    finally:
+        for number in raising:
+            signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,18 +12,10 @@ from gem_client.torch.parameters import plain_name
 from torch.utils.data import DataLoader
 
 from gem_worker.device import CPU, moved, use
+from gem_worker.evaluation import Score
 from gem_worker.tasks import Task, TaskError
 
 _BATCH = 500
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean loss and accuracy (0 to 1; None if the task defines none) of one version of θ."""
-
-    version: int
-    loss: float
-    accuracy: float | None
 
 
 class Evaluator:
