@@ -240,6 +240,11 @@ def test_an_option_that_does_not_exist_is_a_type_error() -> None:
         gem_worker.ray.join(NOBODY, "digits", epochs=3)
 
 
+def test_a_folder_that_can_not_be_resumed_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not the folder of a run that can be resumed"):
+        gem_worker.ray.train(resume=tmp_path)
+
+
 def test_joining_where_no_server_is_says_so() -> None:
     with pytest.raises(RunError, match=re.escape(NOBODY)):
         gem_worker.ray.join(NOBODY, "digits", workers=1)

@@ -50,7 +50,17 @@ def long_imports() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Makes Ctrl-C and SIGTERM raise KeyboardInterrupt in a block or decorated command. Uncaught, the process exits with 130.
+    """As `signals_interrupt`, for a command, which may be decorated with it: uncaught, the process exits with 130."""
+    try:
+        with signals_interrupt():
+            yield
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Makes Ctrl-C and SIGTERM raise KeyboardInterrupt in a block.
 
     Python handles Ctrl-C by default, but not in a process that was started with SIGINT ignored, such as `command &` in a
     script. Does nothing outside the main thread: only that one can set signal handlers.
@@ -61,8 +71,6 @@ def interruptible() -> Iterator[None]:
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

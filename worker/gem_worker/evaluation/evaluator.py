@@ -30,7 +30,7 @@ def main(**options: Any) -> None:
     """
     security = credentials(options)
     with needs("gem-evaluator", "torch"):
-        from gem_worker.evaluation.follow import follow
+        from gem_worker.evaluation.evaluate import follow
     log = logs.configure(options["log_format"], options["log_level"])
     log_as("evaluator")
     stop_on_signals()

@@ -70,7 +70,8 @@ def _effective(context: click.Context, options: dict[str, Any], user_gave: set[s
     options = _with_durability(options, user_gave)
     if options["resume"]:
         return options
-    if options["on"] == "ray" and _wants_gpu(options["resources"]) and "device" not in user_gave:
+    named = [pair.partition("=")[0].strip() for pair in options["resources"].split(",")]
+    if options["on"] == "ray" and "GPU" in named and "device" not in user_gave:
         options["device"] = "auto"
     return options | vars(hyperparameters_of(options).with_defaults(user_gave))
 
@@ -85,10 +86,6 @@ def _with_durability(options: dict[str, Any], user_gave: set[str]) -> dict[str, 
             "comes back without losing a commit, and none is older than the others"
         )
     return {**options, "durability": "log"}
-
-
-def _wants_gpu(resources: str) -> bool:
-    return any(pair.partition("=")[0].strip() == "GPU" for pair in resources.split(","))
 
 
 def hyperparameters_of(options: dict[str, Any]) -> Hyperparameters:

@@ -14,8 +14,8 @@ import json
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from gem_api.process.extras import install
-from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
+from gem_api.process.lifetime import EXIT_INTERRUPTED, signals_interrupt
 from gem_api.process.settings_file import Setting, as_text
 from gem_client import Admin, GemError, Hyperparameters, InvalidRequest
 
@@ -101,7 +101,7 @@ def train(
     context, _, _ = _context("gem-train", gem_train, named | options)
     errors: list[str] = []
     try:
-        with _raising_keyboard_interrupt(), connection(), interruptible():
+        with connection(), signals_interrupt():
             run, user_gave = run_options(context)
             status, folder = launch(run, user_gave, RayHost.for_run(run, runtime_env), errors.append)
     except (ClusterError, InvalidRequest, click.UsageError) as error:
@@ -159,41 +159,20 @@ def join(
     host = RayHost(ray_address, dict(resources_per_worker or {"CPU": 1.0}), runtime_env)
     members = [host.member(name, folder / f"{name}.log", [*flags, f"--name={name}"], settings, token) for name in names]
     cluster = Cluster([], [*members], click.echo)
-    interrupted = False
     try:
-        with (
-            _raising_keyboard_interrupt(),
-            Admin(address, timeout=5.0, token=token, **tls) as admin,
-            connection(),
-            interruptible(),
-        ):
+        with Admin(address, timeout=5.0, token=token, **tls) as admin, connection(), signals_interrupt():
             cluster.ends_together = ends_together(Hyperparameters.from_message(admin.status().hyperparameters))
             host.connect()
             try:
                 cluster.start()
                 _tend(cluster, admin)
-            except KeyboardInterrupt:
-                interrupted = True
             finally:
                 ignore_signals()
                 cluster.stop()
     except (GemError, ClusterError) as error:
         raise RunError(str(error), folder) from None
-    if interrupted:
-        raise KeyboardInterrupt
     if cluster.diverged:
         raise RunError(f"training diverged: {', '.join(cluster.diverged)}", folder)
-
-
-@contextmanager
-def _raising_keyboard_interrupt() -> Iterator[None]:
-    """Raises KeyboardInterrupt if the run was interrupted before it began, when a command would exit."""
-    try:
-        yield
-    except SystemExit as end:
-        if end.code != EXIT_INTERRUPTED:
-            raise
-        raise KeyboardInterrupt from None
 
 
 def _tend(cluster: Cluster, admin: Admin) -> None:
