@@ -1,8 +1,9 @@
-"""Ends a process when its launcher dies, and on Ctrl-C."""
+"""What a process does on signals: it ends on Ctrl-C and when its launcher dies, and prints its stacks on SIGUSR1."""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -10,11 +11,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gem_api.process.stacks import print_stacks_on_signal
-
 LAUNCHER = "GEM_LAUNCHER_PID"  # set by gem-train for the processes that it starts
 EXIT_INTERRUPTED = 130  # as in shells: 128 plus the number of SIGINT
 _PR_SET_PDEATHSIG = 1
+_STANDARD_ERROR = 2  # not sys.stderr, which a test or Ray may have replaced by something without a file
 
 
 def end_with_launcher() -> None:
@@ -28,6 +28,13 @@ def end_with_launcher() -> None:
         return
     if os.getppid() != int(launcher):  # it died before the line above
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def print_stacks_on_signal() -> None:
+    """Makes `kill -USR1` print the stacks of all threads to standard error; the process goes on. Without this call, the signal
+    ends it. Does nothing on systems without the signal."""
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=_STANDARD_ERROR, all_threads=True)
 
 
 @contextmanager

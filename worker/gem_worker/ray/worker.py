@@ -10,7 +10,7 @@ from typing import TextIO
 
 import click
 from gem_api.process import logs
-from gem_api.process.stacks import print_stacks_on_signal
+from gem_api.process.lifetime import print_stacks_on_signal
 
 from gem_worker.command import EXIT_WRONG_USE, Stopped, log_as
 from gem_worker.process.cli import main
