@@ -16,7 +16,7 @@ import click
 from gem_api import __version__
 from gem_api.process.addresses import DEFAULT_PORT
 from gem_api.process.extras import install
-from gem_api.process.lifetime import interruptible
+from gem_api.process.lifetime import interruptible, print_stacks_on_signal
 from gem_api.process.message_json import as_dict
 from gem_api.process.options import (
     SETTINGS,
@@ -29,7 +29,6 @@ from gem_api.process.options import (
 )
 from gem_api.process.printable import printable
 from gem_api.process.settings_file import config_option, setting
-from gem_api.process.stacks import print_stacks_on_signal
 from gem_client import Admin, GemError, Retry, connect
 from gem_client.transport.security import Security
 from safetensors.numpy import save

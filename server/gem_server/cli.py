@@ -14,7 +14,7 @@ from gem_api import __version__
 from gem_api.hyperparameters import SHARD_SIZE, Hyperparameters
 from gem_api.process import logs
 from gem_api.process.allocator import tune_allocator
-from gem_api.process.lifetime import end_with_launcher
+from gem_api.process.lifetime import end_with_launcher, long_imports
 from gem_api.process.options import (
     DERIVED_SHARD_SIZE,
     DURABILITIES,
@@ -30,21 +30,11 @@ from gem_api.process.options import (
     without_end,
 )
 from gem_api.process.settings_file import config_option, setting
-from gem_api.process.stacks import print_stacks_on_signal
 from gem_api.ranges import WHOLE, Range
 
 from gem_server.config import ServerConfig, StartError, private_socket
 from gem_server.event_loop import DecidingLoop
 from gem_server.security.tls import TlsFiles
-
-try:
-    print_stacks_on_signal()  # before the imports that take seconds: from here on the signal doesn't end the process
-    from gem_server.server import serve
-except RuntimeError as error:  # numba's: no folder to keep compiled code in, as on a read-only root
-    if "no locator available" not in str(error):
-        raise
-    print("Error: no writable folder for compiled code: set NUMBA_CACHE_DIR to one", file=sys.stderr)
-    sys.exit(2)
 
 _HYPERPARAMETERS = [field.name for field in fields(Hyperparameters)]
 _FIELDS = {field.name: field for field in fields(ServerConfig)}
@@ -244,6 +234,14 @@ def main(context: click.Context, /, **options: Any) -> None:
         "tls": _tls(options["tls_cert"], options["tls_key"], options["tls_client_ca"]),
     }
     config = ServerConfig(**{name: (options | derived)[name] for name in _FIELDS})
+    try:
+        with long_imports():
+            from gem_server.server import serve
+    except RuntimeError as error:  # numba's: no folder to keep compiled code in, as on a read-only root
+        if "no locator available" not in str(error):
+            raise
+        print("Error: no writable folder for compiled code: set NUMBA_CACHE_DIR to one", file=sys.stderr)
+        sys.exit(2)
     tune_allocator()
     _allow_many_files()
     end_with_launcher()

@@ -20,7 +20,7 @@ import pytest
 import structlog
 from click.testing import CliRunner
 from gem_api.process import logs
-from gem_api.process.options import heading_of
+from gem_api.process.options import LOG_LEVELS, heading_of
 from gem_api.process.settings_file import key
 from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server
@@ -97,17 +97,17 @@ def test_every_command_that_logs_writes_the_lines_that_the_user_asks_for(name: s
         assert error.args == (("json", level),)
 
 
-@pytest.mark.parametrize("level", logs.LEVELS)
+@pytest.mark.parametrize("level", LOG_LEVELS)
 def test_less_important_lines_are_left_out(level: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
     try:
         logger = logs.configure("json", level)
-        for each in logs.LEVELS:
+        for each in LOG_LEVELS:
             getattr(logger, each)("said")
     finally:
         structlog.configure(**before)
     lines = [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()]
-    assert lines == list(logs.LEVELS[logs.LEVELS.index(level) :])
+    assert lines == list(LOG_LEVELS[LOG_LEVELS.index(level) :])
 
 
 # What a command imports that takes long.
@@ -115,6 +115,24 @@ HEAVY = {
     "gem_server.cli": "numba", "gem_worker.process.cli": "torch", "gem_worker.evaluation.evaluator": "torch",
     "gem_worker.launcher.cli": "torch",
 }  # fmt: skip
+
+
+def test_a_command_that_only_says_something_about_itself_imports_nothing_that_takes_long() -> None:
+    """One process for all commands: what one of them imports, none may."""
+    program = f"""
+import contextlib, importlib, os, sys
+for module in {[*HEAVY, "gem_ctl.cli"]!r}:
+    main = importlib.import_module(module).main
+    for arguments in (["--version"], ["--help"], ["--no-such-option"], ["--steps", "many"]):
+        if (module, arguments) == ("gem_ctl.cli", ["--help"]):
+            continue  # it loads the commands of gem_server, to list them
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+            with contextlib.suppress(SystemExit):
+                main(arguments)
+    print(module, *({{"torch", "numba", "matplotlib", "ray"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [*HEAVY, "gem_ctl.cli"], done.stdout + done.stderr
 
 
 @pytest.mark.long
@@ -131,7 +149,7 @@ class Signalling:
             os._exit(0)
 sys.meta_path.insert(0, Signalling())
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-importlib.import_module({module!r})
+importlib.import_module({module!r}).main([])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
@@ -139,16 +157,21 @@ importlib.import_module({module!r})
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", COMMANDS)
-def test_ctrl_c_while_a_command_is_imported_ends_it_with_130_and_no_word(script: str) -> None:
-    """The signal comes in the middle of its imports, as the first library of others' begins."""
+@pytest.mark.parametrize(
+    ("script", "library", "arguments"),
+    [*((script, "click", ["--version"]) for script in COMMANDS), ("gem-server", "numba", []), ("gem-train", "torch", [])],
+)
+def test_ctrl_c_while_a_command_is_imported_ends_it_with_130_and_no_word(
+    script: str, library: str, arguments: list[str]
+) -> None:
+    """The signal comes as the first library of others' begins, or the one that takes longest."""
     module, _, function = tomllib.loads(PYPROJECT.read_text())["project"]["scripts"][script].partition(":")
     program = f"""
 import os, signal, sys
-sys.argv = [{script!r}, "--version"]
+sys.argv = [{script!r}, *{arguments!r}]
 class Signalling:
     def find_spec(self, name, *_):
-        if name == "click":
+        if name == {library!r}:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Signalling())
 from {module} import {function}
@@ -156,6 +179,8 @@ from {module} import {function}
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    if not arguments:
+        return
     undisturbed = program.replace("os.kill(os.getpid(), signal.SIGINT)", "pass")
     plain = subprocess.run([sys.executable, "-c", undisturbed], capture_output=True, text=True, timeout=60)
     assert (plain.returncode, plain.stdout.split()[0]) == (0, f"{script},"), plain.stderr

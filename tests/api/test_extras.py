@@ -23,7 +23,7 @@ def without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_without_pytorch_a_command_names_the_extra_in_one_line(command: str, module: str, extra: str) -> None:
-    done = without("torch", f"import {module}")
+    done = without("torch", f"from {module} import main; main([])")
     assert done.returncode == 1
     how = f'pip install ".[{extra}]" in a clone of this project'
     assert done.stderr == f"{command} needs torch, which is not installed: {how}\n"
@@ -38,5 +38,5 @@ def test_without_pytorch_the_sdks_module_for_it_names_the_extra() -> None:
 @pytest.mark.long
 def test_without_matplotlib_gem_train_starts() -> None:
     """The plot is an extra of its own: at the end of a run the summary says how to get it."""
-    done = without("matplotlib", "from gem_worker.launcher.cli import main; main(['--help'])")
+    done = without("matplotlib", "import gem_worker.launcher.launch")
     assert done.returncode == 0, done.stderr

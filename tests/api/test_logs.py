@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 from gem_api.process import logs
+from gem_api.process.options import LOG_FORMATS
 
 FULL = Path("/dev/full")  # every write to it fails: no space is left
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
@@ -42,7 +43,7 @@ def on_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], io.Te
 
 
 @needs_full
-@pytest.mark.parametrize("form", logs.FORMATS)
+@pytest.mark.parametrize("form", LOG_FORMATS)
 def test_lines_that_a_full_disk_refuses_are_counted_once_there_is_room(
     form: str, on_stderr: Callable[[int], io.TextIOWrapper], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from gem_ctl.cli import main as ctl
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.launcher.cli import main as train
-from gem_worker.launcher.cli import run_options
+from gem_worker.launcher.options import run_options
 from gem_worker.process.cli import main as worker
 from kit.settings import configured
 

@@ -20,11 +20,10 @@ from click.testing import CliRunner
 from engines.ray_cluster import OnRay, RayCluster
 from gem_client import Admin, Unauthenticated
 from gem_ctl.cli import main as ctl
-from gem_worker.launcher import on_ray
 from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError
-from gem_worker.launcher.on_ray import Actor, actor_class, parsed
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.ray import RunError
+from gem_worker.ray.host import Actor, RayHost, actor_class, parsed, without_runs
 from kit.server import wait_until
 from kit.settings import configured
 from launcher.train_helpers import PATIENCE, assert_every_sample_accounted_for, last_state, read_json
@@ -241,6 +240,11 @@ def test_an_option_that_does_not_exist_is_a_type_error() -> None:
         gem_worker.ray.join(NOBODY, "digits", epochs=3)
 
 
+def test_a_folder_that_can_not_be_resumed_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not the folder of a run that can be resumed"):
+        gem_worker.ray.train(resume=tmp_path)
+
+
 def test_joining_where_no_server_is_says_so() -> None:
     with pytest.raises(RunError, match=re.escape(NOBODY)):
         gem_worker.ray.join(NOBODY, "digits", workers=1)
@@ -298,14 +302,14 @@ def test_what_ray_reserves_for_an_actor() -> None:
 @pytest.mark.parametrize("text", ["CPU=inf", "CPU=nan", "CPU=-1", "CPU", "GPU=0.5.1"])
 def test_an_amount_that_ray_can_not_reserve_is_one_line(text: str) -> None:
     with pytest.raises(ClusterError, match="--resources"):
-        on_ray.parsed(text)
+        parsed(text)
 
 
 def test_runs_are_not_copied_to_the_nodes_wherever_they_lie(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
 
     def excludes(where: object, *runs: Path, **more: Any) -> Any:
-        made = on_ray.without_runs({"working_dir": str(where), **more}, runs)
+        made = without_runs({"working_dir": str(where), **more}, runs)
         return made and made["excludes"]
 
     project = tmp_path / "project"
@@ -313,15 +317,15 @@ def test_runs_are_not_copied_to_the_nodes_wherever_they_lie(tmp_path: Path) -> N
     assert excludes(tmp_path, project / "runs", project / "runs" / "one") == ["/project/runs/", "/project/runs/one/"]
     assert excludes(project, tmp_path / "elsewhere") == []
     assert excludes(project, project / "runs", excludes=["*.bin"]) == ["*.bin", "/runs/"]
-    assert on_ray.without_runs({"working_dir": "s3://bucket/code.zip"}, [project]) == {"working_dir": "s3://bucket/code.zip"}
-    assert on_ray.without_runs(None, [project]) is None
+    assert without_runs({"working_dir": "s3://bucket/code.zip"}, [project]) == {"working_dir": "s3://bucket/code.zip"}
+    assert without_runs(None, [project]) is None
 
 
 def test_ctrl_c_before_a_run_begins_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(on_ray, "connect", interrupted)
+    monkeypatch.setattr(RayHost, "connect", interrupted)
     with pytest.raises(KeyboardInterrupt):
         gem_worker.ray.train("digits", address="local")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from gem_worker.tasks import TaskError, optimizer_of
+from gem_worker.process.trainer import optimizer_of
+from gem_worker.tasks import TaskError
 from kit.settings import configured
 from safetensors.torch import save_file
 from torch import nn

@@ -14,7 +14,7 @@ from gem_api.process.options import as_environment, expanded
 from gem_api.ranges import WHOLE, Range
 from gem_server.cli import main as gem_server
 from gem_worker.command import cores
-from gem_worker.launcher import cli as launcher
+from gem_worker.launcher.cli import main as gem_train
 from gem_worker.launcher.cluster import (
     MAX_RESTARTS,
     PAUSES,
@@ -25,7 +25,8 @@ from gem_worker.launcher.cluster import (
     WrongSettings,
     ends_together,
 )
-from gem_worker.launcher.members import Place, make_cluster, places
+from gem_worker.launcher.members import Place, ThisMachine, make_cluster, places
+from gem_worker.launcher.options import hyperparameters_of, run_options
 from gem_worker.launcher.run_folder import RunFolder
 from kit.settings import configured
 
@@ -285,10 +286,9 @@ def test_all_servers_are_stopped_after_the_workers(servers: list[Placed], worker
 
 def command_lines(tmp_path: Path, *arguments: str, servers: int) -> list[dict[str, Any]]:
     """The options that the servers of a gem-train get."""
-    options, _ = launcher.run_options(launcher.main.make_context("gem-train", ["--servers", str(servers), *arguments]))
-    options = launcher._effective(options, {"servers"})
+    options, _ = run_options(gem_train.make_context("gem-train", ["--servers", str(servers), *arguments]))
     listening = [Place(f"127.0.0.1:{1000 + number}", f"127.0.0.1:{2000 + number}") for number in range(servers)]
-    made = make_cluster(RunFolder(tmp_path), options, launcher._hyperparameters(options), listening, resume=False)
+    made = make_cluster(RunFolder(tmp_path), options, hyperparameters_of(options), listening, ThisMachine(), resume=False)
     workers = [member.command for member in made.workers if isinstance(member, Process)]
     assert all({"--server=127.0.0.1:1000", f"--log-level={options['log_level']}"} <= set(command) for command in workers)
     processes = [member for member in made.servers if isinstance(member, Process)]

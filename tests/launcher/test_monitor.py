@@ -18,9 +18,9 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from gem_ctl import recorded_run
 from gem_ctl.recorded_run import read_curves
-from gem_worker.launcher import cli
-from gem_worker.launcher.cli import _monitor
+from gem_worker.launcher import launch
 from gem_worker.launcher.cluster import Cluster, Process
+from gem_worker.launcher.launch import _monitor
 from gem_worker.launcher.monitor import RunMonitor, _closing
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import load_task
@@ -157,7 +157,7 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     """A run of one epoch, of which `param` gives the task's `lasts`, the shards that are trained, and whether its only worker
     has ended."""
     lasts, shards, ended = request.param
-    monkeypatch.setattr(cli, "ignore_signals", lambda: None)
+    monkeypatch.setattr(launch, "ignore_signals", lambda: None)
     monkeypatch.setattr(RunMonitor, "_pictures", lambda *_: {})
     folder, settings = RunFolder(tmp_path), Hyperparameters(batch_size=5, shard_size=5, epochs=1)
     with serving(config(settings, history=folder.commits)) as live:

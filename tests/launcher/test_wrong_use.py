@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from gem_worker.launcher.cli import _folder, main
+from gem_worker.launcher.cli import main
+from gem_worker.launcher.launch import _folder
 from kit.settings import configured
 from launcher.train_helpers import Launch
 

@@ -17,11 +17,13 @@ from gem_worker.device import CPU, devices, moved
 from gem_worker.evaluation import evaluator
 from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.launcher import cli as launcher
+from gem_worker.launcher import launch
 from gem_worker.launcher.cluster import Process
-from gem_worker.launcher.members import Place, make_cluster
+from gem_worker.launcher.members import Place, ThisMachine, make_cluster
+from gem_worker.launcher.options import hyperparameters_of, run_options
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.process import cli as worker
-from gem_worker.process import trainer
+from gem_worker.process import trainer, work
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.stopping import Stopping
 from gem_worker.process.trainer import run_hyperparameters, train
@@ -126,8 +128,8 @@ def worker_devices(live: Any, *arguments: str) -> tuple[list[str], list[Any]]:
             logged.append((event, values))
 
     options = worker.main.make_context("gem-worker", ["--server", live.address, *arguments]).params
-    made = worker._workers(
-        worker._names("worker", options), options, {}, WorkerMetrics(CollectorRegistry()), Stopping(), Log(),  # type: ignore[arg-type]
+    made = work._workers(
+        work._names("worker", options), options, {}, WorkerMetrics(CollectorRegistry()), Stopping(), Log(),  # type: ignore[arg-type]
     )  # fmt: skip
     assert logged[0][0] == "training"
     seen = [str(thread.train.args[1]) for thread in made]  # type: ignore[attr-defined]
@@ -154,19 +156,18 @@ def test_a_worker_alone_in_its_process_takes_its_gpu_by_its_number(gpus: Any) ->
 def test_gem_train_gives_each_process_the_number_of_its_first_worker(gpus: Any, tmp_path: Any, processes: int) -> None:
     gpus(2)
     arguments = ["--workers", "3", "--processes", str(processes), "--device", "auto"]
-    options, _ = launcher.run_options(launcher.main.make_context("gem-train", arguments))
-    options = launcher._completed(options)
-    folder = RunFolder(tmp_path)
-    cluster = make_cluster(folder, options, launcher._hyperparameters(options), [Place(NOBODY, NOBODY)], resume=False)
+    options, _ = run_options(launcher.main.make_context("gem-train", arguments))
+    places = [Place(NOBODY, NOBODY)]
+    cluster = make_cluster(RunFolder(tmp_path), options, hyperparameters_of(options), places, ThisMachine(), resume=False)
     members = [member for member in cluster.workers if isinstance(member, Process)]
     given = [worker.main.make_context("gem-worker", list(member.command[3:])).params for member in members]
     assert [each["device"] for each in given] == ["auto"] * processes
-    assert [number for each in given for number in worker._numbers(each)] == [0, 1, 2]
-    assert launcher._on_devices(options) == " on cuda:0, cuda:1"
+    assert [number for each in given for number in work._numbers(each)] == [0, 1, 2]
+    assert launch._on_devices(options) == " on cuda:0, cuda:1"
 
 
 def test_gem_train_says_nothing_of_the_cpu() -> None:
-    assert launcher._on_devices({"device": "cpu", "workers": 4}) == ""
+    assert launch._on_devices({"device": "cpu", "workers": 4}) == ""
 
 
 # -- moving

@@ -12,10 +12,10 @@ from gem_api.errors import LeaseEnded, NonFiniteGradient, Quarantined
 from gem_worker.command import STOPPED, Stopped
 from gem_worker.launcher.cluster import spread
 from gem_worker.process import pool as pool_module
-from gem_worker.process.cli import _names
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.pool import WorkerPool
 from gem_worker.process.stopping import Stopping
+from gem_worker.process.work import _names
 from gem_worker.process.worker_task import worker_tasks
 from gem_worker.process.worker_thread import WorkerThread, worst
 from kit.server import wait_until

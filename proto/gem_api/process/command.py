@@ -3,11 +3,9 @@ without a traceback."""
 
 from __future__ import annotations
 
-import os
-import signal
 from importlib import import_module
 
-from gem_api.process.lifetime import EXIT_INTERRUPTED
+from gem_api.process.lifetime import long_imports
 
 
 def gem_server() -> None:
@@ -32,10 +30,6 @@ def gem_ctl() -> None:
 
 def _run(module: str) -> None:
     """Runs the command that is a module's `main`. From there on the command handles Ctrl-C itself."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else it is ignored, as in a script's background
-        # Not an exception, which an import may catch or turn into another one; nothing has begun that needs an end.
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(EXIT_INTERRUPTED))
-    main = import_module(module).main
-    signal.signal(signal.SIGINT, before)
+    with long_imports():
+        main = import_module(module).main
     main()

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gem_api.process.lifetime import long_imports
+
 
 def install(extra: str) -> str:
     """The command that installs an extra. Not by the package's name: no index has it, or not ours."""
@@ -14,8 +16,9 @@ def install(extra: str) -> str:
 
 @contextmanager
 def needs(command: str, extra: str) -> Iterator[None]:
-    """Wraps a command's imports from an extra. If the extra is missing, the command exits with one line and status 1."""
+    """As `long_imports`, for imports from an extra. If it is missing, the command exits with one line and status 1."""
     try:
-        yield
+        with long_imports():
+            yield
     except ModuleNotFoundError as error:
         sys.exit(f"{command} needs {error.name}, which is not installed: {install(extra)}")

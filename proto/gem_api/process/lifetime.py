@@ -1,8 +1,9 @@
-"""Ends a process when its launcher dies, and on Ctrl-C."""
+"""What a process does on signals: it ends on Ctrl-C and when its launcher dies, and prints its stacks on SIGUSR1."""
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 LAUNCHER = "GEM_LAUNCHER_PID"  # set by gem-train for the processes that it starts
 EXIT_INTERRUPTED = 130  # as in shells: 128 plus the number of SIGINT
 _PR_SET_PDEATHSIG = 1
+_STANDARD_ERROR = 2  # not sys.stderr, which a test or Ray may have replaced by something without a file
 
 
 def end_with_launcher() -> None:
@@ -28,9 +30,44 @@ def end_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def print_stacks_on_signal() -> None:
+    """Makes `kill -USR1` print the stacks of all threads to standard error; the process goes on. Without this call, the signal
+    ends it. Does nothing on systems without the signal."""
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=_STANDARD_ERROR, all_threads=True)
+
+
+@contextmanager
+def long_imports() -> Iterator[None]:
+    """Around imports that take seconds: Ctrl-C ends the process at once with 130, and `kill -USR1` prints its stacks.
+
+    Not by an exception, which an import may catch or turn into another one; nothing has begun that needs an end. A signal that
+    is ignored, as Ctrl-C is in a script's background, stays so.
+    """
+    print_stacks_on_signal()
+    raising = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is signal.default_int_handler]
+    for number in raising:
+        signal.signal(number, lambda number, frame: os._exit(EXIT_INTERRUPTED))
+    try:
+        yield
+    finally:
+        for number in raising:
+            signal.signal(number, signal.default_int_handler)
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Makes Ctrl-C and SIGTERM raise KeyboardInterrupt in a block or decorated command. Uncaught, the process exits with 130.
+    """As `signals_interrupt`, for a command, which may be decorated with it: uncaught, the process exits with 130."""
+    try:
+        with signals_interrupt():
+            yield
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Makes Ctrl-C and SIGTERM raise KeyboardInterrupt in a block.
 
     Python handles Ctrl-C by default, but not in a process that was started with SIGINT ignored, such as `command &` in a
     script. Does nothing outside the main thread: only that one can set signal handlers.
@@ -41,8 +78,6 @@ def interruptible() -> Iterator[None]:
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -17,8 +17,6 @@ import structlog
 from gem_api.process.printable import printable
 
 Logger = structlog.typing.FilteringBoundLogger
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
 
 
 class _Lines:
@@ -83,7 +81,7 @@ class _OfLibraries(logging.Handler):
 
 
 def configure(log_format: str, log_level: str = "info") -> Logger:
-    """Configures the process's logging and returns its logger. `log_format` is one of FORMATS, `log_level` one of LEVELS.
+    """Configures the process's logging and returns its logger. The arguments are those of --log-level and its format.
 
     Lines that can't be written are lost; the next one that can be says how many."""
     processors: list[structlog.typing.Processor] = []

@@ -13,7 +13,6 @@ import click
 from gem_api.hyperparameters import DECLARATIONS, DEFAULTS, Declaration, Hyperparameters, flag
 from gem_api.named_settings import NAMES, parse, written
 from gem_api.process.addresses import server_address
-from gem_api.process.logs import FORMATS, LEVELS
 from gem_api.process.secret_file import read_token
 from gem_api.process.settings_file import Setting, as_text, instead, key, setting
 
@@ -219,10 +218,14 @@ def expanded(context: click.Context) -> tuple[dict[str, Any], set[str]]:
     return options, user_gave
 
 
-log_level_option = option("--log-level", type=click.Choice(LEVELS), default="info", help="Least important log lines to write.")
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+log_level_option = option(
+    "--log-level", type=click.Choice(LOG_LEVELS), default="info", help="Least important log lines to write."
+)
 # Every process that logs has these.
 log_options = together(
-    setting("log_format", type=click.Choice(FORMATS), default="text", help="Format of the logs on standard error."),
+    setting("log_format", type=click.Choice(LOG_FORMATS), default="text", help="Format of the logs on standard error."),
     log_level_option,
 )
 

@@ -1,30 +1,26 @@
-"""Computes loss and accuracy of θ on held-out data, and reports them to the server."""
+"""Computes loss and accuracy of θ on held-out data, and reports them to the server; `follow` is the body of gem-evaluator."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
 from typing import Any
 
 import torch
-from gem_api.errors import LayoutMismatch
+from gem_api.errors import InvalidRequest, LayoutMismatch
 from gem_api.layout import NAME_TENSORS, Layout, Vector
-from gem_client import Admin, Retry, Session, connect
+from gem_api.process import logs
+from gem_api.v1 import training_pb2 as pb
+from gem_client import Admin, GemError, NotInitialized, Retry, Session, connect
+from gem_client.retry import logging_failures
 from gem_client.torch.parameters import plain_name
 from torch.utils.data import DataLoader
 
-from gem_worker.device import CPU, moved, use
-from gem_worker.tasks import Task, TaskError
+from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
+from gem_worker.device import CPU, devices, moved, use
+from gem_worker.evaluation import Score
+from gem_worker.tasks import Task, TaskError, load_task
 
 _BATCH = 500
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean loss and accuracy (0 to 1; None if the task defines none) of one version of θ."""
-
-    version: int
-    loss: float
-    accuracy: float | None
 
 
 class Evaluator:
@@ -124,3 +120,53 @@ class RemoteEvaluator:
     def close(self) -> None:
         self.reader.close()
         self.admin.close()
+
+
+def follow(options: dict[str, Any], security: dict[str, Any], log: logs.Logger) -> int:
+    """Evaluates until the process is stopped, or once with --once; returns the exit status.
+
+    Args:
+        options: The options of gem-evaluator.
+        security: `token`, `tls_ca`, `tls_cert` and `tls_key` as for `connect`.
+        log: Receives what happens.
+    """
+    torch.set_num_threads(options["threads"])
+    retry = Retry(give_up_after=options["give_up_after"])
+    try:
+        (device,) = devices(options["device"])
+        task = load_task(options["task"], options["data"])
+        evaluator = RemoteEvaluator(options["server"], task, retry, device, **security)
+    except TaskError as error:
+        log.error("the task can't be loaded", why=str(error))
+        return EXIT_WRONG_USE
+    except InvalidRequest as error:
+        log.error("can't start", why=str(error))
+        return EXIT_WRONG_USE
+    try:
+        while True:
+            done = _evaluate_if_new(evaluator, retry.call(evaluator.admin.status, logging_failures("the run's status")), log)
+            if options["once"] and done:
+                return 0
+            time.sleep(options["evaluate_every"])
+    except (GemError, TaskError) as error:
+        log.error("the evaluation failed", error=type(error).__name__, why=str(error))
+        return EXIT_FAILED
+    finally:
+        evaluator.close()
+
+
+def _evaluate_if_new(evaluator: RemoteEvaluator, status: pb.GetStatusResponse, log: logs.Logger) -> bool:
+    """Evaluates θ if the server has no evaluation of its version; returns whether the server has a model.
+
+    Asks the server each time: a restarted server no longer knows earlier evaluations.
+    """
+    if status.HasField("evaluation") and status.evaluation.version == status.version:
+        return True
+    try:
+        score = evaluator.evaluate()
+    except NotInitialized:
+        log.info("waiting: the server has no model yet; the first worker provides it")
+        return False
+    accuracy = None if score.accuracy is None else round(score.accuracy, 4)
+    log.info("evaluated", version=score.version, loss=round(score.loss, 4), accuracy=accuracy)
+    return True

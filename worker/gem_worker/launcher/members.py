@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import click
 from gem_api.hyperparameters import Hyperparameters
@@ -36,6 +35,32 @@ HANDED_OVER = (
 )  # fmt: skip
 
 
+class Host(Protocol):
+    """Where the workers of a run are. As text, what it is called."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether workers may be on other machines. Then the servers ask for tokens."""
+
+    def connect(self) -> str:
+        """The address of this machine for the workers. Raises ClusterError if workers can't be started there."""
+
+    def member(self, name: str, log: Path, flags: list[str], settings: Mapping[str, Any], token: str | None) -> Member:
+        """A process of workers, not started. `flags` and `settings` are gem-worker's, `token` its access token."""
+
+
+class ThisMachine:
+    """Workers as processes of this machine."""
+
+    remote = False
+
+    def connect(self) -> str:
+        return _THIS_MACHINE
+
+    def member(self, name: str, log: Path, flags: list[str], settings: Mapping[str, Any], token: str | None) -> Member:
+        return Process(name, log, python("gem_worker", *flags), settings, WORKER_NICENESS)
+
+
 class Place(NamedTuple):
     """Where a server listens.
 
@@ -56,22 +81,30 @@ def places(host: str, servers: int) -> list[Place]:
 
 
 def make_cluster(
-    folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, listening: list[Place], resume: bool
+    folder: RunFolder,
+    options: dict[str, Any],
+    hyperparameters: Hyperparameters,
+    listening: list[Place],
+    host: Host,
+    resume: bool,
 ) -> Cluster:
-    """The servers, one for each place, and the workers; nothing is started."""
-    if options["on"] == "ray":
-        folder.write_tokens()
-    servers = [_server(folder, options, hyperparameters, listening, index) for index in range(len(listening))]
+    """The servers, one for each place, and the workers on a host; nothing is started."""
+    token = folder.write_tokens() if host.remote else None
+    servers = [_server(folder, options, hyperparameters, listening, index, host) for index in range(len(listening))]
     groups = spread(options["workers"], options["processes"] or options["workers"])
     common = _worker_flags(options, listening[0].address)
     settings = {name: options[name] for name in ("shared_memory", "step_seconds", "turns")}
-    member = _ray_member(folder, options, settings) if options["on"] == "ray" else partial(_process, settings)
-    workers = [_worker(folder, group, common, member) for group in groups]
+    workers = [host.member(*_worker(folder, group, common), settings, token) for group in groups]
     return Cluster(servers, workers, lambda line: click.echo(f"  {line}"), resume, ends_together(hyperparameters))
 
 
 def _server(
-    folder: RunFolder, options: dict[str, Any], hyperparameters: Hyperparameters, listening: list[Place], index: int
+    folder: RunFolder,
+    options: dict[str, Any],
+    hyperparameters: Hyperparameters,
+    listening: list[Place],
+    index: int,
+    host: Host,
 ) -> Member:
     held, place = Range(index, len(listening)), listening[index]
     command = python(
@@ -84,7 +117,7 @@ def _server(
         f"--log-level={options['log_level']}",
         *flags(hyperparameters),
         *(["--until-stopped"] if hyperparameters.endless else []),
-        *([f"--tokens={folder.tokens}"] if options["on"] == "ray" else []),
+        *([f"--tokens={folder.tokens}"] if host.remote else []),
         *([] if held.whole else _flags_of_range(held, [each.address for each in listening[1:]])),
     )
     settings = {
@@ -119,30 +152,17 @@ def _worker_flags(options: dict[str, Any], address: str) -> list[str]:
     return common
 
 
-def _process(settings: Mapping[str, Any], name: str, log: Path, flags: list[str]) -> Member:
-    """Workers in a process of this machine."""
-    return Process(name, log, python("gem_worker", *flags), settings, WORKER_NICENESS)
+def _worker(folder: RunFolder, numbers: range, common: list[str]) -> tuple[str, Path, list[str]]:
+    """The name, the log and the flags of the process for these workers.
 
-
-def _ray_member(
-    folder: RunFolder, options: dict[str, Any], settings: Mapping[str, Any]
-) -> Callable[[str, Path, list[str]], Member]:
-    """Makes a process of workers in Ray from its name, its log and its flags."""
-    from gem_worker.launcher import on_ray
-
-    resources, token = on_ray.parsed(options["resources"]), folder.worker_token.read_text().strip()
-    return lambda name, log, flags: on_ray.Actor(name, log, flags, settings, token, resources)
-
-
-def _worker(folder: RunFolder, numbers: range, common: list[str], member: Callable[[str, Path, list[str]], Member]) -> Member:
-    """The process for these workers. A worker keeps its name when a resumed run spreads them over other processes."""
+    A worker keeps its name when a resumed run spreads them over other processes."""
     if len(numbers) == 1:
         name, names = f"worker-{numbers[0]}", [f"--name=worker-{numbers[0]}"]
     else:
         name = f"workers-{numbers[0]}-{numbers[-1]}"
         names = ["--name=worker", f"--workers={len(numbers)}"]
     names.append(f"--first-worker={numbers[0]}")
-    return member(name, folder.logs / f"{name}.log", [*names, *common])
+    return name, folder.logs / f"{name}.log", [*names, *common]
 
 
 def _bracketed(host: str) -> str:

@@ -18,7 +18,7 @@ from gem_ctl.curves import RunCurves
 from gem_ctl.recorded_run import read_curves
 
 from gem_worker.device import devices
-from gem_worker.evaluation.evaluate import Score
+from gem_worker.evaluation import Score
 from gem_worker.launcher.cluster import Cluster, ClusterError
 from gem_worker.launcher.run_folder import RunFolder, versions
 from gem_worker.launcher.scorer import Scorer

@@ -8,7 +8,7 @@ from gem_ctl.curves import RunCurves
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from gem_worker.evaluation.evaluate import Score
+from gem_worker.evaluation import Score
 
 _INK, _DOTS, _MARK = "#1f4e79", "#9db8d2", "#c0392b"
 

@@ -23,7 +23,7 @@ from gem_ctl.curves import COLUMNS
 from gem_ctl.local_runs import ADMIN_TOKEN
 from safetensors.numpy import save_file
 
-from gem_worker.evaluation.evaluate import Score
+from gem_worker.evaluation import Score
 
 _RANGE = "range-"  # in the names of the checkpoints' folders of several servers
 PACKAGES = ("torch", "numpy", "numba", "grpcio", "protobuf", "safetensors")
@@ -78,18 +78,20 @@ class RunFolder:
         """Stores the run's options for a later --resume."""
         self.options.write_text(json.dumps({**options, "resume": None}, indent=2, default=str) + "\n")
 
-    def write_tokens(self) -> None:
-        """Writes the run's tokens, readable by their owner alone: the server's file, and each client's token.
+    def write_tokens(self) -> str:
+        """Writes the run's tokens, readable by their owner alone: the server's file, and each client's token. Returns the
+        workers' token.
 
         A resumed run keeps its tokens, because the leases in its checkpoint belong to them.
         """
         if self.tokens.exists():
-            return
+            return self.worker_token.read_text().strip()
         clients = {"worker": self.worker_token, "admin": self.admin_token}
         tokens = {role: secrets.token_hex(32) for role in clients}
         for role, path in clients.items():
             _write_privately(path, f"{tokens[role]}\n")
         _write_privately(self.tokens, "".join(f"{token} {role}\n" for role, token in tokens.items()))
+        return tokens["worker"]
 
     def history(self) -> dict[str, npt.NDArray[np.float64]]:
         """The columns of commits.csv as float64, without the workers' names; NaN for an empty field.

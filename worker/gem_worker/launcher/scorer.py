@@ -10,7 +10,8 @@ import torch
 from gem_client import GemError, LayoutMismatch, Retry
 
 from gem_worker.device import CPU
-from gem_worker.evaluation.evaluate import RemoteEvaluator, Score
+from gem_worker.evaluation import Score
+from gem_worker.evaluation.evaluate import RemoteEvaluator
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.tasks import Task
 

@@ -17,7 +17,7 @@ from torch import nn
 from gem_worker.device import CPU, moved, use
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.step_limits import NO_LIMITS, StepLimits
-from gem_worker.tasks import Task, has_optimizer, optimizer_of
+from gem_worker.tasks import Task, TaskError, has_optimizer
 
 log = logging.getLogger("gem_worker")
 
@@ -78,6 +78,19 @@ def train(
             with metrics.phase("exchange"):
                 _skip_if_too_large(optimizer.finish)
     return session.steps_done - before
+
+
+def optimizer_of(task: Task, model: nn.Module) -> torch.optim.Optimizer:
+    """The task's own optimizer for a model. Raises TaskError if it has none, or returns something else."""
+    if not has_optimizer(task):
+        raise TaskError(
+            "in this run each worker makes the steps of its own optimizer (--optimizer worker), and the task has none: give it "
+            "a method optimizer(model), or start the run with another --optimizer"
+        )
+    made = task.optimizer(model)  # type: ignore[attr-defined]  # optional
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TaskError(f"the task's optimizer(model) must return a torch.optim.Optimizer, not {type(made).__name__}")
+    return made
 
 
 def _trained(task: Task, model: nn.Module, hyperparameters: Hyperparameters) -> Any:

@@ -6,11 +6,11 @@ import importlib
 import inspect
 import sys
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+if TYPE_CHECKING:  # the options of a command need the names of the tasks, and not PyTorch
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
 
 BUILT_IN = {
     "digits": "gem_worker.tasks.digits:Digits",
@@ -51,19 +51,6 @@ class Task(Protocol):
 def has_optimizer(task: Task) -> bool:
     """Whether the task brings an optimizer of its own."""
     return getattr(task, "optimizer", None) is not None
-
-
-def optimizer_of(task: Task, model: nn.Module) -> torch.optim.Optimizer:
-    """The task's own optimizer for a model. Raises TaskError if it has none, or returns something else."""
-    if not has_optimizer(task):
-        raise TaskError(
-            "in this run each worker makes the steps of its own optimizer (--optimizer worker), and the task has none: give it "
-            "a method optimizer(model), or start the run with another --optimizer"
-        )
-    made = task.optimizer(model)  # type: ignore[attr-defined]  # optional
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TaskError(f"the task's optimizer(model) must return a torch.optim.Optimizer, not {type(made).__name__}")
-    return made
 
 
 def load_task(name: str, data: Path | None) -> Task:

@@ -1,4 +1,4 @@
-"""A gem-worker inside a Ray actor. It imports no Ray: the launcher makes the actor of it."""
+"""A gem-worker inside a Ray actor. `RayHost` makes the actor of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import TextIO
 
 import click
 from gem_api.process import logs
+from gem_api.process.lifetime import print_stacks_on_signal
 
 from gem_worker.command import EXIT_WRONG_USE, Stopped, log_as
-from gem_worker.process.cli import main, work
+from gem_worker.process.cli import main
 from gem_worker.process.stopping import Stopping
+from gem_worker.process.work import work
 
 _MAX_PIECES = 10_000  # of output that the launcher has not fetched
 
@@ -25,6 +27,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
+        print_stacks_on_signal()
         self._stopping = Stopping()
         self._output: deque[str] = deque(maxlen=_MAX_PIECES)
         for name in list(os.environ):

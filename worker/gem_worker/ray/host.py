@@ -1,4 +1,4 @@
-"""Workers as Ray actors: what `gem-train --on ray` puts in the place of processes on this machine."""
+"""Workers as Ray actors, in the place of processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
 from gem_worker.launcher.cluster import MAX_RESTARTS, ClusterError, Member
-from gem_worker.process.actor import Worker
+from gem_worker.ray.worker import Worker
 
 _REPORT_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
@@ -57,33 +57,6 @@ def actor_class(resources: dict[str, float]) -> Any:
     )(Worker)
 
 
-def connect(address: str, resources: dict[str, float], runtime_env: dict[str, Any] | None = None) -> str:
-    """Connects this process to a Ray cluster, unless it is connected; returns this node's address for the other nodes.
-
-    Args:
-        address: "auto", "local" or "host:port" of the cluster.
-        resources: What a worker needs; some node must have that much.
-        runtime_env: Ray's environment for the workers, such as {"working_dir": "."}.
-
-    Raises:
-        ClusterError: There is no such cluster, or it can't run the workers.
-    """
-    if address.startswith("ray://"):
-        raise ClusterError(
-            f"{address} is an address of Ray Client, whose driver runs outside the cluster, so that workers can't reach the "
-            "server: run this on a node of the cluster, or with `ray job submit`"
-        )
-    if ray.util.client.ray.is_connected():
-        raise ClusterError("this process is connected through Ray Client, which workers can't reach: use `ray job submit`")
-    if not ray.is_initialized():
-        _require_listener(address)
-        _init(address, runtime_env)
-    elif runtime_env:
-        raise ClusterError("this process has connected to Ray before: give the runtime_env to that ray.init()")
-    _require_room(resources)
-    return str(ray.util.get_node_ip_address())
-
-
 def without_runs(runtime_env: dict[str, Any] | None, runs: Sequence[Path]) -> dict[str, Any] | None:
     """The environment, without the folders of runs that lie in its working_dir: they hold tokens and checkpoints, and Ray would
     copy them to every node."""
@@ -94,6 +67,57 @@ def without_runs(runtime_env: dict[str, Any] | None, runs: Sequence[Path]) -> di
     inside = [run.resolve().relative_to(root) for run in runs if run.resolve().is_relative_to(root)]
     excludes = [*runtime_env.get("excludes", ()), *(f"/{folder}/" for folder in inside if folder.parts)]
     return {**runtime_env, "excludes": excludes}
+
+
+@dataclass(frozen=True)
+class RayHost:
+    """Workers as actors in a Ray cluster.
+
+    Attributes:
+        address: "auto", "local" or "host:port" of the cluster.
+        resources: What each process of workers needs, by name; some node must have that much.
+        runtime_env: Ray's environment for the workers, such as {"working_dir": "."}.
+    """
+
+    address: str
+    resources: dict[str, float]
+    runtime_env: dict[str, Any] | None = None
+    remote = True
+
+    @classmethod
+    def for_run(cls, options: dict[str, Any], runtime_env: dict[str, Any] | None = None) -> RayHost:
+        """The host that these options of gem-train ask for. Raises ClusterError."""
+        if options["working_dir"]:
+            runtime_env = {"working_dir": options["working_dir"], **(runtime_env or {})}
+        runs = [Path(folder) for folder in (options["runs"], options["resume"]) if folder]
+        return cls(options["ray_address"], parsed(options["resources"]), without_runs(runtime_env, runs))
+
+    def __str__(self) -> str:
+        return f"Ray ({_written(self.resources)} each)"
+
+    def connect(self) -> str:
+        """Connects this process to the cluster, unless it is connected; returns this node's address for the other nodes.
+
+        Raises:
+            ClusterError: There is no such cluster, or it can't run the workers.
+        """
+        if self.address.startswith("ray://"):
+            raise ClusterError(
+                f"{self.address} is an address of Ray Client, whose driver runs outside the cluster, so that workers can't "
+                "reach the server: run this on a node of the cluster, or with `ray job submit`"
+            )
+        if ray.util.client.ray.is_connected():
+            raise ClusterError("this process is connected through Ray Client, which workers can't reach: use `ray job submit`")
+        if not ray.is_initialized():
+            _require_listener(self.address)
+            _init(self.address, self.runtime_env)
+        elif self.runtime_env:
+            raise ClusterError("this process has connected to Ray before: give the runtime_env to that ray.init()")
+        _require_room(self.resources)
+        return str(ray.util.get_node_ip_address())
+
+    def member(self, name: str, log: Path, flags: list[str], settings: Mapping[str, Any], token: str | None) -> Actor:
+        return Actor(name, log, flags, settings, token, self.resources)
 
 
 @contextmanager
@@ -138,9 +162,15 @@ def _require_room(resources: dict[str, float]) -> None:
     if any(all(node.get(name, 0) >= amount for name, amount in resources.items()) for node in nodes):
         return
     if ray._private.state.state.get_max_resources_from_cluster_config() is None:  # there is no public way to ask
-        wanted = ",".join(f"{name}={amount:g}" for name, amount in resources.items())
-        have = "; ".join(",".join(f"{name}={node.get(name, 0):g}" for name in resources) for node in nodes)
-        raise ClusterError(f"no node of the Ray cluster has the resources for a worker: {wanted} needed, the nodes have {have}")
+        have = "; ".join(_written({name: node.get(name, 0) for name in resources}) for node in nodes)
+        raise ClusterError(
+            f"no node of the Ray cluster has the resources for a worker: {_written(resources)} needed, the nodes have {have}"
+        )
+
+
+def _written(resources: Mapping[str, float]) -> str:
+    """Resources as --resources takes them."""
+    return ",".join(f"{name}={amount:g}" for name, amount in resources.items())
 
 
 @dataclass

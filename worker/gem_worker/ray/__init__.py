@@ -14,8 +14,8 @@ import json
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,22 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from gem_api.process.extras import install
-from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
+from gem_api.process.lifetime import EXIT_INTERRUPTED, signals_interrupt
 from gem_api.process.settings_file import Setting, as_text
-from gem_client import Admin, GemError, Hyperparameters
+from gem_client import Admin, GemError, Hyperparameters, InvalidRequest
 
 from gem_worker.command import ignore_signals
+from gem_worker.launcher.cli import main as gem_train
 from gem_worker.launcher.cluster import Cluster, ClusterError, ends_together
+from gem_worker.launcher.options import run_options
+from gem_worker.process.cli import main as gem_worker
 
 try:
-    from gem_worker.launcher import cli, on_ray
+    from gem_worker.launcher.launch import launch
+    from gem_worker.ray.host import RayHost, connection
 except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(f"gem_worker.ray needs {missing.name}, which is not installed: {install('ray')}") from None
-from gem_worker.process.cli import main as gem_worker
+    why = f"gem_worker.ray needs {missing.name}, which is not installed: {install('ray')}"
+    raise ModuleNotFoundError(why, name=missing.name) from None
 
 __all__ = ["Result", "RunError", "join", "train"]
 
@@ -94,10 +98,14 @@ def train(
     """
     resources = ",".join(f"{name}={amount!r}" for name, amount in (resources_per_worker or {}).items()) or None
     named = {"on": "ray", "task": task, "workers": workers, "ray_address": address, "resources": resources}
-    context, _, _ = _context("gem-train", cli.main, named | options)
+    context, _, _ = _context("gem-train", gem_train, named | options)
     errors: list[str] = []
-    with _raising_keyboard_interrupt(), on_ray.connection(), interruptible():
-        status, folder = cli.launch(*cli.run_options(context), errors.append, runtime_env)
+    try:
+        with connection(), signals_interrupt():
+            run, user_gave = run_options(context)
+            status, folder = launch(run, user_gave, RayHost.for_run(run, runtime_env), errors.append)
+    except (ClusterError, InvalidRequest, click.UsageError) as error:
+        raise RunError(str(error)) from None
     if status == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if status or folder is None:
@@ -144,50 +152,27 @@ def join(
         raise TypeError("join takes the token itself: token=Path(...).read_text().strip()")
     _, flags, settings = _context("gem-worker", gem_worker, {"server": address, "task": task, **options})
     tls = {name: options.get(name) for name in ("tls_ca", "tls_cert", "tls_key")}
-    resources = dict(resources_per_worker or {"CPU": 1.0})
     folder = logs or Path(tempfile.mkdtemp(prefix="gem-join-"))
     folder.mkdir(parents=True, exist_ok=True)
     group = f"joined-{secrets.token_hex(3)}"  # several joins to a run need different names
     names = [f"{group}-{number}" for number in range(workers)]
-    members = [
-        on_ray.Actor(name, folder / f"{name}.log", [*flags, f"--name={name}"], settings, token, resources) for name in names
-    ]
+    host = RayHost(ray_address, dict(resources_per_worker or {"CPU": 1.0}), runtime_env)
+    members = [host.member(name, folder / f"{name}.log", [*flags, f"--name={name}"], settings, token) for name in names]
     cluster = Cluster([], [*members], click.echo)
-    interrupted = False
     try:
-        with (
-            _raising_keyboard_interrupt(),
-            Admin(address, timeout=5.0, token=token, **tls) as admin,
-            on_ray.connection(),
-            interruptible(),
-        ):
+        with Admin(address, timeout=5.0, token=token, **tls) as admin, connection(), signals_interrupt():
             cluster.ends_together = ends_together(Hyperparameters.from_message(admin.status().hyperparameters))
-            on_ray.connect(ray_address, resources, runtime_env)
+            host.connect()
             try:
                 cluster.start()
                 _tend(cluster, admin)
-            except KeyboardInterrupt:
-                interrupted = True
             finally:
                 ignore_signals()
                 cluster.stop()
     except (GemError, ClusterError) as error:
         raise RunError(str(error), folder) from None
-    if interrupted:
-        raise KeyboardInterrupt
     if cluster.diverged:
         raise RunError(f"training diverged: {', '.join(cluster.diverged)}", folder)
-
-
-@contextmanager
-def _raising_keyboard_interrupt() -> Iterator[None]:
-    """Raises KeyboardInterrupt if the run was interrupted before it began, when a command would exit."""
-    try:
-        yield
-    except SystemExit as end:
-        if end.code != EXIT_INTERRUPTED:
-            raise
-        raise KeyboardInterrupt from None
 
 
 def _tend(cluster: Cluster, admin: Admin) -> None:

@@ -1,0 +1,219 @@
+"""Runs a cluster to its end: the body of gem-train."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from gem_api.process.lifetime import EXIT_INTERRUPTED
+from gem_api.ranges import all_bounds
+from gem_client import InvalidRequest
+from gem_ctl.local_runs import Announcement
+
+from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE, ignore_signals
+from gem_worker.device import devices
+from gem_worker.launcher.cluster import Cluster, ClusterError, WrongSettings
+from gem_worker.launcher.members import Host, Place, make_cluster, places
+from gem_worker.launcher.monitor import RunMonitor
+from gem_worker.launcher.options import hyperparameters_of
+from gem_worker.launcher.run_folder import RunFolder
+from gem_worker.launcher.tracebacks import users_part
+from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
+
+
+def launch(
+    options: dict[str, Any], user_gave: set[str], host: Host, complain: Callable[[str], object]
+) -> tuple[int, RunFolder | None]:
+    """Runs a cluster to its end.
+
+    Args:
+        options: The options of gem-train, from `run_options`.
+        user_gave: The names of those that the user gave.
+        host: Where the workers are to run.
+        complain: Told why the run can't start or continue.
+
+    Returns:
+        The exit status, and the run's folder; None if the run could not start.
+    """
+    try:
+        devices(_own_device(options, host))  # or the line that says which ones there are
+        with _task_errors():
+            task = load_task(options["task"], options["data"] and Path(options["data"]))
+        _require_large_enough(task, options["servers"])
+        if has_optimizer(task) and not options["resume"]:
+            options = _with_optimizer_of_task(options, user_gave)
+        listening = places(host.connect(), options["servers"])
+        folder = _folder(options)
+    except (TaskError, ClusterError, InvalidRequest) as error:
+        complain(str(error))
+        return EXIT_WRONG_USE, None
+    status = _run(folder, options, task, host, listening, complain)
+    return status, folder if folder.path.exists() else None
+
+
+def _require_large_enough(task: Task, servers: int) -> None:
+    """Raises InvalidRequest if the task's model is too small for so many servers, TaskError if the task makes no model."""
+    if servers > 1:
+        with _task_errors():
+            parameters = sum(each.numel() for each in task.model().parameters() if each.requires_grad)
+        all_bounds(parameters, servers)
+
+
+def _with_optimizer_of_task(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
+    """The options of a new run whose task has an optimizer: workers make its steps, unless the user named another."""
+    if "optimizer" in user_gave:
+        return options
+    options = {**options, "optimizer": "worker"}
+    return options | vars(hyperparameters_of(options).with_defaults(user_gave))
+
+
+def _own_device(options: dict[str, Any], host: Host) -> str:
+    """Where this process evaluates the model: on the CPU if this machine need not have the workers' devices."""
+    return "cpu" if host.remote else str(options["device"])
+
+
+def _run(
+    folder: RunFolder,
+    options: dict[str, Any],
+    task: Task,
+    host: Host,
+    listening: list[Place],
+    complain: Callable[[str], object],
+) -> int:
+    """Runs the cluster to its end, with a server at each place; returns the exit status."""
+    torch.set_num_threads(1)
+    resume = options["resume"] is not None
+    hyperparameters = hyperparameters_of(options)
+    lead = listening[0].address
+    members = make_cluster(folder, options, hyperparameters, listening, host, resume)
+    token = folder.admin_token.read_text().strip() if host.remote else None
+    click.echo(f"run {folder.path}: {_size(members, options, host)}, rule {hyperparameters.rule}, task {options['task']}")
+    _show_places(listening, folder)
+    try:
+        with _task_errors():
+            monitor = RunMonitor(lead, members, folder, task, hyperparameters, options, _own_device(options, host), token)
+    except TaskError as error:
+        return _refuse(folder, error, resume, complain)
+    announcement = Announcement(folder.path, lead)
+    try:
+        return _monitor(monitor, members, folder, resume, complain)
+    finally:
+        ignore_signals()
+        members.stop()
+        monitor.close()
+        announcement.close()
+
+
+def _show_places(listening: list[Place], folder: RunFolder) -> None:
+    """Prints where the servers listen, the lead first."""
+    lead, *others = listening
+    click.echo(f"live page http://{lead.metrics}/")
+    click.echo(f"server {lead.address}, metrics http://{lead.metrics}/metrics, logs in {folder.logs}")
+    for index, place in enumerate(others, 1):
+        click.echo(f"server {place.address}, metrics http://{place.metrics}/metrics, range {index} of {len(listening)}")
+
+
+def _monitor(monitor: RunMonitor, cluster: Cluster, folder: RunFolder, resume: bool, complain: Callable[[str], object]) -> int:
+    """Starts the cluster and monitors it; if the run ends early, stops the cluster and saves what there is."""
+    try:
+        cluster.start()
+        return _scored(monitor.run(), monitor, complain)
+    except KeyboardInterrupt:
+        ignore_signals()
+        if (status := monitor.end_trained()) is not None:
+            return _scored(status, monitor, complain)
+        click.echo(f"\nstopping: workers leave, {_servers_write(len(cluster.servers))} ...")
+        cluster.stop()
+        monitor.end_early("stopped")
+        click.echo(f"stopped. {_how_to_resume(folder)}")
+        return EXIT_INTERRUPTED
+    except WrongSettings as error:
+        cluster.stop()
+        return _refuse(folder, error, resume, complain)
+    except ClusterError as error:
+        ignore_signals()
+        complain(str(error))
+        cluster.stop()
+        monitor.end_early("failed")
+        if cluster.committed or resume:
+            click.echo(_how_to_resume(folder))
+        return EXIT_FAILED
+
+
+def _scored(status: int, monitor: RunMonitor, complain: Callable[[str], object]) -> int:
+    """The exit status of a run that was trained to its end, of which the last evaluation may have failed."""
+    if (why := monitor.failed_evaluation) is None:
+        return status
+    complain(why)
+    return status or EXIT_FAILED
+
+
+def _how_to_resume(folder: RunFolder) -> str:
+    return f"Resume with:  {_program()} --resume {shlex.quote(str(folder.path))}"
+
+
+@contextmanager
+def _task_errors() -> Iterator[None]:
+    """Turns an exception of the task into a TaskError with the task's part of the traceback."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(f"the task failed before the run began:\n{users_part(traceback.format_exc())}") from error
+
+
+def _refuse(folder: RunFolder, error: Exception, resume: bool, complain: Callable[[str], object]) -> int:
+    """Tells why the run can't start and removes the folder of a new run; returns the exit status."""
+    complain(str(error))
+    if not resume:
+        shutil.rmtree(folder.path, ignore_errors=True)
+    return EXIT_WRONG_USE
+
+
+def _program() -> str:
+    """This command as the user typed it."""
+    return sys.argv[0] if sys.argv[0].endswith("gem-train") else "gem-train"
+
+
+def _folder(options: dict[str, Any]) -> RunFolder:
+    """The folder of the run to resume, or a new one. Raises ClusterError."""
+    try:
+        if options["resume"]:
+            resumed = RunFolder(options["resume"])
+            resumed.logs.mkdir(exist_ok=True)
+            return resumed
+        return RunFolder.create(options["runs"], f"{options['task']}-{options['rule']}-{options['workers']}", options)
+    except OSError as error:
+        raise ClusterError(f"can't create a folder in {options['resume'] or options['runs']}: {error}") from error
+
+
+def _servers_write(servers: int) -> str:
+    return "the server writes a checkpoint" if servers == 1 else f"the {servers} servers write checkpoints"
+
+
+def _size(cluster: Cluster, options: dict[str, Any], host: Host) -> str:
+    """The number of workers, where they run, and the number of servers if there are several, as text."""
+    where = f" on {host}" if host.remote else _on_devices(options)
+    servers = f", {options['servers']} servers" if options["servers"] > 1 else ""
+    return f"{options['workers']} workers{_in_processes(cluster, options['workers'])}{where}{servers}"
+
+
+def _in_processes(cluster: Cluster, workers: int) -> str:
+    """The number of processes as text; empty if every worker has its own process."""
+    count = len(cluster.workers)
+    return f" in {count} process{'es' if count > 1 else ''}" if count < workers else ""
+
+
+def _on_devices(options: dict[str, Any]) -> str:
+    """The workers' devices as text; empty for this machine's CPU, the default."""
+    names = list(dict.fromkeys(map(str, devices(options["device"], range(options["workers"])))))
+    return f" on {', '.join(names)}" if names != ["cpu"] else ""
