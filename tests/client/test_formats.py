@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
+from gem_api.wire import gradient_format
 from gem_client import InvalidRequest, NonFiniteGradient, connect
 from kit.model import PLAIN, SIZE, Array, model, outcomes, theta
 from kit.server import config, serving
@@ -45,6 +48,16 @@ def test_what_int8_rounds_away_comes_with_later_commits() -> None:
             session.commit(gradient)
         moved = (first - theta(live)) / RATE
         np.testing.assert_allclose(moved, 100 * gradient, atol=1 / 127)
+
+
+def test_the_conversion_is_compiled_before_the_first_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes about a second, in which others would wait for the commit."""
+    form = gradient_format("int8")
+    prepared = Mock()
+    monkeypatch.setattr(type(form), "prepare", prepared)
+    with serving(config(PLAIN)) as live, connect(live.address, gradient_dtype="int8", shared_memory=False) as session:
+        session.join(model())
+        prepared.assert_called_with()
 
 
 def test_a_gradient_that_was_refused_leaves_no_trace_in_the_next() -> None:
