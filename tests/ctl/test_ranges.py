@@ -155,7 +155,7 @@ def _admin(address: str):  # type: ignore[no-untyped-def]
 def test_checkpoints_of_all_ranges_are_named_and_copied(several: Ranges, session: Session, tmp_path: Path) -> None:
     result = ctl("--server", several.address, "checkpoint", "--to", str(tmp_path / "copies"))
     assert result.exit_code == 0, result.output
-    written = [path for index in range(3) for path in (tmp_path / str(index)).glob("checkpoint-*")]
+    written = [path for index in range(3) for path in (tmp_path / str(index)).glob("checkpoint-*1-0001")]
     copies = [path for index in range(3) for path in (tmp_path / "copies" / f"range-{index}").iterdir()]
     assert result.stdout.splitlines() == [
         *(f"checkpoint of version 1 in {path} (on the server of range {index})" for index, path in enumerate(written)),

@@ -73,7 +73,8 @@ class Everywhere:
     # -- backups in mid-training
 
     def backup_is_complete(self, states: Sequence[Mapping[str, Any]], under_way: set[Known]) -> None:
-        """Checks the checkpoints of all ranges: each has what the lead's has, except for commits cut short.
+        """Checks the checkpoints of all ranges: each has what the lead's has, except for commits cut short, and knows the last
+        commit of each lease.
 
         Args:
             states: Each checkpoint's state.
@@ -83,6 +84,9 @@ class Everywhere:
         require(len({state["run_id"] for state in states}) == 1, "a backup holds checkpoints of different runs")
         held = [set(truth.applied[: state["version"]]) for truth, state in zip(self.ranges, states, strict=True)]
         for index, mine in enumerate(held):
+            for lease in states[index]["leases"]:
+                last = max((sequence for lease_id, sequence in mine if lease_id == lease["lease_id"]), default=0)
+                require(lease["sequence"] == last, f"range {index} took commit {lease['sequence']} for the last, not {last}")
             lacking = {known for known in held[0] - mine if (known, index) not in self.rejected}
             unexplained = lacking - under_way - self.torn
             require(not unexplained, f"range {index} lacks commits {unexplained} in a backup whose lead counts them as done")

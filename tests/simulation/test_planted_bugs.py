@@ -385,7 +385,7 @@ def makes_lease_ids_of_its_own(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "register", independent)
 
 
-@planted(servers=3, seed=5)
+@planted(servers=3, seed=1)
 def counts_commits_instead_of_keeping_their_sequence(patch: pytest.MonkeyPatch) -> None:
     """After a gap, the same sequence is taken twice."""
     finish = Core.finish

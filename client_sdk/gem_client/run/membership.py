@@ -366,7 +366,7 @@ class Membership:
             raise InvalidRequest(
                 f"range {link.part} at {link.address} has lost its data: it asks for a first value, but the run is at version "
                 f"{self.version}. Start that server with the checkpoint folder that it had (--checkpoint-dir, --resume), or "
-                "make new folders for all ranges from a checkpoint with `gem-ctl reshard`"
+                "make new folders for all ranges from one backup with `gem-ctl reshard`"
             )
         try:
             link.call(lambda: link.connection.initialize(lease_id, link.view(self.theta)))
