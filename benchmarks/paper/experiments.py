@@ -75,10 +75,5 @@ class Experiment:
         """Commits of one worker."""
         return max(1, self.steps // self.local_steps)
 
-    @property
-    def simulated_seconds(self) -> float:
-        """Minimum seconds of the run, from its simulated compute time."""
-        return self.steps * self.step_seconds
-
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

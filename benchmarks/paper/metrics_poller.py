@@ -7,12 +7,12 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.paper.results import Curves
 
 _ADDRESS = re.compile(r"metrics (http://\S+?),")
-_FAMILIES = ("gem_central_version", "gem_pi_tensor_median")
+_VERSION = re.compile(r"^gem_central_version (\S+)", re.MULTILINE)
+_MEDIAN = re.compile(r'^gem_pi_tensor_median{tensor="(.+)"} (\S+)', re.MULTILINE)
 
 
 class MetricsPoller:
@@ -22,7 +22,6 @@ class MetricsPoller:
         self._output = output
         self._address = ""
         self._rows: list[tuple[int, dict[str, float]]] = []
-        self.version = 0
 
     def poll(self) -> None:
         """Polls once. Ignores a server that does not respond because it is starting or has ended."""
@@ -37,9 +36,8 @@ class MetricsPoller:
         except OSError:
             return
         version, tensors = read_metrics(text)
-        if tensors and version > self.version:
+        if tensors and not (self._rows and self._rows[-1][0] == version):
             self._rows.append((version, tensors))
-        self.version = max(version, self.version)
 
     @property
     def tensors(self) -> Curves:
@@ -53,17 +51,5 @@ class MetricsPoller:
 
 def read_metrics(text: str) -> tuple[int, dict[str, float]]:
     """The version and the tensors' medians in Prometheus' text format."""
-    version, tensors = 0, {}
-    for family in text_string_to_metric_families(_relevant(text)):
-        for sample in family.samples:
-            if sample.name == "gem_central_version":
-                version = int(sample.value)
-            elif sample.name == "gem_pi_tensor_median":
-                tensors[sample.labels["tensor"]] = float(sample.value)
-    return version, tensors
-
-
-def _relevant(text: str) -> str:
-    """The lines of the wanted metric families; the rest is long."""
-    lines = [line for line in text.splitlines() if line.removeprefix("# TYPE ").startswith(_FAMILIES)]
-    return "\n".join(lines) + "\n"
+    version = _VERSION.search(text)
+    return int(float(version[1])) if version else 0, {tensor: float(median) for tensor, median in _MEDIAN.findall(text)}

@@ -1,45 +1,36 @@
-"""Runs the experiments whose results are missing, one after the other, and saves each result at once."""
+"""Makes an experiment, by gem-train, by a launcher like it, or in this process, and saves its result."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from gem_worker.tasks import TaskError, load_task
+from gem_worker.tasks import load_task
 
 from benchmarks.lib.launch import RunFailed, launch
 from benchmarks.paper import sequential, simulated
-from benchmarks.paper.estimate import Pace, duration, seconds_left
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.metrics_poller import MetricsPoller
 from benchmarks.paper.results import Result, load, read_run
 
-_SAY_SECONDS = 10.0
 _GROUPS = 5  # processes that a staged run's workers are spread over: what is replaced at a time
 
 
-@dataclass
+@dataclass(frozen=True)
 class Runner:
-    """Runs experiments.
+    """Makes experiments.
 
     Args:
         folder: Keeps a file for each result.
         data: Folder of the task's data; None for a task that needs none.
         processes: Worker processes that a run's workers share.
-        say: Prints a line.
     """
 
     folder: Path
     data: Path | None
     processes: int
-    say: Callable[[str], None]
-    failures: dict[str, str] = field(default_factory=dict)
-    _pace: Pace = field(default_factory=Pace)
-    _said: float = 0.0
 
     def path(self, experiment: Experiment) -> Path:
         return self.folder / f"{experiment.key}.json"
@@ -48,87 +39,30 @@ class Runner:
         """The experiment's stored result, if there is one."""
         return load(self.path(experiment), experiment)
 
-    def run(self, experiments: Sequence[Experiment]) -> None:
-        """Runs the experiments without a result. If one fails, it is recorded in `failures`, and the others still run."""
-        missing = [each for each in experiments if self.result(each) is None]
-        left = duration(seconds_left(missing, None, 0, self._pace.rate()))
-        self.say(f"{len(experiments)} experiments, {len(missing)} of them to run: at a guess {left}")
-        for number, experiment in enumerate(missing, 1):
-            self.say(f"[{number}/{len(missing)}] {experiment.key}")
-            try:
-                result = self._run(experiment, missing[number:])
-            except (RunFailed, TaskError) as error:
-                self.failures[experiment.key] = str(error)
-                self.say(f"  no result: {error}")
-                continue
-            result.save(self.path(experiment))
-            accuracy = "–" if result.test_accuracy is None else f"{100 * result.test_accuracy:.2f} %"
-            self.say(f"  {result.outcome} after {duration(result.seconds)}, test accuracy {accuracy}")
-
-    def _run(self, experiment: Experiment, later: Sequence[Experiment]) -> Result:
-        progress = _Progress(experiment, later, self._pace, self._tell)
+    def make(self, experiment: Experiment) -> str:
+        """Makes the run, saves its result, and returns what came out. Raises RunFailed and TaskError."""
         if experiment.setting == "sequential":
-            result = sequential.run(experiment, self.data, progress.done)
+            result = sequential.run(experiment, self.data)
         elif experiment.setting == "simulated":
-            result = simulated.run(experiment, load_task(experiment.task, self.data), progress.done)
+            result = simulated.run(experiment, load_task(experiment.task, self.data))
         else:
             with tempfile.TemporaryDirectory(prefix="gem-paper-") as folder:
-                result = self._follow(experiment, Path(folder), progress)
-        progress.end()
-        return result
+                result = self._launch(experiment, Path(folder))
+        result.save(self.path(experiment))
+        accuracy = "–" if result.test_accuracy is None else f"{100 * result.test_accuracy:.2f} %"
+        return f"{result.outcome}, test accuracy {accuracy}"
 
-    def _follow(self, experiment: Experiment, folder: Path, progress: _Progress) -> Result:
-        """Makes the run, and reads the folder that it left. Raises RunFailed."""
+    def _launch(self, experiment: Experiment, folder: Path) -> Result:
+        """Makes the run in processes, and reads the folder that it left. Raises RunFailed."""
         output = folder / "output.txt"
-        monitor = MetricsPoller(output)
-
-        def watch() -> None:
-            monitor.poll()
-            progress.done(monitor.version * experiment.local_steps)
-
+        poller = MetricsPoller(output)
         run_folder = launch(
-            command(experiment, self.data, folder / "runs", self.processes), output, watch, variables(experiment)
+            command(experiment, self.data, folder / "runs", self.processes), output, poller.poll, variables(experiment)
         )
         try:
-            return read_run(experiment, run_folder, monitor.tensors)
+            return read_run(experiment, run_folder, poller.tensors)
         except (OSError, ValueError, KeyError) as error:
             raise RunFailed(f"the run's folder can't be read: {error!r}") from error
-
-    def _tell(self, line: str) -> None:
-        now = time.monotonic()
-        if now - self._said >= _SAY_SECONDS:
-            self._said = now
-            self.say(line)
-
-
-@dataclass
-class _Progress:
-    """Reports the progress of the current experiment, and the time left."""
-
-    experiment: Experiment
-    later: Sequence[Experiment]
-    pace: Pace
-    tell: Callable[[str], None]
-    began: float = 0.0
-    first: int = 0
-    gradients: int = 0
-
-    def done(self, gradients: int) -> None:
-        if gradients and not self.began:
-            self.began, self.first = time.monotonic(), gradients
-        self.gradients = gradients
-        if gradients > self.first:
-            rate = self.pace.rate(*self._measured())
-            left = duration(seconds_left(self.later, self.experiment, gradients, rate))
-            self.tell(f"  {gradients:,} of {self.experiment.gradients:,} gradients; about {left} left for all")
-
-    def end(self) -> None:
-        self.pace.add(self.experiment, *self._measured())
-
-    def _measured(self) -> tuple[int, float]:
-        if self.experiment.step_seconds or not self.began:
-            return 0, 0.0
-        return self.gradients - self.first, time.monotonic() - self.began
 
 
 def command(experiment: Experiment, data: Path | None, runs: Path, processes: int) -> list[str]:

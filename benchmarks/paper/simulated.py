@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 
 import numpy as np
@@ -23,16 +22,12 @@ ROWS = 20  # points of the curves
 _NOTHING_LEARNED = CHANCE - 0.05
 
 
-def run(
-    experiment: Experiment, task: Task, report: Callable[[int], None] = lambda gradients: None, rows: int = ROWS,
-    hopeless: float = 1.0,
-) -> Result:  # fmt: skip
+def run(experiment: Experiment, task: Task, rows: int = ROWS, hopeless: float = 1.0) -> Result:
     """Trains with as many gradients of each worker as the experiment has steps.
 
     Args:
         experiment: Its settings.
         task: What is trained.
-        report: Called with the number of gradients done, at each point of the curves.
         rows: Points of the curves: each has the mean loss since the one before.
         hopeless: The run ends after this share of it if nothing has been learned until then.
     """
@@ -53,7 +48,6 @@ def run(
     def tell(row: Row) -> object:
         seconds.append(time.monotonic() - began)
         losses.append(row["loss"])
-        report(int(row["version"]) * experiment.local_steps)
         return STOP if row["version"] >= hopeless * commits and min(losses) > _NOTHING_LEARNED else None
 
     rows_made = train(task, settings, turns, experiment.workers, max(1, commits // rows), tell)
