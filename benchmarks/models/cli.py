@@ -10,10 +10,9 @@ from gem_api.process.lifetime import interruptible
 from benchmarks.lib.results import DamagedError, Store
 from benchmarks.lib.runs import make_missing
 from benchmarks.models import figures, page
-from benchmarks.models.measure import measure
+from benchmarks.models.measure import measure, require_same_text, stored
 from benchmarks.models.plan import STAGES, missing
 from benchmarks.models.runs import Outcome, Run
-from benchmarks.models.store import require_same_text, stored
 
 _OUT = Path("docs/results/models")
 

@@ -7,22 +7,21 @@ transfer, or only the arithmetic).
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
-from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
+from gem_api.process.lifetime import EXIT_INTERRUPTED
 
 from benchmarks.lib import machine
+from benchmarks.lib.measuring import measurement
 from benchmarks.peers.claims import LARGE, MIDDLE, SMALL, verdicts
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError
-from benchmarks.peers.harness import MIN_ROUND_TRIPS, WARM_UP, measure
+from benchmarks.peers.harness import measure
 from benchmarks.peers.picture import draw
-from benchmarks.peers.predictions import predictions
 from benchmarks.peers.results import Cell, Results
 from benchmarks.peers.tables import rate, table
 
@@ -31,13 +30,7 @@ _SHARE_OF_MEMORY = 0.9  # maximum share of the available memory to use
 _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds": 1.5}
 
 
-@click.command(context_settings={"show_default": True})
-@click.option(
-    "--parameters", "-P", multiple=True, type=click.IntRange(1), default=(SMALL, MIDDLE, LARGE), help="Model sizes P."
-)
-@click.option("--workers", "-W", multiple=True, type=click.IntRange(1), default=(4, 16), help="Numbers of workers.")
-@click.option("--repeats", type=click.IntRange(1), default=5, help="Measurements of each contender.")
-@click.option("--seconds", type=float, default=4.0, help="Minimum seconds of each measurement.")
+@measurement(parameters=(SMALL, MIDDLE, LARGE), workers=(4, 16), repeats=5, seconds=4.0, out=Path("runs/throughput"))
 @click.option(
     "--only",
     multiple=True,
@@ -45,10 +38,8 @@ _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds
     help=f"Contenders to measure, by name or its beginning: {', '.join(each.name for each in CONTENDERS)}.",
 )
 @click.option("--quick", is_flag=True, help="Under three minutes: fewer sizes, workers and repeats; rough figures.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput"), help="Folder for the results.")
-@click.option("--resume", is_flag=True, help="Continue the measurements in that folder.")
+@click.option("--resume", is_flag=True, help="Continue the measurements in the folder --out.")
 @click.pass_context
-@interruptible()  # so that Ctrl-C and SIGTERM leave no processes behind
 def main(
     context: click.Context, parameters: tuple[int, ...], workers: tuple[int, ...], repeats: int, seconds: float,
     only: tuple[str, ...], quick: bool, out: Path, resume: bool,
@@ -84,9 +75,6 @@ def report(results: Results, out: Path) -> None:
     click.echo("\nClaims (ratios of rates, medians of the repeats):")
     for line in verdicts(results):
         click.echo(line)
-    click.echo("\nPredictions of gem-ctl plan:")
-    for line in predictions(results):
-        click.echo(line)
     for (cell, name), why in results.left_out.items():
         click.echo(f"left out at P = {cell.parameters:,}, W = {cell.workers}: {name}: {why}")
     draw(results, out / "throughput.png")
@@ -117,7 +105,6 @@ class Run:
             for each in random.Random(f"{cell} {repeat}").sample(contenders, len(contenders))
             if (cell, each.name, repeat) not in done
         ]
-        self._took: dict[tuple[Cell, str], float] = {}
 
     def run(self) -> None:
         while self._plan:
@@ -128,7 +115,6 @@ class Run:
 
     def _one(self, cell: Cell, contender: Contender, repeat: int) -> None:
         what = f"P = {cell.parameters:,}, W = {cell.workers}, repeat {repeat + 1}: {contender.label}"
-        began = time.monotonic()
         try:
             _require_room(cell, contender)
             figures = measure(contender, cell.parameters, cell.workers, self._seconds, self._log)
@@ -137,17 +123,8 @@ class Run:
             self._results.left_out[cell, contender.name] = why
             click.echo(f"{what}: left out: {why} (more in {self._log})")
             return
-        self._took[cell, contender.name] = time.monotonic() - began
         self._results.add(cell, contender.name, repeat, figures)
-        click.echo(f"{what}: {rate(figures.rate)}/s; about {_minutes(self._left())} left")
-
-    def _left(self) -> float:
-        """Estimated seconds for the rest: from earlier repeats, or from the model's size."""
-        return sum(self._took.get((cell, each.name), self._guess(cell)) for cell, each, _ in self._plan)
-
-    def _guess(self, cell: Cell) -> float:
-        round_trips = (WARM_UP + MIN_ROUND_TRIPS) * cell.workers
-        return 3 + self._seconds + round_trips * cell.parameters * 1e-8
+        click.echo(f"{what}: {rate(figures.rate)}/s; {len(self._plan)} measurements left")
 
 
 def _require_room(cell: Cell, contender: Contender) -> None:
@@ -174,10 +151,6 @@ def _importable(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 if __name__ == "__main__":
