@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -30,8 +31,8 @@ _ENERGIES = {
 }
 
 
-def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, folder: Path) -> None:
-    """Writes README.md and its pictures, as far as the runs for them are there."""
+def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, folder: Path) -> Path:
+    """Writes README.md and its pictures, as far as the runs for them are there. Returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     plt.switch_backend("Agg")
     if all(Case(spread=spread, against=against) in runs for spread in SPREADS for against in AGAINST):
@@ -51,8 +52,8 @@ def write_page(runs: Runs, checks: list[Comparison], tuned: rivals.Outcomes, fol
         "seeds": _seeds(runs),
         "varied": f"{stable_below(uniform_times(REMEDIES['both'].varied), Case().momentum):.0f}",
     }
-    text = body.format(**tables)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    (folder / "README.md").write_text(body.format(**tables), encoding="utf-8")
+    return folder / "README.md"
 
 
 def _made(runs: Runs, case: Case) -> list[Run]:
@@ -86,33 +87,34 @@ def _draw_order(runs: Runs, path: Path) -> None:
 
 
 def _draw_energies(runs: Runs, path: Path) -> None:
-    figure, grid = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
-    for axes, spread, title in zip(grid, (LOCKSTEP, AT_RANDOM), ("in lockstep", "at random times"), strict=True):
+    figure, panels = _pair("100 workers commit", yscale="log")
+    for axes, spread in panels:
         run = runs[Case(spread=spread)]
         for name, label in _ENERGIES.items():
             axes.plot(run.rounds, run.column(name), label=label)
-        axes.set(xlabel="rounds", title=f"100 workers commit {title}", yscale="log")
-        axes.grid(alpha=0.3)
-    grid[0].set_ylabel("energy, ½Σ(·)²")
-    grid[0].legend(fontsize=8)
+    panels[0][0].set_ylabel("energy, ½Σ(·)²")
+    panels[0][0].legend(fontsize=8)
     _save(figure, path)
 
 
 def _draw_counts(runs: Runs, counts: Iterable[int], path: Path) -> None:
-    figure, grid = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
-    for axes, spread, title in zip(grid, (LOCKSTEP, AT_RANDOM), ("in lockstep", "at random times"), strict=True):
+    figure, panels = _pair("commits", ylim=(0, 4))
+    for axes, spread in panels:
         for count in counts:
             run = runs[Case(workers=count, spread=spread)]
             axes.plot(run.rounds, run.column("loss"), label=f"{count} workers")
-        _finish_counts(axes, title)
-    grid[0].set_ylabel("training loss")
+        axes.legend(fontsize=8)
+    panels[0][0].set_ylabel("training loss")
     _save(figure, path)
 
 
-def _finish_counts(axes: Axes, title: str) -> None:
-    axes.set(xlabel="rounds", title=f"commits {title}", ylim=(0, 4))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+def _pair(title: str, **settings: Any) -> tuple[Figure, list[tuple[Axes, float]]]:
+    """A panel for lockstep and one for random times, each with its spread."""
+    figure, grid = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
+    for axes, order in zip(grid, ("in lockstep", "at random times"), strict=True):
+        axes.set(xlabel="rounds", title=f"{title} {order}", **settings)
+        axes.grid(alpha=0.3)
+    return figure, list(zip(grid, (LOCKSTEP, AT_RANDOM), strict=True))
 
 
 def _save(figure: Figure, path: Path) -> None:

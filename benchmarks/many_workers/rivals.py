@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import click
 from gem_worker.tasks import Task, load_task
 
 from benchmarks.lib import page as markdown
@@ -108,13 +109,12 @@ def tune(trial: Trial, known: Outcomes, measure: Measure) -> Trial:
     return replace(trial, learning_rate=best)
 
 
-def tune_all(data: Path, known: Store[Trial, Outcome], tell: Callable[[Trial, Outcome], None], processes: int) -> None:
+def tune_all(data: Path, known: Store[Trial, Outcome], processes: int) -> str:
     """Tunes every rule, for each number of workers, with MNIST in the folder `data`.
 
     Args:
         data: Folder of MNIST's four files.
         known: What has been measured already. New outcomes are added and saved.
-        tell: Called after each run, by one thread at a time.
         processes: How many runs are made at the same time, each in a process of its own.
     """
     alone = threading.Lock()
@@ -125,7 +125,7 @@ def tune_all(data: Path, known: Store[Trial, Outcome], tell: Callable[[Trial, Ou
             outcome = pool.submit(_measure_mnist, trial, data).result()
             with alone:
                 known.add(trial, outcome)
-                tell(trial, outcome)
+                click.echo(f"  {trial}: {outcome}")
             return outcome
 
         try:
@@ -136,6 +136,7 @@ def tune_all(data: Path, known: Store[Trial, Outcome], tell: Callable[[Trial, Ou
             for process in multiprocessing.active_children():
                 process.kill()
             raise
+    return f"{len(known)} runs"
 
 
 def _measure_mnist(trial: Trial, data: Path) -> Outcome:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,14 +112,20 @@ def number_cases() -> list[Case]:
     return [Case(workers=count, spread=spread) for count in COUNTS for spread in (LOCKSTEP, AT_RANDOM)]
 
 
-def measure(case: Case, task: Task, tell: Callable[[Row], None] = lambda row: None) -> Run:
+def measure(case: Case, task: Task) -> Run:
     """Makes a run."""
     settings = case.hyperparameters()
     turns = simulated(
         case.workers, case.steps // case.local_steps, settings.batch_size, case.spread, case.varied,
         np.random.default_rng([1, case.seed]),
     )  # fmt: skip
-    return Run(case, train(task, settings, turns, case.workers, case.workers, tell))
+    return Run(case, train(task, settings, turns, case.workers, case.workers))
+
+
+def measure_and_keep(case: Case, task: Task, store: Store[Case, Run]) -> str:
+    """Makes a run and saves it."""
+    store.add(case, run := measure(case, task))
+    return f"leap {run.leap:.2f}, accuracy {100 * run.accuracy:.2f} %"
 
 
 def stored(path: Path) -> Store[Case, Run]:
