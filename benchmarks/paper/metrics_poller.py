@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.paper.results import Curves
+from benchmarks.paper.results import Columns
 
 _ADDRESS = re.compile(r"metrics (http://\S+?),")
 _VERSION = re.compile(r"^gem_central_version (\S+)", re.MULTILINE)
@@ -40,7 +40,7 @@ class MetricsPoller:
             self._rows.append((version, tensors))
 
     @property
-    def tensors(self) -> Curves:
+    def tensors(self) -> Columns:
         """Columns: version, and the median π of each tensor by its name. Empty where the rule has no π."""
         if not self._rows:
             return {}

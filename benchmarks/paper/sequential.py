@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.results import EVALUATIONS, Result, thin
+from benchmarks.paper.results import Result, thin
 
 _TEST_BATCH = 500
 _EVALUATE = 40  # times
@@ -50,7 +50,7 @@ def run(experiment: Experiment, data: Path | None) -> Result:
     outcome = "complete" if np.isfinite(losses).all() else "diverged"
     return Result(
         experiment, outcome, test_accuracy, test_loss if math.isfinite(test_loss) else None, time.monotonic() - began,
-        thin(curves), thin(evaluations, EVALUATIONS), {}, asdict(experiment), versions(),
+        thin(curves), thin(evaluations), {}, asdict(experiment), versions(),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from benchmarks.paper import page
 from benchmarks.paper.claims import OURS, PAPER, Agreement, Claim
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.figures import DRAWINGS
-from benchmarks.paper.figures.crowds import best_by_workers
+from benchmarks.paper.figures.beyond import best_by_workers
 from benchmarks.paper.plan import FIGURES, Scale, quick
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured, final, final_loss, learned, over_seeds, seconds_to, smooth, spread

@@ -17,30 +17,20 @@ from benchmarks.paper.metrics_poller import read_metrics
 from benchmarks.paper.results import load, read_run, thin
 
 
-def test_thinning_keeps_the_first_and_the_last_position() -> None:
-    kept = thin({"version": np.arange(1.0, 1001.0), "loss": np.ones(1000)}, most=30)
-    assert len(kept["version"]) == len(kept["loss"]) == 30
-    assert (kept["version"][0], kept["version"][-1]) == (1, 1000)
-    assert (np.diff(kept["version"]) > 0).all()
-
-
-def test_thinning_makes_means_of_what_lies_around_a_position() -> None:
-    loss = np.tile([1.0, 3.0], 500)
-    kept = thin({"version": np.arange(1000.0), "loss": loss}, most=20)["loss"]
-    assert kept[5:15] == pytest.approx(np.full(10, 2.0), abs=0.1)
-
-
-def test_thinning_passes_over_what_is_no_number() -> None:
+def test_thinning_makes_means_of_the_numbers_around_a_version() -> None:
     loss = np.where(np.arange(1000) % 2, 1.0, math.nan)
     loss[:500] = math.inf
-    kept = thin({"version": np.arange(1000.0), "loss": loss}, most=10)["loss"]
-    assert np.isnan(kept[:4]).all()
-    assert kept[6:] == pytest.approx(np.ones(4))
+    kept = thin({"version": np.arange(1000.0), "loss": loss})
+    assert 200 <= len(kept["version"]) == len(kept["loss"]) <= 400
+    assert (np.diff(kept["version"]) > 0).all()
+    assert np.isnan(kept["loss"][:124]).all()
+    assert kept["loss"][126:] == pytest.approx(1)
 
 
 def test_a_short_curve_is_left_as_it_is() -> None:
     columns = {"version": np.arange(300.0), "loss": np.arange(300.0)}
-    assert thin(columns) is columns
+    assert {name: column.tolist() for name, column in thin(columns).items()} == dict.fromkeys(columns, list(range(300)))
+    assert thin({}) == {}
 
 
 def test_a_result_comes_back_as_it_was_saved(tmp_path: Path) -> None:
@@ -89,7 +79,7 @@ def test_samples_of_a_commit_that_the_rule_discarded_were_not_trained_on(tmp_pat
     columns = "version,unix_seconds,worker,discarded,staleness,loss,samples,pi_median"
     folder.commits.write_text(f"{columns}\n1,1,a,0,0,2.5,64,\n1,2,b,1,9,2.4,64,\n2,3,a,0,1,1.5,32,\n")
     write_summary(folder)
-    assert read_run(Experiment("digits", workers=2), folder, {}).curves["samples"].tolist() == [64, 64, 96]
+    assert read_run(Experiment("digits", workers=2), folder, {}).curves["samples"].tolist() == [64, 96]
 
 
 def write_summary(folder: RunFolder) -> None:

@@ -1,4 +1,5 @@
-"""Figs. 1 to 3: what more workers do to the loss, the accuracy, and π."""
+"""Figs. 1 to 3, what more workers do to the loss, the accuracy, and π; Figs. 6 and 8, a learning rate that is too large, and an
+amplified proxy."""
 
 from __future__ import annotations
 
@@ -75,4 +76,27 @@ def pi(measured: list[Measured], scale: Scale) -> Drawing:
     for each, colour in zip(measured, shades(len(measured)), strict=True):
         drawing.line(axes, "pi", each.label, band(each.results, worker_steps, "pi_median"), colour)
     pi_axes(axes, "", "median of π over the parameters of a commit")
+    return drawing
+
+
+def misspecified(measured: list[Measured], scale: Scale) -> Drawing:
+    """Fig. 6: the three rules at twice the learning rate."""
+    counts = sorted({each.experiment.workers for each in measured})
+    drawing, axes = panels(1, len(counts), "Fig. 6: a misspecified learning rate, η = 0.1", 5.6, 3.8)
+    for place, n in zip(axes, counts, strict=True):
+        rule_lines(drawing, place, f"{n} workers", [each for each in measured if each.experiment.workers == n])
+    return drawing
+
+
+def kappas(measured: list[Measured], scale: Scale) -> Drawing:
+    """Fig. 8: GEM with its proxy amplified by κ."""
+    n = measured[0].experiment.workers
+    drawing, (left, right) = panels(1, 2, f"Fig. 8: the proxy amplified by κ, {n} workers under GEM")
+    for each, colour in zip(measured, shades(len(measured)), strict=True):
+        drawing.line(left, "loss", each.label, band(each.results, worker_steps, "loss"), colour)
+    loss_axes(left, "training loss")
+    kappa = [each.experiment.kappa for each in measured]
+    drawing.points(right, "final loss", "GEM", kappa, [final_loss(each.results) for each in measured], RULE_COLOURS["gem"])
+    right.set(title="final training loss", xlabel="κ", ylabel="mean of the last tenth of the run", xticks=kappa)
+    right.set_ylim(bottom=0)
     return drawing
