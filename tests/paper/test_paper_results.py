@@ -29,7 +29,7 @@ def test_thinning_makes_means_of_the_numbers_around_a_version() -> None:
 
 def test_a_short_curve_is_left_as_it_is() -> None:
     columns = {"version": np.arange(300.0), "loss": np.arange(300.0)}
-    assert {name: column.tolist() for name, column in thin(columns).items()} == dict.fromkeys(columns, list(range(300)))
+    assert {name: column.tolist() for name, column in thin(columns).items()} == {key: list(range(300)) for key in columns}
     assert thin({}) == {}
 
 
