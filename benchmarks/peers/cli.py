@@ -58,7 +58,7 @@ def main(
     PROCESSES.set_forkserver_preload(["benchmarks.peers.contenders", *(["torch"] if find_spec("torch") else [])])
     cells = [Cell(size, count) for size in settings["parameters"] for count in settings["workers"]]
     try:
-        Run(results, chosen, cells, settings["repeats"], settings["seconds"], out / "log.txt").run()
+        run(results, chosen, cells, settings["repeats"], settings["seconds"], out / "log.txt")
     except KeyboardInterrupt:
         click.echo("interrupted; continue with --resume")
         report(results, out)
@@ -81,50 +81,30 @@ def report(results: Results, out: Path) -> None:
     click.echo(f"\nwritten: {results.path}, {out / 'throughput.png'}")
 
 
-class Run:
-    """The measurements of one invocation, in order.
-
-    Args:
-        results: Receives them; those that it has already are not made again.
-        contenders: What to measure.
-        cells: Model sizes and numbers of workers to measure them at.
-        repeats: Number of measurements of each.
-        seconds: Minimum length of each measurement.
-        log: The file that receives the output of the contenders' processes.
-    """
-
-    def __init__(
-        self, results: Results, contenders: list[Contender], cells: list[Cell], repeats: int, seconds: float, log: Path
-    ) -> None:
-        self._results, self._seconds, self._log = results, seconds, log
-        done = {(cell, name, repeat) for (cell, name), figures in results.measurements.items() for repeat in figures}
-        self._plan = [
-            (cell, each, repeat)
-            for cell in cells
-            for repeat in range(repeats)
-            for each in random.Random(f"{cell} {repeat}").sample(contenders, len(contenders))
-            if (cell, each.name, repeat) not in done
-        ]
-
-    def run(self) -> None:
-        while self._plan:
-            cell, contender, repeat = self._plan.pop(0)
-            if (cell, contender.name) not in self._results.left_out:
-                self._one(cell, contender, repeat)
-                self._results.save()
-
-    def _one(self, cell: Cell, contender: Contender, repeat: int) -> None:
-        what = f"P = {cell.parameters:,}, W = {cell.workers}, repeat {repeat + 1}: {contender.label}"
+def run(results: Results, contenders: list[Contender], cells: list[Cell], repeats: int, seconds: float, log: Path) -> None:
+    """Makes the measurements that `results` lacks, each contender once in a repeat, in another order each time; saves each."""
+    plan = [
+        (cell, each, repeat)
+        for cell in cells
+        for repeat in range(repeats)
+        for each in random.Random(f"{cell} {repeat}").sample(contenders, len(contenders))
+        if repeat not in results.measurements.get((cell, each.name), ())
+    ]
+    for number, (cell, contender, repeat) in enumerate(plan, 1):
+        if (cell, contender.name) in results.left_out:
+            continue
+        what = f"[{number}/{len(plan)}] P = {cell.parameters:,}, W = {cell.workers}, repeat {repeat + 1}: {contender.label}"
         try:
             _require_room(cell, contender)
-            figures = measure(contender, cell.parameters, cell.workers, self._seconds, self._log)
+            figures = measure(contender, cell.parameters, cell.workers, seconds, log)
         except Exception as error:  # any failure: the other contenders are still measured
             why = str(error) if isinstance(error, ContenderFailedError) else f"{type(error).__name__}: {error}"
-            self._results.left_out[cell, contender.name] = why
-            click.echo(f"{what}: left out: {why} (more in {self._log})")
-            return
-        self._results.add(cell, contender.name, repeat, figures)
-        click.echo(f"{what}: {rate(figures.rate)}/s; {len(self._plan)} measurements left")
+            results.left_out[cell, contender.name] = why
+            click.echo(f"{what}: left out: {why} (more in {log})")
+        else:
+            results.add(cell, contender.name, repeat, figures)
+            click.echo(f"{what}: {rate(figures.rate)}/s")
+        results.save()
 
 
 def _require_room(cell: Cell, contender: Contender) -> None:
