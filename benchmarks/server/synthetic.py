@@ -77,6 +77,19 @@ class Seen:
         """Commits per second of all workers together."""
         return len(self.round_trip) / self.seconds
 
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the time that the workers really slept, as a share of its mean."""
+        return float(self.computed.std() / self.computed.mean())
+
+    def figures(self) -> dict[str, float]:
+        """The figures to keep."""
+        return {
+            "rate": self.rate, "staleness_mean": float(self.staleness.mean()), "spread": self.spread,
+            "staleness_p95": float(np.percentile(self.staleness, 95)), "round_trip": float(self.round_trip.mean()),
+            "server_cpu": self.server_cpu, "workers_cpu": self.workers_cpu,
+        }  # fmt: skip
+
 
 def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float) -> Seen:
     """Lets the workers commit over TCP, and looks at them for some seconds after a warm-up that does not count.
