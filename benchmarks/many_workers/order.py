@@ -12,6 +12,8 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_client.run.batch_sizes import batch_sizes
 
+from benchmarks.paper.experiments import Experiment
+
 
 class Turn(NamedTuple):
     """One commit.
@@ -58,6 +60,14 @@ def simulated(
         left[number] -= 1
         if left[number]:
             heapq.heappush(running, begin(number, now))
+
+
+def turns_of(experiment: Experiment) -> Iterator[Turn]:
+    """The turns of a simulated experiment."""
+    return simulated(
+        experiment.workers, experiment.commits_each, experiment.batch_size, experiment.spread, experiment.batch_variation,
+        np.random.default_rng([1, experiment.seed]),
+    )  # fmt: skip
 
 
 def recorded(commits: Path) -> Iterator[Turn]:

@@ -8,11 +8,10 @@ from dataclasses import asdict
 
 import numpy as np
 import torch
-from gem_api.hyperparameters import Hyperparameters
 from gem_worker.launcher.run_folder import versions
 from gem_worker.tasks import Task
 
-from benchmarks.many_workers.order import simulated
+from benchmarks.many_workers.order import turns_of
 from benchmarks.many_workers.simulation import STOP, Row, train
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.results import Result
@@ -33,24 +32,15 @@ def run(experiment: Experiment, task: Task, rows: int = ROWS, hopeless: float = 
     """
     began, seconds, losses = time.monotonic(), list[float](), list[float]()
     torch.set_num_threads(1)
-    settings = Hyperparameters(
-        rule=experiment.rule, learning_rate=experiment.learning_rate, momentum=experiment.momentum, kappa=experiment.kappa,
-        pi_max=experiment.pi_max, snapshot=experiment.snapshot, batch_size=experiment.batch_size, seed=experiment.seed,
-        local_steps=experiment.local_steps, rule_options=experiment.rule_options,
-        batch_variation=experiment.batch_variation,
-    )  # fmt: skip
+    settings = experiment.hyperparameters()
     commits = experiment.workers * experiment.commits_each
-    turns = simulated(
-        experiment.workers, experiment.commits_each, experiment.batch_size, experiment.spread, experiment.batch_variation,
-        np.random.default_rng([1, experiment.seed]),
-    )  # fmt: skip
 
     def tell(row: Row) -> object:
         seconds.append(time.monotonic() - began)
         losses.append(row["loss"])
         return STOP if row["version"] >= hopeless * commits and min(losses) > _NOTHING_LEARNED else None
 
-    rows_made = train(task, settings, turns, experiment.workers, max(1, commits // rows), tell)
+    rows_made = train(task, settings, turns_of(experiment), experiment.workers, max(1, commits // rows), tell)
     last = rows_made[-1]
     diverged = not math.isfinite(last["loss"])
     seconds += [time.monotonic() - began] * diverged  # the last row was not reported

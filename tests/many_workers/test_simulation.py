@@ -12,7 +12,7 @@ from gem_worker.tasks import load_task
 
 from benchmarks.lib.launch import launch
 from benchmarks.many_workers.order import recorded, simulated
-from benchmarks.many_workers.runs import Case, Run, measure, stored
+from benchmarks.many_workers.runs import Run, experiment, measure, stored
 from benchmarks.many_workers.simulation import train
 
 TASK = load_task("digits", None)
@@ -20,7 +20,7 @@ TASK = load_task("digits", None)
 
 @pytest.fixture(scope="module")
 def lockstep() -> Run:
-    return measure(Case(workers=40, steps=12, spread=0.05), TASK)
+    return measure(experiment(workers=40, steps=12, spread=0.05), TASK)
 
 
 def test_a_case_gives_the_same_numbers_each_time(lockstep: Run) -> None:
@@ -28,7 +28,7 @@ def test_a_case_gives_the_same_numbers_each_time(lockstep: Run) -> None:
 
 
 def test_random_times_train_further_than_lockstep(lockstep: Run) -> None:
-    at_random = measure(Case(workers=40, steps=12, spread=1.0), TASK)
+    at_random = measure(experiment(workers=40, steps=12, spread=1.0), TASK)
     assert at_random.accuracy > lockstep.accuracy + 0.2
     assert lockstep.column("staleness_sd")[6] < 15 < 30 < at_random.column("staleness_sd")[6]
 
