@@ -17,13 +17,12 @@ from gem_api.process.lifetime import EXIT_INTERRUPTED
 
 from benchmarks.lib import machine
 from benchmarks.lib.measuring import measurement
-from benchmarks.peers.claims import LARGE, MIDDLE, SMALL, verdicts
+from benchmarks.peers.claims import LARGE, MIDDLE, SMALL, rate, table, verdicts
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError
 from benchmarks.peers.harness import measure
 from benchmarks.peers.picture import draw
 from benchmarks.peers.results import Cell, Results
-from benchmarks.peers.tables import rate, table
 
 _PROCESS_BYTES = 150 << 20  # memory of a process that is forked from one that has imported PyTorch
 _SHARE_OF_MEMORY = 0.9  # maximum share of the available memory to use

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from gem_worker.launcher.cli import main as gem_train
 
-from benchmarks.lib.processes import split_evenly
 from benchmarks.paper import staged
 from benchmarks.paper.claims import OURS, PAPER
 from benchmarks.paper.experiments import Experiment
@@ -123,8 +122,3 @@ def test_workers_share_processes_only_where_they_are_more() -> None:
     many = command(Experiment("mnist", workers=5), None, Path("runs"), processes=4)
     assert not any("--processes" in argument for argument in few)
     assert "--processes=4" in many
-
-
-@pytest.mark.parametrize(("workers", "groups", "sizes"), [(30, 5, [6, 6, 6, 6, 6]), (16, 5, [4, 3, 3, 3, 3]), (2, 5, [1, 1])])
-def test_workers_of_a_staged_run_are_spread_evenly(workers: int, groups: int, sizes: list[int]) -> None:
-    assert split_evenly(workers, groups) == sizes

@@ -13,8 +13,8 @@ from gem_worker.launcher.run_folder import RunFolder
 from paper.paper_helpers import made_up
 
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.metrics_poller import read_metrics
 from benchmarks.paper.results import load, read_run, thin
+from benchmarks.paper.runner import read_metrics
 
 
 def test_thinning_makes_means_of_the_numbers_around_a_version() -> None:
