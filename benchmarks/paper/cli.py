@@ -12,7 +12,7 @@ from gem_api.process.lifetime import interruptible
 from benchmarks.lib.runs import make_missing
 from benchmarks.paper import page
 from benchmarks.paper.figures import DRAWINGS
-from benchmarks.paper.plan import ALIASES, FIGURES, Scale, experiments, quick
+from benchmarks.paper.plan import FIGURES, Scale, experiments, quick
 from benchmarks.paper.runner import Runner
 from benchmarks.paper.statistics import gather
 
@@ -81,11 +81,10 @@ def draw(runner: Runner, folder: Path, scale: Scale, note: str) -> Path:
 
 def _chosen(names: tuple[str, ...]) -> list[str]:
     """The figures that the arguments name, each once."""
-    known = [ALIASES.get(name, name) for name in names]
-    for given, name in zip(names, known, strict=True):
+    for name in names:
         if name not in FIGURES:
-            raise click.UsageError(f"there is no figure {given!r}: choose from {', '.join(FIGURES)}")
-    return list(dict.fromkeys(known)) or list(FIGURES)
+            raise click.UsageError(f"there is no figure {name!r}: choose from {', '.join(FIGURES)}")
+    return list(dict.fromkeys(names)) or list(FIGURES)
 
 
 def _scale(data: Path | None, is_quick: bool, steps: int | None, seeds: int | None, draw_only: bool) -> Scale:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Literal
 
 from gem_api.hyperparameters import Hyperparameters
 
@@ -84,6 +84,3 @@ class Experiment:
         names += ["momentum", "kappa", "pi_max", "snapshot"] * (self.optimizer == "sgd")
         given = {name: getattr(self, name) for name in names}
         return Hyperparameters(**given).with_defaults(given)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)

@@ -237,7 +237,6 @@ FIGURES: dict[str, Callable[[Scale], list[Group]]] = {
     "conventions": _conventions, "straggler": _straggler, "churn": _churn, "proxies": _proxies, "rules": _rules,
     "beyond": _beyond,
 }  # fmt: skip
-ALIASES = {"1a": "1", "1b": "1", "1c": "1", "1d": "1", "9": "9-10", "10": "9-10"}
 
 
 def experiments(figures: list[str], scale: Scale) -> list[Experiment]:

@@ -19,6 +19,7 @@ from benchmarks.paper.experiments import Experiment
 Array: TypeAlias = npt.NDArray[np.float64]
 Columns: TypeAlias = dict[str, Array]
 FORMAT = 1
+_CURVES = ("curves", "evaluations", "tensors")
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,8 @@ class Result:
 
     def save(self, path: Path) -> None:
         """Writes the file atomically."""
-        body = {
-            "format": FORMAT,
-            "experiment": self.experiment.to_json(),
-            "outcome": self.outcome,
-            "test_accuracy": self.test_accuracy,
-            "test_loss": self.test_loss,
-            "seconds": round(self.seconds, 1),
-            "settings": self.settings,
-            "versions": self.versions,
-            **{name: _to_lists(getattr(self, name)) for name in ("curves", "evaluations", "tensors")},
-        }
+        body = {"format": FORMAT, **vars(self), "experiment": vars(self.experiment), "seconds": round(self.seconds, 1)}
+        body |= {name: _to_lists(getattr(self, name)) for name in _CURVES}
         write_json(path, body, indent=None)
 
 
@@ -73,15 +65,12 @@ def load(path: Path, experiment: Experiment) -> Result | None:
     """The experiment's result; None if there is none, or it is damaged, incomplete or has other settings."""
     try:
         body = json.loads(path.read_text())
-        if body["format"] != FORMAT or Experiment(**body["experiment"]) != experiment:
+        if body.pop("format") != FORMAT or Experiment(**body.pop("experiment")) != experiment:
             return None
-        curves, evaluations, tensors = (_from_lists(body[name]) for name in ("curves", "evaluations", "tensors"))
-        if not {"version", "samples", "seconds", "loss"} <= curves.keys():
+        curves = {name: _from_lists(body.pop(name)) for name in _CURVES}
+        if not {"version", "samples", "seconds", "loss"} <= curves["curves"].keys():
             return None
-        return Result(
-            experiment, body["outcome"], body["test_accuracy"], body["test_loss"], body["seconds"], curves, evaluations,
-            tensors, body["settings"], body["versions"],
-        )  # fmt: skip
+        return Result(experiment, **curves, **body)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -118,18 +118,11 @@ def _available(contenders: Iterable[Contender]) -> list[Contender]:
     """The contenders whose modules are installed. Prints what to install for the others."""
     found = []
     for each in contenders:
-        if each.requires is None or _importable(each.requires):
+        if each.requires is None or find_spec(each.requires):
             found.append(each)
         else:
             click.echo(f"skipped: {each.label}: {each.requires} is missing; {each.install}")
     return found
-
-
-def _importable(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 if __name__ == "__main__":

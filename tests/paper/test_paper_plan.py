@@ -14,7 +14,7 @@ from benchmarks.paper.claims import OURS, PAPER
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.figures import DRAWINGS
 from benchmarks.paper.page import _HEADINGS
-from benchmarks.paper.plan import ALIASES, EFFECTIVE_BATCH, FIGURES, Scale, experiments, quick
+from benchmarks.paper.plan import EFFECTIVE_BATCH, FIGURES, Scale, experiments, quick
 from benchmarks.paper.runner import command
 
 FULL = Scale()
@@ -68,7 +68,6 @@ def test_every_line_of_a_figure_has_a_name_of_its_own_and_every_seed(figure: str
 def test_every_figure_has_a_drawing_and_a_heading_and_every_claim_a_figure() -> None:
     assert DRAWINGS.keys() == FIGURES.keys() == _HEADINGS.keys()
     assert {claim.figure for claim in (*PAPER, *OURS)} <= FIGURES.keys()
-    assert set(ALIASES.values()) <= FIGURES.keys()
 
 
 def test_the_full_scale_is_the_papers() -> None:

@@ -35,19 +35,19 @@ def test_all_settings_reach_the_rule_and_the_order() -> None:
     task = load_task("digits", None)
     usual = run(TINY, task).curves["loss"]
     for name, value in changes.items():
-        changed = run(Experiment(**{**TINY.to_json(), name: value}), task).curves["loss"]
+        changed = run(Experiment(**{**vars(TINY), name: value}), task).curves["loss"]
         assert not np.array_equal(changed, usual), name
 
 
 def test_a_run_that_learns_nothing_ends_early_if_asked_to() -> None:
-    task, slow = load_task("digits", None), Experiment(**{**TINY.to_json(), "learning_rate": 1e-6})
+    task, slow = load_task("digits", None), Experiment(**{**vars(TINY), "learning_rate": 1e-6})
     assert run(slow, task).steps[-1] == 40
     assert run(slow, task, hopeless=0.5).steps[-1] == 20
     assert run(TINY, task, hopeless=0.5).steps[-1] == 40
 
 
 def test_a_run_that_diverges_has_no_accuracy() -> None:
-    result = run(Experiment(**{**TINY.to_json(), "learning_rate": 1000.0, "rule": "downpour"}), load_task("digits", None))
+    result = run(Experiment(**{**vars(TINY), "learning_rate": 1000.0, "rule": "downpour"}), load_task("digits", None))
     assert (result.outcome, result.test_accuracy, result.test_loss) == ("diverged", None, None)
     assert math.isnan(result.curves["loss"][-1])
     assert len(result.curves["loss"]) == len(result.curves["seconds"])

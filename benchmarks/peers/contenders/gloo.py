@@ -21,7 +21,7 @@ _PULL, _COMMIT = 0, 1  # the requests: the value of a worker's one-element messa
 class Gloo(OwnProcess):
     """Rank 0 serves requests in the order in which they arrive, from any worker."""
 
-    requires: ClassVar[str | None] = "torch.distributed"
+    requires: ClassVar[str | None] = "torch"
     install: ClassVar[str] = "pip install 'gem-ps[torch]'"
     # The worker's gradient, θ, m, s and the temporaries of a round trip; gloo sends and receives in place.
     buffers: ClassVar[int] = 7

@@ -46,7 +46,7 @@ class PytorchRpc(OwnProcess):
     """`rpc_sync` on a remote reference, over the transports that PyTorch chooses on one host, or over TCP alone."""
 
     alone: bool = False  # one thread a process; else PyTorch's default, one for each core
-    requires: ClassVar[str | None] = "torch.distributed.rpc"
+    requires: ClassVar[str | None] = "torch"
     install: ClassVar[str] = "pip install 'gem-ps[torch]'"
     # m, s, the upload and the temporaries of one round trip in the server; gradient and θ in the worker; what TensorPipe holds.
     buffers: ClassVar[int] = 7
