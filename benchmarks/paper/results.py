@@ -67,7 +67,7 @@ def load(path: Path, experiment: Experiment) -> Result | None:
         body = json.loads(path.read_text())
         if body.pop("format") != FORMAT or Experiment(**body.pop("experiment")) != experiment:
             return None
-        curves = {name: _from_lists(body.pop(name)) for name in _CURVES}
+        curves: dict[str, Any] = {name: _from_lists(body.pop(name)) for name in _CURVES}
         if not {"version", "samples", "seconds", "loss"} <= curves["curves"].keys():
             return None
         return Result(experiment, **curves, **body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 from benchmarks.peers.results import Cell, Results, Row, best
 
@@ -24,14 +23,6 @@ class Claim:
     targets: dict[int, float]
 
 
-def peer(rows: dict[str, Row], rule: str, transport: str | None = None) -> Row | None:
-    return best(rows.values(), "peer", rule, transport)
-
-
-def named(rows: dict[str, Row], name: str) -> Row | None:
-    return rows.get(name)
-
-
 _SIZES = (SMALL, MIDDLE, LARGE)
 
 
@@ -39,12 +30,16 @@ def _claim(text: str, subject: str, against: Selection, *targets: float) -> Clai
     return Claim(text, subject, against, dict(zip(_SIZES[-len(targets) :], targets, strict=True)))
 
 
+def _peer(rule: str, transport: str | None = None) -> Selection:
+    return lambda rows: best(rows.values(), "peer", rule, transport)
+
+
 CLAIMS = (
-    _claim("shared memory against the best peer with GEM", "ours-shm", partial(peer, rule="gem"), 4, 5.5, 7),
-    _claim("shared memory against the best peer's plain add", "ours-shm", partial(peer, rule="add"), 2, 1.8, 2.8),
-    _claim("TCP float32 against the best TCP peer with GEM", "ours-tcp", partial(peer, rule="gem", transport="tcp"), 4, 2.5, 3),
-    _claim("TCP float32 against a raw TCP echo", "ours-tcp", partial(named, name="tcp-echo"), 0.6, 0.75, 0.7),
-    _claim("TCP bfloat16 against TCP float32", "ours-tcp-bf16", partial(named, name="ours-tcp"), 1.5, 1.6),
+    _claim("shared memory against the best peer with GEM", "ours-shm", _peer("gem"), 4, 5.5, 7),
+    _claim("shared memory against the best peer's plain add", "ours-shm", _peer("add"), 2, 1.8, 2.8),
+    _claim("TCP float32 against the best TCP peer with GEM", "ours-tcp", _peer("gem", "tcp"), 4, 2.5, 3),
+    _claim("TCP float32 against a raw TCP echo", "ours-tcp", lambda rows: rows.get("tcp-echo"), 0.6, 0.75, 0.7),
+    _claim("TCP bfloat16 against TCP float32", "ours-tcp-bf16", lambda rows: rows.get("ours-tcp"), 1.5, 1.6),
 )
 
 

@@ -96,12 +96,6 @@ def test_a_rule_with_local_steps_makes_fewer_commits_of_the_same_gradients() -> 
     assert (each.gradients, each.commits_each) == (937, 234)
 
 
-@pytest.mark.parametrize(("workers", "threshold"), [(1, 16), (10, 20), (30, 60)])
-def test_ringmaster_discards_only_what_is_far_staler_than_is_usual_with_so_many_workers(workers: int, threshold: int) -> None:
-    (run,) = (group.first for group in FIGURES["rules"](FULL) if (group.label, group.first.workers) == ("Ringmaster", workers))
-    assert run.rule_options == f"threshold={threshold}"
-
-
 def test_the_command_lines_have_options_that_the_commands_know() -> None:
     for experiment in experiments(["1", "6", "8", "conventions"], FULL):
         assert unknown(experiment, gem_train) == []
