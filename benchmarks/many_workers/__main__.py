@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import torch
 from gem_api.process.lifetime import interruptible
-from gem_worker.tasks import TaskError, load_task
+from gem_worker.tasks import Task, TaskError, load_task
 
 from benchmarks.lib.runs import make_missing
 from benchmarks.many_workers import check, rivals, runs
@@ -30,7 +30,7 @@ def main(data: Path | None, parts: tuple[str, ...]) -> None:
     All parts take some hours. A result is saved at once; several processes may make different parts. The rivals use all cores.
     """
     torch.set_num_threads(1)
-    missing = () if data is None else _missing(data, parts or PARTS)
+    missing = () if data is None else _missing(_task(data), data, parts or PARTS)
     make_missing(missing, lambda run: run(), _draw)
 
 
@@ -39,12 +39,15 @@ def _draw() -> Path:
     return write_page(known, check.load(RESULTS / "check.json"), tuned, RESULTS)
 
 
-def _missing(data: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], str]]]:
-    """The missing runs of these parts, each with its name, and a function that makes it. Raises UsageError."""
+def _task(data: Path) -> Task:
     try:
-        task = load_task("mnist", data)
+        return load_task("mnist", data)
     except TaskError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _missing(task: Task, data: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], str]]]:
+    """The missing runs of these parts, each with its name, and a function that makes it."""
     if "check" in parts:
         compared = RESULTS / "check.json"
         for workers in set(check.WORKERS) - {each.workers for each in check.load(compared)}:

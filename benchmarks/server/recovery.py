@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -95,8 +94,8 @@ def timed(folder: Path) -> tuple[list[float], Core]:
 @click.option("--log-mib", type=int, default=1024, help="Gradients in the log.")
 def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path) -> None:
     """Makes a run's checkpoint and log, and rebuilds the run from them: first from the disk, then from the page cache."""
-    one = partial(np.zeros, 1, np.float32)
-    Gem().apply(Layout.of({"warm-up": (1,)}), one(), one(), {name: one() for name in Gem().buffers}, RuleInput(0))
+    ones = {name: np.ones(1, np.float32) for name in ("theta", "gradient", *Gem().buffers)}
+    Gem().apply(Layout.of({"warm-up": (1,)}), ones.pop("theta"), ones.pop("gradient"), ones, RuleInput(0))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as made:
         run = Path(made)
