@@ -11,7 +11,7 @@ import numpy as np
 from gem_worker.tasks import Task
 
 from benchmarks.lib.results import Store, plain
-from benchmarks.many_workers.order import turns_of
+from benchmarks.many_workers.order import simulated
 from benchmarks.many_workers.simulation import Row, train
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
@@ -88,7 +88,7 @@ def number_cases() -> list[Experiment]:
 
 def measure(case: Experiment, task: Task) -> Run:
     """Makes a run."""
-    return Run(case, train(task, case.hyperparameters(), turns_of(case), case.workers, case.workers))
+    return Run(case, train(task, case.hyperparameters(), simulated(case), case.workers, case.workers))
 
 
 def measure_and_keep(case: Experiment, task: Task, store: Store[Experiment, Run]) -> str:

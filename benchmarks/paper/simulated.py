@@ -11,7 +11,7 @@ import torch
 from gem_worker.launcher.run_folder import versions
 from gem_worker.tasks import Task
 
-from benchmarks.many_workers.order import turns_of
+from benchmarks.many_workers.order import simulated
 from benchmarks.many_workers.simulation import STOP, Row, train
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.results import Result
@@ -40,7 +40,7 @@ def run(experiment: Experiment, task: Task, rows: int = ROWS, hopeless: float = 
         losses.append(row["loss"])
         return STOP if row["version"] >= hopeless * commits and min(losses) > _NOTHING_LEARNED else None
 
-    rows_made = train(task, settings, turns_of(experiment), experiment.workers, max(1, commits // rows), tell)
+    rows_made = train(task, settings, simulated(experiment), experiment.workers, max(1, commits // rows), tell)
     last = rows_made[-1]
     diverged = not math.isfinite(last["loss"])
     seconds += [time.monotonic() - began] * diverged  # the last row was not reported

@@ -14,6 +14,7 @@ from benchmarks.lib.launch import launch
 from benchmarks.many_workers.order import recorded, simulated
 from benchmarks.many_workers.runs import Run, experiment, measure, stored
 from benchmarks.many_workers.simulation import train
+from benchmarks.paper.experiments import Experiment
 
 TASK = load_task("digits", None)
 
@@ -42,7 +43,7 @@ def test_a_row_has_the_energies_of_its_round(lockstep: Run) -> None:
 
 def test_a_run_that_diverges_ends_with_a_loss_that_is_none() -> None:
     settings = Hyperparameters(rule="downpour", learning_rate=1000.0)
-    rows = train(TASK, settings, simulated(10, 20, 64, 0.05, 0.0, np.random.default_rng(0)), 10, 10)
+    rows = train(TASK, settings, simulated(Experiment("digits", workers=10, steps=20, spread=0.05)), 10, 10)
     assert not np.isfinite(rows[-1]["loss"])
 
 
