@@ -34,7 +34,9 @@ from gem_worker.tasks.mnist import read_idx
 from matplotlib import pyplot as plt
 from torch import Tensor, nn
 
+from benchmarks.lib.launch import RunFailed
 from benchmarks.lib.results import Store, plain
+from benchmarks.lib.runs import make_missing
 
 RESULTS = Path(__file__).parents[1] / "docs/results/tuning"
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -148,7 +150,7 @@ def train(address: str, choice: Choice, data: Data, number: int, ends: list[nn.S
 
 
 def measure(choice: Choice, training: Data, test: Data) -> Run:
-    """Makes a run. Raises RuntimeError if a worker did not reach its end."""
+    """Makes a run. Raises RunFailed if a worker did not reach its end."""
     ends: list[nn.Sequential] = []
     with tempfile.TemporaryDirectory(prefix="gem-tuning-") as name:
         folder = RunFolder(Path(name))
@@ -162,7 +164,7 @@ def measure(choice: Choice, training: Data, test: Data) -> Run:
             for thread in threads:
                 thread.join()
         if len(ends) < choice.workers:
-            raise RuntimeError(f"{choice.workers - len(ends)} workers failed: {choice}")
+            raise RunFailed(f"{choice.workers - len(ends)} workers failed")
         history = folder.history()
     with torch.no_grad():
         accuracy = float((ends[0](test[0]).argmax(1) == test[1]).float().mean())
@@ -229,43 +231,21 @@ def row(choice: Choice, run: Run) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-PAGE = """# Settings under AdamW
-
-How rate, κ and the number of workers change a run: what [tuning](../../tuning.md) is based on. By `python -m benchmarks.tuning
---data DIR`, with MNIST's four files in DIR.
-
-Task: MNIST, a perceptron of {parameters:,} parameters, batches of {batch}, partitioned shards, no schedule, one seed. Each run
-has a real server and real workers over gRPC, as threads of one process. *Optimizer* is where the steps of AdamW are made:
-`adamw` on the server for all workers, `worker` on each. *Final loss* is the training loss of the last tenth of the commits. π
-is the mean of a commit's median π over the run; *at 0* is the share of parameters whose π is 0.
-
-One seed, one small model: differences of less than a point of accuracy mean nothing. The level of π depends on the rhythm in
-which workers commit: under gem-train, 16 workers in two processes had a median of 0.12 (rate 0.001, κ 2) and 94.3 % accuracy.
-
-| Rule | Optimizer | Rate | κ | λ | Workers | Epochs | Commits | Test accuracy | Final loss | Staleness | π | at 0 |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|
-{rows}
-
-![Loss and median π of three runs with 16 workers](curves.png)
-
-The data of all curves: [runs.json](runs.json).
-"""
-
-
-def write_page(runs: dict[Choice, Run], folder: Path) -> None:
-    """Writes README.md and, if its runs are there, curves.png."""
+def write_page(runs: dict[Choice, Run], folder: Path) -> Path:
+    """Writes README.md and, if its runs are there, curves.png. Returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     order = sorted(
         runs, key=lambda c: (c.rule, c.optimizer, c.workers, c.epochs, c.local_steps, c.kappa or 2, c.learning_rate or 0)
     )
     order.sort(key=lambda choice: (choice.rule != "gem", choice.optimizer))
-    page = PAGE.format(
+    page = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").format(
         rows="\n".join(row(choice, runs[choice]) for choice in order), batch=BATCH,
         parameters=sum(parameter.numel() for parameter in make_model().parameters()),
     )  # fmt: skip
     (folder / "README.md").write_text(page, encoding="utf-8")
     if all(choice in runs for choice in SHOWN.values()):
         draw(runs, folder / "curves.png")
+    return folder / "README.md"
 
 
 @click.command()
@@ -275,13 +255,16 @@ def main(data: Path | None) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     torch.set_num_threads(1)
     runs = stored()
-    if data is not None:
-        training, test = read_mnist(data, "train"), read_mnist(data, "t10k")
-        for choice in plan():
-            if choice not in runs:
-                runs.add(choice, measure(choice, training, test))
-                click.echo(row(choice, runs[choice]))
-    write_page(runs, RESULTS)
+    if data is None:
+        write_page(runs, RESULTS)
+        return
+    training, test = read_mnist(data, "train"), read_mnist(data, "t10k")
+
+    def make(choice: Choice) -> str:
+        runs.add(choice, measure(choice, training, test))
+        return row(choice, runs[choice])
+
+    make_missing(((str(choice), choice) for choice in plan() if choice not in runs), make, lambda: write_page(runs, RESULTS))
 
 
 if __name__ == "__main__":

@@ -28,15 +28,13 @@ CLIENT_PROCESSES = 4
 @dataclass(frozen=True)
 class Load:
     """The result of one measurement: commits of each session, and seconds of each commit. If the servers' processes are known,
-    also their seconds of processor time, and their resident bytes while all sessions were connected: together, and of each."""
+    also the seconds of processor time of each, and its resident bytes while all sessions were connected."""
 
     commits: list[int]
     latencies: np.ndarray[Any, np.dtype[np.float64]]
     seconds: float
-    server_cpu: float
-    server_bytes: int
-    each_cpu: tuple[float, ...] = ()
-    each_bytes: tuple[int, ...] = ()
+    each_cpu: tuple[float, ...]
+    each_bytes: tuple[int, ...]
 
     @property
     def rate(self) -> float:
@@ -48,6 +46,29 @@ class Load:
         """Jain's fairness index of the commits per session: 1 for equal shares, 1/n for all to one (Jain et al. 1984)."""
         shares = np.array(self.commits, float)
         return float(shares.sum() ** 2 / (len(shares) * (shares**2).sum()))
+
+    @property
+    def p50(self) -> float:
+        """Median of the seconds of a commit."""
+        return float(np.percentile(self.latencies, 50))
+
+    @property
+    def p99(self) -> float:
+        return float(np.percentile(self.latencies, 99))
+
+    @property
+    def server_cpu(self) -> float:
+        """Seconds of processor time of the busiest server for a commit."""
+        return max(self.each_cpu) / sum(self.commits)
+
+    @property
+    def server_bytes(self) -> int:
+        """Resident bytes of the largest server."""
+        return max(self.each_bytes)
+
+    def figures(self) -> dict[str, float]:
+        """The figures to keep."""
+        return {name: getattr(self, name) for name in ("rate", "jain", "p50", "p99", "server_cpu", "server_bytes")}
 
 
 @contextmanager
@@ -109,7 +130,7 @@ def measure(
     for client in clients:
         client.join()
     commits = [count for process_commits, _ in gathered for count in process_commits]
-    return Load(commits, np.concatenate([times for _, times in gathered]), seconds, sum(used), sum(held), used, held)
+    return Load(commits, np.concatenate([times for _, times in gathered]), seconds, used, held)
 
 
 def split_evenly(count: int, processes: int = CLIENT_PROCESSES) -> list[int]:

@@ -39,8 +39,8 @@ class Comparison:
     accuracies: tuple[float, float]
 
 
-def compare(workers: int, task: Task, data: Path) -> Comparison:
-    """Makes both runs. Raises RunFailed."""
+def compare(workers: int, task: Task, data: Path, stored: Path) -> str:
+    """Makes both runs and saves what came out. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="gem-many-") as name:
         made = Experiment("mnist", workers=workers, steps=STEPS, turns="random")
         folder = launch(command(made, data, Path(name), processes=2), Path(name) / "output.txt", variables=variables(made))
@@ -49,17 +49,14 @@ def compare(workers: int, task: Task, data: Path) -> Comparison:
         rows = train(task, Hyperparameters(), recorded(folder.commits), workers, workers * STEPS // PARTS)
     simulated = np.array([row["loss"] for row in rows])
     losses = [[round(float(loss), 4) for loss in each] for each in (real, simulated)]
-    return Comparison(workers, (losses[0], losses[1]), (round(accuracy, 4), round(rows[-1]["accuracy"], 4)))
+    found = Comparison(workers, (losses[0], losses[1]), (round(accuracy, 4), round(rows[-1]["accuracy"], 4)))
+    write_rows(stored, map(asdict, [*load(stored), found]))
+    return str(found)
 
 
 def load(path: Path) -> list[Comparison]:
     """The stored comparisons."""
     return [Comparison(**each) for each in json.loads(path.read_text())] if path.exists() else []
-
-
-def save(path: Path, comparisons: list[Comparison]) -> None:
-    """Writes the comparisons, one a line."""
-    write_rows(path, map(asdict, comparisons))
 
 
 def checks_table(comparisons: list[Comparison]) -> str:

@@ -12,6 +12,8 @@ import numpy as np
 from gem_api.hyperparameters import Hyperparameters
 from gem_client.run.batch_sizes import batch_sizes
 
+from benchmarks.paper.experiments import Experiment
+
 
 class Turn(NamedTuple):
     """One commit.
@@ -25,23 +27,16 @@ class Turn(NamedTuple):
     samples: int
 
 
-def simulated(
-    workers: int, steps: int, batch: int, spread: float, varied: float, random: np.random.Generator
-) -> Iterator[Turn]:
+def simulated(experiment: Experiment) -> Iterator[Turn]:
     """The turns of workers that begin together and compute all the time.
 
-    Args:
-        workers: How many.
-        steps: Commits of each.
-        batch: Mean samples of a batch.
-        spread: Standard deviation of the time for one gradient, as a share of its mean; the distribution is a gamma
-            distribution. 1 makes it exponential; 0 makes all alike, and the workers march in lockstep.
-        varied: The run's batch variation: batches have between (1 − varied) and (1 + varied) times `batch` samples, and the
-            times of their gradients are in proportion.
-        random: The source of randomness.
+    The time for one gradient has a gamma distribution: a spread of 1 makes it exponential; 0 makes all alike, and the workers
+    march in lockstep. If batches vary, the times of their gradients are in proportion.
     """
+    batch, varied, spread = experiment.batch_size, experiment.batch_variation, experiment.spread
+    random = np.random.default_rng([1, experiment.seed])
     shard = Hyperparameters(batch_size=batch, batch_variation=varied).default_shard_size
-    sizes: list[list[int]] = [[] for _ in range(workers)]
+    sizes: list[list[int]] = [[] for _ in range(experiment.workers)]
 
     def begin(number: int, now: float) -> tuple[float, int, int]:
         sizes[number] = sizes[number] or batch_sizes(shard, batch, varied, random)
@@ -49,8 +44,8 @@ def simulated(
         seconds = random.gamma(1 / spread**2, spread**2) if spread else 1.0
         return now + seconds * samples / batch, number, samples
 
-    running = [begin(number, 0.0) for number in range(workers)]
-    left = [steps] * workers
+    running = [begin(number, 0.0) for number in range(experiment.workers)]
+    left = [experiment.commits_each] * experiment.workers
     heapq.heapify(running)
     while running:
         now, number, samples = heapq.heappop(running)

@@ -7,10 +7,11 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import click
 from gem_worker.tasks import Task, load_task
 
 from benchmarks.lib import page as markdown
@@ -30,25 +31,6 @@ HOPELESS = 0.4  # of a run, after which it ends if nothing has been learned
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A run's settings."""
-
-    label: str
-    rule: str
-    workers: int
-    learning_rate: float
-    local_steps: int = 1
-    rule_options: str = ""
-    seed: int = 0
-    spread: float = AT_RANDOM
-
-    @property
-    def order(self) -> str:
-        """Whether the workers march in lockstep, or their times vary."""
-        return "lockstep" if self.spread == LOCKSTEP else "random"
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What is kept of a run: the mean training loss of its last tenth, infinite if it diverged, and the test accuracy."""
 
@@ -56,33 +38,39 @@ class Outcome:
     accuracy: float
 
 
-Outcomes = Mapping[Trial, Outcome]
-Measure = Callable[[Trial], Outcome]
+Outcomes = Mapping[Experiment, Outcome]
+Measure = Callable[[Experiment], Outcome]
 
 
-def first(setup: RuleSetup, workers: int, spread: float = AT_RANDOM) -> Trial:
+def first(setup: RuleSetup, workers: int, spread: float = AT_RANDOM) -> Experiment:
     """The trial of a rule at the paper's rate."""
-    return Trial(setup.label, setup.rule, workers, 0.05, setup.local_steps, setup.options(workers), spread=spread)
+    return Experiment(
+        "mnist", setup.rule, workers, GRADIENTS[workers], local_steps=setup.local_steps, rule_options=setup.options(workers),
+        spread=spread, setting="simulated",
+    )  # fmt: skip
 
 
-def trials() -> list[Trial]:
+def label(trial: Experiment) -> str:
+    """The name of its rule."""
+    return next(each.label for each in RULES if (each.rule, each.local_steps) == (trial.rule, trial.local_steps))
+
+
+def trials() -> list[Experiment]:
     """What is tuned: every rule at times that vary, and the paper's three in lockstep too."""
     basic = [setup for setup in RULES if setup.rule in BASIC_RULES and setup.local_steps == 1]
     orders = [(LOCKSTEP, basic), (AT_RANDOM, list(RULES))]
     return [first(setup, workers, spread) for workers in GRADIENTS for spread, setups in orders for setup in setups]
 
 
-def measure(trial: Trial, task: Task) -> Outcome:
+def measure(trial: Experiment, task: Task) -> Outcome:
     """Makes a run. All rules see as many gradients."""
-    settings = {name: value for name, value in asdict(trial).items() if name != "label"}
-    experiment = Experiment("mnist", steps=GRADIENTS[trial.workers], setting="simulated", **settings)
-    result = run(experiment, task, rows=ROWS, hopeless=HOPELESS)
+    result = run(trial, task, rows=ROWS, hopeless=HOPELESS)
     if result.test_accuracy is None:
         return Outcome(math.inf, math.nan)
     return Outcome(round(float(result.curves["loss"][-1]), 4), round(result.test_accuracy, 4))
 
 
-def tune(trial: Trial, known: Outcomes, measure: Measure) -> Trial:
+def tune(trial: Experiment, known: Outcomes, measure: Measure) -> Experiment:
     """Finds the best rate, by the training loss of one seed: test data have no say. The grid grows while the best is at an
     end; then the other seeds are run at the best.
 
@@ -108,24 +96,23 @@ def tune(trial: Trial, known: Outcomes, measure: Measure) -> Trial:
     return replace(trial, learning_rate=best)
 
 
-def tune_all(data: Path, known: Store[Trial, Outcome], tell: Callable[[Trial, Outcome], None], processes: int) -> None:
+def tune_all(data: Path, known: Store[Experiment, Outcome], processes: int) -> str:
     """Tunes every rule, for each number of workers, with MNIST in the folder `data`.
 
     Args:
         data: Folder of MNIST's four files.
         known: What has been measured already. New outcomes are added and saved.
-        tell: Called after each run, by one thread at a time.
         processes: How many runs are made at the same time, each in a process of its own.
     """
     alone = threading.Lock()
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, spawn) as pool, ThreadPoolExecutor(processes) as threads:
 
-        def measured(trial: Trial) -> Outcome:
+        def measured(trial: Experiment) -> Outcome:
             outcome = pool.submit(_measure_mnist, trial, data).result()
             with alone:
                 known.add(trial, outcome)
-                tell(trial, outcome)
+                click.echo(f"  {trial}: {outcome}")
             return outcome
 
         try:
@@ -136,9 +123,10 @@ def tune_all(data: Path, known: Store[Trial, Outcome], tell: Callable[[Trial, Ou
             for process in multiprocessing.active_children():
                 process.kill()
             raise
+    return f"{len(known)} runs"
 
 
-def _measure_mnist(trial: Trial, data: Path) -> Outcome:
+def _measure_mnist(trial: Experiment, data: Path) -> Outcome:
     return measure(trial, _mnist(data))
 
 
@@ -147,12 +135,12 @@ def _mnist(data: Path) -> Task:
     return load_task("mnist", data)
 
 
-def best_known(known: Outcomes) -> list[Trial]:
+def best_known(known: Outcomes) -> list[Experiment]:
     """The best trial of each rule, number of workers and order that has been measured with all seeds."""
-    groups: dict[tuple[str, int, float], list[Trial]] = {}
+    groups: dict[tuple[str, int, float], list[Experiment]] = {}
     for trial in known:
         if all(replace(trial, seed=seed) in known for seed in SEEDS):
-            groups.setdefault((trial.label, trial.workers, trial.spread), []).append(replace(trial, seed=SEEDS[0]))
+            groups.setdefault((label(trial), trial.workers, trial.spread), []).append(replace(trial, seed=SEEDS[0]))
     return [min(trials, key=lambda trial: known[trial].final_loss) for trials in groups.values()]
 
 
@@ -167,26 +155,30 @@ def table(known: Outcomes) -> str:
     rows: list[list[object]] = []
     for best in sorted(best_known(known), key=lambda trial: (trial.workers, trial.spread, known[trial].final_loss)):
         tried = sorted(each.learning_rate for each in known if replace(each, learning_rate=0) == replace(best, learning_rate=0))
+        order = "lockstep" if best.spread == LOCKSTEP else "random"
         papers = replace(best, learning_rate=0.05)
         rows.append([
-            best.workers, best.order, best.label, f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
+            best.workers, order, label(best), f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
             f"{best.learning_rate:g}", _accuracies(known, best), _accuracies(known, papers),
         ])  # fmt: skip
     return markdown.table(["Workers", "Order", "Rule", "Rates tried", "Best", "Test accuracy", "at the paper's 0.05"], rows)
 
 
-def _accuracies(known: Outcomes, trial: Trial) -> str:
+def _accuracies(known: Outcomes, trial: Experiment) -> str:
     found = [known[one] for seed in SEEDS if (one := replace(trial, seed=seed)) in known]
     if not found:
         return "–"
     return ", ".join("failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f} %" for each in found)
 
 
-def stored(path: Path) -> Store[Trial, Outcome]:
+def stored(path: Path) -> Store[Experiment, Outcome]:
     """The stored outcomes; what is not finite is null."""
 
-    def outcome(trial: Trial, row: dict[str, float | None]) -> Outcome:
+    def outcome(trial: Experiment, row: dict[str, float | None]) -> Outcome:
         loss, accuracy = row["final_loss"], row["accuracy"]
         return Outcome(math.inf if loss is None else loss, math.nan if accuracy is None else accuracy)
 
-    return Store(path, "trial", Trial, lambda found: {name: plain(value) for name, value in vars(found).items()}, outcome)
+    def encode(found: Outcome) -> dict[str, float | None]:
+        return {name: plain(value) for name, value in vars(found).items()}
+
+    return Store(path, "experiment", Experiment, encode, outcome)

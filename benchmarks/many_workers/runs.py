@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gem_api.hyperparameters import Hyperparameters
 from gem_worker.tasks import Task
 
 from benchmarks.lib.results import Store, plain
 from benchmarks.many_workers.order import simulated
 from benchmarks.many_workers.simulation import Row, train
+from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, LOCKSTEP
 
 STEPS = 60  # of each worker: the unstable part of a run is over by then
@@ -24,44 +23,18 @@ COUNTS = (10, 30, 100, 300)
 AGAINST = (1.0, 0.5)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A run's settings; what is not named has the server's default.
-
-    Attributes:
-        workers, steps: How many, and the gradients of each.
-        spread, varied: As for `order.simulated`.
-        against, proxy: The options of the rule gem.
-    """
-
-    workers: int = 100
-    steps: int = STEPS
-    spread: float = LOCKSTEP
-    varied: float = 0.0
-    against: float = 1.0
-    learning_rate: float = 0.05
-    momentum: float = 0.9
-    kappa: float = 1.0
-    optimizer: str = "sgd"
-    seed: int = 0
-    pi_max: float = 5.0
-    local_steps: int = 1
-    proxy: str = "momentum"
-
-    def hyperparameters(self) -> Hyperparameters:
-        """The run's settings."""
-        names = ["learning_rate", "optimizer", "seed", "local_steps"]
-        names += ["momentum", "kappa", "pi_max"] * (self.optimizer == "sgd")
-        given: dict[str, Any] = {name: getattr(self, name) for name in names}
-        options = f"against={self.against:g}" + f" proxy={self.proxy}" * (self.proxy != "momentum")
-        return Hyperparameters(rule_options=options, **given).with_defaults(given)
+def experiment(against: float = 1.0, proxy: str = "", **changes: Any) -> Experiment:
+    """A simulated run; what is not named is as in most: 100 workers in lockstep, under the paper's rule."""
+    options = f"against={against:g}" + f" proxy={proxy}" * bool(proxy)
+    common = {"workers": 100, "steps": STEPS, "spread": LOCKSTEP, "rule_options": options, "setting": "simulated"}
+    return Experiment("mnist", **{**common, **changes})
 
 
 @dataclass(frozen=True)
 class Run:
     """A case and the rows of its result."""
 
-    case: Case
+    case: Experiment
     rows: list[Row]
 
     def column(self, name: str) -> list[float]:
@@ -88,44 +61,51 @@ class Run:
 
 
 REMEDIES = {
-    "the paper's rule": Case(),
-    "against = 0.5": Case(against=0.5),
-    "batches from 10 to 190 %": Case(varied=0.9),
-    "both": Case(varied=0.9, against=0.5),
-    "κ = 0.3": Case(kappa=0.3),
-    "η = 0.02": Case(learning_rate=0.02),
-    "μ = 0.5": Case(momentum=0.5),
-    "π at most 1": Case(pi_max=1),
-    "4 local steps": Case(local_steps=4),
-    "eight moments for all workers (`proxy=global`)": Case(proxy="global"),
-    "AdamW on the server, η = 0.001": Case(optimizer="adamw", learning_rate=0.001),
+    "the paper's rule": experiment(),
+    "against = 0.5": experiment(against=0.5),
+    "batches from 10 to 190 %": experiment(batch_variation=0.9),
+    "both": experiment(batch_variation=0.9, against=0.5),
+    "κ = 0.3": experiment(kappa=0.3),
+    "η = 0.02": experiment(learning_rate=0.02),
+    "μ = 0.5": experiment(momentum=0.5),
+    "π at most 1": experiment(pi_max=1),
+    "4 local steps": experiment(local_steps=4),
+    "eight moments for all workers (`proxy=global`)": experiment(proxy="global"),
+    "AdamW on the server, η = 0.001": experiment(optimizer="adamw", learning_rate=0.001),
 }
 
 
-def order_cases() -> list[Case]:
+def order_cases() -> list[Experiment]:
     """The runs about the order of commits and what holds; the first seed of all before the second."""
-    cases = [Case(spread=spread, against=against) for spread in SPREADS for against in AGAINST]
+    cases = [experiment(spread=spread, against=against) for spread in SPREADS for against in AGAINST]
     return list(dict.fromkeys(replace(case, seed=seed) for seed in SEEDS for case in [*cases, *REMEDIES.values()]))
 
 
-def number_cases() -> list[Case]:
+def number_cases() -> list[Experiment]:
     """The runs about the number of workers."""
-    return [Case(workers=count, spread=spread) for count in COUNTS for spread in (LOCKSTEP, AT_RANDOM)]
+    return [experiment(workers=count, spread=spread) for count in COUNTS for spread in (LOCKSTEP, AT_RANDOM)]
 
 
-def measure(case: Case, task: Task, tell: Callable[[Row], None] = lambda row: None) -> Run:
+def measure(case: Experiment, task: Task) -> Run:
     """Makes a run."""
-    settings = case.hyperparameters()
-    turns = simulated(
-        case.workers, case.steps // case.local_steps, settings.batch_size, case.spread, case.varied,
-        np.random.default_rng([1, case.seed]),
-    )  # fmt: skip
-    return Run(case, train(task, settings, turns, case.workers, case.workers, tell))
+    return Run(case, train(task, case.hyperparameters(), simulated(case), case.workers, case.workers))
 
 
-def stored(path: Path) -> Store[Case, Run]:
+def measure_and_keep(case: Experiment, task: Task, store: Store[Experiment, Run]) -> str:
+    """Makes a run and saves it."""
+    store.add(case, run := measure(case, task))
+    return f"leap {run.leap:.2f}, accuracy {100 * run.accuracy:.2f} %"
+
+
+def stored(path: Path) -> Store[Experiment, Run]:
     """The stored results, with four digits."""
-    return Store(path, "case", Case, lambda run: {"columns": _columns(run)}, lambda case, row: Run(case, _rows(row["columns"])))
+    return Store(
+        path,
+        "experiment",
+        Experiment,
+        lambda run: {"columns": _columns(run)},
+        lambda case, row: Run(case, _rows(row["columns"])),
+    )
 
 
 def _columns(run: Run) -> dict[str, list[float | None]]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
-from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
+from gem_api.process.lifetime import interruptible
 
-from benchmarks.lib.launch import RunFailed
 from benchmarks.lib.results import DamagedError, Store
+from benchmarks.lib.runs import make_missing
 from benchmarks.models import figures, page
-from benchmarks.models.measure import measure
+from benchmarks.models.measure import measure, require_same_text, stored
 from benchmarks.models.plan import STAGES, missing
 from benchmarks.models.runs import Outcome, Run
-from benchmarks.models.store import require_same_text, stored
 
 _OUT = Path("docs/results/models")
 
@@ -39,34 +37,14 @@ def main(stages: tuple[str, ...], mnist: Path | None, out: Path, draw_only: bool
             require_same_text(store)
     except DamagedError as error:
         raise click.ClickException(str(error)) from None
-    failures: dict[Run, str] = {}
-    try:
-        if not draw_only:
-            _measure(names, store, mnist, failures)
-    except KeyboardInterrupt:
-        click.echo("\nstopped; the same command continues", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    finally:
-        click.echo(f"results: {_draw(out, store)}")
-    if failures:
-        click.echo(f"{len(failures)} runs left no result; the same command tries them again:", err=True)
-        for run, why in failures.items():
-            click.echo(f"  {run.name}: {why}", err=True)
-        sys.exit(1)
+    runs = () if draw_only else missing(names, store.get)
+    named = ((f"[{stage}] {run.name}", run) for stage, run in runs)
 
+    def make(run: Run) -> str:
+        store.add(run, outcome := measure(run, mnist))
+        return f"{outcome.outcome}, held-out loss {outcome.loss:.4f}"
 
-def _measure(names: list[str], store: Store[Run, Outcome], mnist: Path | None, failures: dict[Run, str]) -> None:
-    """Makes the missing runs of the stages. Those that left no result go into `failures`, with the reason."""
-    for stage, run in missing(names, store.get):
-        click.echo(f"[{stage}] {run.name}")
-        try:
-            outcome = measure(run, mnist)
-        except RunFailed as error:
-            failures[run] = str(error)
-            click.echo(f"  no result: {error}")
-            continue
-        store.add(run, outcome)
-        click.echo(f"  {outcome.outcome}, held-out loss {outcome.loss:.4f}, {outcome.seconds:.0f} s")
+    make_missing(named, make, lambda: _draw(out, store))
 
 
 def _draw(out: Path, store: Store[Run, Outcome]) -> Path:

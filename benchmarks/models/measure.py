@@ -1,14 +1,18 @@
-"""Makes one run through the real service, with gem-train."""
+"""Makes one run through the real service, with gem-train, and keeps the results of all in one JSON file, a line for each."""
 
 from __future__ import annotations
 
 import json
+import platform
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from benchmarks.lib import machine
 from benchmarks.lib.launch import RunFailed, launch
-from benchmarks.lib.results import plain
+from benchmarks.lib.results import DamagedError, Store, plain
 from benchmarks.models.runs import METHODS, Outcome, Run
 
 _TASK = "examples.character_transformer.task:Characters"
@@ -17,6 +21,7 @@ _OWN_TASK = "examples.character_transformer.task:CharactersOwnAdamW"
 _COMMON = (
     "--shards=replicate", "--processes=1", "--durability=memory",
 )  # fmt: skip
+_PACKAGES = ("torch", "numpy", "numba", "grpcio")  # whose versions the results name
 _SETTINGS = {"GEM_EVALUATE_EVERY": "100000", "GEM_LEASE_SECONDS": "600"}
 
 
@@ -64,3 +69,24 @@ def variables(run: Run) -> dict[str, str]:
     if not METHODS[run.method].own:
         return _SETTINGS
     return {**_SETTINGS, "CHARACTERS_LEARNING_RATE": str(run.rate), "CHARACTERS_WARMUP_STEPS": str(run.warmup)}
+
+
+def stored(path: Path) -> Store[Run, Outcome]:
+    """The stored results. Raises DamagedError."""
+    head = {"format": 1, "conditions": here()}
+    return Store(path, "run", Run, lambda outcome: vars(outcome), lambda run, row: Outcome(**row), head)
+
+
+def require_same_text(store: Store[Run, Outcome]) -> None:
+    """Raises DamagedError if this Python's library, which the runs train on, is another text than that of the results."""
+    theirs = store.head["conditions"].get("python")
+    if theirs != platform.python_version():
+        raise DamagedError(
+            f"the results in {store.path} are on the standard library of Python {theirs}, and this is "
+            f"{platform.python_version()}: continue with that version, or give another --out"
+        )
+
+
+def here() -> dict[str, Any]:
+    """The conditions of runs on this machine: processor, cores, memory, system, Python and libraries."""
+    return {**machine.description(), **{name: metadata.version(name) for name in _PACKAGES}}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Task = Literal["characters", "mnist"]
 WARMUP_STEPS = 10  # of each worker; then the learning rate is constant
@@ -82,17 +82,9 @@ class Run:
         return rate(self.place)
 
     @property
-    def gradients(self) -> int:
-        """Gradients that all workers compute together."""
-        return self.workers * self.steps
-
-    @property
     def name(self) -> str:
         kappa = "" if self.kappa is None else f", κ {self.kappa:g}"
         return f"{self.task}, {self.method}, {self.workers} x {self.steps}, rate {self.rate:g}{kappa}, seed {self.seed}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import click
-from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
+from gem_api.process.lifetime import interruptible
 
+from benchmarks.lib.runs import make_missing
 from benchmarks.paper import page
 from benchmarks.paper.figures import DRAWINGS
-from benchmarks.paper.plan import ALIASES, FIGURES, Scale, experiments, quick
+from benchmarks.paper.plan import FIGURES, Scale, experiments, quick
 from benchmarks.paper.runner import Runner
 from benchmarks.paper.statistics import gather
 
@@ -56,21 +56,12 @@ def main(
     if draw_only and not any((folder / "runs").glob("*.json")):
         raise click.UsageError(f"there are no results in {folder / 'runs'}: name their folder with --out")
     scale = _scale(data, is_quick, steps, seeds, draw_only)
-    runner = Runner(folder / "runs", data, processes, click.echo)
-    try:
-        if not draw_only:
-            runner.run(experiments(chosen, scale))
-    except KeyboardInterrupt:
-        click.echo("\nstopped; the same command continues", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    finally:
-        written = draw(runner, folder, scale, _note(scale, is_quick))
-    click.echo(f"results: {written}")
-    if runner.failures:
-        click.echo(f"{len(runner.failures)} experiments left no result:", err=True)
-        for key, why in runner.failures.items():
-            click.echo(f"  {key}: {why}", err=True)
-        sys.exit(1)
+    runner = Runner(folder / "runs", data, processes)
+    wanted = [] if draw_only else experiments(chosen, scale)
+    missing = [each for each in wanted if runner.result(each) is None]
+    click.echo(f"{len(wanted)} experiments, {len(missing)} of them to run")
+    named = ((f"[{number}/{len(missing)}] {each.key}", each) for number, each in enumerate(missing, 1))
+    make_missing(named, runner.make, lambda: draw(runner, folder, scale, _note(scale, is_quick)))
 
 
 def draw(runner: Runner, folder: Path, scale: Scale, note: str) -> Path:
@@ -90,11 +81,10 @@ def draw(runner: Runner, folder: Path, scale: Scale, note: str) -> Path:
 
 def _chosen(names: tuple[str, ...]) -> list[str]:
     """The figures that the arguments name, each once."""
-    known = [ALIASES.get(name, name) for name in names]
-    for given, name in zip(names, known, strict=True):
+    for name in names:
         if name not in FIGURES:
-            raise click.UsageError(f"there is no figure {given!r}: choose from {', '.join(FIGURES)}")
-    return list(dict.fromkeys(known)) or list(FIGURES)
+            raise click.UsageError(f"there is no figure {name!r}: choose from {', '.join(FIGURES)}")
+    return list(dict.fromkeys(names)) or list(FIGURES)
 
 
 def _scale(data: Path | None, is_quick: bool, steps: int | None, seeds: int | None, draw_only: bool) -> Scale:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from gem_api.hyperparameters import Hyperparameters
 
 TRAINING_SAMPLES = {"mnist": 60_000, "digits": 1_438}  # in a data epoch
 # service: gem-train. sequential: momentum SGD in one process, no server. staged: workers of unequal speed, or that come and go.
@@ -32,7 +34,7 @@ class Experiment:
         replacements: How many times, in a staged run, a group of workers leaves and another joins.
         turns: As in gem-train. All of the paper's workers are equal, so they march in lockstep.
         spread: In a simulated run, the standard deviation of the time for a gradient, as a share of its mean.
-        batch_variation: In a simulated run, as gem-train's.
+        batch_variation, optimizer: In a simulated run, as gem-train's.
     """
 
     task: str
@@ -55,6 +57,7 @@ class Experiment:
     turns: str = "fixed"
     spread: float = 0.0
     batch_variation: float = 0.0
+    optimizer: str = "sgd"
 
     @property
     def key(self) -> str:
@@ -75,10 +78,9 @@ class Experiment:
         """Commits of one worker."""
         return max(1, self.steps // self.local_steps)
 
-    @property
-    def simulated_seconds(self) -> float:
-        """Minimum seconds of the run, from its simulated compute time."""
-        return self.steps * self.step_seconds
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def hyperparameters(self) -> Hyperparameters:
+        """The settings of a simulated run."""
+        names = ["rule", "learning_rate", "batch_size", "seed", "local_steps", "rule_options", "batch_variation", "optimizer"]
+        names += ["momentum", "kappa", "pi_max", "snapshot"] * (self.optimizer == "sgd")
+        given = {name: getattr(self, name) for name in names}
+        return Hyperparameters(**given).with_defaults(given)

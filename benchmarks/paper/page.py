@@ -12,6 +12,7 @@ from benchmarks.paper.plan import FIGURES, Scale
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured, accuracy, failed, final_loss
 
+_HERE = Path(__file__).parent
 REMARKS = "remarks.md"  # written by hand, beside the page: where the results differ from the paper, and why
 _HEADINGS = {
     "1": "Fig. 1: more workers", "2": "Fig. 2: as many workers as the paper has", "3": "Fig. 3: π and the number of workers",
@@ -41,14 +42,14 @@ def write(folder: Path, scale: Scale, states: Mapping[str, State], note: str) ->
     before = page.read_text() if page.exists() else ""
     sections = {name: old for name in FIGURES if not states[name].measured and (old := _section(before, name))}
     rows = [line for line in before.splitlines() if line.startswith(tuple(f"| {name} | " for name in sections))]
+    remarks = folder / REMARKS
     parts = [
-        _head(scale, states, note, list(sections)),
+        *_head(scale, states, note, list(sections)),
         _table("The paper's claims", "The paper", PAPER, states, rows),
+        _table("Beyond the paper", "Expected", OURS, states, rows),
+        *([remarks.read_text().strip()] if remarks.exists() else []),
+        *(sections.get(name) or _figure(name, states[name]) for name in FIGURES),
     ]
-    parts.append(_table("Beyond the paper", "Expected", OURS, states, rows))
-    if (folder / REMARKS).exists():
-        parts.append((folder / REMARKS).read_text().strip())
-    parts += [sections.get(name) or _figure(name, states[name]) for name in FIGURES]
     page.write_text("\n\n".join(parts) + "\n")
     if states["rules"].measured:
         (folder / "rules.md").write_text(rules_page(states["rules"]))
@@ -62,30 +63,15 @@ def _section(before: str, figure: str) -> str | None:
     return f"{found}\n{section}" if found and f"({figure}.png)" in section else None
 
 
-def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[str]) -> str:
+def _head(scale: Scale, states: Mapping[str, State], note: str, earlier: list[str]) -> list[str]:
+    """The page's first paragraphs."""
     runs = {result.experiment: result for state in states.values() for result in state.runs}
-    versions = next(iter(runs.values())).versions if runs else {}
+    versions = [f"{name} {number}" for name, number in next(iter(runs.values())).versions.items()] if runs else []
     seeds = f"{scale.seeds} seeds" if scale.seeds > 1 else "one seed"
-    lines = [
-        "# The paper's figures",
-        "",
-        "Hermans & Louppe, *Gradient Energy Matching for Distributed Asynchronous Gradient Descent*, arXiv 1805.08469, by "
-        "`python -m benchmarks.paper`. Unless a figure says otherwise, every run is a real server and real workers over gRPC, "
-        "on one machine.",
-        "",
-        f"Unless a figure says otherwise: task {scale.task}, η = 0.05, μ = 0.9, batch 64, κ = 1, **{scale.steps} steps of each "
-        f"worker, {seeds}**. Every worker goes through all of the data on its own.",
-        "",
-        "- A line is the mean over the seeds; its band reaches from the lowest to the highest.",
-        "- Losses are training losses of the workers' own batches, smoothed.",
-        "- A *final* loss is the mean over the last tenth of a run.",
-        "- A run *failed* if it diverged, or if its final loss is above 2.0 (chance is 2.30).",
-        "",
-        f"{len(runs)} runs" + (f", with {', '.join(f'{name} {number}' for name, number in versions.items())}" if runs else ""),
-    ]
-    if earlier:
-        lines += ["", f"From earlier runs, unchanged: {', '.join(earlier)}"]
-    return "\n".join([*lines, *(["", f"**{note}**"] if note else [])])
+    head = (_HERE / "page.txt").read_text().format(task=scale.task, steps=scale.steps, seeds=seeds).strip()
+    made = f"{len(runs)} runs" + (f", with {', '.join(versions)}" if versions else "")
+    kept = [f"From earlier runs, unchanged: {', '.join(earlier)}"] if earlier else []
+    return [head, made, *kept, *([f"**{note}**"] if note else [])]
 
 
 def _table(title: str, column: str, claims: tuple[Claim, ...], states: Mapping[str, State], old: list[str]) -> str:
@@ -135,26 +121,16 @@ def rules_page(state: State) -> str:
     counts = sorted({each.experiment.workers for each in state.measured})
     labels = list(dict.fromkeys(each.label for each in state.measured))
     cells = {(each.label, each.experiment.workers): each for each in state.measured}
-    first = state.measured[0].experiment
-    lines = [
-        "# All rules on the same data",
-        "",
-        f"Task {first.task}, η = {first.learning_rate}, {first.steps} gradients of each worker, batch {first.batch_size}. "
-        f"{_amounts(state)} A rule with λ local steps makes one commit of λ gradients. No rule was tuned. "
-        "The workers commit in [lockstep](../many-workers/README.md).",
-        "",
-        "Each cell has the test accuracy of the last θ (lowest to highest seed) and the mean final training loss. It also has "
-        "the options that depend on the number of workers, and the number of failed runs, if there are any.",
-        "",
-    ]
     rows = []
     for label in labels:
         one = next(each.experiment for each in state.measured if each.label == label)
         flags = [f"--rule {one.rule}"] + ([f"--local-steps {one.local_steps}"] if one.local_steps > 1 else [])
         rows.append([label, f"`{' '.join(flags)}`", *(_cell(cells.get((label, n))) for n in counts)])
-    return "\n".join(
-        [*lines, table(["Rule", "Flags", *map(count, counts)], rows), "", "![Test error of all rules](rules.png)", ""]
-    )
+    first = state.measured[0].experiment
+    return (_HERE / "rules.txt").read_text().format(
+        task=first.task, rate=first.learning_rate, steps=first.steps, batch=first.batch_size, amounts=_amounts(state),
+        table=table(["Rule", "Flags", *map(count, counts)], rows),
+    )  # fmt: skip
 
 
 def _cell(each: Measured | None) -> str:

@@ -134,14 +134,6 @@ def _workers(scale: Scale, **changes: Any) -> list[Group]:
     ]
 
 
-def _many(scale: Scale) -> list[Group]:
-    return [_group(scale, f"gem, {scale.many} workers", workers=scale.many, steps=scale.many_steps)]
-
-
-def _pi(scale: Scale) -> list[Group]:
-    return [_group(scale, f"{n} workers", workers=n) for n in scale.workers]
-
-
 def _speed(scale: Scale) -> list[Group]:
     return [
         _group(
@@ -166,18 +158,6 @@ def _misspecified(scale: Scale) -> list[Group]:
     return [
         _group(scale, f"{rule}, {n} workers", rule=rule, workers=n, learning_rate=0.1) for n in counts for rule in BASIC_RULES
     ]
-
-
-def _kappas(scale: Scale) -> list[Group]:
-    return [_group(scale, f"κ = {kappa:g}", workers=scale.crowd, kappa=kappa) for kappa in scale.kappas]
-
-
-def _tensors(scale: Scale) -> list[Group]:
-    return [_group(scale, f"{n} workers", workers=n) for n in sorted({scale.few, scale.crowd})]
-
-
-def _conventions(scale: Scale) -> list[Group]:
-    return [_group(scale, f"snapshot {name}", workers=scale.crowd, snapshot=name) for name in ("after", "paper", "reference")]
 
 
 def _straggler(scale: Scale) -> list[Group]:
@@ -233,11 +213,23 @@ def _beyond(scale: Scale) -> list[Group]:
 
 
 FIGURES: dict[str, Callable[[Scale], list[Group]]] = {
-    "1": _workers, "2": _many, "3": _pi, "4": _speed, "5": _sequential, "6": _misspecified, "8": _kappas, "9-10": _tensors,
-    "conventions": _conventions, "straggler": _straggler, "churn": _churn, "proxies": _proxies, "rules": _rules,
+    "1": _workers,
+    "2": lambda scale: [_group(scale, f"gem, {scale.many} workers", workers=scale.many, steps=scale.many_steps)],
+    "3": lambda scale: [_group(scale, f"{n} workers", workers=n) for n in scale.workers],
+    "4": _speed,
+    "5": _sequential,
+    "6": _misspecified,
+    "8": lambda scale: [_group(scale, f"κ = {kappa:g}", workers=scale.crowd, kappa=kappa) for kappa in scale.kappas],
+    "9-10": lambda scale: [_group(scale, f"{n} workers", workers=n) for n in sorted({scale.few, scale.crowd})],
+    "conventions": lambda scale: [
+        _group(scale, f"snapshot {name}", workers=scale.crowd, snapshot=name) for name in ("after", "paper", "reference")
+    ],
+    "straggler": _straggler,
+    "churn": _churn,
+    "proxies": _proxies,
+    "rules": _rules,
     "beyond": _beyond,
-}  # fmt: skip
-ALIASES = {"1a": "1", "1b": "1", "1c": "1", "1d": "1", "9": "9-10", "10": "9-10"}
+}
 
 
 def experiments(figures: list[str], scale: Scale) -> list[Experiment]:

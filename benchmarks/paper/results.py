@@ -1,4 +1,4 @@
-"""The stored result of an experiment: a small JSON file with its settings, curves of at most 300 points, and final figures."""
+"""The stored result of an experiment: a small JSON file with its settings, curves of at most 400 points, and final figures."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from gem_api.curves import Curves
 from gem_worker.launcher.run_folder import RunFolder, samples_applied
 
 from benchmarks.lib.results import plain, write_json
 from benchmarks.paper.experiments import Experiment
 
 Array: TypeAlias = npt.NDArray[np.float64]
-Curves: TypeAlias = dict[str, Array]
-POINTS, TENSOR_POINTS, EVALUATIONS = 300, 150, 100
-POSITIONS = ("version", "samples", "seconds")  # where a point of a curve lies; the other columns are means around it
+Columns: TypeAlias = dict[str, Array]
 FORMAT = 1
+_CURVES = ("curves", "evaluations", "tensors")
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Result:
     test_accuracy: float | None
     test_loss: float | None
     seconds: float
-    curves: Curves
-    evaluations: Curves
-    tensors: Curves
+    curves: Columns
+    evaluations: Columns
+    tensors: Columns
     settings: dict[str, Any]
     versions: dict[str, str]
 
@@ -56,17 +56,8 @@ class Result:
 
     def save(self, path: Path) -> None:
         """Writes the file atomically."""
-        body = {
-            "format": FORMAT,
-            "experiment": self.experiment.to_json(),
-            "outcome": self.outcome,
-            "test_accuracy": self.test_accuracy,
-            "test_loss": self.test_loss,
-            "seconds": round(self.seconds, 1),
-            "settings": self.settings,
-            "versions": self.versions,
-            **{name: _to_lists(getattr(self, name)) for name in ("curves", "evaluations", "tensors")},
-        }
+        body = {"format": FORMAT, **vars(self), "experiment": vars(self.experiment), "seconds": round(self.seconds, 1)}
+        body |= {name: _to_lists(getattr(self, name)) for name in _CURVES}
         write_json(path, body, indent=None)
 
 
@@ -74,20 +65,17 @@ def load(path: Path, experiment: Experiment) -> Result | None:
     """The experiment's result; None if there is none, or it is damaged, incomplete or has other settings."""
     try:
         body = json.loads(path.read_text())
-        if body["format"] != FORMAT or Experiment(**body["experiment"]) != experiment:
+        if body.pop("format") != FORMAT or Experiment(**body.pop("experiment")) != experiment:
             return None
-        curves, evaluations, tensors = (_from_lists(body[name]) for name in ("curves", "evaluations", "tensors"))
-        if not {*POSITIONS, "loss"} <= curves.keys():
+        curves: dict[str, Any] = {name: _from_lists(body.pop(name)) for name in _CURVES}
+        if not {"version", "samples", "seconds", "loss"} <= curves["curves"].keys():
             return None
-        return Result(
-            experiment, body["outcome"], body["test_accuracy"], body["test_loss"], body["seconds"], curves, evaluations,
-            tensors, body["settings"], body["versions"],
-        )  # fmt: skip
+        return Result(experiment, **curves, **body)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def read_run(experiment: Experiment, folder: RunFolder, tensors: Curves) -> Result:
+def read_run(experiment: Experiment, folder: RunFolder, tensors: Columns) -> Result:
     """The result of a finished run of gem-train, from the folder that it left. Raises OSError and ValueError."""
     summary = json.loads(folder.summary.read_text())
     history = folder.history()
@@ -106,37 +94,25 @@ def read_run(experiment: Experiment, folder: RunFolder, tensors: Curves) -> Resu
     }
     return Result(
         experiment, summary["outcome"], summary["test_accuracy"], summary["test_loss"], summary["seconds"], thin(curves),
-        thin(evaluations, EVALUATIONS), thin(tensors, TENSOR_POINTS), summary["hyperparameters"], summary["versions"],
+        thin(evaluations), thin(tensors), summary["hyperparameters"], summary["versions"],
     )  # fmt: skip
 
 
-def thin(columns: Curves, most: int = POINTS) -> Curves:
-    """Reduces a curve to at most this number of points, evenly spaced, including the first and the last position.
-
-    Positions are kept as they are; a value is the mean of the finite values nearest to its position, NaN where there are none.
-    """
-    count = len(next(iter(columns.values()), ()))
-    if count <= most:
-        return columns
-    centres = np.linspace(0, count - 1, most).round().astype(int)
-    edges = np.concatenate([[0], (centres[:-1] + centres[1:]) // 2 + 1])
-    return {name: values[centres] if name in POSITIONS else _means(values, edges) for name, values in columns.items()}
+def thin(columns: Columns) -> Columns:
+    """The means of a curve over bins of equal width, at most 400, by version."""
+    if not columns:
+        return {}
+    curves = Curves(list(columns), ())
+    curves.add(columns["version"], columns)
+    return {name: curves.mean(name) for name in columns}
 
 
-def _means(values: Array, edges: npt.NDArray[np.int64]) -> Array:
-    """The mean of the finite values from each edge to the next."""
-    finite = np.isfinite(values)
-    sums, counts = np.add.reduceat(np.where(finite, values, 0.0), edges), np.add.reduceat(finite.astype(float), edges)
-    means: Array = np.divide(sums, counts, out=np.full(len(edges), math.nan), where=counts > 0)
-    return means
-
-
-def _to_lists(columns: Curves) -> dict[str, list[float | None]]:
+def _to_lists(columns: Columns) -> dict[str, list[float | None]]:
     """For JSON: rounded to six digits; null for NaN and infinity."""
     return {name: [plain(value) for value in values.tolist()] for name, values in columns.items()}
 
 
-def _from_lists(columns: dict[str, list[float | None]]) -> Curves:
+def _from_lists(columns: dict[str, list[float | None]]) -> Columns:
     curves = {name: np.array([math.nan if value is None else value for value in values]) for name, values in columns.items()}
     if len({len(values) for values in curves.values()}) > 1:
         raise ValueError("columns of different lengths")

@@ -1,45 +1,41 @@
-"""Runs the experiments whose results are missing, one after the other, and saves each result at once."""
+"""Makes an experiment, by gem-train, by a launcher like it, or in this process, and saves its result."""
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
-from gem_worker.tasks import TaskError, load_task
+import numpy as np
+from gem_worker.tasks import load_task
 
 from benchmarks.lib.launch import RunFailed, launch
 from benchmarks.paper import sequential, simulated
-from benchmarks.paper.estimate import Pace, duration, seconds_left
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.metrics_poller import MetricsPoller
-from benchmarks.paper.results import Result, load, read_run
+from benchmarks.paper.results import Columns, Result, load, read_run
 
-_SAY_SECONDS = 10.0
+_ADDRESS = re.compile(r"metrics (http://\S+?),")
+_VERSION = re.compile(r"^gem_central_version (\S+)", re.MULTILINE)
+_MEDIAN = re.compile(r'^gem_pi_tensor_median{tensor="(.+)"} (\S+)', re.MULTILINE)
 _GROUPS = 5  # processes that a staged run's workers are spread over: what is replaced at a time
 
 
-@dataclass
+@dataclass(frozen=True)
 class Runner:
-    """Runs experiments.
+    """Makes experiments.
 
     Args:
         folder: Keeps a file for each result.
         data: Folder of the task's data; None for a task that needs none.
         processes: Worker processes that a run's workers share.
-        say: Prints a line.
     """
 
     folder: Path
     data: Path | None
     processes: int
-    say: Callable[[str], None]
-    failures: dict[str, str] = field(default_factory=dict)
-    _pace: Pace = field(default_factory=Pace)
-    _said: float = 0.0
 
     def path(self, experiment: Experiment) -> Path:
         return self.folder / f"{experiment.key}.json"
@@ -48,87 +44,30 @@ class Runner:
         """The experiment's stored result, if there is one."""
         return load(self.path(experiment), experiment)
 
-    def run(self, experiments: Sequence[Experiment]) -> None:
-        """Runs the experiments without a result. If one fails, it is recorded in `failures`, and the others still run."""
-        missing = [each for each in experiments if self.result(each) is None]
-        left = duration(seconds_left(missing, None, 0, self._pace.rate()))
-        self.say(f"{len(experiments)} experiments, {len(missing)} of them to run: at a guess {left}")
-        for number, experiment in enumerate(missing, 1):
-            self.say(f"[{number}/{len(missing)}] {experiment.key}")
-            try:
-                result = self._run(experiment, missing[number:])
-            except (RunFailed, TaskError) as error:
-                self.failures[experiment.key] = str(error)
-                self.say(f"  no result: {error}")
-                continue
-            result.save(self.path(experiment))
-            accuracy = "–" if result.test_accuracy is None else f"{100 * result.test_accuracy:.2f} %"
-            self.say(f"  {result.outcome} after {duration(result.seconds)}, test accuracy {accuracy}")
-
-    def _run(self, experiment: Experiment, later: Sequence[Experiment]) -> Result:
-        progress = _Progress(experiment, later, self._pace, self._tell)
+    def make(self, experiment: Experiment) -> str:
+        """Makes the run, saves its result, and returns what came out. Raises RunFailed and TaskError."""
         if experiment.setting == "sequential":
-            result = sequential.run(experiment, self.data, progress.done)
+            result = sequential.run(experiment, self.data)
         elif experiment.setting == "simulated":
-            result = simulated.run(experiment, load_task(experiment.task, self.data), progress.done)
+            result = simulated.run(experiment, load_task(experiment.task, self.data))
         else:
             with tempfile.TemporaryDirectory(prefix="gem-paper-") as folder:
-                result = self._follow(experiment, Path(folder), progress)
-        progress.end()
-        return result
+                result = self._launch(experiment, Path(folder))
+        result.save(self.path(experiment))
+        accuracy = "–" if result.test_accuracy is None else f"{100 * result.test_accuracy:.2f} %"
+        return f"{result.outcome}, test accuracy {accuracy}"
 
-    def _follow(self, experiment: Experiment, folder: Path, progress: _Progress) -> Result:
-        """Makes the run, and reads the folder that it left. Raises RunFailed."""
+    def _launch(self, experiment: Experiment, folder: Path) -> Result:
+        """Makes the run in processes, and reads the folder that it left. Raises RunFailed."""
         output = folder / "output.txt"
-        monitor = MetricsPoller(output)
-
-        def watch() -> None:
-            monitor.poll()
-            progress.done(monitor.version * experiment.local_steps)
-
+        poller = MetricsPoller(output)
         run_folder = launch(
-            command(experiment, self.data, folder / "runs", self.processes), output, watch, variables(experiment)
+            command(experiment, self.data, folder / "runs", self.processes), output, poller.poll, variables(experiment)
         )
         try:
-            return read_run(experiment, run_folder, monitor.tensors)
+            return read_run(experiment, run_folder, poller.tensors)
         except (OSError, ValueError, KeyError) as error:
             raise RunFailed(f"the run's folder can't be read: {error!r}") from error
-
-    def _tell(self, line: str) -> None:
-        now = time.monotonic()
-        if now - self._said >= _SAY_SECONDS:
-            self._said = now
-            self.say(line)
-
-
-@dataclass
-class _Progress:
-    """Reports the progress of the current experiment, and the time left."""
-
-    experiment: Experiment
-    later: Sequence[Experiment]
-    pace: Pace
-    tell: Callable[[str], None]
-    began: float = 0.0
-    first: int = 0
-    gradients: int = 0
-
-    def done(self, gradients: int) -> None:
-        if gradients and not self.began:
-            self.began, self.first = time.monotonic(), gradients
-        self.gradients = gradients
-        if gradients > self.first:
-            rate = self.pace.rate(*self._measured())
-            left = duration(seconds_left(self.later, self.experiment, gradients, rate))
-            self.tell(f"  {gradients:,} of {self.experiment.gradients:,} gradients; about {left} left for all")
-
-    def end(self) -> None:
-        self.pace.add(self.experiment, *self._measured())
-
-    def _measured(self) -> tuple[int, float]:
-        if self.experiment.step_seconds or not self.began:
-            return 0, 0.0
-        return self.gradients - self.first, time.monotonic() - self.began
 
 
 def command(experiment: Experiment, data: Path | None, runs: Path, processes: int) -> list[str]:
@@ -163,3 +102,43 @@ def _rule(experiment: Experiment) -> str:
     if experiment.rule == "gem":
         settings += [f"{name}={getattr(experiment, name)}" for name in ("momentum", "kappa", "snapshot", "pi_max")]
     return f"{experiment.rule}:{','.join(settings)}" if settings else experiment.rule
+
+
+class MetricsPoller:
+    """Polls the metrics of one run; the address is found in what gem-train printed."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._address = ""
+        self._rows: list[tuple[int, dict[str, float]]] = []
+
+    def poll(self) -> None:
+        """Polls once. Ignores a server that does not respond because it is starting or has ended."""
+        if not self._address:
+            found = _ADDRESS.search(self._output.read_text(errors="replace"))
+            self._address = found[1] if found else ""
+        if not self._address:
+            return
+        try:
+            with urllib.request.urlopen(self._address, timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return
+        version, tensors = read_metrics(text)
+        if tensors and not (self._rows and self._rows[-1][0] == version):
+            self._rows.append((version, tensors))
+
+    @property
+    def tensors(self) -> Columns:
+        """Columns: version, and the median π of each tensor by its name. Empty where the rule has no π."""
+        if not self._rows:
+            return {}
+        names = list(self._rows[-1][1])
+        columns = {name: np.array([row.get(name, np.nan) for _, row in self._rows]) for name in names}
+        return {"version": np.array([version for version, _ in self._rows], float), **columns}
+
+
+def read_metrics(text: str) -> tuple[int, dict[str, float]]:
+    """The version and the tensors' medians in Prometheus' text format."""
+    version = _VERSION.search(text)
+    return int(float(version[1])) if version else 0, {tensor: float(median) for tensor, median in _MEDIAN.findall(text)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.results import EVALUATIONS, Result, thin
+from benchmarks.paper.results import Result, thin
 
 _TEST_BATCH = 500
 _EVALUATE = 40  # times
 
 
-def run(experiment: Experiment, data: Path | None, told: Callable[[int], None]) -> Result:
-    """Trains for the experiment's steps, and calls `told` with the number of steps done. Raises TaskError."""
+def run(experiment: Experiment, data: Path | None) -> Result:
+    """Trains for the experiment's steps. Raises TaskError."""
     began = time.monotonic()
     torch.set_num_threads(1)
     task = load_task(experiment.task, data)
@@ -43,7 +43,6 @@ def run(experiment: Experiment, data: Path | None, told: Callable[[int], None]) 
         losses[step - 1], sizes[step - 1], times[step - 1] = loss.item(), len(batch[0]), time.monotonic() - began
         if step in evaluate_at:
             scores.append((step, *score(task, model)))
-        told(step)
     curves = {"version": np.arange(1.0, experiment.steps + 1), "samples": np.cumsum(sizes), "seconds": times, "loss": losses}
     table = np.array(scores, float)
     evaluations = {"version": table[:, 0], "loss": table[:, 1], "accuracy": table[:, 2]}
@@ -51,7 +50,7 @@ def run(experiment: Experiment, data: Path | None, told: Callable[[int], None]) 
     outcome = "complete" if np.isfinite(losses).all() else "diverged"
     return Result(
         experiment, outcome, test_accuracy, test_loss if math.isfinite(test_loss) else None, time.monotonic() - began,
-        thin(curves), thin(evaluations, EVALUATIONS), {}, asdict(experiment), versions(),
+        thin(curves), thin(evaluations), {}, asdict(experiment), versions(),
     )  # fmt: skip
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 
 import numpy as np
 import torch
-from gem_api.hyperparameters import Hyperparameters
 from gem_worker.launcher.run_folder import versions
 from gem_worker.tasks import Task
 
@@ -23,40 +21,26 @@ ROWS = 20  # points of the curves
 _NOTHING_LEARNED = CHANCE - 0.05
 
 
-def run(
-    experiment: Experiment, task: Task, report: Callable[[int], None] = lambda gradients: None, rows: int = ROWS,
-    hopeless: float = 1.0,
-) -> Result:  # fmt: skip
+def run(experiment: Experiment, task: Task, rows: int = ROWS, hopeless: float = 1.0) -> Result:
     """Trains with as many gradients of each worker as the experiment has steps.
 
     Args:
         experiment: Its settings.
         task: What is trained.
-        report: Called with the number of gradients done, at each point of the curves.
         rows: Points of the curves: each has the mean loss since the one before.
         hopeless: The run ends after this share of it if nothing has been learned until then.
     """
     began, seconds, losses = time.monotonic(), list[float](), list[float]()
     torch.set_num_threads(1)
-    settings = Hyperparameters(
-        rule=experiment.rule, learning_rate=experiment.learning_rate, momentum=experiment.momentum, kappa=experiment.kappa,
-        pi_max=experiment.pi_max, snapshot=experiment.snapshot, batch_size=experiment.batch_size, seed=experiment.seed,
-        local_steps=experiment.local_steps, rule_options=experiment.rule_options,
-        batch_variation=experiment.batch_variation,
-    )  # fmt: skip
+    settings = experiment.hyperparameters()
     commits = experiment.workers * experiment.commits_each
-    turns = simulated(
-        experiment.workers, experiment.commits_each, experiment.batch_size, experiment.spread, experiment.batch_variation,
-        np.random.default_rng([1, experiment.seed]),
-    )  # fmt: skip
 
     def tell(row: Row) -> object:
         seconds.append(time.monotonic() - began)
         losses.append(row["loss"])
-        report(int(row["version"]) * experiment.local_steps)
         return STOP if row["version"] >= hopeless * commits and min(losses) > _NOTHING_LEARNED else None
 
-    rows_made = train(task, settings, turns, experiment.workers, max(1, commits // rows), tell)
+    rows_made = train(task, settings, simulated(experiment), experiment.workers, max(1, commits // rows), tell)
     last = rows_made[-1]
     diverged = not math.isfinite(last["loss"])
     seconds += [time.monotonic() - began] * diverged  # the last row was not reported

@@ -34,13 +34,13 @@ class Staged(Cluster):
     """A cluster that ends at a version, and regularly replaces a group of its workers.
 
     Args:
-        version: Asks the server.
+        admin: Asks the server for its version.
         end: The version at which all workers are told to leave.
         replace_every: Commits from one replacement to the next; 0: none.
         newcomer: Makes the n-th group that joins.
     """
 
-    version: Callable[[], int]
+    admin: Admin
     end: int
     replace_every: int = 0
     newcomer: Callable[[int], Member] | None = None
@@ -53,7 +53,10 @@ class Staged(Cluster):
         if self.ending:
             return
         super().tend(healthy, now)
-        version = self.version()
+        try:
+            version = self.admin.status().version
+        except GemError:
+            return  # not up yet
         if version >= self.end:
             self.ending = True
             for worker in self.workers:
@@ -144,17 +147,10 @@ def _cluster(
     every = options["commits"] // (options["replacements"] + 1) if options["replacements"] else 0
     serving = Process("server", folder.logs / "server.log", server, servers)
     return Staged(
-        [serving], [*members, *slow], click.echo, version=lambda: _version(admin),
+        [serving], [*members, *slow], click.echo, admin=admin,
         end=options["commits"], replace_every=every,
         newcomer=lambda number: member(f"newcomer-{number}", sizes[(number - 1) % len(sizes)], seconds),
     )  # fmt: skip
-
-
-def _version(admin: Admin) -> int:
-    try:
-        return int(admin.status().version)
-    except GemError:
-        return 0  # not up yet
 
 
 if __name__ == "__main__":

@@ -7,37 +7,29 @@ transfer, or only the arithmetic).
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
-from gem_api.process.lifetime import EXIT_INTERRUPTED, interruptible
+from gem_api.process.lifetime import EXIT_INTERRUPTED
 
 from benchmarks.lib import machine
-from benchmarks.peers.claims import LARGE, MIDDLE, SMALL, verdicts
+from benchmarks.lib.measuring import measurement
+from benchmarks.peers.claims import LARGE, MIDDLE, SMALL, rate, table, verdicts
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.contenders.base import PROCESSES, Contender, ContenderFailedError
-from benchmarks.peers.harness import MIN_ROUND_TRIPS, WARM_UP, measure
+from benchmarks.peers.harness import measure
 from benchmarks.peers.picture import draw
-from benchmarks.peers.predictions import predictions
 from benchmarks.peers.results import Cell, Results
-from benchmarks.peers.tables import rate, table
 
 _PROCESS_BYTES = 150 << 20  # memory of a process that is forked from one that has imported PyTorch
 _SHARE_OF_MEMORY = 0.9  # maximum share of the available memory to use
 _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds": 1.5}
 
 
-@click.command(context_settings={"show_default": True})
-@click.option(
-    "--parameters", "-P", multiple=True, type=click.IntRange(1), default=(SMALL, MIDDLE, LARGE), help="Model sizes P."
-)
-@click.option("--workers", "-W", multiple=True, type=click.IntRange(1), default=(4, 16), help="Numbers of workers.")
-@click.option("--repeats", type=click.IntRange(1), default=5, help="Measurements of each contender.")
-@click.option("--seconds", type=float, default=4.0, help="Minimum seconds of each measurement.")
+@measurement(parameters=(SMALL, MIDDLE, LARGE), workers=(4, 16), repeats=5, seconds=4.0, out=Path("runs/throughput"))
 @click.option(
     "--only",
     multiple=True,
@@ -45,10 +37,8 @@ _QUICK = {"parameters": (SMALL, MIDDLE), "workers": (4,), "repeats": 1, "seconds
     help=f"Contenders to measure, by name or its beginning: {', '.join(each.name for each in CONTENDERS)}.",
 )
 @click.option("--quick", is_flag=True, help="Under three minutes: fewer sizes, workers and repeats; rough figures.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/throughput"), help="Folder for the results.")
-@click.option("--resume", is_flag=True, help="Continue the measurements in that folder.")
+@click.option("--resume", is_flag=True, help="Continue the measurements in the folder --out.")
 @click.pass_context
-@interruptible()  # so that Ctrl-C and SIGTERM leave no processes behind
 def main(
     context: click.Context, parameters: tuple[int, ...], workers: tuple[int, ...], repeats: int, seconds: float,
     only: tuple[str, ...], quick: bool, out: Path, resume: bool,
@@ -67,7 +57,7 @@ def main(
     PROCESSES.set_forkserver_preload(["benchmarks.peers.contenders", *(["torch"] if find_spec("torch") else [])])
     cells = [Cell(size, count) for size in settings["parameters"] for count in settings["workers"]]
     try:
-        Run(results, chosen, cells, settings["repeats"], settings["seconds"], out / "log.txt").run()
+        run(results, chosen, cells, settings["repeats"], settings["seconds"], out / "log.txt")
     except KeyboardInterrupt:
         click.echo("interrupted; continue with --resume")
         report(results, out)
@@ -84,70 +74,36 @@ def report(results: Results, out: Path) -> None:
     click.echo("\nClaims (ratios of rates, medians of the repeats):")
     for line in verdicts(results):
         click.echo(line)
-    click.echo("\nPredictions of gem-ctl plan:")
-    for line in predictions(results):
-        click.echo(line)
     for (cell, name), why in results.left_out.items():
         click.echo(f"left out at P = {cell.parameters:,}, W = {cell.workers}: {name}: {why}")
     draw(results, out / "throughput.png")
     click.echo(f"\nwritten: {results.path}, {out / 'throughput.png'}")
 
 
-class Run:
-    """The measurements of one invocation, in order.
-
-    Args:
-        results: Receives them; those that it has already are not made again.
-        contenders: What to measure.
-        cells: Model sizes and numbers of workers to measure them at.
-        repeats: Number of measurements of each.
-        seconds: Minimum length of each measurement.
-        log: The file that receives the output of the contenders' processes.
-    """
-
-    def __init__(
-        self, results: Results, contenders: list[Contender], cells: list[Cell], repeats: int, seconds: float, log: Path
-    ) -> None:
-        self._results, self._seconds, self._log = results, seconds, log
-        done = {(cell, name, repeat) for (cell, name), figures in results.measurements.items() for repeat in figures}
-        self._plan = [
-            (cell, each, repeat)
-            for cell in cells
-            for repeat in range(repeats)
-            for each in random.Random(f"{cell} {repeat}").sample(contenders, len(contenders))
-            if (cell, each.name, repeat) not in done
-        ]
-        self._took: dict[tuple[Cell, str], float] = {}
-
-    def run(self) -> None:
-        while self._plan:
-            cell, contender, repeat = self._plan.pop(0)
-            if (cell, contender.name) not in self._results.left_out:
-                self._one(cell, contender, repeat)
-                self._results.save()
-
-    def _one(self, cell: Cell, contender: Contender, repeat: int) -> None:
-        what = f"P = {cell.parameters:,}, W = {cell.workers}, repeat {repeat + 1}: {contender.label}"
-        began = time.monotonic()
+def run(results: Results, contenders: list[Contender], cells: list[Cell], repeats: int, seconds: float, log: Path) -> None:
+    """Makes the measurements that `results` lacks, each contender once in a repeat, in another order each time; saves each."""
+    plan = [
+        (cell, each, repeat)
+        for cell in cells
+        for repeat in range(repeats)
+        for each in random.Random(f"{cell} {repeat}").sample(contenders, len(contenders))
+        if repeat not in results.measurements.get((cell, each.name), ())
+    ]
+    for number, (cell, contender, repeat) in enumerate(plan, 1):
+        if (cell, contender.name) in results.left_out:
+            continue
+        what = f"[{number}/{len(plan)}] P = {cell.parameters:,}, W = {cell.workers}, repeat {repeat + 1}: {contender.label}"
         try:
             _require_room(cell, contender)
-            figures = measure(contender, cell.parameters, cell.workers, self._seconds, self._log)
+            figures = measure(contender, cell.parameters, cell.workers, seconds, log)
         except Exception as error:  # any failure: the other contenders are still measured
             why = str(error) if isinstance(error, ContenderFailedError) else f"{type(error).__name__}: {error}"
-            self._results.left_out[cell, contender.name] = why
-            click.echo(f"{what}: left out: {why} (more in {self._log})")
-            return
-        self._took[cell, contender.name] = time.monotonic() - began
-        self._results.add(cell, contender.name, repeat, figures)
-        click.echo(f"{what}: {rate(figures.rate)}/s; about {_minutes(self._left())} left")
-
-    def _left(self) -> float:
-        """Estimated seconds for the rest: from earlier repeats, or from the model's size."""
-        return sum(self._took.get((cell, each.name), self._guess(cell)) for cell, each, _ in self._plan)
-
-    def _guess(self, cell: Cell) -> float:
-        round_trips = (WARM_UP + MIN_ROUND_TRIPS) * cell.workers
-        return 3 + self._seconds + round_trips * cell.parameters * 1e-8
+            results.left_out[cell, contender.name] = why
+            click.echo(f"{what}: left out: {why} (more in {log})")
+        else:
+            results.add(cell, contender.name, repeat, figures)
+            click.echo(f"{what}: {rate(figures.rate)}/s")
+        results.save()
 
 
 def _require_room(cell: Cell, contender: Contender) -> None:
@@ -162,22 +118,11 @@ def _available(contenders: Iterable[Contender]) -> list[Contender]:
     """The contenders whose modules are installed. Prints what to install for the others."""
     found = []
     for each in contenders:
-        if each.requires is None or _importable(each.requires):
+        if each.requires is None or find_spec(each.requires):
             found.append(each)
         else:
             click.echo(f"skipped: {each.label}: {each.requires} is missing; {each.install}")
     return found
-
-
-def _importable(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 if __name__ == "__main__":

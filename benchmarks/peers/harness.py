@@ -46,17 +46,6 @@ class Figures:
     slowest_share: float
 
 
-@dataclass(frozen=True)
-class Count:
-    """The seconds of each of one worker's round trips, in order."""
-
-    times: np.ndarray[Any, np.dtype[np.float64]]
-
-    @property
-    def rate(self) -> float:
-        return float(len(self.times) / self.times.sum())
-
-
 class Signals:
     """Communication between the harness and the workers that does not disturb the measurement."""
 
@@ -85,12 +74,12 @@ def measure(contender: Contender, parameters: int, workers: int, seconds: float,
             servers, clients = machine.tree(roots), [process.pid for process in started]
             before = _used(servers, clients, signals)
             signals.go.set()
-            counts: list[Count] = _await(signals, started)
+            counts: list[list[float]] = _await(signals, started)
             used = [after - earlier for after, earlier in zip(_used(servers, clients, signals), before, strict=True)]
             full = machine.memory_bytes(servers)
             signals.stop.value = 1
-    times = np.concatenate([count.times for count in counts])
-    rates = [count.rate for count in counts]
+    times = np.concatenate(counts)
+    rates = [len(each) / sum(each) for each in counts]
     p50, p99 = np.percentile(times, [50, 99])
     return Figures(
         rate=sum(rates), turns=len(times), server_cpu=used[0] / used[2], worker_cpu=used[1] / used[2], p50=float(p50),
@@ -159,7 +148,8 @@ def _work(contender: Contender, place: Place, index: int, seconds: float, signal
         raise
 
 
-def _count(round_trip: RoundTrip, index: int, seconds: float, signals: Signals) -> Count:
+def _count(round_trip: RoundTrip, index: int, seconds: float, signals: Signals) -> list[float]:
+    """The seconds of each round trip, in order."""
     times: list[float] = []
     ended = began = time.perf_counter()
     while ended < began + seconds or len(times) < MIN_ROUND_TRIPS:
@@ -168,7 +158,7 @@ def _count(round_trip: RoundTrip, index: int, seconds: float, signals: Signals) 
         ended = time.perf_counter()
         times.append(ended - last)
         signals.round_trips[index] += 1
-    return Count(np.array(times))
+    return times
 
 
 def _require_theta(theta: Any, place: Place) -> None:

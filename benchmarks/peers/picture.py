@@ -10,8 +10,8 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from benchmarks.peers.claims import rate
 from benchmarks.peers.results import Cell, Results, Row
-from benchmarks.peers.tables import rate
 
 _COLORS = {"ours": "#d1495b", "peer": "#30638e", "floor": "#b8b8b8"}
 _PLAIN = 0.45  # opacity of contenders that do not apply GEM

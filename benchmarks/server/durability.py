@@ -10,31 +10,20 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import click
-import numpy as np
 from gem_api.process.options import DURABILITIES
 
 from benchmarks.lib.measuring import interleaved, measurement, middle, ratio, spread, verdict
-from benchmarks.lib.processes import measure, server
+from benchmarks.lib.processes import Load, measure, server
 from benchmarks.lib.results import write_json
 
 MAX_RATIO = 1.3  # time for a commit with a log, against memory
 
 
-@dataclass(frozen=True)
-class Cost:
-    """One measurement: commits a second of all workers, seconds of a commit, and of the server's processor in one."""
-
-    mode: str
-    transport: str
-    rate: float
-    p50: float
-    p99: float
-    server_cpu: float
+Loads = dict[tuple[str, str], list[Load]]  # by transport and mode
 
 
 @measurement(
@@ -50,30 +39,27 @@ def main(
     click.echo(f"P = {parameters:,}, {workers} workers, medians of {repeats} x {seconds:g} s")
     click.echo(f"this disk: {1e3 * sync:.2f} ms to overwrite and sync {size:,} bytes")
     with tempfile.TemporaryDirectory(prefix="durability-", dir=folder) as scratch:
-        costs = _all(parameters, workers, transport, seconds, repeats, Path(scratch))
+        loads = _all(parameters, workers, transport, seconds, repeats, Path(scratch))
     for way in transport:
-        _show([cost for cost in costs if cost.transport == way])
-    figures = {"parameters": parameters, "workers": workers, "sync_seconds": sync, "costs": [asdict(cost) for cost in costs]}
-    write_json(out, figures)
+        _show(way, {mode: loads[way, mode] for mode in DURABILITIES})
+    costs = [{"transport": way, "mode": mode, **load.figures()} for (way, mode), of in loads.items() for load in of]
+    write_json(out, {"parameters": parameters, "workers": workers, "sync_seconds": sync, "costs": costs})
 
 
-def _all(parameters: int, workers: int, transport: tuple[str, ...], seconds: float, repeats: int, scratch: Path) -> list[Cost]:
+def _all(parameters: int, workers: int, transport: tuple[str, ...], seconds: float, repeats: int, scratch: Path) -> Loads:
     click.echo("writing a first log, so that its files can be reused")
     for _ in range(2):
         _measure("log", transport[0], parameters, workers, 2 * seconds, scratch)
     kinds = [(way, mode) for way in transport for mode in DURABILITIES]
-    found = interleaved(kinds, repeats, lambda kind: _measure(kind[1], kind[0], parameters, workers, seconds, scratch))
-    return [cost for costs in found.values() for cost in costs]
+    return interleaved(kinds, repeats, lambda kind: _measure(kind[1], kind[0], parameters, workers, seconds, scratch))
 
 
-def _measure(mode: str, way: str, parameters: int, workers: int, seconds: float, scratch: Path) -> Cost:
+def _measure(mode: str, way: str, parameters: int, workers: int, seconds: float, scratch: Path) -> Load:
     run = scratch / mode
     _begin_anew(run)
     options = [f"--durability={mode}", *([f"--checkpoint-dir={run}"] if mode != "memory" else [])]
     with server("gem", None, *options, log_limit="256M") as (address, pid):
-        load = measure(address, parameters, workers, seconds, way == "shm", pid)
-    p50, p99 = np.percentile(load.latencies, [50, 99])
-    return Cost(mode, way, load.rate, float(p50), float(p99), load.server_cpu / sum(load.commits))
+        return measure(address, parameters, workers, seconds, way == "shm", pid)
 
 
 def _begin_anew(run: Path) -> None:
@@ -84,9 +70,8 @@ def _begin_anew(run: Path) -> None:
         segment.rename(segment.with_name(segment.name.replace("segment", "spare")))
 
 
-def _show(costs: list[Cost]) -> None:
-    click.echo(f"\n{costs[0].transport:8s}  commits/s  time of memory's      p50 ms   p99 ms  server CPU ms")
-    of = {mode: [cost for cost in costs if cost.mode == mode] for mode in DURABILITIES}
+def _show(way: str, of: dict[str, list[Load]]) -> None:
+    click.echo(f"\n{way:8s}  commits/s  time of memory's      p50 ms   p99 ms  server CPU ms")
     for mode in DURABILITIES:
         click.echo(
             f"{mode:8s} {middle(of[mode], 'rate'):10.1f}  {spread(ratio(of['memory'], of[mode]))} "

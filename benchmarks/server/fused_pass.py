@@ -1,4 +1,5 @@
-"""Measures the cost of the fused kernel's statistics, and the gain from threads: `python -m benchmarks.server.fused_pass`."""
+"""Measures the cost of the fused kernel's statistics, of a shared optimizer, and the gain from threads:
+`python -m benchmarks.server.fused_pass`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import click
 import numpy as np
 from gem_api.layout import Layout
-from gem_server.rules import RuleInput
+from gem_server.rules import RuleInput, Shared, make_rule
 from gem_server.rules.fused import BINS, BLOCK, SGD, _delta, _reply, _take, gem_part
 from gem_server.rules.gem import Gem
 from gem_server.rules.proxies import Displacement
@@ -49,13 +50,18 @@ def _bare_update(theta, block, moment, snapshot, begin, end, settings):  # type:
 @measurement(parameters=(156_450, 1_000_000, 25_000_000), seconds=3.0)
 @click.option("--tensors", type=int, default=2, help="Tensors that the parameters are divided into.")
 @click.option("--threads", multiple=True, type=int, default=(2,), help="Numbers of threads.")
+@click.option("--optimizer", "optimizers", multiple=True, help="A shared optimizer, whose commit is measured too.")
 @click.option("--answer/--no-answer", default=False, help="Whether θ is also written to a worker's reply buffer.")
-def main(parameters: tuple[int, ...], tensors: int, threads: tuple[int, ...], answer: bool, seconds: float) -> None:
+def main(
+    parameters: tuple[int, ...], tensors: int, threads: tuple[int, ...], optimizers: tuple[str, ...], answer: bool,
+    seconds: float,
+) -> None:  # fmt: skip
     """Interleaves the bare pass, the pass with statistics, and everything that a rule does for a commit, in one thread and in
     several. Prints medians and minima; on a busy machine, compare the minima."""
     click.echo("        P  pass         median ms    least ms   ÷ bare: median   least")
     for size in parameters:
-        times = times_of(_passes(size, tensors, threads, answer), seconds)
+        passes = _passes(size, tensors, threads, answer) | {name: _commit(size, name) for name in optimizers}
+        times = times_of(passes, seconds)
         bare = times["bare"]
         for name, taken in times.items():
             median, least = statistics.median(taken), min(taken)
@@ -93,6 +99,17 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
         "rule": split(1),
         **{f"{count} threads": split(count) for count in threads},
     }
+
+
+def _commit(size: int, optimizer: str) -> Callable[[], object]:
+    """A commit around a shared optimizer, on arrays of its own."""
+    random, layout = np.random.default_rng(0), Layout.of({"theta": (size,)})
+    rule = make_rule("gem", optimizer=optimizer, learning_rate=1e-3, weight_decay=0.01)
+    theta, gradient = (random.normal(size=size).astype(np.float32) for _ in range(2))
+    buffers = {each: np.zeros(size, np.float32) for each in rule.buffers}
+    shared = Shared({each: np.zeros(size, np.float32) for each in rule.shared}, dict(rule.numbers))
+    rule.first_pull(theta, buffers)
+    return lambda: rule.apply(layout, theta, gradient, buffers, RuleInput(0, 10, shared=shared))
 
 
 def times_of(passes: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:

@@ -61,20 +61,14 @@ class Compared:
 
     setup: Setup
     load: float
-    spread: float
-    rate: float
-    staleness_mean: float
-    staleness_p95: float
-    round_trip: float
-    server_cpu: float
-    workers_cpu: float
+    measured: dict[str, float]
     planned: float
     simulated: Outcome
 
     @property
     def ratio(self) -> float:
         """Predicted commits per second, divided by those measured."""
-        return self.simulated.commits_per_second / self.rate
+        return self.simulated.commits_per_second / self.measured["rate"]
 
 
 @measurement(
@@ -138,21 +132,8 @@ def _compare(setup: Setup, load: float, fit: Fit, seconds: float, repeats: int) 
     cycle = max(setup.compute_seconds, setup.workers * server_seconds(setup, costs))
     seen = _median_of(work, max(seconds, 5 * cycle), repeats, warm_up=max(1.0, 3 * cycle))
     real = replace(setup, compute_seconds=float(seen.computed.mean()))
-    spread = float(seen.computed.std() / seen.computed.mean())
-    scenario = Scenario(real, costs, spread=spread, latency=fit.transit / 2)
-    return Compared(
-        setup=real,
-        load=load,
-        spread=spread,
-        rate=seen.rate,
-        staleness_mean=float(seen.staleness.mean()),
-        staleness_p95=float(np.percentile(seen.staleness, 95)),
-        round_trip=float(seen.round_trip.mean()),
-        server_cpu=seen.server_cpu,
-        workers_cpu=seen.workers_cpu,
-        planned=plan(real, costs).commits_per_second,
-        simulated=outcome(scenario),
-    )
+    scenario = Scenario(real, costs, spread=seen.spread, latency=fit.transit / 2)
+    return Compared(real, load, seen.figures(), plan(real, costs).commits_per_second, outcome(scenario))
 
 
 def _median_of(work: Work, seconds: float, repeats: int, warm_up: float = 1.0) -> Seen:
@@ -166,13 +147,13 @@ def _median_of(work: Work, seconds: float, repeats: int, warm_up: float = 1.0) -
 
 
 def _row(of: Compared) -> str:
-    told = of.simulated
+    told, seen = of.simulated, of.measured
     return (
         f"{of.setup.workers:7d} {of.load:5.1f} {1e3 * of.setup.compute_seconds:7.1f} ms   "
-        f"{of.rate:9.1f} {told.commits_per_second:9.1f} {of.ratio:5.2f} {of.planned:8.1f}   "
-        f"{of.staleness_mean:7.1f} {told.staleness.mean:7.1f} {of.staleness_p95:6.0f} {told.staleness.p95:6.0f}   "
-        f"{1e3 * of.round_trip:7.1f} ms {1e3 * told.round_trip:7.1f} ms   "
-        f"{1e3 * of.server_cpu:7.2f} ms {1e3 * of.workers_cpu:7.2f} ms"
+        f"{seen['rate']:9.1f} {told.commits_per_second:9.1f} {of.ratio:5.2f} {of.planned:8.1f}   "
+        f"{seen['staleness_mean']:7.1f} {told.staleness.mean:7.1f} {seen['staleness_p95']:6.0f} {told.staleness.p95:6.0f}   "
+        f"{1e3 * seen['round_trip']:7.1f} ms {1e3 * told.round_trip:7.1f} ms   "
+        f"{1e3 * seen['server_cpu']:7.2f} ms {1e3 * seen['workers_cpu']:7.2f} ms"
     )
 
 

@@ -10,37 +10,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import click
-from gem_ctl.planning.plan import Plan, Setup, plan
+from gem_ctl.planning.plan import Setup, plan
 from gem_worker.launcher.cluster import free_port
 
 from benchmarks.lib import machine
 from benchmarks.lib.measuring import interleaved, measurement, middle, ratio
-from benchmarks.lib.processes import measure, server
+from benchmarks.lib.page import table
+from benchmarks.lib.processes import Load, measure, server
 from benchmarks.lib.results import write_json
 
-
-@dataclass(frozen=True)
-class Cost:
-    """One measurement of N servers.
-
-    Attributes:
-        servers: N.
-        rate: Commits per second of all workers, on this machine.
-        memory: Resident bytes of the largest server.
-        processor: Seconds of processor time per commit, of the busiest server.
-    """
-
-    servers: int
-    rate: float
-    memory: int
-    processor: float
-
-
-Costs = dict[int, list[Cost]]  # by N
+Loads = dict[int, list[Load]]  # by N
 
 
 @measurement(
@@ -57,27 +40,26 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     click.echo(f"P = {parameters:,}, {workers} workers, {transport}, medians of {repeats} x {seconds:g} s")
 
-    def measure_one(count: int) -> Cost:
-        cost = _measure(count, parameters, workers, transport == "shm", seconds, log_limit, folder)
-        click.echo(f"  {cost}", err=True)
-        return cost
+    def measure_one(count: int) -> Load:
+        load = _measure(count, parameters, workers, transport == "shm", seconds, log_limit, folder)
+        click.echo(f"  N = {count}: {load.figures()}", err=True)
+        return load
 
-    costs = interleaved(servers, repeats, measure_one)
-    _show(costs, servers, Setup(parameters, workers, compute_seconds=0.0, shared_memory=transport == "shm", durability="log"))
+    loads = interleaved(servers, repeats, measure_one)
+    _show(loads, servers, Setup(parameters, workers, compute_seconds=0.0, shared_memory=transport == "shm", durability="log"))
     figures = {"machine": machine.description(), "parameters": parameters, "workers": workers, "transport": transport}
-    write_json(out, {**figures, "costs": [asdict(cost) for of in costs.values() for cost in of]})
+    write_json(out, {**figures, "costs": [{"servers": count, **load.figures()} for count, of in loads.items() for load in of]})
 
 
-def _measure(count: int, parameters: int, workers: int, shared: bool, seconds: float, log_limit: str, folder: Path) -> Cost:
+def _measure(count: int, parameters: int, workers: int, shared: bool, seconds: float, log_limit: str, folder: Path) -> Load:
     with (
         tempfile.TemporaryDirectory(prefix="ranges-", dir=folder) as scratch,
         _running(count, Path(scratch), log_limit) as (address, pids),
     ):
         load = measure(address, parameters, workers, seconds, shared, *pids)
-    commits = sum(load.commits)
-    if not commits:
+    if not sum(load.commits):
         raise click.ClickException(f"no commit was finished within {seconds:g} s: give more --seconds")
-    return Cost(count, load.rate, max(load.each_bytes), max(load.each_cpu) / commits)
+    return load
 
 
 @contextmanager
@@ -95,40 +77,27 @@ def _running(count: int, scratch: Path, log_limit: str) -> Iterator[tuple[str, l
         yield started[0][0], [started[index][1] for index in range(count)]
 
 
-def _show(costs: Costs, servers: tuple[int, ...], setup: Setup) -> None:
-    plans = {count: plan(Setup(**{**asdict(setup), "servers": count})) for count in servers}
-    first = servers[0]
-    click.echo(
-        "\nMEASURED on this machine, all servers and workers on the same "
-        f"{machine.description()['cores']} cores (xR: ratio to N = {first}; plan: what gem-ctl plan predicts)\n"
-        f"{'N':>2s} {'memory a server':>16s} {'xR':>6s} {'plan':>10s} {'xR':>6s}   {'processor a commit':>18s} {'xR':>6s} "
-        f"{'plan':>9s} {'xR':>6s}   {'commits/s here':>14s} {'xR':>6s}"
-    )
+def _show(loads: Loads, servers: tuple[int, ...], setup: Setup) -> None:
+    plans = {count: plan(replace(setup, servers=count)) for count in servers}
+    first, measured, calculated = servers[0], [], []
     for count in servers:
-        memory, predicted = middle(costs[count], "memory"), plans[count].server_bytes
-        busy, planned = middle(costs[count], "processor"), plans[count].server_seconds
-        ratios = {name: ratio(costs[count], costs[first], name)[0] for name in ("memory", "processor", "rate")}
-        click.echo(
-            f"{count:2d} {memory / 2**20:12.0f} MiB {ratios['memory']:6.2f} {predicted / 2**20:6.0f} MiB "
-            f"{predicted / plans[first].server_bytes:6.2f}   {1e3 * busy:15.1f} ms {ratios['processor']:6.2f} "
-            f"{1e3 * planned:6.1f} ms {planned / plans[first].server_seconds:6.2f}   "
-            f"{middle(costs[count], 'rate'):14.2f} {ratios['rate']:6.2f}"
-        )
-    _show_calculated(costs, servers, plans)
-
-
-def _show_calculated(costs: Costs, servers: tuple[int, ...], plans: dict[int, Plan]) -> None:
-    first, busy = servers[0], {count: middle(costs[count], "processor") for count in servers}
-    click.echo(
-        "\nCALCULATED for a machine for each server (nothing of this was run)\n"
-        f"{'N':>2s} {'1 / processor time':>20s} {'xR':>6s}   {'gem-ctl plan':>14s} {'xR':>6s}"
-    )
-    for count in servers:
-        planned = plans[count].commits_per_second
-        click.echo(
-            f"{count:2d} {1 / busy[count]:18.2f}/s {busy[first] / busy[count]:6.2f}   "
-            f"{planned:12.2f}/s {planned / plans[first].commits_per_second:6.2f}"
-        )
+        of, planned, base = loads[count], plans[count], plans[first]
+        memory, busy, rate = (middle(of, name) for name in ("server_bytes", "server_cpu", "rate"))
+        times = [ratio(of, loads[first], name)[0] for name in ("server_bytes", "server_cpu", "rate")]
+        measured.append([
+            count, f"{memory / 2**20:.0f} MiB ({times[0]:.2f})",
+            f"{planned.server_bytes / 2**20:.0f} MiB ({planned.server_bytes / base.server_bytes:.2f})",
+            f"{1e3 * busy:.1f} ms ({times[1]:.2f})",
+            f"{1e3 * planned.server_seconds:.1f} ms ({planned.server_seconds / base.server_seconds:.2f})",
+            f"{rate:.2f} ({times[2]:.2f})",
+        ])  # fmt: skip
+        alone, rise = planned.commits_per_second, planned.commits_per_second / base.commits_per_second
+        calculated.append([count, f"{1 / busy:.2f}/s ({1 / times[1]:.2f})", f"{alone:.2f}/s ({rise:.2f})"])
+    cores = machine.description()["cores"]
+    click.echo(f"\nMeasured, all servers and workers on the same {cores} cores (in brackets: ratio to N = {first})\n")
+    click.echo(table(["N", "Memory a server", "gem-ctl plan", "Processor a commit", "gem-ctl plan", "Commits/s"], measured))
+    click.echo("\nCalculated for a machine for each server (nothing of this was run)\n")
+    click.echo(table(["N", "1 / processor time", "gem-ctl plan"], calculated))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -95,7 +94,8 @@ def timed(folder: Path) -> tuple[list[float], Core]:
 @click.option("--log-mib", type=int, default=1024, help="Gradients in the log.")
 def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path) -> None:
     """Makes a run's checkpoint and log, and rebuilds the run from them: first from the disk, then from the page cache."""
-    Gem().apply(Layout.of({"warm-up": (1,)}), *_warm_up(), RuleInput(0))
+    ones = {name: np.ones(1, np.float32) for name in ("theta", "gradient", *Gem().buffers)}
+    Gem().apply(Layout.of({"warm-up": (1,)}), ones.pop("theta"), ones.pop("gradient"), ones, RuleInput(0))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as made:
         run = Path(made)
@@ -117,11 +117,6 @@ def main(parameters: int, workers: int, log_mib: int, repeats: int, folder: Path
                     f"{files} files: checkpoint {reading:.2f} s, replay {replaying:.2f} s "
                     f"({replaying / version * 1000:.0f} ms a commit), new checkpoint {writing:.2f} s"
                 )
-
-
-def _warm_up() -> tuple[Any, Any, dict[str, Any]]:
-    """Loads the compiled kernel."""
-    return np.zeros(1, np.float32), np.zeros(1, np.float32), {name: np.zeros(1, np.float32) for name in Gem().buffers}
 
 
 if __name__ == "__main__":

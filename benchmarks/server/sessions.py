@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import multiprocessing as mp
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
+from gem_client import connect
 
 from benchmarks.lib.measuring import interleaved, measurement, middle, ratio, spread, verdict
-from benchmarks.lib.processes import measure, resident_bytes, server
+from benchmarks.lib.processes import Load, measure, resident_bytes, server, split_evenly
 from benchmarks.lib.results import write_json
-from benchmarks.server.idle import INTERVAL_SECONDS, idle_sessions
 
+INTERVAL_SECONDS = 100.0  # time between two commits of an idle session
 BUSY = 16  # busy sessions: beside the idle ones, and as the reference for the rate of 100 sessions
 MIN_RATIO, MIN_JAIN, MIN_BESIDE_IDLE = 0.85, 0.98, 0.95
 _HEAD = "sessions  commits/s  of first  lowest Jain's index   p50 ms   p99 ms  server CPU ms  server MiB  MiB a session"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One measurement: commits per second of the busy sessions, seconds of a commit and of the server's processor in one,
-    bytes that the server holds."""
+class Measured(Load):
+    """The load of the busy sessions, beside `idle` others, on a server that held `empty` bytes without any."""
 
-    sessions: int
     idle: int
-    rate: float
-    jain: float
-    p50: float
-    p99: float
-    server_cpu: float
-    server_bytes: int
-    bytes_per_session: float
+    empty: int
 
+    @property
+    def bytes_per_session(self) -> float:
+        return (self.server_bytes - self.empty) / (len(self.commits) + self.idle)
 
-@dataclass(frozen=True)
-class Setting:
-    """The settings that all measurements of a table share."""
-
-    parameters: int
-    seconds: float
-    repeats: int
-    transport: str
+    def figures(self) -> dict[str, float]:
+        mine = {"sessions": len(self.commits), "idle": self.idle, "bytes_per_session": self.bytes_per_session}
+        return {**mine, **super().figures()}
 
 
 @measurement(
@@ -60,33 +57,65 @@ def main(
         seconds, repeats, idle = 2.0, 1, 0
     tables = []
     for way in transport:
-        setting = Setting(parameters, seconds, repeats, way)
+        measure_one = partial(_measure, parameters, seconds, way == "shm")
         click.echo(f"\nP = {parameters:,}, rule gem, {way}; medians of {repeats} x {seconds:g} s")
-        many = interleaved([(count, 0) for count in sessions], repeats, partial(_measure, setting))
+        many = interleaved([(count, 0) for count in sessions], repeats, measure_one)
         _show_many(many)
         kinds = [(BUSY, 0), (BUSY, idle)] if idle else []
-        beside = interleaved(kinds, repeats, partial(_measure, setting))
+        beside = interleaved(kinds, repeats, measure_one)
         if beside:
             _show_idle(beside[BUSY, idle], beside[BUSY, 0])
-        measurements = [asdict(each) for kind in (*many.values(), *beside.values()) for each in kind]
-        tables.append({**asdict(setting), "measurements": measurements})
+        measurements = [each.figures() for kind in (*many.values(), *beside.values()) for each in kind]
+        setting = {"parameters": parameters, "seconds": seconds, "repeats": repeats, "transport": way}
+        tables.append({**setting, "measurements": measurements})
         write_json(out, tables)
 
 
-Kinds = dict[tuple[int, int], list[Measured]]
+Kinds = dict[tuple[int, int], list[Measured]]  # by busy and idle sessions
 
 
-def _measure(setting: Setting, kind: tuple[int, int]) -> Measured:
+def _measure(parameters: int, seconds: float, shared: bool, kind: tuple[int, int]) -> Measured:
     sessions, idle = kind
-    shared = setting.transport == "shm"
     with server() as (address, pid):
         empty = resident_bytes(pid)
-        with idle_sessions(address, setting.parameters, idle, shared):
-            load = measure(address, setting.parameters, sessions, setting.seconds, shared, pid)
-    p50, p99 = np.percentile(load.latencies, [50, 99])
-    each = (load.server_bytes - empty) / (sessions + idle)
-    cpu = load.server_cpu / sum(load.commits)
-    return Measured(sessions, idle, load.rate, load.jain, float(p50), float(p99), cpu, load.server_bytes, each)
+        with idle_sessions(address, parameters, idle, shared):
+            return Measured(**vars(measure(address, parameters, sessions, seconds, shared, pid)), idle=idle, empty=empty)
+
+
+@contextmanager
+def idle_sessions(address: str, parameters: int, sessions: int, shared_memory: bool) -> Iterator[None]:
+    """Holds sessions that have joined and made a commit, renew their leases, and commit rarely. They leave at the end."""
+    context = mp.get_context("spawn")
+    counts = split_evenly(sessions)
+    joined, stop = context.Barrier(len(counts) + 1), context.Event()
+    holders = [
+        context.Process(target=_hold, args=(address, parameters, count, shared_memory, joined, stop)) for count in counts
+    ]
+    for holder in holders:
+        holder.start()
+    try:
+        joined.wait()
+        yield
+    finally:
+        stop.set()
+        for holder in holders:
+            holder.join(60)
+            holder.kill()
+
+
+def _hold(address: str, parameters: int, sessions: int, shared_memory: bool, joined: Any, stop: Any) -> None:
+    gradient, theta = np.full(parameters, 1e-3, np.float32), {"theta": np.zeros(parameters, np.float32)}
+    with ExitStack() as stack:
+        names = (f"idle-{os.getpid()}-{number}" for number in range(sessions))
+        held = [stack.enter_context(connect(address, name=name, shared_memory=shared_memory)) for name in names]
+        for session in held:
+            session.join(theta)
+            session.commit(gradient)
+        joined.wait()
+        for session in cycle(held):
+            if stop.wait(INTERVAL_SECONDS / sessions):
+                return
+            session.commit(gradient)
 
 
 def _show_many(many: Kinds) -> None:

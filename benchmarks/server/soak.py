@@ -71,9 +71,11 @@ class Line:
 @click.option("--durability", type=click.Choice(["snapshot", "log"]), default="log", help="The server's durability.")
 def main(commits: int, minutes: float, parameters: int, durability: str, out: Path) -> None:
     """Exits with status 1 if any measured quantity grows."""
+    options = [f"--metrics-listen=127.0.0.1:{free_port()}", f"--durability={durability}", "--batch-size=16"]
+    options += ["--epochs=0", "--steps=1000000000"]  # without an end
     with (
         tempfile.TemporaryDirectory() as folder,
-        server("gem", None, *options(Path(folder), durability), checkpoint_interval=20, lease_seconds=3) as (address, pid),
+        server("gem", None, f"--checkpoint-dir={folder}", *options, checkpoint_interval=20, lease_seconds=3) as (address, pid),
         churn(address, parameters),
     ):
         course = watched(address, pid, commits, minutes * 60)
@@ -84,14 +86,6 @@ def main(commits: int, minutes: float, parameters: int, durability: str, out: Pa
     draw(course, lines, out / f"soak-{durability}.png")
     if not all(line.flat for line in lines):
         sys.exit(1)
-
-
-def options(folder: Path, durability: str) -> list[str]:
-    """The server's options: checkpoints, metrics, and no limit of epochs."""
-    return [
-        f"--metrics-listen=127.0.0.1:{free_port()}", f"--checkpoint-dir={folder}", f"--durability={durability}",
-        "--epochs=0", "--steps=1000000000", "--batch-size=16",
-    ]  # fmt: skip
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Synthetic workers: they sleep instead of computing, and note when each commit was answered and how stale it was.
 
-A process has one thread for all its workers, and they share one gradient, so that a thousand of them leave the processors and
+One thread of one process holds all workers, and they share one gradient, so that a thousand of them leave the processors and
 the memory to the server.
 """
 
@@ -26,7 +26,6 @@ from gem_client import connect
 from gem_client.transport.channel import Stub, open_channel
 
 from benchmarks.lib import machine
-from benchmarks.lib.processes import split_evenly
 
 Column = npt.NDArray[np.float64]
 LEASE_SECONDS = 600.0  # each commit renews its lease; give the server these lease_seconds
@@ -63,7 +62,7 @@ class Seen:
         staleness: τ of each commit. Shape (commits,).
         computed: Seconds that the worker really slept before each commit. Shape (commits,).
         server_cpu: Seconds of processor time of the server for each commit.
-        workers_cpu: The same of the workers' processes.
+        workers_cpu: The same of the workers' process.
     """
 
     seconds: float
@@ -78,8 +77,21 @@ class Seen:
         """Commits per second of all workers together."""
         return len(self.round_trip) / self.seconds
 
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the time that the workers really slept, as a share of its mean."""
+        return float(self.computed.std() / self.computed.mean())
 
-def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float, processes: int = 1) -> Seen:
+    def figures(self) -> dict[str, float]:
+        """The figures to keep."""
+        return {
+            "rate": self.rate, "staleness_mean": float(self.staleness.mean()), "spread": self.spread,
+            "staleness_p95": float(np.percentile(self.staleness, 95)), "round_trip": float(self.round_trip.mean()),
+            "server_cpu": self.server_cpu, "workers_cpu": self.workers_cpu,
+        }  # fmt: skip
+
+
+def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float) -> Seen:
     """Lets the workers commit over TCP, and looks at them for some seconds after a warm-up that does not count.
 
     Args:
@@ -87,53 +99,45 @@ def observe(address: str, pid: int, work: Work, warm_up: float, seconds: float, 
         pid: Its process.
         work: What the workers do.
         warm_up, seconds: How long they do it before they are measured, and while they are.
-        processes: Number of processes that hold the workers.
     """
     with connect(address) as session:
         session.join({_PARAMETER: np.zeros(work.parameters, np.float32)})
     context = mp.get_context("spawn")
-    counts = split_evenly(work.workers, processes)
-    results, stop = context.Queue(), context.Event()
-    ready = context.Barrier(len(counts) + 1)
-    clients = [
-        context.Process(target=_client, args=(address, work, count, number, ready, stop, results))
-        for number, count in enumerate(counts)
-    ]
-    for client in clients:
-        client.start()
+    results, stop, ready = context.Queue(), context.Event(), context.Barrier(2)
+    client = context.Process(target=_client, args=(address, work, ready, stop, results))
+    client.start()
     ready.wait(_START_SECONDS)
     time.sleep(warm_up)
-    pids = [client.pid for client in clients if client.pid]
+    pids = [pid, client.pid or 0]
     begin = time.monotonic()  # one clock for all processes of a machine
-    server_cpu, workers_cpu = machine.cpu_seconds([pid]), machine.cpu_seconds(pids)
+    before = [machine.cpu_seconds([each]) for each in pids]
     time.sleep(seconds)
     end = time.monotonic()
-    server_cpu, workers_cpu = machine.cpu_seconds([pid]) - server_cpu, machine.cpu_seconds(pids) - workers_cpu
+    used = [machine.cpu_seconds([each]) - earlier for each, earlier in zip(pids, before, strict=True)]
     stop.set()
-    commits = np.concatenate([_result(results, clients) for _ in clients])
-    for client in clients:
-        client.join()
+    commits = _result(results, client)
+    client.join()
     answered = commits[:, 0]
     round_trip, staleness, computed = commits[(begin <= answered) & (answered < end), 1:].T
     count = max(1, len(round_trip))
-    return Seen(end - begin, round_trip, staleness, computed, server_cpu / count, workers_cpu / count)
+    return Seen(end - begin, round_trip, staleness, computed, used[0] / count, used[1] / count)
 
 
-def _result(results: Any, clients: list[Any]) -> Column:
-    """The rows of one process. Raises RuntimeError if a process has failed."""
+def _result(results: Any, client: Any) -> Column:
+    """The rows of the process. Raises RuntimeError if it has failed."""
     while True:
         try:
             rows: Column = results.get(timeout=1.0)
             return rows
         except queue.Empty:
-            if any(client.exitcode for client in clients):
-                raise RuntimeError("a process of workers has failed; its error is above") from None
+            if client.exitcode:
+                raise RuntimeError("the process of the workers has failed; its error is above") from None
 
 
-def _client(address: str, work: Work, count: int, number: int, ready: Any, stop: Any, results: Any) -> None:
-    """A process with `count` of the workers. It sends an array with a row for each commit: when it was answered, seconds of its
-    round trip, its staleness, seconds of sleep before it."""
-    crowd = _Crowd(address, work, [f"{number}-{index}" for index in range(count)], np.random.default_rng(number))
+def _client(address: str, work: Work, ready: Any, stop: Any, results: Any) -> None:
+    """The workers' process. It sends an array with a row for each commit: when it was answered, seconds of its round trip, its
+    staleness, seconds of sleep before it."""
+    crowd = _Crowd(address, work, np.random.default_rng(0))
     ready.wait(_START_SECONDS)
     results.put(crowd.run(stop))
 
@@ -164,9 +168,9 @@ class _Worker:
 
 
 class _Crowd:
-    """The workers of a process."""
+    """All workers, in one thread."""
 
-    def __init__(self, address: str, work: Work, names: list[str], random: np.random.Generator) -> None:
+    def __init__(self, address: str, work: Work, random: np.random.Generator) -> None:
         self._work = work
         self._random = random
         self._gradient = np.full(work.parameters, 1e-6, np.float32).data.cast("B")
@@ -175,7 +179,7 @@ class _Crowd:
         layout = Layout.of({_PARAMETER: (work.parameters,)})
         with open_channel(address) as channel:
             stub, host = Stub(channel, address=address), address.rpartition(":")[0]
-            self._workers = [_Worker(stub, host, name, layout) for name in names]
+            self._workers = [_Worker(stub, host, str(number), layout) for number in range(work.workers)]
         self._rows = array("d")  # of all commits, one after the other
         self._asleep: list[tuple[float, int]] = []  # when each wakes, and its index
         self._shape = max(work.spread, 1e-3) ** -2

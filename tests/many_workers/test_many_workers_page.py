@@ -9,12 +9,13 @@ import pytest
 
 from benchmarks.many_workers.check import Comparison
 from benchmarks.many_workers.page import write_page
-from benchmarks.many_workers.runs import Case, Run, number_cases, order_cases, stored
+from benchmarks.many_workers.runs import Run, experiment, number_cases, order_cases, stored
+from benchmarks.paper.experiments import Experiment
 
 CHECK = Comparison(30, ([2.0, 1.0], [2.1, 0.9]), (0.98, 0.97))
 
 
-def run(case: Case) -> Run:
+def run(case: Experiment) -> Run:
     """A run whose loss falls to 1, leaps to 1 + 1/spread, and falls to 0.5."""
     losses = (2.0, 1.0, 1.0 + 1 / case.spread, 0.5)
     row = {"accuracy": 0.9 + case.seed / 100, "moved": 1.0, "largest_moment": 2.0, "proxy": 0.5, "mean_moment": 0.1}
@@ -35,14 +36,14 @@ def test_all_results_make_tables_and_pictures(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
-    some = [case for case in order_cases() if case.seed == 0 and case.varied == 0]
+    some = [case for case in order_cases() if case.seed == 0 and case.batch_variation == 0]
     write_page({case: run(case) for case in some}, [], {}, tmp_path)
     assert f"up to 2 seeds; {len(order_cases()) - len(some)} runs are missing" in page(tmp_path)
     assert "| both | – | – |" in page(tmp_path)
 
 
 def test_a_run_that_diverged_is_stored_and_shown(tmp_path: Path) -> None:
-    case = Case()
+    case = experiment()
     diverged = Run(case, [{"version": 100.0, "loss": 2.0, "accuracy": 0.1}, {"version": 130.0, "loss": float("nan")}])
     stored(tmp_path / "runs.json").add(case, diverged)
     known = stored(tmp_path / "runs.json")

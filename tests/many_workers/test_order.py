@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.many_workers.order import Turn, recorded, simulated
+from benchmarks.paper.experiments import Experiment
 
 
 def staleness(turns: list[Turn]) -> list[int]:
@@ -23,7 +24,7 @@ def staleness(turns: list[Turn]) -> list[int]:
 
 
 def turns(workers: int, steps: int, spread: float, varied: float = 0.0, seed: int = 0) -> list[Turn]:
-    return list(simulated(workers, steps, 64, spread, varied, np.random.default_rng(seed)))
+    return list(simulated(Experiment("mnist", workers=workers, steps=steps, spread=spread, batch_variation=varied, seed=seed)))
 
 
 def test_workers_that_are_all_alike_march_in_lockstep() -> None:

@@ -13,7 +13,6 @@ from benchmarks.many_workers import rivals
 from benchmarks.many_workers.rivals import (
     RATES,
     Outcome,
-    Trial,
     best_known,
     first,
     measure,
@@ -24,6 +23,7 @@ from benchmarks.many_workers.rivals import (
     tune,
 )
 from benchmarks.many_workers.runs import SEEDS
+from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import RULES
 
 TRIAL = first(RULES[0], 30)
@@ -34,9 +34,9 @@ class Lab:
 
     def __init__(self, best: float) -> None:
         self.best = best
-        self.known: dict[Trial, Outcome] = {}
+        self.known: dict[Experiment, Outcome] = {}
 
-    def measure(self, trial: Trial) -> Outcome:
+    def measure(self, trial: Experiment) -> Outcome:
         assert trial not in self.known
         self.known[trial] = Outcome(abs(math.log(trial.learning_rate / self.best)), 0.9)
         return self.known[trial]

@@ -12,15 +12,16 @@ from gem_worker.tasks import load_task
 
 from benchmarks.lib.launch import launch
 from benchmarks.many_workers.order import recorded, simulated
-from benchmarks.many_workers.runs import Case, Run, measure, stored
+from benchmarks.many_workers.runs import Run, experiment, measure, stored
 from benchmarks.many_workers.simulation import train
+from benchmarks.paper.experiments import Experiment
 
 TASK = load_task("digits", None)
 
 
 @pytest.fixture(scope="module")
 def lockstep() -> Run:
-    return measure(Case(workers=40, steps=12, spread=0.05), TASK)
+    return measure(experiment(workers=40, steps=12, spread=0.05), TASK)
 
 
 def test_a_case_gives_the_same_numbers_each_time(lockstep: Run) -> None:
@@ -28,7 +29,7 @@ def test_a_case_gives_the_same_numbers_each_time(lockstep: Run) -> None:
 
 
 def test_random_times_train_further_than_lockstep(lockstep: Run) -> None:
-    at_random = measure(Case(workers=40, steps=12, spread=1.0), TASK)
+    at_random = measure(experiment(workers=40, steps=12, spread=1.0), TASK)
     assert at_random.accuracy > lockstep.accuracy + 0.2
     assert lockstep.column("staleness_sd")[6] < 15 < 30 < at_random.column("staleness_sd")[6]
 
@@ -42,7 +43,7 @@ def test_a_row_has_the_energies_of_its_round(lockstep: Run) -> None:
 
 def test_a_run_that_diverges_ends_with_a_loss_that_is_none() -> None:
     settings = Hyperparameters(rule="downpour", learning_rate=1000.0)
-    rows = train(TASK, settings, simulated(10, 20, 64, 0.05, 0.0, np.random.default_rng(0)), 10, 10)
+    rows = train(TASK, settings, simulated(Experiment("digits", workers=10, steps=20, spread=0.05)), 10, 10)
     assert not np.isfinite(rows[-1]["loss"])
 
 

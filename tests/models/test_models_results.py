@@ -14,10 +14,9 @@ from benchmarks.lib.launch import RunFailed, launch
 from benchmarks.models import figures, page
 from benchmarks.models.analysis import difference, summary
 from benchmarks.models.cli import main
-from benchmarks.models.measure import measure
+from benchmarks.models.measure import here, measure, stored
 from benchmarks.models.plan import STAGES, Results, case, mnist_case
 from benchmarks.models.runs import METHODS, Outcome, Run
-from benchmarks.models.store import here, stored
 from benchmarks.paper.statistics import Spread
 
 RUN = replace(case("gem-adamw", 16), place=-5)

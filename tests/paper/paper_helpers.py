@@ -26,7 +26,7 @@ def made_up(
     curves = {
         "version": version,
         "samples": progress * experiment.gradients * experiment.batch_size,
-        "seconds": progress * max(1.0, experiment.simulated_seconds),
+        "seconds": progress * max(1.0, experiment.steps * experiment.step_seconds),
         "loss": final + (2.3 - final) * np.exp(-8 * progress),
         "staleness": np.full(POINTS, experiment.workers - 1.0),
         "pi_median": np.full(POINTS, pi),

@@ -13,9 +13,9 @@ import pytest
 from kit.server import wait_until
 from paper.paper_helpers import made_up
 
+from benchmarks.lib.launch import RunFailed
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import experiments, quick
-from benchmarks.paper.results import Result, load
 from benchmarks.paper.runner import Runner
 
 pytestmark = pytest.mark.timeout(600)
@@ -29,41 +29,31 @@ def paper(*arguments: str) -> list[str]:
 
 
 def test_an_experiment_runs_for_real_and_is_kept(tmp_path: Path) -> None:
-    lines: list[str] = []
-    runner = Runner(tmp_path, None, 2, lines.append)
-    runner.run([TINY])
-    assert runner.failures == {}
-    result = load(runner.path(TINY), TINY)
-    assert isinstance(result, Result)
-    assert result.outcome == "complete"
+    runner = Runner(tmp_path, None, 2)
+    assert runner.make(TINY).startswith("complete, test accuracy ")
+    result = runner.result(TINY)
+    assert result is not None
     assert result.curves["version"].tolist() == list(range(1, 41))
     assert (result.steps[-1], result.settings["steps"], result.settings["rule"]) == (20, 20, "gem")
     assert 2.2 < result.curves["loss"][0] < 2.4
     assert result.curves["loss"][-10:].mean() < result.curves["loss"][:10].mean()
     assert result.test_accuracy is not None
     assert 0.1 < result.test_accuracy <= 1
-    runner.run([TINY])
-    assert "1 experiments, 0 of them to run" in lines[-1]
 
 
 @pytest.mark.slow
 def test_workers_that_come_and_go_are_a_run_too(tmp_path: Path) -> None:
-    churn = Experiment("digits", workers=2, steps=60, setting="staged", replacements=1)
-    runner = Runner(tmp_path, None, 2, lambda line: None)
-    runner.run([churn])
-    assert runner.failures == {}
-    result = load(runner.path(churn), churn)
-    assert isinstance(result, Result)
-    assert result.outcome == "complete"
+    churn, runner = Experiment("digits", workers=2, steps=60, setting="staged", replacements=1), Runner(tmp_path, None, 2)
+    assert runner.make(churn).startswith("complete")
+    result = runner.result(churn)
+    assert result is not None
     assert result.curves["version"][-1] >= 120
 
 
 def test_an_experiment_that_can_not_start_says_why(tmp_path: Path) -> None:
-    runner = Runner(tmp_path, tmp_path, 2, lambda line: None)
     wrong = Experiment("digits", rule="no-such-rule", workers=2, steps=5)
-    runner.run([wrong])
-    assert "no-such-rule" in runner.failures[wrong.key]
-    assert load(runner.path(wrong), wrong) is None
+    with pytest.raises(RunFailed, match="no-such-rule"):
+        Runner(tmp_path, tmp_path, 2).make(wrong)
 
 
 # As a script starts a command that ends in "&": with SIGINT ignored.
@@ -89,7 +79,7 @@ def test_when_it_is_ended_it_leaves_no_process_and_a_page_that_tells_what_is_mis
             cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
-        wait_until(lambda: "gradients; about" in output.read_text(), "progress", PATIENCE)
+        wait_until(lambda: list(tmp_path.glob("gem-paper-*/runs/*/commits.csv")), "commits", PATIENCE)
         process.send_signal(end)
         assert process.wait(PATIENCE) == 130, output.read_text()
     finally:

@@ -13,10 +13,10 @@ from matplotlib import pyplot as plt
 from paper.paper_helpers import made_up, measured
 
 from benchmarks.paper import page
-from benchmarks.paper.claims import OURS, PAPER, Agreement, Claim
+from benchmarks.paper.claims import OURS, PAPER, Agreement, Claim, Verdict
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.figures import DRAWINGS
-from benchmarks.paper.figures.crowds import best_by_workers
+from benchmarks.paper.figures.beyond import best_by_workers
 from benchmarks.paper.plan import FIGURES, Scale, quick
 from benchmarks.paper.results import Result
 from benchmarks.paper.statistics import Measured, final, final_loss, learned, over_seeds, seconds_to, smooth, spread
@@ -80,8 +80,7 @@ def test_one_failed_seed_of_gem_is_enough_against_its_stability() -> None:
             return made_up(experiment, outcome="diverged", accuracy=0.1)
         return as_claimed(experiment)
 
-    verdict = PAPER[0].judge(measured("1", FULL, one_fails))
-    assert verdict is not None
+    verdict = judged("GEM's loss falls", one_fails)
     assert verdict.agrees == Agreement.NO
     assert "1 of 3 runs failed" in verdict.measured
 
@@ -90,8 +89,7 @@ def test_a_loss_that_only_more_workers_reach_is_reached_sooner_by_them() -> None
     def all_but_one(experiment: Experiment) -> Result:
         return made_up(experiment, final=0.6 if experiment.workers == 1 else 0.1)
 
-    verdict = claim("… and the time to a loss falls").judge(measured("4", FULL, all_but_one))
-    assert verdict is not None
+    verdict = judged("… and the time to a loss falls", all_but_one)
     assert verdict.agrees == Agreement.YES
     assert "1 worker: never" in verdict.measured
 
@@ -103,8 +101,7 @@ def test_a_failed_seed_of_gem_is_no_agreement_with_the_sequential_baseline(text:
             return replace(made_up(experiment, final=np.nan, outcome="diverged"), test_loss=None)
         return as_claimed(experiment)
 
-    verdict = claim(text).judge(measured("5", FULL, one_diverges))
-    assert verdict is not None
+    verdict = judged(text, one_diverges)
     assert verdict.agrees == Agreement.NO
     assert ", 1 of 3 runs failed; sequential: " in verdict.measured
 
@@ -123,8 +120,7 @@ def test_others_diverge_where_most_seeds_of_each_do(adaptive: int, downpour: int
         gone = experiment.seed < failing[experiment.rule]
         return made_up(experiment, final=2.3 if gone else 0.05 if experiment.rule == "gem" else 0.3)
 
-    verdict = claim("… where the others diverge").judge(measured("6", FULL, some_fail))
-    assert verdict is not None
+    verdict = judged("… where the others diverge", some_fail)
     assert verdict.agrees == agrees
 
 
@@ -145,11 +141,11 @@ MISSING: list[tuple[str, Callable[[Experiment], bool]]] = [
 
 @pytest.mark.parametrize(("text", "missing"), MISSING)
 def test_no_other_line_is_judged_in_place_of_a_missing_one(text: str, missing: Callable[[Experiment], bool]) -> None:
-    judged = claim(text)
-    lines = measured(judged.figure, FULL, as_claimed)
+    one = claim(text)
+    lines = measured(one.figure, FULL, as_claimed)
     left = [line for line in lines if not missing(line.experiment)]
     assert len(left) == len(lines) - 1
-    assert judged.judge(left) is None
+    assert one.judge(left) is None
 
 
 @pytest.mark.parametrize("missing", ["proxy=yellowfin", "proxy=nesterov"])
@@ -168,6 +164,14 @@ def test_the_order_of_a_figures_lines_does_not_matter(scale: Scale) -> None:
         assert forwards is not None
         assert backwards is not None
         assert forwards.agrees == backwards.agrees, each.text
+
+
+def judged(begin: str, make: Make) -> Verdict:
+    """What the claim whose text begins like this is judged to be by such results."""
+    one = claim(begin)
+    verdict = one.judge(measured(one.figure, FULL, make))
+    assert verdict is not None
+    return verdict
 
 
 def claim(begin: str) -> Claim:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.paper.figures import beyond, crowds, settings, speed, tensors, workers
+from benchmarks.paper.figures import beyond, speed, workers
 from benchmarks.paper.plan import Scale
 from benchmarks.paper.statistics import Measured
 from benchmarks.paper.style import Drawing
 
 DRAWINGS: dict[str, Callable[[list[Measured], Scale], Drawing]] = {
     "1": workers.loss, "2": workers.many, "3": workers.pi, "4": speed.split_batch, "5": speed.against_sequential,
-    "6": settings.misspecified, "8": settings.kappas, "9-10": tensors.medians, "conventions": beyond.conventions,
+    "6": workers.misspecified, "8": workers.kappas, "9-10": workers.medians, "conventions": beyond.conventions,
     "straggler": beyond.straggler, "churn": beyond.churn, "proxies": beyond.proxies, "rules": beyond.rules,
-    "beyond": crowds.errors,
+    "beyond": beyond.errors,
 }  # fmt: skip

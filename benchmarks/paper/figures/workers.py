@@ -1,4 +1,5 @@
-"""Figs. 1 to 3: what more workers do to the loss, the accuracy, and π."""
+"""Figs. 1 to 3, what more workers do to the loss, the accuracy, and π; Figs. 6 and 8, a learning rate that is too large, an
+amplified proxy; Figs. 9 and 10, the π of each tensor."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ from matplotlib.axes import Axes
 from benchmarks.paper.plan import BASIC_RULES, PAPERS_WORKERS, Scale
 from benchmarks.paper.statistics import (
     CHANCE,
+    Band,
     Measured,
     accuracy,
     band,
     failed,
     final_loss,
     over_seeds,
+    smooth,
     worker_steps,
 )
-from benchmarks.paper.style import RULE_COLOURS, RULE_NAMES, Drawing, legend, loss_axes, panels, pi_axes, shades
+from benchmarks.paper.style import RULE_COLOURS, RULE_NAMES, Drawing, legend, loss_axes, palette, panels, pi_axes, shades
+
+_TENSOR_COLUMNS = 5  # panels in a row
 
 
 def loss(measured: list[Measured], scale: Scale) -> Drawing:
@@ -76,3 +81,60 @@ def pi(measured: list[Measured], scale: Scale) -> Drawing:
         drawing.line(axes, "pi", each.label, band(each.results, worker_steps, "pi_median"), colour)
     pi_axes(axes, "", "median of π over the parameters of a commit")
     return drawing
+
+
+def misspecified(measured: list[Measured], scale: Scale) -> Drawing:
+    """Fig. 6: the three rules at twice the learning rate."""
+    counts = sorted({each.experiment.workers for each in measured})
+    drawing, axes = panels(1, len(counts), "Fig. 6: a misspecified learning rate, η = 0.1", 5.6, 3.8)
+    for place, n in zip(axes, counts, strict=True):
+        rule_lines(drawing, place, f"{n} workers", [each for each in measured if each.experiment.workers == n])
+    return drawing
+
+
+def kappas(measured: list[Measured], scale: Scale) -> Drawing:
+    """Fig. 8: GEM with its proxy amplified by κ."""
+    n = measured[0].experiment.workers
+    drawing, (left, right) = panels(1, 2, f"Fig. 8: the proxy amplified by κ, {n} workers under GEM")
+    for each, colour in zip(measured, shades(len(measured)), strict=True):
+        drawing.line(left, "loss", each.label, band(each.results, worker_steps, "loss"), colour)
+    loss_axes(left, "training loss")
+    kappa = [each.experiment.kappa for each in measured]
+    drawing.points(right, "final loss", "GEM", kappa, [final_loss(each.results) for each in measured], RULE_COLOURS["gem"])
+    right.set(title="final training loss", xlabel="κ", ylabel="mean of the last tenth of the run", xticks=kappa)
+    right.set_ylim(bottom=0)
+    return drawing
+
+
+def medians(measured: list[Measured], scale: Scale) -> Drawing:
+    """A panel for each tensor, biases last; a line for each number of workers. All panels have the same axes."""
+    names = [name for name in measured[0].results[0].tensors if name != "version"]
+    names.sort(key=lambda name: name.endswith("bias"))
+    columns = min(_TENSOR_COLUMNS, len(names))
+    drawing, axes = panels(
+        -(-len(names) // columns),
+        columns,
+        "Figs. 9 and 10: median π of each tensor under GEM, sampled twice a second",
+        2.8,
+        2.8,
+    )
+    for place, name in zip(axes, names, strict=False):
+        for each, colour in zip(measured, palette(len(measured)), strict=True):
+            drawing.line(place, name, each.label, _median(each, name), colour)
+        pi_axes(place, name)
+    top = max(place.get_ylim()[1] for place in axes[: len(names)])
+    for place in axes[: len(names)]:
+        place.set_ylim(top=top)
+        place.label_outer()
+    for empty in axes[len(names) :]:
+        empty.set_axis_off()
+    return drawing
+
+
+def _median(each: Measured, tensor: str) -> Band:
+    """The smoothed median π of one tensor over worker steps."""
+    return over_seeds([
+        (run.tensors["version"] / run.experiment.workers, smooth(run.tensors[tensor], 0.1))
+        for run in each.results
+        if tensor in run.tensors
+    ])  # fmt: skip

@@ -57,30 +57,31 @@ class Place:
             os.dup2(file.fileno(), 2)
 
 
+@dataclass(frozen=True)
 class Contender(ABC):
     """One row of the benchmark.
 
     Attributes:
         name: For `--only` and the JSON.
         label: For tables and plots.
-        kind: "ours", "peer" or "floor".
-        transport: "shm", "tcp" or "-".
         rule: "gem", "add" or "none".
+        transport: "shm", "tcp", "tls", "grpc" or "-".
+        floor: Name of the contender that does only the same transfer (or the same arithmetic).
+        kind: "ours", "peer" or "floor".
         requires: A module that must be importable.
         install: What to install if it is not.
         of: Name that contenders share which differ in their settings alone; the fastest of them counts.
-        floor: Name of the contender that does only the same transfer (or the same arithmetic).
         buffers: Estimated memory of all processes together, in arrays of P float32 values for each worker.
     """
 
     name: str
     label: str
+    rule: str = "gem"
+    transport: str = "tcp"
+    floor: str | None = None
     kind: ClassVar[str] = "peer"
-    transport: str
-    rule: str
     requires: ClassVar[str | None] = None
     install: ClassVar[str] = ""
-    floor: str | None = None
     buffers: ClassVar[int]
 
     @property
@@ -134,6 +135,13 @@ def await_start(ready: Event, process: Any) -> None:
         if not process.is_alive():
             raise ContenderFailedError(f"its server ended with status {process.exitcode} before it was ready")
     raise ContenderFailedError(f"its server was not ready within {START_SECONDS:g} s")
+
+
+def one_thread() -> None:
+    """Limits PyTorch to one thread, as torchrun does: the processes share the cores."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def gradient(place: Place, index: int) -> npt.NDArray[np.float32]:

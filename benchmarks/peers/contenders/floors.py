@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain, cycle
 from multiprocessing.synchronize import Event
 from queue import SimpleQueue
@@ -27,14 +26,9 @@ _PATH = "/benchmark.Echo/Echo"
 _HEADER = bytes(120)  # about the size of a commit's header, and of its result; the first frame begins with it
 
 
-@dataclass(frozen=True)
 class FusedPass(Contender):
     """The rule alone, in one process: alternating commits of W workers, applied as in the server's apply thread."""
 
-    name: str = "fused-pass"
-    label: str = "floor: fused pass alone"
-    transport: str = "-"
-    rule: str = "gem"
     kind: ClassVar[str] = "floor"
     buffers: ClassVar[int] = 4
 
@@ -61,15 +55,10 @@ class FusedPass(Contender):
         yield round_trip
 
 
-@dataclass(frozen=True)
 class GrpcEcho(OwnProcess):
     """Echoes a gradient, in the frames of a commit, on one long stream. The server receives all frames and sends them back
     without decoding them."""
 
-    name: str = "grpc-echo"
-    label: str = "floor: bare gRPC echo"
-    transport: str = "tcp"
-    rule: str = "none"
     kind: ClassVar[str] = "floor"
     buffers: ClassVar[int] = 7
 
@@ -94,6 +83,11 @@ class GrpcEcho(OwnProcess):
             outgoing.put(None)
 
 
+def echo_handler(echo: Any) -> grpc.GenericRpcHandler:
+    """Serves the echo's method with this function."""
+    return grpc.method_handlers_generic_handler("benchmark.Echo", {"Echo": grpc.stream_stream_rpc_method_handler(echo)})
+
+
 async def _serve_echo(place: Place, ready: Event) -> None:
     chunks = -(-4 * place.parameters // CHUNK_BYTES)
 
@@ -103,22 +97,16 @@ async def _serve_echo(place: Place, ready: Event) -> None:
                 await context.write(frame)
 
     server = grpc.aio.server()
-    handler = grpc.stream_stream_rpc_method_handler(echo)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("benchmark.Echo", {"Echo": handler})])
+    server.add_generic_rpc_handlers([echo_handler(echo)])
     server.add_insecure_port(place.address)
     await server.start()
     ready.set()
     await server.wait_for_termination()
 
 
-@dataclass(frozen=True)
 class TcpEcho(OwnProcess):
     """A plain socket and one thread for each worker: P floats are received into one buffer and sent back from it."""
 
-    name: str = "tcp-echo"
-    label: str = "floor: raw TCP echo"
-    transport: str = "tcp"
-    rule: str = "none"
     kind: ClassVar[str] = "floor"
     buffers: ClassVar[int] = 3
 
@@ -161,4 +149,9 @@ def receive(connection: socket.socket, into: memoryview) -> bool:
     return True
 
 
-FLOORS = (FusedPass(), GrpcEcho(), TcpEcho())
+GRPC_ECHO = GrpcEcho("grpc-echo", "floor: bare gRPC echo", "none")
+FLOORS = (
+    FusedPass("fused-pass", "floor: fused pass alone", transport="-"),
+    GRPC_ECHO,
+    TcpEcho("tcp-echo", "floor: raw TCP echo", "none"),
+)

@@ -8,27 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.synchronize import Event
 from typing import Any, ClassVar
 
-from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient, one_thread
 from benchmarks.peers.contenders.equations import ETA, rescaled
-from benchmarks.peers.contenders.threads import one_thread
 
 _PULL, _COMMIT = 0, 1  # the requests: the value of a worker's one-element message
 
 
-@dataclass(frozen=True)
 class Gloo(OwnProcess):
     """Rank 0 serves requests in the order in which they arrive, from any worker."""
 
-    name: str
-    label: str
-    rule: str
-    transport: str = "tcp"
-    requires: ClassVar[str | None] = "torch.distributed"
+    requires: ClassVar[str | None] = "torch"
     install: ClassVar[str] = "pip install 'gem-ps[torch]'"
     # The worker's gradient, θ, m, s and the temporaries of a round trip; gloo sends and receives in place.
     buffers: ClassVar[int] = 7
@@ -93,6 +86,6 @@ def _join(place: Place, rank: int) -> None:
 
 
 GLOO = (
-    Gloo("gloo-gem", "authors' exchange on gloo, GEM", "gem"),
+    Gloo("gloo-gem", "authors' exchange on gloo, GEM"),
     Gloo("gloo-add", "authors' exchange on gloo, plain add", "add"),
 )

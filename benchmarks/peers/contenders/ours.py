@@ -22,13 +22,8 @@ from benchmarks.peers.contenders.base import HOST, Contender, ContenderFailedErr
 class Ours(Contender):
     """Sessions in shared memory, over the lane's TCP port in some wire format, plain or TLS, or over gRPC."""
 
-    name: str
-    label: str
-    transport: str
     gradient_dtype: str = "float32"
     theta_dtype: str = "float32"
-    floor: str | None = None
-    rule: str = "gem"
     kind: ClassVar[str] = "ours"
     # The server's m, s and upload; the worker's gradient and θ; what is under way inside gRPC.
     buffers: ClassVar[int] = 9
@@ -77,10 +72,10 @@ def _certificate(place: Place) -> Path:
 
 
 OURS = (
-    Ours("ours-shm", "this server, shared memory", "shm", floor="fused-pass"),
-    Ours("ours-tcp", "this server, TCP float32", "tcp", floor="tcp-echo"),
-    Ours("ours-tls", "this server, TLS float32", "tls", floor="tcp-echo"),
-    Ours("ours-grpc", "this server, gRPC float32", "grpc", floor="grpc-echo"),
-    Ours("ours-tcp-bf16", "this server, TCP bfloat16 both ways", "tcp", "bfloat16", "bfloat16"),
-    Ours("ours-tcp-int8", "this server, TCP int8 up, bfloat16 down", "tcp", "int8", "bfloat16"),
+    Ours("ours-shm", "this server, shared memory", "gem", "shm", "fused-pass"),
+    Ours("ours-tcp", "this server, TCP float32", "gem", "tcp", "tcp-echo"),
+    Ours("ours-tls", "this server, TLS float32", "gem", "tls", "tcp-echo"),
+    Ours("ours-grpc", "this server, gRPC float32", "gem", "grpc", "grpc-echo"),
+    Ours("ours-tcp-bf16", "this server, TCP bfloat16 both ways", gradient_dtype="bfloat16", theta_dtype="bfloat16"),
+    Ours("ours-tcp-int8", "this server, TCP int8 up, bfloat16 down", gradient_dtype="int8", theta_dtype="bfloat16"),
 )

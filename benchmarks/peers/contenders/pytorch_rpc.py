@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from typing import Any, ClassVar
 
-from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient
+from benchmarks.peers.contenders.base import HOST, START_SECONDS, OwnProcess, Place, RoundTrip, gradient, one_thread
 from benchmarks.peers.contenders.equations import ETA, rescaled
-from benchmarks.peers.contenders.threads import one_thread
 
 _SERVER = "server"
 
@@ -46,12 +45,8 @@ class ParameterServer:
 class PytorchRpc(OwnProcess):
     """`rpc_sync` on a remote reference, over the transports that PyTorch chooses on one host, or over TCP alone."""
 
-    name: str
-    label: str
-    transport: str
-    rule: str
     alone: bool = False  # one thread a process; else PyTorch's default, one for each core
-    requires: ClassVar[str | None] = "torch.distributed.rpc"
+    requires: ClassVar[str | None] = "torch"
     install: ClassVar[str] = "pip install 'gem-ps[torch]'"
     # m, s, the upload and the temporaries of one round trip in the server; gradient and θ in the worker; what TensorPipe holds.
     buffers: ClassVar[int] = 7
@@ -112,8 +107,8 @@ def _variants(rule: str, what: str) -> Iterator[PytorchRpc]:
     """Both transports, each with PyTorch's default number of threads, and with one."""
     for transport, over in (("shm", "shared memory"), ("tcp", "TCP")):
         label = f"PyTorch RPC, {over}, {what}"
-        yield PytorchRpc(f"rpc-{transport}-{rule}", label, transport, rule)
-        yield PytorchRpc(f"rpc-{transport}-{rule}-1", f"{label}, one thread", transport, rule, alone=True)
+        yield PytorchRpc(f"rpc-{transport}-{rule}", label, rule, transport)
+        yield PytorchRpc(f"rpc-{transport}-{rule}-1", f"{label}, one thread", rule, transport, alone=True)
 
 
 PYTORCH_RPC = (*_variants("gem", "GEM"), *_variants("add", "plain add"))

@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from shutil import rmtree
@@ -46,14 +45,9 @@ class ParameterServer:
         return self._theta
 
 
-@dataclass(frozen=True)
 class RayActor(OwnProcess):
     """A Ray actor with Ray's defaults: arguments and results above 100 kB go through its object store in shared memory."""
 
-    name: str
-    label: str
-    rule: str
-    transport: str = "shm"
     requires: ClassVar[str | None] = "ray"
     install: ClassVar[str] = "pip install 'gem-ps[bench]'"
     # m and s in the actor; the gradient in the worker; arguments and results of some round trips in the object store.
@@ -112,4 +106,4 @@ def _import(place: Place) -> Any:
     return ray
 
 
-RAY = (RayActor("ray-gem", "Ray actor, GEM", "gem"), RayActor("ray-add", "Ray actor, plain add", "add"))
+RAY = (RayActor("ray-gem", "Ray actor, GEM", "gem", "shm"), RayActor("ray-add", "Ray actor, plain add", "add", "shm"))
