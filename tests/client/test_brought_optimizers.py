@@ -164,18 +164,6 @@ def test_overlap_with_steps_of_the_worker_is_refused_before_it_joins() -> None:
         Optimizer(simple(make_model()), session, overlap=True, on="server")
 
 
-def test_adam_with_decoupled_decay_is_adamw() -> None:
-    ours, theirs = make_model(), make_model()
-    make: Make = lambda model: torch.optim.Adam(  # noqa: E731
-        model.parameters(), lr=0.01, weight_decay=0.5, decoupled_weight_decay=True
-    )
-    train(theirs, make(theirs), 20)
-    with serving(config(replace(PLAIN, rule="downpour"))) as live, connect(live.address) as session:
-        train(ours, Optimizer(make(ours), session, on="server"), 20)
-        assert live.server.core.settings.optimizer == "adamw"
-    assert_close(ours, theirs)
-
-
 def test_loading_a_state_leaves_the_servers_rate_in_place() -> None:
     settings = replace(PLAIN, schedule="step", decay_versions=2, decay_factor=0.5)
     with serving(config(settings)) as live, connect(live.address) as session:
@@ -209,16 +197,6 @@ def test_a_plain_loop_commits_gradients_to_the_servers_adamw() -> None:
         train(ours, Optimizer(ours.named_parameters(), session), 20)
         assert live.server.core.settings == settings
     assert_close(ours, theirs)
-
-
-def test_a_run_that_everybody_left_before_it_began_takes_the_next_workers_optimizer() -> None:
-    with serving(config(PLAIN)) as live:
-        for on, expected in (("server", "adamw"), ("worker", "worker")):
-            with connect(live.address) as session:
-                live.server.core.central.initialized = False
-                Optimizer(adamw(make_model()), session, on=on)  # type: ignore[arg-type]
-                assert live.server.core.settings.optimizer == expected
-                live.server.core.central.initialized = False
 
 
 @pytest.mark.parametrize(

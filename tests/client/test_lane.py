@@ -35,7 +35,6 @@ from kit.model import (
     transports,
     version,
 )
-from kit.raw_client import apply_thread_held
 from kit.regions import held_open, mapped
 from kit.server import DEADLINE, Live, config, serving, wait_until
 
@@ -198,18 +197,6 @@ def test_a_forked_child_that_closes_its_copy_leaves_the_parents_lane_alone(trans
 
 
 # -- overlap
-
-
-def test_a_commit_under_way_waits_its_turn_while_the_caller_computes(transport: Transport, live: Live) -> None:
-    with connect(live.address) as session:
-        session.join(model(), overlap=True)
-        with apply_thread_held(live):
-            session.begin_commit(GRADIENT)
-            assert version(live) == 0
-        answer = session.finish_commit()
-        assert answer is not None
-        np.testing.assert_array_equal(answer.theta, theta(live))
-        assert transports(live) == {session.name: transport.name}
 
 
 # -- wire formats

@@ -131,16 +131,6 @@ def trained(live: Live, patience: Patience, **settings: Any) -> Iterator[tuple[W
         yield wire, session
 
 
-def test_a_lane_that_breaks_between_two_commits_is_opened_again(live: Live) -> None:
-    with trained(live, Patience()) as (wire, session):
-        for done in range(2, 5):
-            for relay in wire.lanes:
-                relay.cut()
-            assert session.commit(GRADIENT).version == done
-            assert transports(live) == {session.name: "tcp"}
-        assert (session.generation, outcomes(live)) == (1, {"applied": 4})
-
-
 @linux_only
 @pytest.mark.parametrize(("lanes", "after"), [("tcp", "grpc"), ("memory", "grpc"), ("both", "tcp")])
 def test_a_commit_whose_lane_breaks_for_good_goes_on_another_way_and_is_applied_once(

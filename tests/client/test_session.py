@@ -28,28 +28,6 @@ def test_one_worker_joins_commits_and_sees_theta_move(live: Live) -> None:
     assert live.on_loop(lambda: dict(live.core.leases.ended)) == {"left": 1}
 
 
-def test_theta_comes_back_as_a_flat_float32_array(session: Session) -> None:
-    answer = session.commit(GRADIENT)
-    assert isinstance(answer.theta, np.ndarray)
-    assert answer.theta.dtype == np.float32
-    assert answer.theta.shape == (SIZE,)
-
-
-@pytest.mark.usefixtures("transport")
-def test_commit_brings_what_the_server_now_holds(live: Live, session: Session) -> None:
-    answer = session.commit(GRADIENT)
-    np.testing.assert_array_equal(answer.theta, theta(live))
-
-
-@pytest.mark.usefixtures("transport")
-def test_pull_brings_what_the_server_now_holds(live: Live, session: Session) -> None:
-    with connect(live.address) as other:
-        other.join(model())
-        other.commit(GRADIENT)
-    np.testing.assert_array_equal(session.pull(), theta(live))
-    assert session.version == 1
-
-
 @pytest.mark.usefixtures("transport")
 def test_reading_theta_changes_nothing_for_the_next_commit(live: Live, session: Session) -> None:
     base, own = session.base, session.theta.copy()
@@ -97,20 +75,6 @@ def test_the_caller_may_reuse_its_gradient_after_a_commit() -> None:
         np.testing.assert_array_equal(gradient, np.ones(SIZE))
         gradient[:] = -1.0
         np.testing.assert_array_equal(session.commit(gradient).theta, [1] * 6 + [0] * 3)
-
-
-def test_a_large_model_passes_unharmed_in_many_chunks() -> None:
-    first = np.arange(1_000_003, dtype=np.float32)
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
-        np.testing.assert_array_equal(session.join({"w": first}), first)
-        np.testing.assert_array_equal(session.commit(first).theta, 0.5 * first)
-        np.testing.assert_array_equal(theta(live), 0.5 * first)
-
-
-def test_only_the_first_to_join_gives_theta_its_value(live: Live, session: Session) -> None:
-    with connect(live.address) as other:
-        zeros = {name: np.zeros_like(value) for name, value in model().items()}
-        np.testing.assert_array_equal(other.join(zeros), session.theta)
 
 
 def test_a_reader_pulls_without_joining(live: Live, session: Session) -> None:

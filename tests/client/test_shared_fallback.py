@@ -23,7 +23,6 @@ from kit.model import (
     GRADIENT,
     PLAIN,
     SIZE,
-    Patience,
     assert_goes_over_the_network,
     in_background,
     model,
@@ -40,12 +39,6 @@ def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     with caplog.at_level(logging.INFO, "gem_client"):
         yield
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-def test_a_server_that_shares_none_is_reached_over_the_network(caplog: pytest.LogCaptureFixture) -> None:
-    with quietly(caplog), serving(config()) as live, connect(live.address) as session:
-        session.join(model())
-        assert_goes_over_the_network(live, session)
 
 
 def test_a_session_that_wants_none_gets_none(live: Live, caplog: pytest.LogCaptureFixture) -> None:
@@ -181,23 +174,6 @@ def test_what_an_impostor_answers_is_not_trusted_and_the_network_is_used(
             np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
         assert_goes_over_the_network(live, session)
         assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
-
-
-def test_memory_that_is_not_the_servers_is_found_out_by_the_first_commit_which_is_not_lost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody answers the commit; and after the second time gRPC carries the lease's commits."""
-    fake = hands_over(lambda: memory_of(3 * 4096))
-    with (
-        serving(config(PLAIN, memory_socket=str(tmp_path / "s"))) as live,
-        impostor(tmp_path / "s", fake),
-        connect(live.address, retry=Patience().retry()) as session,
-    ):
-        session.join(model())
-        np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.75] * 6 + [-0.25] * 3)
-        assert_goes_over_the_network(live, session, "grpc")
-        assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
-    assert len([record for record in caplog.records if "lanes open and then break" in record.message]) == 1
 
 
 def test_a_server_with_no_room_for_a_region_is_reached_over_the_network_and_is_trained_all_the_same(

@@ -12,10 +12,10 @@ import pytest
 import torch
 from client.torch_helpers import flat, flat_tensors, network, take_step, training
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import InvalidRequest, NonFiniteGradient, connect
+from gem_client import InvalidRequest, connect
 from gem_client.torch import Optimizer
-from kit.model import Patience, expire_all, theta, version
-from kit.regions import abstract, linux_only, region_at, until_held
+from kit.model import Patience, theta, version
+from kit.regions import abstract, linux_only
 from kit.server import Live, config, serving, wait_until
 from torch import nn
 
@@ -39,14 +39,6 @@ def test_the_gradients_are_put_together_in_the_region(live: Live) -> None:
         np.testing.assert_array_equal(
             session.gradient, flat_tensors(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
         )
-
-
-def test_a_second_worker_starts_from_the_servers_theta(live: Live) -> None:
-    first, second = network(seed=1), network(seed=2)
-    with training(live, first) as (optimizer, _):
-        take_step(first, optimizer, 0)
-        with training(live, second):
-            np.testing.assert_array_equal(flat(second), theta(live))
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "network"])
@@ -135,20 +127,6 @@ def test_what_the_user_does_to_the_parameters_is_gone_with_the_next_step_as_it_i
     assert trained(settings, True, change) == trained(settings, False, change)
 
 
-def test_a_gradient_that_is_no_number_is_refused_and_the_next_step_goes_through(live: Live) -> None:
-    model = network()
-    with training(live, model) as (optimizer, _):
-        take_step(model, optimizer, 0)
-        before = flat(model)
-        model[0].weight.grad[0, 0] = float("nan")  # type: ignore[index]
-        with pytest.raises(NonFiniteGradient):
-            optimizer.step()
-        np.testing.assert_array_equal(flat(model), before)
-        np.testing.assert_array_equal(theta(live), before)
-        take_step(model, optimizer, 1)
-        np.testing.assert_array_equal(flat(model), theta(live))
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_model_may_be_given_another_dtype_after_the_optimizer(shared: bool, live: Live) -> None:
     model = network()
@@ -165,27 +143,6 @@ def test_a_model_may_be_given_another_dtype_after_the_optimizer(shared: bool, li
 
 
 # -- when the buffers change
-
-
-def test_after_the_loss_of_a_lease_the_parameters_follow_to_the_new_region(live: Live) -> None:
-    model, other = network(), network()
-    with training(live, model) as (optimizer, session):
-        take_step(model, optimizer, 0)
-        old = region_at(session.theta)
-        expire_all(live)
-        with training(live, other) as (second, _):
-            take_step(other, second, 1)
-        take_step(model, optimizer, 2)
-        assert optimizer.answer is not None
-        assert (optimizer.answer.dropped, session.generation) == (True, 2)
-        np.testing.assert_array_equal(flat(model), theta(live))
-        until_held(old, 0)
-        take_step(model, optimizer, 3)
-        assert not optimizer.answer.dropped
-        np.testing.assert_array_equal(flat(model), theta(live))
-        np.testing.assert_array_equal(
-            session.gradient, flat_tensors(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
-        )
 
 
 @pytest.mark.parametrize("shared_after", [True, False])

@@ -57,18 +57,6 @@ def test_a_later_worker_starts_from_the_runs_theta_not_from_its_own_values(live:
         np.testing.assert_array_equal(flat(second), flat(first))
 
 
-def test_two_workers_take_turns_on_one_theta(live: Live) -> None:
-    first, second = network(seed=1), network(seed=2)
-    with training(live, first) as (one, _), training(live, second) as (two, _):
-        for step, (model, optimizer) in enumerate([(first, one), (second, two)] * 3):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            optimizer.step()
-            np.testing.assert_array_equal(flat(model), theta(live))
-        assert one.answer is not None
-        assert one.answer.staleness == 1
-
-
 def test_one_worker_with_downpour_does_what_sgd_does(plain: Live) -> None:
     model = network()
     twin = copy.deepcopy(model)
@@ -81,16 +69,6 @@ def test_one_worker_with_downpour_does_what_sgd_does(plain: Live) -> None:
                 stepper.step()
             np.testing.assert_allclose(flat(model), flat(twin), rtol=1e-5, atol=1e-6)
     assert not np.allclose(flat(model), flat(network()))
-
-
-def test_the_layout_has_the_models_own_names_and_shapes(live: Live) -> None:
-    with training(live, network()) as (_, session):
-        assert {tensor.name: tensor.shape for tensor in session.layout.tensors} == {
-            "0.weight": (8, 4),
-            "0.bias": (8,),
-            "2.weight": (1, 8),
-            "2.bias": (1,),
-        }
 
 
 def test_without_names_tensors_are_named_by_their_position(live: Live) -> None:
@@ -288,19 +266,6 @@ def test_a_parameter_that_is_one_number_is_trained(plain: Live) -> None:
         assert parameter.item() == pytest.approx(1.9)
 
 
-def test_batch_norms_statistics_stay_with_the_worker(live: Live) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    with training(live, model) as (optimizer, session):
-        assert [name for name in names(session) if name.startswith("1.")] == ["1.weight", "1.bias"]
-        loss_of(model, 0).backward()
-        norm: Any = model[1]
-        kept = norm.running_mean.clone()
-        assert kept.abs().sum() > 0
-        optimizer.step()
-        assert torch.equal(norm.running_mean, kept)
-        assert int(norm.num_batches_tracked) == 1
-
-
 # -- steps
 
 
@@ -332,16 +297,6 @@ def test_a_loss_that_is_given_is_reported(live: Live, make: Callable[[float], An
 def reported_loss(live: Live) -> Any:
     """What the server knows of its only worker's loss."""
     return live.on_loop(lambda: next(iter(live.core.leases.live.values())).last_applied.loss)
-
-
-def test_clipped_gradients_are_what_is_committed(plain: Live) -> None:
-    model = network()
-    before = flat(model)
-    with training(plain, model) as (optimizer, _):
-        (1000 * loss_of(model, 0)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    assert np.linalg.norm(flat(model) - before) == pytest.approx(RATE, rel=1e-3)
 
 
 def test_accumulated_gradients_are_one_commit_that_completes_several_batches(plain: Live) -> None:

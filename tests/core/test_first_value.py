@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded, NotInitialized
+from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded
 from gem_api.layout import Layout
 from gem_server.core.facts import EndReason, PullDecision
 from gem_server.core.state_machine import Core
-from kit.core import SMALL, header, make_core, start
+from kit.core import SMALL, make_core, start
 
 
 def initializers(core: Core) -> list[str]:
     """The leases that are asked for the first value now."""
     asked = PullDecision.INITIALIZE
     return [lease_id for lease_id in core.leases.live if core.pull_decision(lease_id, 0.0) is asked]
-
-
-def test_the_first_worker_alone_is_asked_for_the_first_value() -> None:
-    core = make_core()
-    registrations = [core.register(worker, SMALL, 0.0) for worker in ("ann", "bob", "cy")]
-    assert [registration.must_initialize for registration in registrations] == [True, False, False]
-    assert initializers(core) == ["lease-1"]
-    assert core.pull_decision("lease-2", 0.0) is PullDecision.WAIT
 
 
 def test_when_the_initialiser_dies_half_way_the_oldest_one_left_is_asked() -> None:
@@ -39,21 +31,6 @@ def test_when_the_initialiser_dies_half_way_the_oldest_one_left_is_asked() -> No
     with pytest.raises(InvalidRequest, match="not asked"):
         core.require_initializer("lease-3", 10.0)
     assert not core.central.initialized
-
-
-@pytest.mark.parametrize("end", ["leave", "expire", "replace"])
-def test_there_is_always_exactly_one_initialiser_while_there_are_workers(end: str) -> None:
-    core = make_core(lease_seconds=10)
-    for worker in ("ann", "bob"):
-        core.register(worker, SMALL, 0.0)
-    if end == "leave":
-        core.leave("lease-1")
-    elif end == "expire":
-        core.renew("lease-2", 9.0)
-        core.expire(10.0)
-    else:
-        core.register("ann", SMALL, 0.0)
-    assert initializers(core) == ["lease-2"]
 
 
 def test_once_initialised_nobody_is_asked_again() -> None:
@@ -106,10 +83,3 @@ def test_a_lone_worker_that_restarts_before_the_first_value_is_asked_again() -> 
     assert registration.ended is not None
     assert registration.ended.reason is EndReason.REPLACED
     assert initializers(core) == ["lease-2"]
-
-
-def test_nothing_is_committed_before_the_first_value() -> None:
-    core = make_core()
-    core.register("ann", SMALL, 0.0)
-    with pytest.raises(NotInitialized):
-        core.admit(header(core, "lease-1", 1), 0.0)

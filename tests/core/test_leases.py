@@ -31,14 +31,6 @@ def test_a_new_lease_lives_for_its_duration() -> None:
     assert leases.expired(15.0) == [lease]
 
 
-def test_renewing_gives_another_full_duration_from_now() -> None:
-    leases = table()
-    lease = opened(leases)
-    assert leases.renew("lease-1", 7.0) is lease
-    assert leases.expired(16.9) == []
-    assert leases.expired(17.0) == [lease]
-
-
 def test_time_in_which_the_server_did_not_look_is_not_charged_to_the_leases() -> None:
     leases = table(10.0)
     lease = opened(leases)
@@ -101,13 +93,6 @@ def test_an_unknown_lease_is_refused_without_a_reason() -> None:
     with pytest.raises(LeaseEnded, match="no such lease") as raised:
         table().get("guessed")
     assert raised.value.reason == "unknown"
-
-
-def test_ends_are_counted_by_reason() -> None:
-    leases = table()
-    for reason in (EndReason.LEFT, EndReason.EXPIRED, EndReason.LEFT):
-        leases.end(opened(leases), reason)
-    assert leases.ended == {EndReason.LEFT: 2, EndReason.EXPIRED: 1}
 
 
 def test_reasons_are_remembered_for_the_newest_ends_only() -> None:

@@ -190,13 +190,6 @@ def test_server_and_worker_share_memory_by_default(start: Start) -> None:
     assert server.end() == 0, server.output
 
 
-def test_a_worker_that_is_told_not_to_goes_over_the_network(start: Start) -> None:
-    server = start(Server)
-    start(Process, "-m", "gem_worker", "--server", server.address, "--name", "ann", configured(shared_memory=False))
-    server.until_trained_by("tcp", 5, "ann")
-    assert mapped(server.pid) == []
-
-
 @pytest.mark.parametrize(("lane", "transport"), [("auto", "tcp"), ("off", "grpc")], ids=["tcp", "grpc"])
 def test_a_server_that_is_told_not_to_shares_nothing(lane: str, transport: str, start: Start) -> None:
     server = start(Server, configured(memory_socket="off", lane_listen=lane))
@@ -220,20 +213,6 @@ def test_a_killed_workers_region_is_gone_when_its_lease_is_and_the_others_go_on(
     done = next(one.commits for one in server.status().workers)
     server.until_trained(done + 5, "other")
     assert shared_files() == []
-
-
-def test_a_worker_that_comes_back_after_kill_9_has_a_new_region_at_once(start: Start) -> None:
-    """Its old lease need not run out first: the name is taken over, and the old region goes."""
-    server = start(Server, configured(lease_seconds=3600))
-    first = start(worker, server.address, "ann")
-    server.until_trained(5, "ann")
-    old = region_of(first)
-    first.kill()
-    second = start(worker, server.address, "ann")
-    new = region_of(second)
-    server.until_it_maps(new)
-    assert new != old
-    assert mapping_processes(old) == []
 
 
 @pytest.mark.parametrize("place", ["path", "auto"])
@@ -277,19 +256,6 @@ def test_a_worker_goes_on_by_reference_with_a_server_that_was_killed_and_resumed
 
 
 # -- one socket, one server
-
-
-def test_a_second_server_at_a_path_in_use_says_so_and_ends_with_status_2(start: Start, tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    first = start(Server, configured(memory_socket=path))
-    start(worker, first.address, "ann")
-    second = start(Server, configured(memory_socket=path))
-    assert second.process.wait(PATIENCE) == 2
-    (said,) = [line for line in second.output.splitlines() if line.startswith("gem-server: ")]
-    assert path in said
-    assert "memory_socket" in said
-    assert "Traceback" not in second.output
-    first.until_trained(5, "ann")
 
 
 # -- hostile neighbours

@@ -21,7 +21,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.security.tls import TlsFiles
 from kit.certificates import Authority
 from kit.raw_client import SMALL, CommitStream, Stream, Theta, Wire, Worker, chunk, received_bytes, theta_bits, wired
-from kit.raw_lane import COMMIT, PREFIX, LaneFailed, RawLane, committed, header, hello, message, offer, opened, tcp
+from kit.raw_lane import COMMIT, PREFIX, RawLane, committed, header, hello, message, offer, opened
 from kit.server import Live, config, serving, wait_until
 from kit.ways import LaneStream
 
@@ -274,27 +274,3 @@ def test_an_answer_is_cut_off_when_its_lease_ends(encrypted: bool, tmp_path: Pat
         assert np.unique(came).tolist() == [1.0]
         stream.cancel()
         wait_until(lambda: connections(live) == 0, "the connection to end")
-
-
-def test_a_client_in_plain_text_gets_nothing_from_a_server_that_encrypts(tmp_path: Path) -> None:
-    with large(tmp_path, encrypted=True) as (_, wire, context):
-        worker = wire.started("worker")
-        offered = offer(worker)
-        with tcp(offered.port) as lane:
-            lane.send(hello(offered.token))
-            with pytest.raises((EOFError, AssertionError)):
-                lane.receive()
-        with opened(worker, context) as lane:
-            assert committed(worker, lane)[0].version == 1
-        assert wire.status().workers[0].transport == "tls"
-
-
-def test_a_peer_that_shows_another_leases_token_carries_that_leases_commits(live: Live, wire: Wire, worker: Worker) -> None:
-    other = wire.join("other")
-    other.pull()
-    with opened(other) as lane:
-        lane.commit(header(worker), worker.gradient().tobytes())
-        with pytest.raises(LaneFailed, match="another lease"):
-            lane.answer()
-    with opened(other) as lane:
-        assert committed(other, lane)[0].version == 1

@@ -121,19 +121,6 @@ def test_a_token_of_a_lease_that_has_ended_gives_nothing(end: str, way: str, liv
     assert shares(again)
 
 
-def test_a_region_is_that_of_the_lease_whose_token_was_shown(wire: Wire, worker: Worker) -> None:
-    other = wire.join("other")
-    other.pull()
-    mine, others = shared(worker), shared(other)
-    assert mine.inode != others.inode
-    assert mine.commit()[0].version == 1
-    assert others.commit()[0].version == 2
-    mine.lane.commit(pb.CommitRequest.FromString(other.header()).header)
-    assert mine.lane.refusal().error == "PERMISSION_DENIED"
-    mine.close()
-    others.close()
-
-
 def test_a_server_without_a_lane_says_so() -> None:
     with serving(config(memory_socket="", lane_listen="")) as live, wired(live) as wire:
         worker = wire.started("worker")

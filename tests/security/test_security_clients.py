@@ -49,13 +49,6 @@ def token_of(tmp_path: Path, token: str) -> Path:
 # -- the SDK
 
 
-def test_a_worker_trains_with_its_token(live: Live) -> None:
-    with connect(live.address, name="alice", token=ALICE) as session:
-        session.join(model())
-        assert session.commit(GRADIENT).version == 1
-        assert len(session.pull()) == GRADIENT.size
-
-
 @pytest.mark.parametrize("token", [None, "wrong-0123456789abcdef"], ids=["none", "wrong"])
 def test_a_session_without_a_token_that_is_known_fails_at_once(token: str | None, live: Live, impatient: Retry) -> None:
     with connect(live.address, token=token, retry=impatient) as session, pytest.raises(Unauthenticated):
@@ -124,15 +117,6 @@ def test_gem_ctl_takes_a_token_file_by_flag_over_environment(live: Live, tmp_pat
     for refused in (run(ctl, target, "status"), run(ctl, target, "status", GEM_TOKEN_FILE=wrong)):
         (line,) = refused.stderr.splitlines()
         assert (refused.exit_code, "Unauthenticated" in line) == (1, True)
-
-
-def test_gem_ctl_with_a_workers_token_drains_nothing(live: Live, tmp_path: Path) -> None:
-    path = token_of(tmp_path, ALICE)
-    for command in ("drain", "checkpoint"):
-        result = run(ctl, f"--server={live.address}", f"--token-file={path}", command)
-        (line,) = result.stderr.splitlines()
-        assert (result.exit_code, "needs the role admin" in line) == (1, True)
-    assert run(ctl, f"--server={live.address}", "health").stdout == "serving\n"
 
 
 def test_gem_ctl_warns_of_a_token_in_the_clear(tmp_path: Path) -> None:

@@ -66,12 +66,6 @@ def status(live: Live, **security: Any) -> str:
 # -- the server's certificate
 
 
-def test_a_worker_trains_over_tls(tls: Live, authority: Authority) -> None:
-    with connect(tls.address, tls_ca=authority.cert) as session:
-        session.join(model())
-        assert session.commit(GRADIENT).version == 1
-
-
 def test_a_server_of_another_authority_is_not_believed(tls: Live, tmp_path: Path) -> None:
     stranger = Authority(tmp_path, "stranger")
     with pytest.raises(ServerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
@@ -114,15 +108,6 @@ def test_a_new_certificate_is_shown_without_a_restart_and_open_sessions_go_on(
         with pytest.raises(ServerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
             status(tls, tls_ca=authority.cert)
         assert session.commit(GRADIENT).version == 1
-
-
-def test_a_certificate_that_has_expired_is_replaced_without_a_restart(authority: Authority) -> None:
-    own = authority.issue("server", days=(-9, -2))
-    with serving(encrypting(own)) as live:
-        with pytest.raises(ServerUnavailable):
-            status(live, tls_ca=authority.cert)
-        authority.issue("server")
-        assert status(live, tls_ca=authority.cert)
 
 
 @pytest.mark.parametrize("broken", ["half changed", "junk", "gone", "readable by others"])
