@@ -57,9 +57,8 @@ def test_a_range_that_comes_back_goes_on_with_the_same_bits(index: int, transpor
     with ranges(tmp_path / "one", 1, GEM) as run, connect(run.address) as session:
         expected = train(session, session.join(large_model()))
     patience = Patience()
-    serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
     with (
-        ranges(tmp_path / "two", 2, GEM, memory=transport.is_memory, **serving_settings) as run,
+        ranges(tmp_path / "two", 2, GEM, **transport.of_ranges) as run,
         connect(run.address, retry=patience.retry()) as session,
     ):
         theta = session.join(large_model())
@@ -133,9 +132,8 @@ def test_a_session_is_closed_while_a_range_does_not_answer(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("index", "transport"), [in_memory(0), (1, "tcp")], indirect=["transport"])
 def test_a_lease_that_ended_on_one_range_is_taken_anew_on_all(index: int, transport: Transport, tmp_path: Path) -> None:
-    serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
     with (
-        ranges(tmp_path, 2, PLAIN, memory=transport.is_memory, **serving_settings) as run,
+        ranges(tmp_path, 2, PLAIN, **transport.of_ranges) as run,
         connect(run.address) as session,
     ):
         session.join(large_model())
@@ -159,9 +157,8 @@ def test_a_lease_that_ended_on_one_range_is_taken_anew_on_all(index: int, transp
 
 @pytest.mark.parametrize("transport", ["tcp"], indirect=True)
 def test_a_part_that_is_rejected_uses_up_the_number_and_the_next_commit_works(transport: Transport, tmp_path: Path) -> None:
-    serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
     with (
-        ranges(tmp_path, 2, PLAIN, memory=transport.is_memory, **serving_settings) as run,
+        ranges(tmp_path, 2, PLAIN, **transport.of_ranges) as run,
         connect(run.address) as session,
     ):
         session.join(large_model())
@@ -309,9 +306,8 @@ def interrupted(session: Session, work: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("transport", ["grpc", "tcp"], indirect=True)
 def test_after_ctrl_c_the_session_is_usable_and_no_thread_goes_on(transport: Transport, tmp_path: Path) -> None:
-    serving_settings = {name: value for name, value in transport.settings.items() if name != "memory_socket"}
     with (
-        ranges(tmp_path, 3, PLAIN, memory=transport.is_memory, **serving_settings) as run,
+        ranges(tmp_path, 3, PLAIN, **transport.of_ranges) as run,
         connect(run.address) as session,
     ):
         session.join(large_model())

@@ -55,21 +55,18 @@ def test_one_worker_sees_every_sample_of_every_epoch_once(mode: str, epochs: int
         assert live.on_loop(lambda: live.core.complete)
 
 
-def test_batches_never_straddle_shards() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        sizes = [len(batch) for batch in train_each(session, session.shards(SAMPLES))]
-    assert sizes == [4, 4, 2, 4, 4, 2, 3]
-
-
-def test_the_batch_size_may_be_the_workers_own() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        sizes = [len(batch) for batch in train_each(session, session.shards(SAMPLES, batch_size=7))]
-    assert sizes == [7, 3, 7, 3, 3]
-
-
-def test_large_batches_are_not_cut_short_by_the_default_shard_size() -> None:
-    with serving(config(Hyperparameters(batch_size=512))) as live, joined(live, "a") as session:
-        assert [len(batch) for batch in train_each(session, session.shards(2048))] == [512] * 4
+@pytest.mark.parametrize(
+    ("run", "samples", "own", "sizes"),
+    [
+        (settings(), SAMPLES, None, [4, 4, 2, 4, 4, 2, 3]),
+        (settings(), SAMPLES, 7, [7, 3, 7, 3, 3]),
+        (Hyperparameters(batch_size=512), 2048, None, [512] * 4),
+    ],
+    ids=["the run's", "the worker's own", "as large as the default shards"],
+)
+def test_batches_never_straddle_shards(run: Hyperparameters, samples: int, own: int | None, sizes: list[int]) -> None:
+    with serving(config(run)) as live, joined(live, "a") as session:
+        assert [len(batch) for batch in train_each(session, session.shards(samples, batch_size=own))] == sizes
 
 
 def test_the_loader_ends_when_the_workers_steps_are_done() -> None:

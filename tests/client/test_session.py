@@ -7,6 +7,7 @@ from typing import Any
 import gem_client
 import numpy as np
 import pytest
+from client.conftest import Transport
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
@@ -49,26 +50,28 @@ def test_a_model_may_be_pairs_whose_names_differ(live: Live) -> None:
         assert list(session.join([("v", np.ones(2)), ("w", np.zeros(1))])) == [1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "gradient",
-    [
-        {"b": np.full(3, 2.0), "w": np.full((2, 3), 1.0)},
-        {"b": [2.0, 2.0, 2.0], "w": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]},
-        np.array([1.0] * 6 + [2.0] * 3, np.float64),
-        np.array([1.0] * 6 + [2.0] * 3, np.float16),
-        [1.0] * 6 + [2.0] * 3,
-        np.repeat(np.array([1.0] * 6 + [2.0] * 3, np.float32), 2)[::2],
-    ],
-    ids=["mapping", "mapping of lists", "float64", "float16", "list", "not contiguous"],
-)
-def test_a_gradient_is_a_mapping_in_any_order_or_a_flat_array_of_floats(gradient: Any) -> None:
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
+FLAT = np.array([1.0] * 6 + [2.0] * 3, np.float32)
+GRADIENTS: dict[str, Any] = {
+    "mapping": {"b": np.full(3, 2.0), "w": np.full((2, 3), 1.0)},
+    "mapping of lists": {"b": [2.0, 2.0, 2.0], "w": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]},
+    "float64": FLAT.astype(np.float64),
+    "float16": FLAT.astype(np.float16),
+    "list": FLAT.tolist(),
+    "big-endian": FLAT.astype(">f4"),
+    "not contiguous": np.repeat(FLAT, 2)[::2],
+    "read-only": np.frombuffer(FLAT.tobytes(), np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_a_gradient_is_a_mapping_in_any_order_or_a_flat_array_of_floats(kind: str, transport: Transport) -> None:
+    with serving(config(PLAIN, **transport.settings)) as live, connect(live.address) as session:
         session.join(model())
-        np.testing.assert_array_equal(session.commit(gradient).theta, [0.5] * 6 + [-1.0] * 3)
+        np.testing.assert_array_equal(session.commit(GRADIENTS[kind]).theta, [0.5] * 6 + [-1.0] * 3)
 
 
-def test_the_caller_may_reuse_its_gradient_after_a_commit() -> None:
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
+def test_the_caller_may_reuse_its_gradient_after_a_commit(transport: Transport) -> None:
+    with serving(config(PLAIN, **transport.settings)) as live, connect(live.address) as session:
         session.join(model())
         gradient = np.ones(SIZE, np.float32)
         session.commit(gradient)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from gem_api.lane import Kind, error_message, opening
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
+from kit.listening import answering
 from kit.model import (
     GRADIENT,
     PLAIN,
@@ -27,6 +26,7 @@ from kit.model import (
     in_background,
     model,
 )
+from kit.processes import python
 from kit.regions import abstract, linux_only, mapped
 from kit.server import DEADLINE, Live, config, serving
 
@@ -145,21 +145,8 @@ def impostor(path: Path, answer: Callable[[socket.socket], object]) -> Iterator[
     listener.bind(str(path))
     listener.listen()
 
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                visitor, _ = listener.accept()
-                with visitor, suppress(OSError):
-                    answer(visitor)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
+    with answering(listener, answer):
         yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
 
 
 @pytest.mark.parametrize("kind", IMPOSTORS)
@@ -217,5 +204,5 @@ with connect(sys.argv[1]) as session:
 
 def test_a_worker_on_a_system_without_unix_sockets_goes_over_the_network(live: Live) -> None:
     """On Windows, say, with the server elsewhere."""
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE, live.address], capture_output=True, text=True, timeout=120)
+    done = python("-c", ELSEWHERE, live.address)
     assert (done.returncode, done.stdout) == (0, "False 1\n"), done.stderr

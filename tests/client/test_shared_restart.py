@@ -5,11 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +15,11 @@ from kit.model import (
     GRADIENT,
     PLAIN,
     SIZE,
-    Array,
     Patience,
     assert_goes_over_the_network,
     expire_all,
     in_background,
     model,
-    outcomes,
     theta,
 )
 from kit.regions import abstract, linux_only, mapped, region_at, until_held
@@ -67,43 +62,34 @@ def test_theta_may_be_read_after_the_session_is_closed(live: Live) -> None:
 # -- a server that goes and comes back
 
 
-@contextmanager
-def cut_off(live: Live, gradient: Array) -> Iterator[tuple[Session, Any]]:
-    """A session with one commit whose server has stopped while its second gradient, in the session's buffer, is in hand."""
-    patience = Patience()
-    session = connect(live.address, retry=patience.retry())
-    session.join(model())
-    assert session.shares_memory
-    session.commit(GRADIENT)
-    session.gradient[:] = gradient
-    live.stop()
-    waiting = in_background(lambda: session.commit(session.gradient))
-    wait_until(lambda: patience.pauses, "the session to try again")
-    try:
-        yield session, waiting
-    finally:
-        session.close()
-
-
-@pytest.mark.parametrize(
-    "change", [{"memory_socket": ""}, {"memory_socket": "x", "memory_limit": 4 * SIZE * (1 + 2 + 2) - 1}], ids=str
-)
-def test_a_server_that_comes_back_and_shares_none_gets_the_gradient_in_hand_in_chunks(
-    change: dict[str, Any], tmp_path: Path
-) -> None:
-    gradient = np.arange(SIZE, dtype=np.float32)
+@pytest.mark.parametrize("place", ["another socket", "no socket", "no room"])
+def test_the_gradient_in_the_region_reaches_a_server_that_comes_back(place: str, tmp_path: Path) -> None:
+    """By a new region, or, if it shares none now, over the network."""
+    patience, gradient = Patience(), np.arange(SIZE, dtype=np.float32)
     expected = np.array([0.75] * 6 + [-0.25] * 3, np.float32) - np.float32(0.5) * gradient
-    if change["memory_socket"]:
-        change = {**change, "memory_socket": abstract()}
-    with serving(config(PLAIN, checkpoint_dir=tmp_path, memory_socket=abstract())) as live, cut_off(live, gradient) as cut:
-        session, waiting = cut
-        back_config = replace(live.config, listen=live.address, resume=True, **change)
-        with serving(back_config) as back:
-            answer = waiting.result(DEADLINE)
-            assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
-            np.testing.assert_array_equal(answer.theta, expected)
+    with serving(config(PLAIN, checkpoint_dir=tmp_path, memory_socket=abstract())) as live:
+        session = connect(live.address, retry=patience.retry())
+        session.join(model())
+        session.commit(GRADIENT)
+        session.gradient[:] = gradient
+        live.stop()
+        waiting = in_background(lambda: session.commit(session.gradient))
+        wait_until(lambda: patience.pauses, "the session to try again")
+    socket = "" if place == "no socket" else abstract()
+    limit = 4 * SIZE * (1 + 2 + 2) - 1 if place == "no room" else 0
+    again = replace(live.config, listen=live.address, resume=True, memory_socket=socket, memory_limit=limit)
+    with serving(again) as back, session:
+        answer = waiting.result(DEADLINE)
+        assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
+        np.testing.assert_array_equal(answer.theta, expected)
+        np.testing.assert_array_equal(theta(back), expected)
+        if place != "another socket":
             assert_goes_over_the_network(back, session)
-            assert outcomes(back)["applied"] == 5
+            return
+        assert session.shares_memory
+        assert answer.theta is session.theta
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, expected - 0.25)
+        assert region_at(session.theta) == region_at(session.gradient)
 
 
 def test_the_region_of_a_server_that_is_gone_does_not_wait_for_the_garbage_collector(

@@ -191,31 +191,10 @@ def test_the_names_of_a_compiled_model_are_those_of_the_plain_one(live: Live) ->
         assert names(session) == [f"0.{name}" for name, _ in plain.named_parameters()]
 
 
-def test_a_model_without_values_is_refused(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest, match="'weight' is on the meta device"):
-        Optimizer(nn.Linear(2, 2, device="meta").named_parameters(), session)
-    lazy = nn.LazyLinear(2)
-    for params in (lazy.named_parameters(), torch.optim.AdamW(lazy.named_parameters())):
-        with connect(live.address) as session, pytest.raises(InvalidRequest, match="has no shape yet: call the model"):
-            Optimizer(params, session)
-
-
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
 def test_a_copy_of_an_optimizer_is_refused(live: Live, take: Callable[[Any], Any]) -> None:
     with training(live, network()) as (optimizer, _), pytest.raises(InvalidRequest, match="can't be copied or pickled"):
         take(optimizer)
-
-
-@pytest.mark.parametrize("loss", ["x", torch.ones(2), None])
-def test_a_loss_that_is_no_number_is_refused_when_it_is_noted(live: Live, loss: Any) -> None:
-    model = network()
-    with training(live, model) as (optimizer, _):
-        with pytest.raises(InvalidRequest, match="a loss is a number or a one-element tensor"):
-            optimizer.note(loss)
-        optimizer.note(torch.ones(1))
-        loss_of(model, 0).backward()
-        optimizer.step()
-        assert reported_loss(live) == 1
 
 
 def test_a_parameter_without_a_gradient_stays_where_it_is(plain: Live) -> None:
@@ -398,29 +377,27 @@ def test_a_scheduler_is_refused_at_the_first_step_that_it_would_change(live: Liv
         assert version(live) == 1
 
 
-def test_parameter_groups_are_refused(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest, match="groups"):
-        Optimizer([{"params": list(network().parameters()), "lr": 0.1}], session)  # type: ignore[arg-type]
-
-
 def test_a_parameter_group_added_later_is_refused(live: Live) -> None:
     with training(live, network()) as (optimizer, _), pytest.raises(InvalidRequest):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
 
-def test_complex_parameters_are_refused_by_name(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest, match="phase"):
-        Optimizer([("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))], session)
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "groups": (lambda: [{"params": list(network().parameters()), "lr": 0.1}], "groups"),
+    "complex": (lambda: [("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))], "phase"),
+    "integers": (lambda: [("steps", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))], ""),
+    "all frozen": (lambda: network().requires_grad_(False).named_parameters(), ""),
+    "no values": (lambda: nn.Linear(2, 2, device="meta").named_parameters(), "'weight' is on the meta device"),
+    "no shape": (lambda: nn.LazyLinear(2).named_parameters(), "has no shape yet: call the model"),
+    "no shape, with AdamW": (lambda: torch.optim.AdamW(nn.LazyLinear(2).named_parameters()), "has no shape yet"),
+}
 
 
-def test_integer_parameters_are_nothing_to_train(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest):
-        Optimizer([("steps", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))], session)
-
-
-def test_a_model_with_nothing_to_train_is_refused(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest):
-        Optimizer(network().requires_grad_(False).named_parameters(), session)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_parameters_that_can_not_be_trained_are_refused(kind: str, live: Live) -> None:
+    make, words = REFUSED[kind]
+    with connect(live.address) as session, pytest.raises(InvalidRequest, match=words):
+        Optimizer(make(), session)
 
 
 def test_without_a_sampler_there_is_no_batch_to_skip(live: Live) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +32,7 @@ from integrations.trainer_helpers import (
     reported_loss,
     theta,
 )
+from kit.processes import python
 from kit.server import Live, config, serving, wait_until
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -336,5 +335,5 @@ def test_a_trainer_trains_once(tmp_path: Path) -> None:
 
 def test_without_transformers_one_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None; import gem_client.transformers"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python("-c", code)
     assert 'gem_client.transformers needs transformers: pip install ".[transformers]"' in done.stderr.splitlines()[-1]

@@ -18,8 +18,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_server.security.tls import TlsFiles
-from kit.certificates import Authority
+from kit.certificates import Encryption
 from kit.raw_client import SMALL, CommitStream, Stream, Theta, Wire, Worker, chunk, received_bytes, theta_bits, wired
 from kit.raw_lane import COMMIT, PREFIX, RawLane, committed, header, hello, message, offer, opened
 from kit.server import Live, config, serving, wait_until
@@ -171,12 +170,9 @@ def large(folder: Path, encrypted: bool) -> Iterator[tuple[Live, Wire, ssl.SSLCo
         with serving(config(COUNTING)) as live, wired(live) as wire:
             yield live, wire, None
         return
-    authority = Authority(folder)
-    own = authority.issue("server")
-    credentials = grpc.ssl_channel_credentials(authority.cert.read_bytes())
-    context = ssl.create_default_context(cafile=str(authority.cert))
-    with serving(config(COUNTING, tls=TlsFiles(own.cert, own.key))) as live, wired(live, credentials=credentials) as wire:
-        yield live, wire, context
+    tls = Encryption(folder)
+    with serving(config(COUNTING, tls=tls.files)) as live, wired(live, credentials=tls.credentials) as wire:
+        yield live, wire, tls.context
 
 
 def commits(worker: Worker, way: str, context: ssl.SSLContext | None) -> CommitStream:

@@ -21,6 +21,7 @@ from gem_client.transport.security import Security
 from gem_server.security.access import ANYONE
 from gem_server.security.tls import TlsFiles
 from kit.certificates import Authority, Pair
+from kit.listening import answering
 from kit.model import ELSEWHERE, GRADIENT, Wire, in_background, lane_port_of, model, theta, transports
 from kit.raw_lane import HELLO, message
 from kit.server import DEADLINE, Live, config, serving
@@ -83,7 +84,10 @@ def test_nothing_of_a_commit_can_be_read_on_the_way(live: Live, shown: dict[str,
 def tapped(live: Live, port: int) -> Iterator[tuple[str, list[bytes]]]:
     """An address of the server, and what passes on the way to and from its lane."""
     heard: list[bytes] = []
-    with Wire(live.address) as wire, answering(lambda client: _relay(client, port, heard), (ELSEWHERE, port)):
+    with (
+        Wire(live.address) as wire,
+        answering(socket.create_server((ELSEWHERE, port)), lambda client: _relay(client, port, heard)),
+    ):
         yield wire.address, heard
 
 
@@ -100,30 +104,6 @@ def _relay(client: socket.socket, port: int, heard: list[bytes]) -> None:
         back.start()
         carry(client, server)
         back.join(DEADLINE)
-
-
-@contextmanager
-def answering(serve: Any, place: tuple[str, int]) -> Iterator[None]:
-    """Something listens there; `serve` gets each connection, in a thread."""
-    listener = socket.create_server(place)
-
-    def one(client: socket.socket) -> None:
-        with client, suppress(OSError):
-            serve(client)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=one, args=(listener.accept()[0],), daemon=True).start()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(DEADLINE)
 
 
 def test_a_lane_that_another_thread_closes_stays_encrypted_until_its_exchange_has_ended(
@@ -181,7 +161,7 @@ def test_an_impostor_at_the_lanes_port_gets_neither_token_nor_gradient_and_grpc_
         with context.wrap_socket(client, server_side=True) as encrypted:
             heard.append(encrypted.recv(1 << 16))
 
-    with Wire(live.address) as wire, answering(serve, (ELSEWHERE, lane_port_of(live))):
+    with Wire(live.address) as wire, answering(socket.create_server((ELSEWHERE, lane_port_of(live))), serve):
         assert_trains(live, wire.address, "grpc", **shown)
     assert not any(heard)
     assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
@@ -197,7 +177,7 @@ def test_a_lane_that_does_not_encrypt_gets_neither_token_nor_gradient_and_grpc_c
             heard.append(data)
             client.sendall(message(2, b""))  # what a lane would say: welcome
 
-    with Wire(live.address) as wire, answering(serve, (ELSEWHERE, lane_port_of(live))):
+    with Wire(live.address) as wire, answering(socket.create_server((ELSEWHERE, lane_port_of(live))), serve):
         assert_trains(live, wire.address, "grpc", **shown)
     said = b"".join(heard)
     assert said.startswith(b"\x16\x03"), "the first bytes are those of a TLS handshake"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import Admin, InvalidRequest, PermissionDenied, Retry, Unauthenticated, connect
 from gem_ctl.cli import main as ctl
 from kit.model import GRADIENT, model
+from kit.processes import python
 from kit.server import Live, config, serving
 from kit.settings import configured
 from kit.tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens
@@ -131,8 +131,7 @@ def test_gem_ctl_warns_of_a_token_in_the_clear(tmp_path: Path) -> None:
 def test_a_token_file_that_others_can_read_is_wrong_use(module: str, tmp_path: Path) -> None:
     path = token_of(tmp_path, ANY)
     path.chmod(0o644)
-    command = [sys.executable, "-m", module, f"--token-file={path}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = python("-m", module, f"--token-file={path}")
     assert done.returncode == 2
     assert "chmod 600" in done.stderr
     assert ANY not in done.stderr
@@ -141,8 +140,7 @@ def test_a_token_file_that_others_can_read_is_wrong_use(module: str, tmp_path: P
 @pytest.mark.long
 def test_a_worker_with_a_missing_authority_file_is_wrong_use(tmp_path: Path) -> None:
     """Its supervisor must not start it again and again: the file does not come by itself."""
-    command = [sys.executable, "-m", "gem_worker", "--server=127.0.0.1:1", f"--tls-ca={tmp_path / 'ca.pem'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = python("-m", "gem_worker", "--server=127.0.0.1:1", f"--tls-ca={tmp_path / 'ca.pem'}")
     assert done.returncode == 2, done.stderr
     assert "can't read" in done.stderr
 
@@ -164,8 +162,7 @@ def test_gem_worker_and_gem_evaluator_work_with_their_tokens_and_a_refused_worke
 
     def process(module: str, token: str, *more: str) -> subprocess.CompletedProcess[str]:
         path = write_tokens(tmp_path / module, token)
-        command = [sys.executable, "-m", module, *common, f"--token-file={path}", *more]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+        return python("-m", module, *common, f"--token-file={path}", *more)
 
     refused = process("gem_worker", "wrong-0123456789abcdef")
     assert (refused.returncode, "Unauthenticated" in refused.stderr) == (1, True), refused.stderr
