@@ -100,14 +100,6 @@ def test_a_loop_that_leaves_its_passes_early_trains_on_every_sample_once(name: s
             assert seen == Counter(range(SAMPLES))
 
 
-def test_a_first_batch_that_is_only_looked_at_is_trained_on_once() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        sampler = ShardSampler(session, Numbers(SAMPLES))
-        next(iter(sampler.loader()))
-        seen = train_all(session, (batch.tolist() for batch in sampler.loader()))
-        assert seen == Counter(range(SAMPLES))
-
-
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_that_accumulates_and_does_not_say_so_is_told(name: str) -> None:
     with serving(config(settings(shard_size=100, epochs=2))) as live, joined(live, "a") as session:

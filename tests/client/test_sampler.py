@@ -8,17 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from client.sampler_helpers import (
-    SAMPLES,
-    ZERO,
-    Numbers,
-    joined,
-    ledger,
-    run_to_its_end,
-    settings,
-    train_all,
-    train_each,
-)
+from client.sampler_helpers import SAMPLES, ZERO, Numbers, joined, ledger, run_to_its_end, settings, train_all, train_each
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
 from gem_client.run.shards import Shards

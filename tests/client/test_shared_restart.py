@@ -11,17 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gem_client import InvalidRequest, Session, connect
-from kit.model import (
-    GRADIENT,
-    PLAIN,
-    SIZE,
-    Patience,
-    assert_goes_over_the_network,
-    expire_all,
-    in_background,
-    model,
-    theta,
-)
+from kit.model import GRADIENT, PLAIN, SIZE, Patience, assert_goes_over_the_network, expire_all, in_background, model, theta
 from kit.regions import abstract, linux_only, mapped, region_at, until_held
 from kit.server import DEADLINE, Live, config, serving, wait_until
 

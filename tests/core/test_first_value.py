@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded
 from gem_api.layout import Layout
-from gem_server.core.facts import EndReason, PullDecision
+from gem_server.core.facts import PullDecision
 from gem_server.core.state_machine import Core
 from kit.core import SMALL, make_core, start
 
@@ -73,13 +73,3 @@ def test_when_all_leave_after_the_first_value_theta_stays() -> None:
     assert (core.reply(core.leases.get("lease-2")) == 3).all()
     with pytest.raises(LayoutMismatch):
         core.register("cy", Layout.of({"other": (4,)}), 0.0)
-
-
-def test_a_lone_worker_that_restarts_before_the_first_value_is_asked_again() -> None:
-    core = make_core()
-    core.register("ann", SMALL, 0.0)
-    registration = core.register("ann", SMALL, 0.0)
-    assert registration.must_initialize
-    assert registration.ended is not None
-    assert registration.ended.reason is EndReason.REPLACED
-    assert initializers(core) == ["lease-2"]

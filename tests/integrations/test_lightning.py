@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,9 +23,11 @@ from integrations.trainer_helpers import (
     SAMPLES,
     Sums,
     at_work,
+    broken,
     commits,
     completed,
     flat,
+    interrupted,
     network,
     reported_loss,
     theta,
@@ -202,16 +202,6 @@ class EndlessEpochs(pl.Callback):  # type: ignore[misc]
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert trainer.current_epoch < 5, "the trainer goes on after the run is complete"
-
-
-def broken(step: int) -> None:
-    if step == 2:
-        raise ZeroDivisionError("the loss is broken")
-
-
-def interrupted(step: int) -> None:
-    if step == 2:
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize(("before", "error"), [(broken, ZeroDivisionError), (interrupted, SystemExit)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +23,11 @@ from integrations.trainer_helpers import (
     SAMPLES,
     Sums,
     at_work,
+    broken,
     commits,
     completed,
     flat,
+    interrupted,
     network,
     reported_loss,
     theta,
@@ -263,16 +263,6 @@ def test_a_worker_that_got_no_batch_holds_the_final_theta_too(tmp_path: Path) ->
         assert not torch.equal(flat(model), before)
         trained = torch.cat([p.detach().flatten() for group in trainer.optimizer.param_groups for p in group["params"]])
         assert torch.equal(trained, theta(live))
-
-
-def broken(step: int) -> None:
-    if step == 2:
-        raise ZeroDivisionError("the loss is broken")
-
-
-def interrupted(step: int) -> None:
-    if step == 2:
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize(("before", "error"), [(broken, ZeroDivisionError), (interrupted, KeyboardInterrupt)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from typing import Any
 
@@ -68,3 +70,13 @@ def reported_loss(live: Live) -> float:
 
 def commits(live: Live) -> int:
     return int(live.on_loop(lambda: live.core.central.version))
+
+
+def broken(step: int) -> None:
+    if step == 2:
+        raise ZeroDivisionError("the loss is broken")
+
+
+def interrupted(step: int) -> None:
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGINT)

@@ -254,19 +254,3 @@ def received_on_grpc(stream: Stream) -> Theta:
             data += pb.CommitResponse.FromString(stream.read()).chunk.data
     except grpc.RpcError:
         return np.frombuffer(data, "<f4")
-
-
-@plain_and_encrypted
-def test_an_answer_is_cut_off_when_its_lease_ends(encrypted: bool, tmp_path: Path) -> None:
-    with large(tmp_path, encrypted) as (live, wire, context):
-        worker = wire.started("worker", LARGE, value=0.0)
-        stream = commits(worker, "lane", context)
-        before = live.on_loop(lambda: live.server.parts.traffic.sent) + 1000  # more than the result
-        stream.send(worker.header(), *worker.body(-1.0))
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before, "the answer to begin")
-        worker.leave()
-        came = received(stream)
-        assert came.size < LARGE.size
-        assert np.unique(came).tolist() == [1.0]
-        stream.cancel()
-        wait_until(lambda: connections(live) == 0, "the connection to end")
