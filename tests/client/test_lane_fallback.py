@@ -157,7 +157,7 @@ def test_a_commit_whose_lane_breaks_for_good_goes_on_another_way_and_is_applied_
 
 
 @linux_only
-def test_a_reply_lost_on_the_network_is_read_from_shared_memory_that_the_lease_gets_only_then(tmp_path: Path) -> None:
+def test_a_reply_lost_on_the_network_is_read_from_newly_shared_memory(tmp_path: Path) -> None:
     """The commit went over TCP: the server has not used the memory yet."""
     place, away = tmp_path / "s", tmp_path / "away"
     with serving(config(PLAIN, memory_socket=str(place))) as live, Wire(live.address, live) as wire:

@@ -68,7 +68,7 @@ class ByHand:
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.2])
-def test_a_gradient_run_gets_the_mean_of_the_windows_gradients_each_at_the_workers_own_parameters(weight_decay: float) -> None:
+def test_a_gradient_run_gets_the_mean_of_the_windows_gradients(weight_decay: float) -> None:
     settings = replace(AGN, weight_decay=weight_decay)
     with serving(config(settings)) as live:
         model = network()
@@ -312,7 +312,7 @@ def test_a_window_cut_short_completes_its_own_batches_and_none_that_was_read_ahe
 
 
 @pytest.mark.parametrize("settings", [AGN, NESTEROV], ids=["gradient", "delta"])
-def test_a_lease_lost_in_mid_window_drops_the_window_and_the_next_begins_on_fresh_theta(settings: Hyperparameters) -> None:
+def test_a_lease_lost_in_mid_window_drops_the_window(settings: Hyperparameters) -> None:
     with serving(config(settings)) as live:
         model, other = network(), network()
         with training(live, model) as (optimizer, session):
@@ -335,7 +335,7 @@ def test_a_lease_lost_in_mid_window_drops_the_window_and_the_next_begins_on_fres
             np.testing.assert_allclose(theta(live), given + moved, **CLOSE)
 
 
-def test_a_lease_found_lost_between_two_steps_ends_the_window_at_once_and_all_samples_are_trained_on() -> None:
+def test_a_lease_found_lost_between_two_steps_ends_the_window_at_once() -> None:
     settings = Hyperparameters(rule="agn", local_steps=6, batch_size=4, shard_size=8, epochs=1)
     with serving(config(settings)) as live, connect(live.address) as session:
         parameter = nn.Parameter(torch.zeros(3))

@@ -54,7 +54,7 @@ def test_a_worker_waits_while_others_hold_the_last_shards_and_gets_what_comes_ba
         assert seen.result(DEADLINE) == Counter(range(SAMPLES))
 
 
-def test_a_worker_that_loses_its_lease_in_mid_shard_drops_the_batch_and_the_rest_of_the_shard_comes_back() -> None:
+def test_a_lost_lease_returns_the_rest_of_the_shard() -> None:
     with serving(config(settings())) as live, joined(live, "a") as session:
         batches = iter(session.shards(SAMPLES))
         seen = Counter(next(batches))
@@ -69,7 +69,7 @@ def test_a_worker_that_loses_its_lease_in_mid_shard_drops_the_batch_and_the_rest
         assert (counts["samples_completed"], counts["samples_committed"]) == (SAMPLES, SAMPLES + 4)
 
 
-def test_a_batch_of_the_next_lease_that_is_dropped_with_the_last_gradient_is_trained_on_again() -> None:
+def test_a_batch_of_the_next_lease_that_is_dropped_is_trained_on_again() -> None:
     """Asking for a shard found the lease gone: the batch in hand is of the new one, the θ it is computed on is not."""
     with serving(config(settings())) as live, joined(live, "a") as session:
         shards = session.shards(SAMPLES)

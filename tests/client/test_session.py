@@ -131,7 +131,7 @@ def test_staleness_counts_the_commits_of_others_since_the_pull(live: Live) -> No
         assert second.commit(GRADIENT).staleness == 0
 
 
-def test_a_worker_waits_for_the_first_value_and_is_asked_for_it_when_the_first_worker_dies(live: Live) -> None:
+def test_a_waiting_worker_is_asked_for_the_first_value_when_the_first_dies(live: Live) -> None:
     channel = open_channel(live.address)
     layout = Layout.of({name: value.shape for name, value in model().items()}).to_message()
     silent = Stub(channel).RegisterWorker(pb.RegisterWorkerRequest(worker_name="silent", layout=layout))

@@ -156,7 +156,7 @@ def test_what_an_impostor_answers_is_not_trusted_and_the_network_is_used(
         assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
 
 
-def test_a_server_with_no_room_for_a_region_is_reached_over_the_network_and_is_trained_all_the_same(
+def test_a_server_with_no_room_for_a_region_is_reached_over_the_network(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limit = 4 * SIZE * (1 + 3 + 2) - 1

@@ -385,8 +385,11 @@ def test_a_parameter_group_added_later_is_refused(live: Live) -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "groups": (lambda: [{"params": list(network().parameters()), "lr": 0.1}], "groups"),
     "complex": (lambda: [("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))], "phase"),
-    "integers": (lambda: [("steps", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))], ""),
-    "all frozen": (lambda: network().requires_grad_(False).named_parameters(), ""),
+    "integers": (
+        lambda: [("steps", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))],
+        "at least one parameter to train",
+    ),
+    "all frozen": (lambda: network().requires_grad_(False).named_parameters(), "at least one parameter to train"),
     "no values": (lambda: nn.Linear(2, 2, device="meta").named_parameters(), "'weight' is on the meta device"),
     "no shape": (lambda: nn.LazyLinear(2).named_parameters(), "has no shape yet: call the model"),
     "no shape, with AdamW": (lambda: torch.optim.AdamW(nn.LazyLinear(2).named_parameters()), "has no shape yet"),

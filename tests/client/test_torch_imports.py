@@ -29,7 +29,7 @@ print(session.version, sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
 @pytest.mark.parametrize(
     "settings", [PLAIN, replace(PLAIN, rule="diloco", local_momentum=0.9)], ids=["gradient", "local steps"]
 )
-def test_training_does_not_load_pytorchs_compiler_which_would_take_each_worker_75_mb(settings: Hyperparameters) -> None:
+def test_training_does_not_load_pytorchs_compiler(settings: Hyperparameters) -> None:
     with serving(config(settings)) as live:
         done = python("-c", STEP, live.address)
     assert (done.returncode, done.stdout) == (0, "2 []\n"), done.stderr

@@ -9,7 +9,7 @@ from gem_api.errors import InvalidRequest, LayoutMismatch, SequenceGap
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.core.checks import MAX_SAMPLES
 from gem_server.core.facts import Admission, Outcome
-from kit.core import ONES, apply, bits, by_rule, commit, header, make_core, send, start, state
+from kit.core import ONES, bits, by_rule, commit, header, make_core, start, state
 
 
 @by_rule
@@ -62,17 +62,6 @@ def test_a_count_of_samples_that_can_only_be_a_mistake_is_refused() -> None:
         core.admit(header(core, ann, 1, samples=MAX_SAMPLES + 1), 0.0)
     assert state(core) == before
     commit(core, ann, 1, ONES, samples=MAX_SAMPLES)
-
-
-def test_tickets_are_applied_in_any_order_that_the_loop_chooses_and_versions_follow_it() -> None:
-    """The core gives numbers; keeping to them is the apply loop's part."""
-    core = make_core()
-    ann, bob = start(core, ["ann", "bob"])
-    first, second = send(core, header(core, ann, 1), ONES), send(core, header(core, bob, 1), ONES)
-    assert (first.ticket, second.ticket) == (1, 2)
-    assert (apply(core, first).version, apply(core, second).version) == (1, 2)
-    assert core.leases.get(bob).last_applied is not None
-    assert core.leases.get(bob).last_applied.ticket == 2  # type: ignore[union-attr]
 
 
 def test_steps_and_samples_are_counted_once_each() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gem_api.errors import InvalidRequest, LayoutMismatch, LeaseEnded
+from gem_api.errors import InvalidRequest, LayoutMismatch
 from gem_api.layout import Layout
 from gem_server.core.facts import PullDecision
 from gem_server.core.state_machine import Core
@@ -16,23 +16,6 @@ def initializers(core: Core) -> list[str]:
     return [lease_id for lease_id in core.leases.live if core.pull_decision(lease_id, 0.0) is asked]
 
 
-def test_when_the_initialiser_dies_half_way_the_oldest_one_left_is_asked() -> None:
-    core = make_core(lease_seconds=10)
-    for worker in ("ann", "bob", "cy"):
-        core.register(worker, SMALL, 0.0)
-    core.require_initializer("lease-1", 0.0)
-    core.central.theta[:3] = 7  # half of it had arrived
-    core.renew("lease-2", 5.0)
-    core.renew("lease-3", 5.0)
-    core.expire(10.0)
-    assert initializers(core) == ["lease-2"]
-    with pytest.raises(LeaseEnded):
-        core.require_initializer("lease-1", 10.0)
-    with pytest.raises(InvalidRequest, match="not asked"):
-        core.require_initializer("lease-3", 10.0)
-    assert not core.central.initialized
-
-
 def test_once_initialised_nobody_is_asked_again() -> None:
     core = make_core()
     start(core, ["ann", "bob"])
@@ -42,14 +25,6 @@ def test_once_initialised_nobody_is_asked_again() -> None:
     assert not core.register("cy", SMALL, 0.0).must_initialize
     with pytest.raises(InvalidRequest, match="pull the parameters instead"):
         core.require_initializer("lease-2", 0.0)
-
-
-def test_when_all_leave_before_the_first_value_the_next_worker_may_bring_another_model() -> None:
-    core = make_core()
-    core.register("ann", SMALL, 0.0)
-    core.leave("lease-1")
-    assert core.register("bob", Layout.of({"other": (4,)}), 0.0).must_initialize
-    assert core.central.size == 4
 
 
 def test_a_lone_worker_may_come_back_with_another_model_before_the_first_value() -> None:

@@ -41,7 +41,7 @@ def test_time_in_which_the_server_did_not_look_is_not_charged_to_the_leases() ->
     assert leases.expired(1010.0) == [lease]
 
 
-def test_a_lease_that_was_renewed_before_the_server_looked_again_gets_no_more_than_its_duration() -> None:
+def test_a_lease_renewed_after_a_suspension_gets_no_more_than_its_duration() -> None:
     leases = table(10.0)
     lease = opened(leases)
     leases.extend_after_suspension(0.0)
@@ -50,7 +50,7 @@ def test_a_lease_that_was_renewed_before_the_server_looked_again_gets_no_more_th
     assert lease.expires_at == 1010.0
 
 
-def test_a_worker_that_starts_up_has_longer_until_its_first_sign_of_life_unless_others_wait_for_it() -> None:
+def test_a_worker_that_starts_up_has_longer_unless_others_wait_for_it() -> None:
     leases = table(10.0)
     lease = opened(leases)
     lease.starting = True

@@ -154,9 +154,7 @@ def test_a_killed_workers_region_is_gone_when_its_lease_is_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("place", ["path", "auto"])
-def test_a_killed_server_leaves_nothing_once_its_workers_are_gone_and_another_takes_its_place(
-    place: str, start: Start, tmp_path: Path
-) -> None:
+def test_a_killed_server_leaves_nothing_and_another_takes_its_place(place: str, start: Start, tmp_path: Path) -> None:
     path = tmp_path / "s"
     flags = (configured(memory_socket=str(path) if place == "path" else "auto"),)
     server = start(Server, *flags)

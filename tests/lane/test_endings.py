@@ -168,7 +168,7 @@ def test_a_shutdown_hears_out_a_client_that_is_still_sending(way: str, begin: Be
 
 
 @every_way
-def test_a_client_that_waits_in_the_queue_gets_the_error_at_once_and_its_connection_ends(way: str, begin: Begin) -> None:
+def test_a_client_that_waits_in_the_queue_gets_the_error_at_once(way: str, begin: Begin) -> None:
     setting = begin()
     live, worker, lane = setting.live, setting.worker, setting.lane()
     payload = payload_of(worker, lane)

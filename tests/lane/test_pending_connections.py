@@ -7,7 +7,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -19,20 +19,13 @@ from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.listener import TOKEN_SECONDS
 from gem_server.lane.pending_connections import MAX_PENDING
 from gem_server.lane.reactor import GRACE_SECONDS
-from kit.raw_client import SMALL, Wire, Worker, wired
+from kit.raw_client import Wire, Worker, wired
 from kit.raw_lane import COMMIT, HELLO, RENEW, WELCOME, LaneFailed, RawLane, committed, hello, message, offer, opened, tcp, unix
-from kit.regions import ENDS, abstract, handed_over, memory_bytes, shared, shares
+from kit.regions import ENDS, handed_over, memory_bytes, shared, shares
 from kit.server import DEADLINE, Live, config, serving, wait_until
 from kit.ways import all_lanes
 
-P = SMALL.size
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """A server with both kinds of lane."""
-    with serving(config(memory_socket=abstract())) as server:
-        yield server
+pytestmark = pytest.mark.shared_memory  # the server has both kinds of lane
 
 
 def connected(live: Live, way: str) -> RawLane:

@@ -30,17 +30,6 @@ HOSTS = ("localhost", "127.0.0.1", ELSEWHERE)
 SEEN = GRADIENT.tobytes()
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
-def own(authority: Authority) -> Pair:
-    """The server's certificate."""
-    return authority.issue("server", hosts=HOSTS)
-
-
 @pytest.fixture(params=["tls", "mutual tls"])
 def live(request: pytest.FixtureRequest, own: Pair, authority: Authority) -> Iterator[Live]:
     client_ca = authority.cert if request.param == "mutual tls" else None
@@ -106,9 +95,7 @@ def _relay(client: socket.socket, port: int, heard: list[bytes]) -> None:
         back.join(DEADLINE)
 
 
-def test_a_lane_that_another_thread_closes_stays_encrypted_until_its_exchange_has_ended(
-    live: Live, shown: dict[str, Any]
-) -> None:
+def test_a_lane_that_another_thread_closes_stays_encrypted(live: Live, shown: dict[str, Any]) -> None:
     """Python's way to shut an encrypted socket down drops the encryption first: the rest of a gradient could go out without."""
     half = np.frombuffer(SEEN, np.uint8)[: len(SEEN) // 2]
     with connect(live.address, **shown) as session:
@@ -150,7 +137,7 @@ def of_another_host(folder: Path, authority: Authority) -> Pair:
 
 
 @pytest.mark.parametrize("impostor", [of_a_stranger, expired, of_another_host])
-def test_an_impostor_at_the_lanes_port_gets_neither_token_nor_gradient_and_grpc_carries_on(
+def test_an_impostor_at_the_lanes_port_gets_nothing_and_grpc_carries_on(
     impostor: Any, live: Live, shown: dict[str, Any], authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair, heard = impostor(tmp_path, authority), []
@@ -167,9 +154,7 @@ def test_an_impostor_at_the_lanes_port_gets_neither_token_nor_gradient_and_grpc_
     assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
 
 
-def test_a_lane_that_does_not_encrypt_gets_neither_token_nor_gradient_and_grpc_carries_on(
-    live: Live, shown: dict[str, Any]
-) -> None:
+def test_a_lane_that_does_not_encrypt_gets_nothing_and_grpc_carries_on(live: Live, shown: dict[str, Any]) -> None:
     heard: list[bytes] = []
 
     def serve(client: socket.socket) -> None:

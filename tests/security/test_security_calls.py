@@ -318,9 +318,7 @@ def test_a_lease_stays_its_owners_when_the_server_comes_back(tmp_path: Path, tok
 
 
 @pytest.mark.parametrize("asked_first", [False, True], ids=["now asked for", "no longer asked for"])
-def test_when_credentials_come_or_go_with_a_restart_leases_end_and_workers_register_again(
-    asked_first: bool, tmp_path: Path, tokens: Path
-) -> None:
+def test_when_credentials_come_or_go_with_a_restart_leases_end(asked_first: bool, tmp_path: Path, tokens: Path) -> None:
     before, after = (tokens, None) if asked_first else (None, tokens)
     configuration = config(tokens=before, checkpoint_dir=tmp_path / "checkpoints")
     with serving(configuration) as live, with_token(live, ALICE) as wire:

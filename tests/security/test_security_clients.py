@@ -157,7 +157,7 @@ def test_half_of_a_client_certificate_is_wrong_use(half: str, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_gem_worker_and_gem_evaluator_work_with_their_tokens_and_a_refused_worker_ends(live: Live, tmp_path: Path) -> None:
+def test_gem_worker_and_gem_evaluator_work_with_their_tokens(live: Live, tmp_path: Path) -> None:
     common = [f"--server={live.address}", "--task=digits", configured(log_format="json")]
 
     def process(module: str, token: str, *more: str) -> subprocess.CompletedProcess[str]:

@@ -23,17 +23,6 @@ from kit.settings import configured
 ONCE = Retry(give_up_after=0.0)
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
-def own(authority: Authority) -> Pair:
-    """The server's certificate."""
-    return authority.issue("server")
-
-
 def encrypting(own: Pair, client_ca: Path | None = None) -> ServerConfig:
     return config(tls=TlsFiles(own.cert, own.key, client_ca))
 

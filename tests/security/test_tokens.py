@@ -177,7 +177,7 @@ def test_a_file_that_is_replaced_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["junk", "gone", "open to others", "empty"])
-def test_a_change_that_makes_no_sense_is_logged_once_and_leaves_the_tokens_from_before(change: str, tmp_path: Path) -> None:
+def test_a_change_that_makes_no_sense_is_logged_once_and_changes_nothing(change: str, tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     tokens, log = token_file(path, *LINES)
     if change == "gone":
