@@ -181,6 +181,13 @@ def test_a_shard_is_completed_by_its_holder_only() -> None:
     assert book.samples_completed == 4
 
 
+def test_each_epoch_and_each_replica_has_an_order_of_its_own() -> None:
+    book = ledger("replicate", epochs=2, shard_size=10)
+    orders = [book.indices(take(book, worker)).tolist() for worker in ("ann", "ann", "bob")]
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == list(range(10)) for order in orders)
+
+
 def test_another_data_set_is_refused_with_both_sizes() -> None:
     book = ledger()
     take(book, "ann", samples=10)
