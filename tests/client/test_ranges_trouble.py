@@ -177,25 +177,21 @@ def test_a_part_that_is_rejected_uses_up_the_number_and_the_next_commit_works(tr
 
 def test_a_rejected_part_is_followed_by_the_same_bits_in_int8(tmp_path: Path) -> None:
     """The rounding error of the part that was rejected does not change; those of the others do."""
-    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address, gradient_dtype="int8") as session:
-        theta = session.join(large_model())
-        bits = []
-        for step, gradient in zip(range(4), gradients(), strict=False):
-            update = gradient(theta * 0)
-            if step == 2:
-                update[-1] = np.nan
-                with pytest.raises(NonFiniteGradient):
+
+    def played(folder: Path, poison: bool) -> Array:
+        with ranges(folder, 2, PLAIN) as run, connect(run.address, gradient_dtype="int8") as session:
+            first = session.join(large_model())
+            for step, gradient in zip(range(4), gradients(), strict=False):
+                update = gradient(first * 0)
+                if step != 2:
                     session.commit(update)
-            else:
-                theta = session.commit(update).theta
-            bits.append(run.theta)
-    with ranges(tmp_path / "without", 2, PLAIN) as run, connect(run.address, gradient_dtype="int8") as session:
-        theta = session.join(large_model())
-        for step, gradient in zip(range(4), gradients(), strict=False):
-            update = gradient(theta * 0)
-            if step != 2:
-                theta = session.commit(update).theta
-        np.testing.assert_array_equal(run.theta[SECOND], bits[-1][SECOND])
+                elif poison:
+                    update[-1] = np.nan
+                    with pytest.raises(NonFiniteGradient):
+                        session.commit(update)
+            return run.theta[SECOND]
+
+    np.testing.assert_array_equal(played(tmp_path / "with", True), played(tmp_path / "without", False))
 
 
 def test_an_optimizer_takes_what_the_other_ranges_have_applied(tmp_path: Path) -> None:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from gem_api.errors import InvalidRequest, LayoutMismatch
+from gem_api.errors import LayoutMismatch
 from gem_api.layout import Layout
 from gem_server.core.facts import PullDecision
 from gem_server.core.state_machine import Core
-from kit.core import SMALL, make_core, start
+from kit.core import SMALL, make_core
 
 
 def initializers(core: Core) -> list[str]:
     """The leases that are asked for the first value now."""
     asked = PullDecision.INITIALIZE
     return [lease_id for lease_id in core.leases.live if core.pull_decision(lease_id, 0.0) is asked]
-
-
-def test_once_initialised_nobody_is_asked_again() -> None:
-    core = make_core()
-    start(core, ["ann", "bob"])
-    core.leave("lease-1")
-    assert initializers(core) == []
-    assert core.pull_decision("lease-2", 0.0) is PullDecision.READY
-    assert not core.register("cy", SMALL, 0.0).must_initialize
-    with pytest.raises(InvalidRequest, match="pull the parameters instead"):
-        core.require_initializer("lease-2", 0.0)
 
 
 def test_a_lone_worker_may_come_back_with_another_model_before_the_first_value() -> None:
@@ -37,14 +26,3 @@ def test_a_lone_worker_may_come_back_with_another_model_before_the_first_value()
     core.register("bob", Layout.of({"other": (4,)}), 0.0)
     with pytest.raises(LayoutMismatch):
         core.register("ann", SMALL, 0.0)
-
-
-def test_when_all_leave_after_the_first_value_theta_stays() -> None:
-    core = make_core()
-    (lease,) = start(core, theta=3.0)
-    core.leave(lease)
-    core.register("bob", SMALL, 0.0)
-    core.pull(core.leases.get("lease-2"))
-    assert (core.reply(core.leases.get("lease-2")) == 3).all()
-    with pytest.raises(LayoutMismatch):
-        core.register("cy", Layout.of({"other": (4,)}), 0.0)

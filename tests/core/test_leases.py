@@ -60,23 +60,6 @@ def test_a_worker_that_starts_up_has_longer_unless_others_wait_for_it() -> None:
     assert leases.expired(15.0) == [lease]
 
 
-def test_a_lease_whose_commit_waits_for_its_turn_does_not_expire() -> None:
-    leases = table()
-    lease = opened(leases)
-    lease.queued = 1
-    assert leases.expired(1e9) == []
-    lease.queued = None
-    assert leases.expired(1e9) == [lease]
-
-
-def test_leases_are_kept_oldest_first_and_found_by_the_workers_name() -> None:
-    leases = table()
-    ann, bob = opened(leases, "ann"), opened(leases, "bob")
-    assert list(leases.live.values()) == [ann, bob]
-    assert leases.named("bob") is bob
-    assert leases.named("cy") is None
-
-
 @pytest.mark.parametrize("reason", EndReason)
 def test_an_ended_lease_says_why_it_ended(reason: EndReason) -> None:
     leases = table()
@@ -87,12 +70,6 @@ def test_an_ended_lease_says_why_it_ended(reason: EndReason) -> None:
         assert raised.value.reason == reason
     assert leases.named("ann") is None
     assert leases.ended == {reason: 1}
-
-
-def test_an_unknown_lease_is_refused_without_a_reason() -> None:
-    with pytest.raises(LeaseEnded, match="no such lease") as raised:
-        table().get("guessed")
-    assert raised.value.reason == "unknown"
 
 
 def test_reasons_are_remembered_for_the_newest_ends_only() -> None:
