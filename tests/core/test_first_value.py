@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 from gem_api.errors import LayoutMismatch
 from gem_api.layout import Layout
-from gem_server.core.facts import PullDecision
-from gem_server.core.state_machine import Core
 from kit.core import SMALL, make_core
-
-
-def initializers(core: Core) -> list[str]:
-    """The leases that are asked for the first value now."""
-    asked = PullDecision.INITIALIZE
-    return [lease_id for lease_id in core.leases.live if core.pull_decision(lease_id, 0.0) is asked]
 
 
 def test_a_lone_worker_may_come_back_with_another_model_before_the_first_value() -> None:
