@@ -23,6 +23,11 @@ class Transport(NamedTuple):
     def is_memory(self) -> bool:
         return self.name == "memory"
 
+    @property
+    def of_ranges(self) -> dict[str, Any]:
+        """The settings of several servers, each of which has a memory socket of its own."""
+        return {"memory": self.is_memory, **{name: value for name, value in self.settings.items() if name != "memory_socket"}}
+
 
 @pytest.fixture
 def live(request: pytest.FixtureRequest) -> Iterator[Live]:

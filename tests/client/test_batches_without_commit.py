@@ -64,7 +64,7 @@ def test_a_loop_that_reads_ahead_reports_its_shards_now_and_then(monkeypatch: py
 
 
 @each_loop
-def test_a_batch_that_is_skipped_is_left_out_and_the_run_comes_to_its_end_in_one_pass(loop: Any) -> None:
+def test_a_batch_that_is_skipped_is_left_out_and_the_run_ends_in_one_pass(loop: Any) -> None:
     with serving(config(settings())) as live, joined(live, "a") as session:
         shards, seen, left_out = session.shards(SAMPLES), Counter[int](), []
         for number, batch in enumerate(loop(shards)):
@@ -98,14 +98,6 @@ def test_a_loop_that_leaves_its_passes_early_trains_on_every_sample_once(name: s
         else:
             run_to_its_end(train)
             assert seen == Counter(range(SAMPLES))
-
-
-def test_a_first_batch_that_is_only_looked_at_is_trained_on_once() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        sampler = ShardSampler(session, Numbers(SAMPLES))
-        next(iter(sampler.loader()))
-        seen = train_all(session, (batch.tolist() for batch in sampler.loader()))
-        assert seen == Counter(range(SAMPLES))
 
 
 @pytest.mark.parametrize("name", LOOPS)

@@ -70,21 +70,6 @@ def test_a_gradient_that_was_refused_leaves_no_trace_in_the_next() -> None:
         assert outcomes(live) == {"applied": 1, "rejected": 1}
 
 
-def test_workers_of_different_formats_share_a_run() -> None:
-    with serving(config(PLAIN)) as live:
-        with (
-            connect(live.address) as plain,
-            connect(live.address, gradient_dtype="bfloat16", theta_dtype="bfloat16") as halves,
-            connect(live.address, gradient_dtype="int8", theta_dtype="bfloat16") as bytes_,
-        ):
-            for session in (plain, halves, bytes_):
-                session.join(model())
-            for session in (plain, halves, bytes_):
-                session.commit(np.ones(SIZE, np.float32))
-        expected = np.concatenate([np.asarray(part).reshape(-1) for part in model().values()]) - 3 * RATE
-        np.testing.assert_allclose(theta(live), expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("wrong", [{"gradient_dtype": "float16"}, {"theta_dtype": "int8"}, {"theta_dtype": ""}])
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match=r"float32.*bfloat16"):

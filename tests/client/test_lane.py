@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +32,7 @@ from kit.model import (
     transports,
     version,
 )
-from kit.raw_client import apply_thread_held
+from kit.processes import python
 from kit.regions import held_open, mapped
 from kit.server import DEADLINE, Live, config, serving, wait_until
 
@@ -110,8 +107,7 @@ session = gem_client.connect(sys.argv[1])
 session.join({"w": numpy.ones(3, numpy.float32)})
 session.commit(numpy.ones(3, numpy.float32))
 """
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", code, live.address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = python("-X", "dev", "-W", "error", "-c", code, live.address)
     assert (done.returncode, "ResourceWarning" in done.stderr) == (0, False), done.stderr
 
 
@@ -190,26 +186,12 @@ session.close()
 
 @pytest.mark.long
 def test_a_forked_child_that_closes_its_copy_leaves_the_parents_lane_alone(transport: Transport, live: Live) -> None:
-    command = [sys.executable, "-c", FORKED, live.address]
-    environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "false", "GRPC_VERBOSITY": "NONE"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = python("-c", FORKED, live.address, GRPC_ENABLE_FORK_SUPPORT="false", GRPC_VERBOSITY="NONE")
     assert (done.returncode, done.stdout) == (0, "2 False 1\n"), done.stderr
     assert ended(live) == {"left": 1}
 
 
 # -- overlap
-
-
-def test_a_commit_under_way_waits_its_turn_while_the_caller_computes(transport: Transport, live: Live) -> None:
-    with connect(live.address) as session:
-        session.join(model(), overlap=True)
-        with apply_thread_held(live):
-            session.begin_commit(GRADIENT)
-            assert version(live) == 0
-        answer = session.finish_commit()
-        assert answer is not None
-        np.testing.assert_array_equal(answer.theta, theta(live))
-        assert transports(live) == {session.name: transport.name}
 
 
 # -- wire formats

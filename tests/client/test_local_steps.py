@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ import torch
 from client.torch_helpers import flat, loss_of, network, take_step, training
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.schedule import rate
-from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
+from gem_client import InvalidRequest, NonFiniteGradient, connect
 from gem_client.torch import Optimizer, ShardSampler
 from kit.model import Array, Patience, ended, expire_all, outcomes, theta, version
 from kit.regions import abstract, linux_only
-from kit.server import Live, config, serving
+from kit.server import config, serving
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -69,7 +68,7 @@ class ByHand:
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.2])
-def test_a_gradient_run_gets_the_mean_of_the_windows_gradients_each_at_the_workers_own_parameters(weight_decay: float) -> None:
+def test_a_gradient_run_gets_the_mean_of_the_windows_gradients(weight_decay: float) -> None:
     settings = replace(AGN, weight_decay=weight_decay)
     with serving(config(settings)) as live:
         model = network()
@@ -263,28 +262,19 @@ def test_the_rate_follows_the_version(local_steps: int) -> None:
 # -- windows that end early
 
 
-def batches(live: Live, samples: int = 23, **kinds: Any) -> tuple[list[int], Session]:
-    """Trains on zeros through the sampler, until the run is complete; the size of each batch, and the session."""
-    sizes: list[int] = []
-    with connect(live.address, name="a") as session:
-        parameter = nn.Parameter(torch.zeros(3))
-        optimizer = Optimizer([("w", parameter)], session, **kinds)
-        data = TensorDataset(torch.zeros(samples))
-        sampler = ShardSampler(session, data)
-        while not sampler.complete:
-            for number, (batch,) in enumerate(DataLoader(data, batch_sampler=sampler)):
-                sizes.append(len(batch))
-                if (number + 1) % kinds.get("batches_per_step", 1) == 0:
-                    parameter.grad = torch.zeros(3)
-                    optimizer.step()
-            optimizer.finish()
-    return sizes, session
-
-
 def test_the_end_of_the_data_cuts_the_last_window_short_and_no_sample_is_left_out() -> None:
     settings = Hyperparameters(rule="agn", local_steps=3, batch_size=4, shard_size=10, epochs=1)
-    with serving(config(settings)) as live:
-        sizes, session = batches(live)
+    with serving(config(settings)) as live, connect(live.address) as session:
+        parameter, sizes = nn.Parameter(torch.zeros(3)), []
+        optimizer = Optimizer([("w", parameter)], session)
+        data = TensorDataset(torch.zeros(23))
+        sampler = ShardSampler(session, data)
+        while not sampler.complete:
+            for (batch,) in DataLoader(data, batch_sampler=sampler):
+                sizes.append(len(batch))
+                parameter.grad = torch.zeros(3)
+                optimizer.step()
+            optimizer.finish()
         assert sorted(sizes) == [2, 2, 3, 4, 4, 4, 4]
         assert (version(live), session.steps_done) == (3, 3)
         assert live.on_loop(lambda: live.core.samples_committed) == 23
@@ -321,17 +311,8 @@ def test_a_window_cut_short_completes_its_own_batches_and_none_that_was_read_ahe
         assert live.on_loop(lambda: live.core.samples_committed) == 2 * 4
 
 
-@pytest.mark.parametrize("batches_per_step", [1, 2])
-def test_the_runs_steps_count_commits(batches_per_step: int) -> None:
-    settings = Hyperparameters(rule="agn", local_steps=3, batch_size=4, shard_size=10, epochs=0, steps=4)
-    with serving(config(settings)) as live:
-        sizes, session = batches(live, batches_per_step=batches_per_step)
-        assert (len(sizes), session.steps_done) == (4 * 3 * batches_per_step, 4)
-        assert live.on_loop(lambda: live.core.samples_committed) == sum(sizes)
-
-
 @pytest.mark.parametrize("settings", [AGN, NESTEROV], ids=["gradient", "delta"])
-def test_a_lease_lost_in_mid_window_drops_the_window_and_the_next_begins_on_fresh_theta(settings: Hyperparameters) -> None:
+def test_a_lease_lost_in_mid_window_drops_the_window(settings: Hyperparameters) -> None:
     with serving(config(settings)) as live:
         model, other = network(), network()
         with training(live, model) as (optimizer, session):
@@ -354,7 +335,7 @@ def test_a_lease_lost_in_mid_window_drops_the_window_and_the_next_begins_on_fres
             np.testing.assert_allclose(theta(live), given + moved, **CLOSE)
 
 
-def test_a_lease_found_lost_between_two_steps_ends_the_window_at_once_and_all_samples_are_trained_on() -> None:
+def test_a_lease_found_lost_between_two_steps_ends_the_window_at_once() -> None:
     settings = Hyperparameters(rule="agn", local_steps=6, batch_size=4, shard_size=8, epochs=1)
     with serving(config(settings)) as live, connect(live.address) as session:
         parameter = nn.Parameter(torch.zeros(3))
@@ -411,27 +392,6 @@ def test_a_window_that_is_refused_is_forgotten_velocity_and_all(settings: Hyperp
 
 
 # -- where the parameters live
-
-
-@linux_only
-@pytest.mark.parametrize("rule", ["agn", "downpour", "aeasgd", "fedasync", "diloco", "gem"])
-def test_shared_memory_and_the_network_give_the_same_bits(rule: str) -> None:
-    settings = Hyperparameters(rule=rule, learning_rate=RATE, local_steps=2, local_momentum=0.5, weight_decay=0.01)
-    found = []
-    with ExitStack() as stack:
-        for socket in (abstract(), ""):
-            live = stack.enter_context(serving(config(settings, memory_socket=socket)))
-            model, other = network(), network()
-            optimizer, session = stack.enter_context(training(live, model))
-            second, _ = stack.enter_context(training(live, other))
-            assert session.shares_memory == bool(socket)
-            for step in range(8):
-                take_step(model, optimizer, step)
-                take_step(other, second, 100 + step)
-            optimizer.finish()
-            found.append((theta(live).tobytes(), flat(model).tobytes(), version(live)))
-    assert found[0] == found[1]
-    assert found[0][2] == 8
 
 
 @linux_only

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, connect
 from gem_client.torch import Optimizer
 from kit.model import GRADIENT, PLAIN, SIZE, expire_all, model, outcomes, theta, version
@@ -114,16 +113,3 @@ def test_a_refused_gradient_is_raised_by_the_next_step_which_commits_its_own() -
         optimizer.finish()
         assert outcomes(live) == {"applied": 2, "rejected": 1}
         np.testing.assert_allclose(theta(live), np.full(SIZE, 1.0 - 2 * PLAIN.learning_rate))
-
-
-@pytest.mark.parametrize("settings", [PLAIN, Hyperparameters(rule="gem")], ids=["downpour", "gem"])
-def test_a_model_converges(settings: Hyperparameters) -> None:
-    with serving(config(settings)) as live, connect(live.address) as session:
-        parameter = quadratic()
-        optimizer = Optimizer([("x", parameter)], session, overlap=True)
-        for _ in range(200):
-            optimizer.zero_grad()
-            (0.05 * (parameter**2).sum()).backward()
-            optimizer.step()
-        optimizer.finish()
-        assert abs(theta(live)).max() < 0.5

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from client.range_helpers import GRADIENT, SHAPES, SIZE, large_model, ranges
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import InvalidRequest, NotInitialized, connect
+from gem_client import InvalidRequest, connect
 from gem_server.security.tls import TlsFiles
 from kit.certificates import Authority
-from kit.model import PLAIN, ended, in_background, outcomes, workers
+from kit.model import PLAIN, ended, in_background, workers
 from kit.regions import linux_only
 from kit.server import DEADLINE
 from kit.tokens import ALICE, LINES, write_tokens
@@ -55,17 +53,6 @@ def test_servers_that_differ_in_how_they_are_reached(tmp_path: Path) -> None:
             session.commit(GRADIENT)
             assert (session.transport, session.shares_memory) == ("memory+tcp", False)
             np.testing.assert_array_equal(session.commit(GRADIENT).theta, run.theta)
-
-
-def test_several_workers_share_every_range(tmp_path: Path) -> None:
-    with ranges(tmp_path, 2, PLAIN) as run, connect(run.address) as ann, connect(run.address) as bob:
-        first = ann.join(large_model(1)).copy()
-        np.testing.assert_array_equal(bob.join(large_model(2)), first)
-        ann.commit(GRADIENT)
-        answer = bob.commit(GRADIENT)
-        assert (answer.version, answer.staleness, bob.base.peer_versions) == (2, 1, (2,))
-        np.testing.assert_array_equal(answer.theta, run.theta)
-        assert run.each(outcomes) == [{"applied": 2}] * 2
 
 
 def test_a_first_value_that_every_range_elects_a_worker_for(tmp_path: Path) -> None:
@@ -126,11 +113,6 @@ def test_a_worker_reads_without_a_change_of_what_its_next_gradient_is_computed_o
         assert ann.base == (3, 1, (3,))
 
 
-def test_nothing_can_be_read_before_the_first_value(tmp_path: Path) -> None:
-    with ranges(tmp_path, 2) as run, connect(run.address) as reader, pytest.raises(NotInitialized):
-        reader.read()
-
-
 def test_a_reader_of_a_server_that_does_not_lead_is_told(tmp_path: Path) -> None:
     with ranges(tmp_path, 2) as run, connect(run.address) as session, connect(run.lives[1].address) as astray:
         session.join(large_model())
@@ -154,47 +136,3 @@ def test_the_token_and_the_authority_count_for_every_range(tmp_path: Path) -> No
 
 
 # -- leaving
-
-
-def test_a_session_leaves_every_range(tmp_path: Path) -> None:
-    with ranges(tmp_path, 3) as run:
-        with connect(run.address) as session:
-            session.join(large_model())
-            assert run.each(workers) == [[session.name]] * 3
-        assert run.each(ended) == [{"left": 1}] * 3
-
-
-def test_closing_does_not_wait_long_for_servers_that_are_gone(tmp_path: Path) -> None:
-    with ranges(tmp_path, 3) as run:
-        session = connect(run.address)
-        session.join(large_model())
-        session.commit(GRADIENT)
-        run.stop()
-        in_background(session.close).result(DEADLINE)
-
-
-LEFT_OPEN = """
-import sys, gem_client, numpy
-session = gem_client.connect(sys.argv[1], shared_memory=False)
-session.join({"w": numpy.ones(9000, numpy.float32)}, overlap=True)
-print("joined", flush=True)
-sys.stdin.readline()
-session.begin_commit(numpy.ones(9000, numpy.float32))
-print("the end", flush=True)
-"""
-
-
-def test_a_session_that_nobody_closed_does_not_keep_its_process_alive(tmp_path: Path) -> None:
-    """The servers have gone, and the commit under way is tried again for 300 seconds."""
-    pipe = subprocess.PIPE
-    with ranges(tmp_path, 2) as run:
-        command = [sys.executable, "-c", LEFT_OPEN, run.address]
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
-            try:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "joined\n"
-                run.stop()
-                assert process.communicate("go on\n", timeout=DEADLINE)[0] == "the end\n"
-                assert process.returncode == 0
-            finally:
-                process.kill()

@@ -70,7 +70,7 @@ def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(transport
 
 
 @pytest.mark.parametrize("transport", [pytest.param("memory", marks=linux_only)], indirect=True)
-def test_after_a_restart_without_a_checkpoint_the_run_goes_on_from_the_sessions_theta(transport: Transport) -> None:
+def test_after_a_restart_without_a_checkpoint_the_sessions_theta_counts(transport: Transport) -> None:
     with serving(config(PLAIN, **transport.settings)) as live:
         session = connect(live.address, retry=Patience().retry())
         session.join(model())
@@ -104,26 +104,6 @@ def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(trans
             assert ended(back) == {"rolled_back": 1}
             assert session.commit(GRADIENT).version == 2
             assert transports(back) == {session.name: transport.name}
-
-
-@pytest.mark.parametrize("transport", ["tcp"], indirect=True)
-def test_a_session_that_gave_up_recovers_when_the_server_is_back(transport: Transport, tmp_path: Path) -> None:
-    patience = Patience()
-    with serving(config(PLAIN, checkpoint_dir=tmp_path / "kept", **transport.settings)) as live:
-        session = connect(live.address, retry=patience.retry())
-        session.join(model())
-        session.commit(GRADIENT)
-        live.stop()
-        patience.run_out()
-        with pytest.raises(TransportError):
-            session.commit(GRADIENT)
-        with pytest.raises(TransportError):
-            session.pull()
-        patience.renew()
-        with serving(replace(live.config, listen=live.address, resume=True)) as back, session:
-            assert session.commit(GRADIENT).dropped
-            assert session.commit(GRADIENT).version == 2
-            np.testing.assert_array_equal(theta(back), [0.5] * 6 + [-0.5] * 3)
 
 
 def test_join_gives_up_on_an_address_where_nobody_listens() -> None:

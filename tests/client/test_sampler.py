@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from client.sampler_helpers import (
-    SAMPLES,
-    ZERO,
-    Numbers,
-    joined,
-    ledger,
-    read_ahead,
-    run_to_its_end,
-    settings,
-    train_all,
-    train_each,
-)
+from client.sampler_helpers import SAMPLES, ZERO, Numbers, joined, ledger, run_to_its_end, settings, train_all, train_each
 from gem_api.hyperparameters import Hyperparameters
 from gem_client import InvalidRequest, NonFiniteGradient, Session, connect
 from gem_client.run.shards import Shards
@@ -57,28 +45,18 @@ def test_one_worker_sees_every_sample_of_every_epoch_once(mode: str, epochs: int
         assert live.on_loop(lambda: live.core.complete)
 
 
-def test_each_epoch_has_an_order_of_its_own() -> None:
-    with serving(config(settings(epochs=2))) as live, joined(live, "a") as session:
-        seen = [sample for batch in train_each(session, session.shards(SAMPLES)) for sample in batch]
-    assert seen[:SAMPLES] != seen[SAMPLES:]
-    assert seen[:SAMPLES] != list(range(SAMPLES))
-
-
-def test_batches_never_straddle_shards() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        sizes = [len(batch) for batch in train_each(session, session.shards(SAMPLES))]
-    assert sizes == [4, 4, 2, 4, 4, 2, 3]
-
-
-def test_the_batch_size_may_be_the_workers_own() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        sizes = [len(batch) for batch in train_each(session, session.shards(SAMPLES, batch_size=7))]
-    assert sizes == [7, 3, 7, 3, 3]
-
-
-def test_large_batches_are_not_cut_short_by_the_default_shard_size() -> None:
-    with serving(config(Hyperparameters(batch_size=512))) as live, joined(live, "a") as session:
-        assert [len(batch) for batch in train_each(session, session.shards(2048))] == [512] * 4
+@pytest.mark.parametrize(
+    ("run", "samples", "own", "sizes"),
+    [
+        (settings(), SAMPLES, None, [4, 4, 2, 4, 4, 2, 3]),
+        (settings(), SAMPLES, 7, [7, 3, 7, 3, 3]),
+        (Hyperparameters(batch_size=512), 2048, None, [512] * 4),
+    ],
+    ids=["the run's", "the worker's own", "as large as the default shards"],
+)
+def test_batches_never_straddle_shards(run: Hyperparameters, samples: int, own: int | None, sizes: list[int]) -> None:
+    with serving(config(run)) as live, joined(live, "a") as session:
+        assert [len(batch) for batch in train_each(session, session.shards(samples, batch_size=own))] == sizes
 
 
 def test_the_loader_ends_when_the_workers_steps_are_done() -> None:
@@ -124,19 +102,6 @@ def train_windows(session: Session, batches: Shards) -> Iterator[list[int]]:
                 session.commit(ZERO, batches=session.batches_per_commit if windows else None)
 
 
-def test_a_shard_is_complete_only_when_its_last_batch_is_committed() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        batches = iter(session.shards(SAMPLES))
-        held = []
-        for _ in range(3):
-            next(batches)
-            held.append(ledger(live)["completed"])
-            session.commit(ZERO)
-        assert held == [0, 0, 0]
-        wait_until(lambda: ledger(live)["completed"] == 1, "the shard to be complete")
-        assert ledger(live)["samples_committed"] == 10
-
-
 def test_a_loader_may_read_ahead_of_the_commits() -> None:
     with serving(config(settings(epochs=2))) as live, joined(live, "a") as session:
         batches = iter(session.shards(SAMPLES))
@@ -152,13 +117,6 @@ def test_a_loader_may_read_ahead_of_the_commits() -> None:
             "samples_completed": 10,
             "samples_committed": 18,
         }
-
-
-def test_a_loader_that_reads_ahead_comes_to_the_end_of_the_run() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        seen = run_to_its_end(lambda: train_all(session, read_ahead(session.shards(SAMPLES), depth=2)))
-        assert seen == Counter(range(SAMPLES))
-        wait_until(lambda: ledger(live)["samples_completed"] == SAMPLES, "every sample to be accounted for")
 
 
 def test_accumulation_over_an_odd_number_of_batches_comes_to_the_end_of_the_run() -> None:
@@ -208,18 +166,6 @@ def test_the_length_of_a_loader_is_what_this_worker_can_get_at_most() -> None:
 # -- what is refused
 
 
-def test_a_data_set_of_another_size_is_refused() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as first, joined(live, "b") as second:
-        next(iter(first.shards(SAMPLES)))
-        with pytest.raises(InvalidRequest, match=f"24 samples.*{SAMPLES}"):
-            next(iter(second.shards(SAMPLES + 1)))
-
-
-def test_an_empty_data_set_is_refused(live: Live) -> None:
-    with joined(live, "a") as session, pytest.raises(InvalidRequest, match="no samples"):
-        next(iter(session.shards(0)))
-
-
 def test_a_session_hands_out_shards_once(live: Live) -> None:
     with joined(live, "a") as session:
         session.shards(SAMPLES)
@@ -236,11 +182,6 @@ def test_a_sampler_refuses_copies_and_batches_in_another_order(live: Live) -> No
         sampler.loader(in_order=True)
         with pytest.raises(InvalidRequest, match="a sampler can't be copied or pickled"):
             copy.deepcopy(sampler)
-
-
-def test_shards_need_a_run(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest, match="join"):
-        session.shards(SAMPLES)
 
 
 def test_shards_end_with_their_session(live: Live) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import torch
-from client.sampler_helpers import SAMPLES, ZERO, Numbers, joined, ledger, settings, train_all, train_each
+from client.sampler_helpers import SAMPLES, ZERO, Numbers, joined, ledger, settings, train_all
 from gem_client import Session, connect
 from gem_client.torch import Optimizer, ShardSampler
-from kit.model import SIZE, Array, Patience, ended, expire_all, expire_but, in_background, model, theta, workers
+from kit.model import SIZE, Array, Patience, expire_all, in_background, model, theta, workers
 from kit.server import DEADLINE, config, serving, wait_until
 from torch import nn
 
@@ -46,60 +45,6 @@ def test_the_final_model_is_the_same_for_every_worker_and_has_all_commits_in_it(
         patience.run_out()
 
 
-def test_two_workers_in_turn_split_an_epoch() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as first, joined(live, "b") as second:
-        turns = [(first, iter(first.shards(SAMPLES))), (second, iter(second.shards(SAMPLES)))]
-        seen: dict[str, Counter[int]] = {"a": Counter(), "b": Counter()}
-
-        def train_one(session: Session, batches: Iterator[list[int]]) -> None:
-            seen[session.name].update(next(batches))
-            session.commit(ZERO)
-
-        for _ in range(2):
-            for turn in turns:
-                train_one(*turn)
-        train_one(*turns[0])  # its shard's last batch: the last shard is asked for ahead, on the side
-        wait_until(lambda: ledger(live)["pending"] == 0, "the last shard to be leased")
-        train_one(*turns[1])
-        assert sum(seen["a"].values()) == sum(seen["b"].values()) == 10
-        seen["a"].update(train_all(first, turns[0][1]))
-        assert seen["a"] + seen["b"] == Counter(range(SAMPLES))
-        assert next(turns[1][1], None) is None
-
-
-def test_replicate_shows_each_worker_every_sample_in_an_order_of_its_own() -> None:
-    with serving(config(settings(shards="replicate"))) as live:
-        orders = []
-        for name in ("a", "b"):
-            with joined(live, name) as session:
-                orders.append([sample for batch in train_each(session, session.shards(SAMPLES)) for sample in batch])
-        assert [Counter(order) for order in orders] == [Counter(range(SAMPLES))] * 2
-        assert orders[0] != orders[1]
-        assert ledger(live)["samples_completed"] == 2 * SAMPLES
-
-
-def test_the_shards_of_a_worker_that_dies_are_trained_on_by_the_others() -> None:
-    with serving(config(settings(epochs=2))) as live, joined(live, "dies") as dying, joined(live, "lives") as living:
-        batches = iter(dying.shards(SAMPLES))
-        lost = next(batches)
-        dying.commit(ZERO)
-        rest = iter(living.shards(SAMPLES))
-        seen = Counter(lost)
-        seen.update(next(rest))
-        expire_but(live, lambda: living.commit(ZERO))
-        seen.update(train_all(living, rest))
-        assert set(seen) == set(range(SAMPLES))
-        assert all(count >= 2 for count in seen.values())
-        assert ended(live) == {"expired": 1}
-        assert ledger(live) == {
-            "pending": 0,
-            "leased": 0,
-            "completed": 6,
-            "samples_completed": 2 * SAMPLES,
-            "samples_committed": 2 * SAMPLES + len(lost),
-        }
-
-
 def test_a_worker_waits_while_others_hold_the_last_shards_and_gets_what_comes_back() -> None:
     with serving(config(settings(shard_size=100))) as live, joined(live, "holds") as holding, joined(live, "waits") as waiting:
         next(iter(holding.shards(SAMPLES)))
@@ -109,7 +54,7 @@ def test_a_worker_waits_while_others_hold_the_last_shards_and_gets_what_comes_ba
         assert seen.result(DEADLINE) == Counter(range(SAMPLES))
 
 
-def test_a_worker_that_loses_its_lease_in_mid_shard_drops_the_batch_and_the_rest_of_the_shard_comes_back() -> None:
+def test_a_lost_lease_returns_the_rest_of_the_shard() -> None:
     with serving(config(settings())) as live, joined(live, "a") as session:
         batches = iter(session.shards(SAMPLES))
         seen = Counter(next(batches))
@@ -124,7 +69,7 @@ def test_a_worker_that_loses_its_lease_in_mid_shard_drops_the_batch_and_the_rest
         assert (counts["samples_completed"], counts["samples_committed"]) == (SAMPLES, SAMPLES + 4)
 
 
-def test_a_batch_of_the_next_lease_that_is_dropped_with_the_last_gradient_is_trained_on_again() -> None:
+def test_a_batch_of_the_next_lease_that_is_dropped_is_trained_on_again() -> None:
     """Asking for a shard found the lease gone: the batch in hand is of the new one, the θ it is computed on is not."""
     with serving(config(settings())) as live, joined(live, "a") as session:
         shards = session.shards(SAMPLES)
@@ -134,20 +79,6 @@ def test_a_batch_of_the_next_lease_that_is_dropped_with_the_last_gradient_is_tra
         assert session.commit(ZERO).dropped
         assert set(train_all(session, batches)) == set(range(SAMPLES))
         assert ledger(live)["samples_completed"] == SAMPLES
-
-
-def test_a_shard_whose_lease_ended_before_its_completion_is_not_complete() -> None:
-    with serving(config(settings())) as live, joined(live, "a") as session:
-        batches = iter(session.shards(SAMPLES))
-        for _ in range(2):
-            next(batches)
-            session.commit(ZERO)
-        next(batches)
-        wait_until(lambda: ledger(live)["leased"] == 2, "the next shard, which is asked for ahead of time")
-        expire_all(live)
-        assert session.commit(ZERO).dropped
-        assert ledger(live)["completed"] == 0
-        assert sum(train_all(session, batches).values()) == SAMPLES
 
 
 def test_the_sampler_goes_on_after_a_server_lost_everything() -> None:

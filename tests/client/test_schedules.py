@@ -232,7 +232,7 @@ def test_a_schedule_needs_an_optimizer_on_the_server(params: Callable[[Any], Any
         bring(optimizer, on, (), scheduler)
 
 
-def test_a_scheduler_that_was_made_and_not_handed_over_is_named_before_the_worker_joins() -> None:
+def test_a_scheduler_that_was_not_handed_over_is_named_before_the_worker_joins() -> None:
     """OneCycleLR has divided the rate by 25 already: the run would train with that."""
     optimizer = simple(make_model())
     one_cycle(optimizer)

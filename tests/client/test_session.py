@@ -7,6 +7,7 @@ from typing import Any
 import gem_client
 import numpy as np
 import pytest
+from client.conftest import Transport
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
@@ -26,28 +27,6 @@ def test_one_worker_joins_commits_and_sees_theta_move(live: Live) -> None:
         np.testing.assert_array_equal(first, [1, 1, 1, 1, 1, 1, 0, 0, 0])
         assert (answer.theta < first).all()
     assert live.on_loop(lambda: dict(live.core.leases.ended)) == {"left": 1}
-
-
-def test_theta_comes_back_as_a_flat_float32_array(session: Session) -> None:
-    answer = session.commit(GRADIENT)
-    assert isinstance(answer.theta, np.ndarray)
-    assert answer.theta.dtype == np.float32
-    assert answer.theta.shape == (SIZE,)
-
-
-@pytest.mark.usefixtures("transport")
-def test_commit_brings_what_the_server_now_holds(live: Live, session: Session) -> None:
-    answer = session.commit(GRADIENT)
-    np.testing.assert_array_equal(answer.theta, theta(live))
-
-
-@pytest.mark.usefixtures("transport")
-def test_pull_brings_what_the_server_now_holds(live: Live, session: Session) -> None:
-    with connect(live.address) as other:
-        other.join(model())
-        other.commit(GRADIENT)
-    np.testing.assert_array_equal(session.pull(), theta(live))
-    assert session.version == 1
 
 
 @pytest.mark.usefixtures("transport")
@@ -71,46 +50,34 @@ def test_a_model_may_be_pairs_whose_names_differ(live: Live) -> None:
         assert list(session.join([("v", np.ones(2)), ("w", np.zeros(1))])) == [1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "gradient",
-    [
-        {"b": np.full(3, 2.0), "w": np.full((2, 3), 1.0)},
-        {"b": [2.0, 2.0, 2.0], "w": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]},
-        np.array([1.0] * 6 + [2.0] * 3, np.float64),
-        np.array([1.0] * 6 + [2.0] * 3, np.float16),
-        [1.0] * 6 + [2.0] * 3,
-        np.repeat(np.array([1.0] * 6 + [2.0] * 3, np.float32), 2)[::2],
-    ],
-    ids=["mapping", "mapping of lists", "float64", "float16", "list", "not contiguous"],
-)
-def test_a_gradient_is_a_mapping_in_any_order_or_a_flat_array_of_floats(gradient: Any) -> None:
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
+FLAT = np.array([1.0] * 6 + [2.0] * 3, np.float32)
+GRADIENTS: dict[str, Any] = {
+    "mapping": {"b": np.full(3, 2.0), "w": np.full((2, 3), 1.0)},
+    "mapping of lists": {"b": [2.0, 2.0, 2.0], "w": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]},
+    "float64": FLAT.astype(np.float64),
+    "float16": FLAT.astype(np.float16),
+    "list": FLAT.tolist(),
+    "big-endian": FLAT.astype(">f4"),
+    "not contiguous": np.repeat(FLAT, 2)[::2],
+    "read-only": np.frombuffer(FLAT.tobytes(), np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_a_gradient_is_a_mapping_in_any_order_or_a_flat_array_of_floats(kind: str, transport: Transport) -> None:
+    with serving(config(PLAIN, **transport.settings)) as live, connect(live.address) as session:
         session.join(model())
-        np.testing.assert_array_equal(session.commit(gradient).theta, [0.5] * 6 + [-1.0] * 3)
+        np.testing.assert_array_equal(session.commit(GRADIENTS[kind]).theta, [0.5] * 6 + [-1.0] * 3)
 
 
-def test_the_caller_may_reuse_its_gradient_after_a_commit() -> None:
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
+def test_the_caller_may_reuse_its_gradient_after_a_commit(transport: Transport) -> None:
+    with serving(config(PLAIN, **transport.settings)) as live, connect(live.address) as session:
         session.join(model())
         gradient = np.ones(SIZE, np.float32)
         session.commit(gradient)
         np.testing.assert_array_equal(gradient, np.ones(SIZE))
         gradient[:] = -1.0
         np.testing.assert_array_equal(session.commit(gradient).theta, [1] * 6 + [0] * 3)
-
-
-def test_a_large_model_passes_unharmed_in_many_chunks() -> None:
-    first = np.arange(1_000_003, dtype=np.float32)
-    with serving(config(PLAIN)) as live, connect(live.address) as session:
-        np.testing.assert_array_equal(session.join({"w": first}), first)
-        np.testing.assert_array_equal(session.commit(first).theta, 0.5 * first)
-        np.testing.assert_array_equal(theta(live), 0.5 * first)
-
-
-def test_only_the_first_to_join_gives_theta_its_value(live: Live, session: Session) -> None:
-    with connect(live.address) as other:
-        zeros = {name: np.zeros_like(value) for name, value in model().items()}
-        np.testing.assert_array_equal(other.join(zeros), session.theta)
 
 
 def test_a_reader_pulls_without_joining(live: Live, session: Session) -> None:
@@ -164,7 +131,7 @@ def test_staleness_counts_the_commits_of_others_since_the_pull(live: Live) -> No
         assert second.commit(GRADIENT).staleness == 0
 
 
-def test_a_worker_waits_for_the_first_value_and_is_asked_for_it_when_the_first_worker_dies(live: Live) -> None:
+def test_a_waiting_worker_is_asked_for_the_first_value_when_the_first_dies(live: Live) -> None:
     channel = open_channel(live.address)
     layout = Layout.of({name: value.shape for name, value in model().items()}).to_message()
     silent = Stub(channel).RegisterWorker(pb.RegisterWorkerRequest(worker_name="silent", layout=layout))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from client.conftest import Transport
+from client.range_helpers import ranges
 from gem_client import InvalidRequest, Session, connect
 from gem_server.rpc.training import TrainingServicer
 from kit.model import GRADIENT, ended, in_background, model, workers
@@ -88,28 +90,26 @@ def test_closing_waits_for_a_server_that_is_busy(monkeypatch: pytest.MonkeyPatch
 LEFT_OPEN = """
 import sys, gem_client, numpy
 session = gem_client.connect(sys.argv[1], shared_memory=False)
-session.join({"w": numpy.ones(3, numpy.float32)}, overlap=True)
+session.join({"w": numpy.ones(9000, numpy.float32)}, overlap=True)
 print("joined", flush=True)
 sys.stdin.readline()
-session.begin_commit(numpy.ones(3, numpy.float32))
+session.begin_commit(numpy.ones(9000, numpy.float32))
 print("the end", flush=True)
 """
 
 
-def test_a_session_that_nobody_closed_does_not_keep_its_process_alive() -> None:
-    """The server has gone, and the commit under way is tried again for 300 seconds."""
-    with serving() as live:
-        command = [sys.executable, "-c", LEFT_OPEN, live.address]
-        pipe = subprocess.PIPE
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_session_that_nobody_closed_does_not_keep_its_process_alive(count: int, tmp_path: Path) -> None:
+    """The servers have gone, and the commit under way is tried again for 300 seconds."""
+    pipe = subprocess.PIPE
+    with ranges(tmp_path, count) as run:
+        command = [sys.executable, "-c", LEFT_OPEN, run.address]
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
             try:
+                assert process.stdout is not None
                 assert process.stdout.readline() == "joined\n"
-                live.stop()
-                process.stdin.write("go on\n")
-                process.stdin.flush()
-                assert process.stdout.readline() == "the end\n"
-                assert process.wait(DEADLINE) == 0
+                run.stop()
+                assert process.communicate("go on\n", timeout=DEADLINE)[0] == "the end\n"
+                assert process.returncode == 0
             finally:
                 process.kill()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gem_client import LeaseEnded, Session, connect
 from gem_client.transport.connection import Connection
-from kit.model import GRADIENT, Patience, ended, expire_all, expire_but, model, theta, version, workers
+from kit.model import GRADIENT, Patience, ended, expire_all, model, theta, version
 from kit.server import Live, config, serving, wait_until
 
 
@@ -74,17 +74,6 @@ def test_after_the_lease_has_ended_the_next_gradient_is_dropped_and_theta_is_fre
     assert (after.dropped, after.version, after.staleness) == (False, 3, 0)
 
 
-def test_the_count_of_steps_goes_on_under_the_workers_name(live: Live) -> None:
-    with connect(live.address, name="alice") as session:
-        session.join(model())
-        session.commit(GRADIENT)
-        session.commit(GRADIENT)
-        assert session.steps_done == 2
-    with connect(live.address, name="alice") as again:
-        again.join(model())
-        assert again.steps_done == 2
-
-
 @pytest.mark.usefixtures("transport")
 def test_pull_after_the_lease_has_ended_enters_again_and_the_next_commit_counts(live: Live, session: Session) -> None:
     expire_all(live)
@@ -116,13 +105,3 @@ def test_of_two_workers_with_one_name_the_first_is_told_and_does_not_fight(live:
         assert second.commit(GRADIENT).version == 2
         assert second.generation == 1
         assert ended(live) == {"replaced": 1}
-
-
-@pytest.mark.usefixtures("transport")
-def test_a_silent_workers_lease_ends_and_the_other_workers_goes_on(live: Live, session: Session) -> None:
-    with connect(live.address, name="busy") as busy:
-        busy.join(model())
-        expire_but(live, lambda: busy.commit(GRADIENT))
-        assert workers(live) == ["busy"]
-        assert not busy.commit(GRADIENT).dropped
-        assert session.commit(GRADIENT).dropped

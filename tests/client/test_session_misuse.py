@@ -50,7 +50,7 @@ def test_a_bad_gradient_raises_a_typed_error_and_the_next_commit_goes_through(
     assert transports(live) == {session.name: transport.name}
 
 
-def test_another_model_is_refused_by_name_and_the_session_can_join_with_the_right_one(live: Live, session: Session) -> None:
+def test_another_model_is_refused_by_name_and_the_right_one_may_join(live: Live, session: Session) -> None:
     with connect(live.address) as other:
         with pytest.raises(LayoutMismatch, match="'v'"):
             other.join({"v": np.ones((2, 3)), "b": np.zeros(3)})

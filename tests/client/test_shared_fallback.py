@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +17,9 @@ from gem_api.lane import Kind, error_message, opening
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
-from kit.model import (
-    GRADIENT,
-    PLAIN,
-    SIZE,
-    Patience,
-    assert_goes_over_the_network,
-    in_background,
-    model,
-)
+from kit.listening import answering
+from kit.model import GRADIENT, PLAIN, SIZE, assert_goes_over_the_network, in_background, model
+from kit.processes import python
 from kit.regions import abstract, linux_only, mapped
 from kit.server import DEADLINE, Live, config, serving
 
@@ -40,12 +32,6 @@ def quietly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     with caplog.at_level(logging.INFO, "gem_client"):
         yield
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-def test_a_server_that_shares_none_is_reached_over_the_network(caplog: pytest.LogCaptureFixture) -> None:
-    with quietly(caplog), serving(config()) as live, connect(live.address) as session:
-        session.join(model())
-        assert_goes_over_the_network(live, session)
 
 
 def test_a_session_that_wants_none_gets_none(live: Live, caplog: pytest.LogCaptureFixture) -> None:
@@ -152,21 +138,8 @@ def impostor(path: Path, answer: Callable[[socket.socket], object]) -> Iterator[
     listener.bind(str(path))
     listener.listen()
 
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                visitor, _ = listener.accept()
-                with visitor, suppress(OSError):
-                    answer(visitor)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
+    with answering(listener, answer):
         yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
 
 
 @pytest.mark.parametrize("kind", IMPOSTORS)
@@ -183,24 +156,7 @@ def test_what_an_impostor_answers_is_not_trusted_and_the_network_is_used(
         assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
 
 
-def test_memory_that_is_not_the_servers_is_found_out_by_the_first_commit_which_is_not_lost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody answers the commit; and after the second time gRPC carries the lease's commits."""
-    fake = hands_over(lambda: memory_of(3 * 4096))
-    with (
-        serving(config(PLAIN, memory_socket=str(tmp_path / "s"))) as live,
-        impostor(tmp_path / "s", fake),
-        connect(live.address, retry=Patience().retry()) as session,
-    ):
-        session.join(model())
-        np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.75] * 6 + [-0.25] * 3)
-        assert_goes_over_the_network(live, session, "grpc")
-        assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4
-    assert len([record for record in caplog.records if "lanes open and then break" in record.message]) == 1
-
-
-def test_a_server_with_no_room_for_a_region_is_reached_over_the_network_and_is_trained_all_the_same(
+def test_a_server_with_no_room_for_a_region_is_reached_over_the_network(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limit = 4 * SIZE * (1 + 3 + 2) - 1
@@ -241,5 +197,5 @@ with connect(sys.argv[1]) as session:
 
 def test_a_worker_on_a_system_without_unix_sockets_goes_over_the_network(live: Live) -> None:
     """On Windows, say, with the server elsewhere."""
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE, live.address], capture_output=True, text=True, timeout=120)
+    done = python("-c", ELSEWHERE, live.address)
     assert (done.returncode, done.stdout) == (0, "False 1\n"), done.stderr

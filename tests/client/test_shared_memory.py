@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import gem_client
 import numpy as np
 import pytest
@@ -20,19 +17,14 @@ pytestmark = [linux_only, pytest.mark.shared_memory]
 # -- what is sent, and whose region is whose
 
 
-def test_commits_by_reference_send_no_tensors(live: Live, session: Session) -> None:
-    before = traffic(live)
-    for _ in range(10):
-        session.commit(GRADIENT)
-    after = traffic(live)
-    assert max(after[0] - before[0], after[1] - before[1]) < 10 * 200
-    big = np.zeros(200_000, np.float32)
-    with serving(config(memory_socket=abstract())) as other, connect(other.address) as large:
-        large.join({"w": big})
-        before = traffic(other)
+def test_commits_by_reference_send_no_tensors() -> None:
+    large = np.zeros(200_000, np.float32)
+    with serving(config(memory_socket=abstract())) as live, connect(live.address) as session:
+        session.join({"w": large})
+        before = traffic(live)
         for _ in range(3):
-            large.commit(big)
-        after = traffic(other)
+            session.commit(large)
+        after = traffic(live)
         assert max(after[0] - before[0], after[1] - before[1]) < 1000
 
 
@@ -59,24 +51,6 @@ def test_the_gradient_buffer_is_committed_as_it_stands() -> None:
         assert answer.theta is session.theta
 
 
-GRADIENTS: dict[str, Callable[[Session], Any]] = {
-    "mapping": lambda session: {"b": np.full(3, 2.0), "w": np.full((2, 3), 1.0)},
-    "float64": lambda session: np.array([1.0] * 6 + [2.0] * 3),
-    "float16": lambda session: np.array([1.0] * 6 + [2.0] * 3, np.float16),
-    "list": lambda session: [1.0] * 6 + [2.0] * 3,
-    "big-endian": lambda session: np.array([1.0] * 6 + [2.0] * 3, ">f4"),
-    "not contiguous": lambda session: np.repeat(np.array([1.0] * 6 + [2.0] * 3, np.float32), 2)[::2],
-    "read-only": lambda session: np.frombuffer(np.array([1.0] * 6 + [2.0] * 3, np.float32).tobytes(), np.float32),
-}
-
-
-@pytest.mark.parametrize("kind", GRADIENTS)
-def test_a_gradient_of_any_kind_is_taken(kind: str) -> None:
-    with serving(config(PLAIN, memory_socket=abstract())) as live, connect(live.address) as session:
-        session.join(model())
-        np.testing.assert_array_equal(session.commit(GRADIENTS[kind](session)).theta, [0.5] * 6 + [-1.0] * 3)
-
-
 def test_views_of_the_gradient_buffer_itself_are_taken_for_what_they_show() -> None:
     with serving(config(PLAIN, memory_socket=abstract())) as live, connect(live.address) as session:
         first = session.join({"w": np.zeros(5)}).copy()
@@ -93,15 +67,6 @@ def test_theta_itself_can_be_the_gradient() -> None:
         session.join({"w": np.full(5, 8.0)})
         np.testing.assert_array_equal(session.commit(session.theta).theta, np.full(5, 4.0))
         np.testing.assert_array_equal(session.commit(session.theta).theta, np.full(5, 2.0))
-
-
-def test_the_callers_own_array_is_left_alone_and_may_be_reused(session: Session) -> None:
-    gradient = np.ones(SIZE, np.float32)
-    answer = session.commit(gradient)
-    np.testing.assert_array_equal(gradient, np.ones(SIZE))
-    kept = answer.theta.copy()
-    gradient[:] = np.nan
-    np.testing.assert_array_equal(session.theta, kept)
 
 
 def test_a_session_that_only_reads_has_no_region(live: Live, session: Session) -> None:

@@ -5,34 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import gem_client
 import numpy as np
 import pytest
 from gem_client import InvalidRequest, Session, connect
-from kit.model import (
-    GRADIENT,
-    PLAIN,
-    SIZE,
-    Array,
-    Patience,
-    assert_goes_over_the_network,
-    ended,
-    expire_all,
-    in_background,
-    model,
-    outcomes,
-    theta,
-    traffic,
-)
-from kit.regions import RULES, abstract, linux_only, mapped, region_at, until_held
+from kit.model import GRADIENT, PLAIN, SIZE, Patience, assert_goes_over_the_network, expire_all, in_background, model, theta
+from kit.regions import abstract, linux_only, mapped, region_at, until_held
 from kit.server import DEADLINE, Live, config, serving, wait_until
-from safetensors.numpy import load_file
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 
@@ -58,17 +39,6 @@ def test_after_the_lease_has_ended_there_is_a_new_region_and_the_old_one_goes(li
     until_held(old, 0)
 
 
-def test_closing_a_session_leaves_nothing_of_its_region_behind(live: Live) -> None:
-    session = connect(live.address)
-    session.join(model())
-    session.commit(GRADIENT)
-    region = region_at(session.theta)
-    session.close()
-    del session
-    until_held(region, 0)
-    assert ended(live) == {"left": 1}
-
-
 def test_theta_may_be_read_after_the_session_is_closed(live: Live) -> None:
     """The memory stays as long as someone looks at it."""
     with connect(live.address) as session:
@@ -82,75 +52,34 @@ def test_theta_may_be_read_after_the_session_is_closed(live: Live) -> None:
 # -- a server that goes and comes back
 
 
-@contextmanager
-def cut_off(live: Live, gradient: Array) -> Iterator[tuple[Session, Any]]:
-    """A session with one commit whose server has stopped while its second gradient, in the session's buffer, is in hand."""
-    patience = Patience()
-    session = connect(live.address, retry=patience.retry())
-    session.join(model())
-    assert session.shares_memory
-    session.commit(GRADIENT)
-    session.gradient[:] = gradient
-    live.stop()
-    waiting = in_background(lambda: session.commit(session.gradient))
-    wait_until(lambda: patience.pauses, "the session to try again")
-    try:
-        yield session, waiting
-    finally:
-        session.close()
-
-
-def test_a_server_that_comes_back_shares_memory_anew_and_applies_the_gradient_in_hand_once(tmp_path: Path) -> None:
-    gradient = np.arange(SIZE, dtype=np.float32)
+@pytest.mark.parametrize("place", ["another socket", "no socket", "no room"])
+def test_the_gradient_in_the_region_reaches_a_server_that_comes_back(place: str, tmp_path: Path) -> None:
+    """By a new region, or, if it shares none now, over the network."""
+    patience, gradient = Patience(), np.arange(SIZE, dtype=np.float32)
     expected = np.array([0.75] * 6 + [-0.25] * 3, np.float32) - np.float32(0.5) * gradient
-    with serving(config(PLAIN, checkpoint_dir=tmp_path, memory_socket=abstract())) as live, cut_off(live, gradient) as cut:
-        session, waiting = cut
-        back_config = replace(live.config, listen=live.address, resume=True, memory_socket=abstract())
-        with serving(back_config) as back:
-            answer = waiting.result(DEADLINE)
-            assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
-            assert session.shares_memory
-            np.testing.assert_array_equal(answer.theta, expected)
-            np.testing.assert_array_equal(theta(back), expected)
-            assert answer.theta is session.theta
-            before = traffic(back)
-            np.testing.assert_array_equal(session.commit(GRADIENT).theta, expected - 0.25)
-            assert traffic(back)[0] - before[0] < 200
-            assert outcomes(back)["applied"] == 3
-            assert region_at(session.theta) == region_at(session.gradient)
-
-
-@pytest.mark.parametrize(
-    "change", [{"memory_socket": ""}, {"memory_socket": "x", "memory_limit": 4 * SIZE * (1 + 2 + 2) - 1}], ids=str
-)
-def test_a_server_that_comes_back_and_shares_none_gets_the_gradient_in_hand_in_chunks(
-    change: dict[str, Any], tmp_path: Path
-) -> None:
-    gradient = np.arange(SIZE, dtype=np.float32)
-    expected = np.array([0.75] * 6 + [-0.25] * 3, np.float32) - np.float32(0.5) * gradient
-    if change["memory_socket"]:
-        change = {**change, "memory_socket": abstract()}
-    with serving(config(PLAIN, checkpoint_dir=tmp_path, memory_socket=abstract())) as live, cut_off(live, gradient) as cut:
-        session, waiting = cut
-        back_config = replace(live.config, listen=live.address, resume=True, **change)
-        with serving(back_config) as back:
-            answer = waiting.result(DEADLINE)
-            assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
-            np.testing.assert_array_equal(answer.theta, expected)
+    with serving(config(PLAIN, checkpoint_dir=tmp_path, memory_socket=abstract())) as live:
+        session = connect(live.address, retry=patience.retry())
+        session.join(model())
+        session.commit(GRADIENT)
+        session.gradient[:] = gradient
+        live.stop()
+        waiting = in_background(lambda: session.commit(session.gradient))
+        wait_until(lambda: patience.pauses, "the session to try again")
+    socket = "" if place == "no socket" else abstract()
+    limit = 4 * SIZE * (1 + 2 + 2) - 1 if place == "no room" else 0
+    again = replace(live.config, listen=live.address, resume=True, memory_socket=socket, memory_limit=limit)
+    with serving(again) as back, session:
+        answer = waiting.result(DEADLINE)
+        assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
+        np.testing.assert_array_equal(answer.theta, expected)
+        np.testing.assert_array_equal(theta(back), expected)
+        if place != "another socket":
             assert_goes_over_the_network(back, session)
-            assert outcomes(back)["applied"] == 5
-
-
-def test_a_server_that_comes_back_at_the_same_path_shares_memory_anew(tmp_path: Path) -> None:
-    settings = config(PLAIN, checkpoint_dir=tmp_path / "checkpoints", memory_socket=str(tmp_path / "s"))
-    with (
-        serving(settings) as live,
-        cut_off(live, GRADIENT) as cut,
-        serving(replace(settings, listen=live.address, resume=True)),
-    ):
-        session, waiting = cut
-        assert not waiting.result(DEADLINE).dropped
+            return
         assert session.shares_memory
+        assert answer.theta is session.theta
+        np.testing.assert_array_equal(session.commit(GRADIENT).theta, expected - 0.25)
+        assert region_at(session.theta) == region_at(session.gradient)
 
 
 def test_the_region_of_a_server_that_is_gone_does_not_wait_for_the_garbage_collector(
@@ -173,22 +102,3 @@ def test_the_region_of_a_server_that_is_gone_does_not_wait_for_the_garbage_colle
             assert old not in mapped(os.getpid())
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_checkpoint_of_workers_with_shared_memory_is_what_it_is_without(rule: str, tmp_path: Path) -> None:
-    """Nothing that a worker has written into its region is part of it."""
-
-    def checkpointed(folder: Path, memory_socket: str) -> dict[str, list[float]]:
-        served = serving(config(RULES[rule], checkpoint_dir=folder, memory_socket=memory_socket))
-        with served as live, connect(live.address) as session:
-            session.join(model())
-            session.commit(GRADIENT)
-            session.theta[:] = -1.0
-            session.gradient[:] = -1.0
-            with gem_client.Admin(live.address) as admin:
-                written = Path(admin.checkpoint().path)
-        tensors = load_file(written / "model.safetensors") | load_file(written / "workers.safetensors")
-        return {name.rpartition("/")[2]: values.tolist() for name, values in tensors.items()}
-
-    assert checkpointed(tmp_path / "shared", abstract()) == checkpointed(tmp_path / "not", "")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +11,11 @@ import pytest
 import torch
 from client.torch_helpers import flat, flat_tensors, network, take_step, training
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import InvalidRequest, NonFiniteGradient, connect
+from gem_client import connect
 from gem_client.torch import Optimizer
-from kit.model import Patience, expire_all, theta, version
-from kit.regions import abstract, linux_only, region_at, until_held
-from kit.server import Live, config, serving, wait_until
-from torch import nn
+from kit.model import Patience, theta, version
+from kit.regions import abstract, linux_only
+from kit.server import Live, config, serving
 
 pytestmark = linux_only
 
@@ -41,14 +39,6 @@ def test_the_gradients_are_put_together_in_the_region(live: Live) -> None:
         )
 
 
-def test_a_second_worker_starts_from_the_servers_theta(live: Live) -> None:
-    first, second = network(seed=1), network(seed=2)
-    with training(live, first) as (optimizer, _):
-        take_step(first, optimizer, 0)
-        with training(live, second):
-            np.testing.assert_array_equal(flat(second), theta(live))
-
-
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "network"])
 def test_the_parameters_stay_where_they_are_and_views_of_them_follow(shared: bool, live: Live) -> None:
     """Whoever relies on their memory (a view, a forked child, another process) sees what any optimizer would do to it."""
@@ -59,93 +49,6 @@ def test_the_parameters_stay_where_they_are_and_views_of_them_follow(shared: boo
         take_step(model, optimizer, 0)
         assert [parameter.data_ptr() for parameter in model.parameters()] == places
         assert torch.equal(view, model[0].weight.t())  # type: ignore[index]
-        np.testing.assert_array_equal(flat(model), theta(live))
-
-
-# -- what the user does to the parameters
-
-
-def trained(settings: Hyperparameters, shared: bool, between: Callable[[nn.Module], None]) -> list[bytes]:
-    """The bits of two workers' parameters after each of their steps, taken in turns, each once the commit is applied."""
-    seen: list[bytes] = []
-    with serving(config(settings, memory_socket=abstract())) as live, ExitStack() as stack:
-        models = [network(seed=1), network(seed=2)]
-        sessions = [stack.enter_context(connect(live.address, shared_memory=shared)) for _ in models]
-        optimizers = [Optimizer(model.named_parameters(), session) for model, session in zip(models, sessions, strict=True)]
-        assert all(session.shares_memory == shared for session in sessions)
-        for step in range(12):
-            for model, optimizer in zip(models, optimizers, strict=True):
-                take_step(model, optimizer, step)
-                wait_until(lambda: version(live) == len(seen) + 1, "the commit to be applied")
-                seen.append(flat(model).tobytes())
-                between(model)
-    return seen
-
-
-def clamp(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.data.clamp_(-0.1, 0.1)
-
-
-def overwrite(model: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(float("nan"))
-            parameter.copy_(torch.zeros_like(parameter))
-
-
-def load(model: nn.Module) -> None:
-    model.load_state_dict(network(seed=9).state_dict())
-
-
-def replace_data(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.data = torch.zeros_like(parameter)
-
-
-def share(model: nn.Module) -> None:
-    model.share_memory()
-
-
-def share_copies(model: nn.Module) -> None:
-    """Moves the storage that a parameter's memory belongs to, and the parameter with it, as sending it to a process does."""
-    for tensor in model.state_dict().values():
-        tensor.untyped_storage().share_memory_()
-
-
-def convert(model: nn.Module) -> None:
-    model.bfloat16().float()
-
-
-@pytest.mark.parametrize("change", [clamp, overwrite, load, replace_data])
-def test_a_change_that_the_next_step_would_undo_is_refused(change: Callable[[nn.Module], None], live: Live) -> None:
-    model = network()
-    with training(live, model) as (optimizer, _):
-        change(model)
-        with pytest.raises(InvalidRequest, match=r"parameter '0\.weight' was changed since .* project="):
-            take_step(model, optimizer, 0)
-
-
-@pytest.mark.parametrize("change", [share, share_copies, convert])
-def test_what_the_user_does_to_the_parameters_is_gone_with_the_next_step_as_it_is_over_the_network(
-    change: Callable[[nn.Module], None],
-) -> None:
-    """The gradient is computed on what the user made of them; θ itself is untouched."""
-    settings = Hyperparameters(learning_rate=RATE)
-    assert trained(settings, True, change) == trained(settings, False, change)
-
-
-def test_a_gradient_that_is_no_number_is_refused_and_the_next_step_goes_through(live: Live) -> None:
-    model = network()
-    with training(live, model) as (optimizer, _):
-        take_step(model, optimizer, 0)
-        before = flat(model)
-        model[0].weight.grad[0, 0] = float("nan")  # type: ignore[index]
-        with pytest.raises(NonFiniteGradient):
-            optimizer.step()
-        np.testing.assert_array_equal(flat(model), before)
-        np.testing.assert_array_equal(theta(live), before)
-        take_step(model, optimizer, 1)
         np.testing.assert_array_equal(flat(model), theta(live))
 
 
@@ -165,27 +68,6 @@ def test_a_model_may_be_given_another_dtype_after_the_optimizer(shared: bool, li
 
 
 # -- when the buffers change
-
-
-def test_after_the_loss_of_a_lease_the_parameters_follow_to_the_new_region(live: Live) -> None:
-    model, other = network(), network()
-    with training(live, model) as (optimizer, session):
-        take_step(model, optimizer, 0)
-        old = region_at(session.theta)
-        expire_all(live)
-        with training(live, other) as (second, _):
-            take_step(other, second, 1)
-        take_step(model, optimizer, 2)
-        assert optimizer.answer is not None
-        assert (optimizer.answer.dropped, session.generation) == (True, 2)
-        np.testing.assert_array_equal(flat(model), theta(live))
-        until_held(old, 0)
-        take_step(model, optimizer, 3)
-        assert not optimizer.answer.dropped
-        np.testing.assert_array_equal(flat(model), theta(live))
-        np.testing.assert_array_equal(
-            session.gradient, flat_tensors(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
-        )
 
 
 @pytest.mark.parametrize("shared_after", [True, False])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from kit.model import ended
+from kit.processes import python
 from kit.server import Live
 
 JOIN = """
@@ -41,7 +41,7 @@ ADVICE = 'put the script\'s code under `if __name__ == "__main__":`'
 def run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
     script.write_text(text)
-    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
+    return python(script)
 
 
 @pytest.mark.long

@@ -57,18 +57,6 @@ def test_a_later_worker_starts_from_the_runs_theta_not_from_its_own_values(live:
         np.testing.assert_array_equal(flat(second), flat(first))
 
 
-def test_two_workers_take_turns_on_one_theta(live: Live) -> None:
-    first, second = network(seed=1), network(seed=2)
-    with training(live, first) as (one, _), training(live, second) as (two, _):
-        for step, (model, optimizer) in enumerate([(first, one), (second, two)] * 3):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            optimizer.step()
-            np.testing.assert_array_equal(flat(model), theta(live))
-        assert one.answer is not None
-        assert one.answer.staleness == 1
-
-
 def test_one_worker_with_downpour_does_what_sgd_does(plain: Live) -> None:
     model = network()
     twin = copy.deepcopy(model)
@@ -81,16 +69,6 @@ def test_one_worker_with_downpour_does_what_sgd_does(plain: Live) -> None:
                 stepper.step()
             np.testing.assert_allclose(flat(model), flat(twin), rtol=1e-5, atol=1e-6)
     assert not np.allclose(flat(model), flat(network()))
-
-
-def test_the_layout_has_the_models_own_names_and_shapes(live: Live) -> None:
-    with training(live, network()) as (_, session):
-        assert {tensor.name: tensor.shape for tensor in session.layout.tensors} == {
-            "0.weight": (8, 4),
-            "0.bias": (8,),
-            "2.weight": (1, 8),
-            "2.bias": (1,),
-        }
 
 
 def test_without_names_tensors_are_named_by_their_position(live: Live) -> None:
@@ -213,31 +191,10 @@ def test_the_names_of_a_compiled_model_are_those_of_the_plain_one(live: Live) ->
         assert names(session) == [f"0.{name}" for name, _ in plain.named_parameters()]
 
 
-def test_a_model_without_values_is_refused(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest, match="'weight' is on the meta device"):
-        Optimizer(nn.Linear(2, 2, device="meta").named_parameters(), session)
-    lazy = nn.LazyLinear(2)
-    for params in (lazy.named_parameters(), torch.optim.AdamW(lazy.named_parameters())):
-        with connect(live.address) as session, pytest.raises(InvalidRequest, match="has no shape yet: call the model"):
-            Optimizer(params, session)
-
-
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
 def test_a_copy_of_an_optimizer_is_refused(live: Live, take: Callable[[Any], Any]) -> None:
     with training(live, network()) as (optimizer, _), pytest.raises(InvalidRequest, match="can't be copied or pickled"):
         take(optimizer)
-
-
-@pytest.mark.parametrize("loss", ["x", torch.ones(2), None])
-def test_a_loss_that_is_no_number_is_refused_when_it_is_noted(live: Live, loss: Any) -> None:
-    model = network()
-    with training(live, model) as (optimizer, _):
-        with pytest.raises(InvalidRequest, match="a loss is a number or a one-element tensor"):
-            optimizer.note(loss)
-        optimizer.note(torch.ones(1))
-        loss_of(model, 0).backward()
-        optimizer.step()
-        assert reported_loss(live) == 1
 
 
 def test_a_parameter_without_a_gradient_stays_where_it_is(plain: Live) -> None:
@@ -288,19 +245,6 @@ def test_a_parameter_that_is_one_number_is_trained(plain: Live) -> None:
         assert parameter.item() == pytest.approx(1.9)
 
 
-def test_batch_norms_statistics_stay_with_the_worker(live: Live) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    with training(live, model) as (optimizer, session):
-        assert [name for name in names(session) if name.startswith("1.")] == ["1.weight", "1.bias"]
-        loss_of(model, 0).backward()
-        norm: Any = model[1]
-        kept = norm.running_mean.clone()
-        assert kept.abs().sum() > 0
-        optimizer.step()
-        assert torch.equal(norm.running_mean, kept)
-        assert int(norm.num_batches_tracked) == 1
-
-
 # -- steps
 
 
@@ -332,16 +276,6 @@ def test_a_loss_that_is_given_is_reported(live: Live, make: Callable[[float], An
 def reported_loss(live: Live) -> Any:
     """What the server knows of its only worker's loss."""
     return live.on_loop(lambda: next(iter(live.core.leases.live.values())).last_applied.loss)
-
-
-def test_clipped_gradients_are_what_is_committed(plain: Live) -> None:
-    model = network()
-    before = flat(model)
-    with training(plain, model) as (optimizer, _):
-        (1000 * loss_of(model, 0)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    assert np.linalg.norm(flat(model) - before) == pytest.approx(RATE, rel=1e-3)
 
 
 def test_accumulated_gradients_are_one_commit_that_completes_several_batches(plain: Live) -> None:
@@ -443,29 +377,30 @@ def test_a_scheduler_is_refused_at_the_first_step_that_it_would_change(live: Liv
         assert version(live) == 1
 
 
-def test_parameter_groups_are_refused(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest, match="groups"):
-        Optimizer([{"params": list(network().parameters()), "lr": 0.1}], session)  # type: ignore[arg-type]
-
-
 def test_a_parameter_group_added_later_is_refused(live: Live) -> None:
     with training(live, network()) as (optimizer, _), pytest.raises(InvalidRequest):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
 
-def test_complex_parameters_are_refused_by_name(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest, match="phase"):
-        Optimizer([("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))], session)
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "groups": (lambda: [{"params": list(network().parameters()), "lr": 0.1}], "groups"),
+    "complex": (lambda: [("phase", nn.Parameter(torch.ones(2, dtype=torch.complex64)))], "phase"),
+    "integers": (
+        lambda: [("steps", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))],
+        "at least one parameter to train",
+    ),
+    "all frozen": (lambda: network().requires_grad_(False).named_parameters(), "at least one parameter to train"),
+    "no values": (lambda: nn.Linear(2, 2, device="meta").named_parameters(), "'weight' is on the meta device"),
+    "no shape": (lambda: nn.LazyLinear(2).named_parameters(), "has no shape yet: call the model"),
+    "no shape, with AdamW": (lambda: torch.optim.AdamW(nn.LazyLinear(2).named_parameters()), "has no shape yet"),
+}
 
 
-def test_integer_parameters_are_nothing_to_train(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest):
-        Optimizer([("steps", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))], session)
-
-
-def test_a_model_with_nothing_to_train_is_refused(live: Live) -> None:
-    with connect(live.address) as session, pytest.raises(InvalidRequest):
-        Optimizer(network().requires_grad_(False).named_parameters(), session)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_parameters_that_can_not_be_trained_are_refused(kind: str, live: Live) -> None:
+    make, words = REFUSED[kind]
+    with connect(live.address) as session, pytest.raises(InvalidRequest, match=words):
+        Optimizer(make(), session)
 
 
 def test_without_a_sampler_there_is_no_batch_to_skip(live: Live) -> None:

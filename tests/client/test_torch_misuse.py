@@ -47,6 +47,7 @@ SLIPS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda session: made(session).step(torch.ones(())), r"step\(loss=loss\): the first argument is a closure, not a Tensor"),
     (lambda session: made(session).step(loss="x"), "loss is a number or a one-element tensor, not 'x'"),
     (lambda session: made(session).step(loss=torch.ones(2)), "loss is a number or a one-element tensor"),
+    *[(lambda session, loss=loss: made(session).note(loss), "a loss is a number") for loss in ("x", torch.ones(2), None)],
     (after_the_end, "has left the run, by load_final or pull_final"),
     (lambda _: ANY_SAMPLER("host:1", Numbers(SAMPLES)), r"open one with gem_client.connect\('host:1'\)"),
     (lambda session: ANY_SAMPLER(session, Endless()), "needs __len__ and __getitem__, which a Endless lacks"),

@@ -62,7 +62,7 @@ def test_a_layer_that_is_unfrozen_later_is_refused_and_the_error_says_how(bring:
 
 
 @each_way
-def test_a_layer_that_is_frozen_after_the_optimizer_was_made_waits_and_is_trained_later(bring: Any, live: Live) -> None:
+def test_a_layer_that_is_frozen_later_waits_and_is_trained_after_that(bring: Any, live: Live) -> None:
     model = make_model()
     with worker(live, model, bring) as optimizer:
         first_layer(model).requires_grad_(False)
@@ -99,7 +99,7 @@ def test_weights_that_are_loaded_after_the_optimizer_was_made_are_refused(bring:
 
 
 @each_way
-@pytest.mark.parametrize("change", ["in place", ".data"])
+@pytest.mark.parametrize("change", ["in place", ".data", "other memory"])
 def test_a_change_after_each_step_is_refused(change: str, bring: Any, live: Live) -> None:
     """In place it is seen at any step; through `.data`, which leaves no trace, in the first ones."""
     model = make_model()
@@ -108,7 +108,10 @@ def test_a_change_after_each_step_is_refused(change: str, bring: Any, live: Live
             with torch.enable_grad():
                 train(model, optimizer, CERTAIN_STEPS + 1)
         for parameter in model.parameters():
-            (parameter if change == "in place" else parameter.data).clamp_(-0.01, 0.01)
+            if change == "other memory":
+                parameter.data = torch.zeros_like(parameter)
+            else:
+                (parameter if change == "in place" else parameter.data).clamp_(-0.01, 0.01)
         with torch.enable_grad(), pytest.raises(InvalidRequest, match=r"was changed since the last step.* project="):
             train(model, optimizer, 1)
 

@@ -36,18 +36,6 @@ def joined(settings: Hyperparameters, transport: Transport | None = None, **over
 # -- the kind
 
 
-@pytest.mark.parametrize(
-    ("rule", "local_steps", "kind"),
-    [
-        ("gem", 1, "gradient"), ("gem", 4, "gradient"), ("downpour", 1, "gradient"), ("downpour", 4, "delta"),
-        ("agn", 4, "gradient"), ("aeasgd", 1, "delta"), ("ringmaster", 4, "gradient"), ("diloco", 4, "delta"),
-    ],
-)  # fmt: skip
-def test_a_session_says_what_the_runs_rule_takes(rule: str, local_steps: int, kind: str) -> None:
-    with joined(Hyperparameters(rule=rule, local_steps=local_steps)) as (_, session):
-        assert session.update_kind == kind
-
-
 def test_the_kind_is_not_known_before_joining(live: Live) -> None:
     with connect(live.address) as session:
         for asked in (lambda: session.update_kind, lambda: session.learning_rate):

@@ -9,7 +9,7 @@ from gem_api.errors import InvalidRequest, LayoutMismatch, SequenceGap
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.core.checks import MAX_SAMPLES
 from gem_server.core.facts import Admission, Outcome
-from kit.core import ONES, apply, bits, by_rule, commit, header, make_core, send, start, state
+from kit.core import ONES, bits, by_rule, commit, header, make_core, start, state
 
 
 @by_rule
@@ -30,16 +30,6 @@ def test_a_repeat_gets_the_first_answer_and_is_not_applied_again(hyperparameters
     assert core.outcomes == {Outcome.APPLIED: 3, Outcome.REPEATED: 2, Outcome.REJECTED: 0, Outcome.DISCARDED: 0}
 
 
-def test_a_repeat_of_a_commit_that_waits_for_its_turn_takes_no_second_ticket() -> None:
-    core = make_core()
-    (ann,) = start(core)
-    ticketed = send(core, header(core, ann, 1), ONES)
-    admission, _ = core.admit(header(core, ann, 1), 0.0)
-    assert admission is Admission.QUEUED
-    assert core.next_ticket == ticketed.ticket + 1
-    assert apply(core, ticketed).version == 1
-
-
 @by_rule
 def test_gaps_and_old_sequences_are_refused_and_nothing_changes(hyperparameters: Hyperparameters) -> None:
     core = make_core(hyperparameters)
@@ -54,44 +44,12 @@ def test_gaps_and_old_sequences_are_refused_and_nothing_changes(hyperparameters:
     assert commit(core, ann, 4, ONES).version == 4
 
 
-def test_sequence_zero_is_no_repeat_of_a_lease_that_has_committed_nothing() -> None:
-    core = make_core()
-    (ann,) = start(core)
-    with pytest.raises(SequenceGap, match="expected was 1"):
-        core.admit(header(core, ann, 0), 0.0)
-
-
-def test_the_next_commit_is_refused_while_one_waits_for_its_turn() -> None:
-    core = make_core()
-    (ann,) = start(core)
-    send(core, header(core, ann, 1), ONES)
-    with pytest.raises(SequenceGap):
-        core.admit(header(core, ann, 2), 0.0)
-
-
-def test_sequences_count_per_lease() -> None:
-    core = make_core()
-    ann, bob = start(core, ["ann", "bob"])
-    assert commit(core, ann, 1, ONES).version == 1
-    assert commit(core, bob, 1, ONES).version == 2
-    assert commit(core, ann, 2, ONES).version == 3
-
-
 def test_a_strangers_layout_is_refused_and_nothing_changes() -> None:
     core = make_core()
     (ann,) = start(core)
     before = state(core)
     with pytest.raises(LayoutMismatch, match="fingerprint"):
         core.admit(replace(header(core, ann, 1), fingerprint=b"\0" * 32), 0.0)
-    assert state(core) == before
-
-
-def test_a_base_version_from_the_future_is_refused_and_nothing_changes() -> None:
-    core = make_core()
-    (ann,) = start(core)
-    before = state(core)
-    with pytest.raises(InvalidRequest, match="base version 1 does not exist"):
-        core.admit(header(core, ann, 1, base_version=1), 0.0)
     assert state(core) == before
 
 
@@ -104,35 +62,6 @@ def test_a_count_of_samples_that_can_only_be_a_mistake_is_refused() -> None:
         core.admit(header(core, ann, 1, samples=MAX_SAMPLES + 1), 0.0)
     assert state(core) == before
     commit(core, ann, 1, ONES, samples=MAX_SAMPLES)
-
-
-def test_staleness_counts_the_commits_between_pull_and_own_commit() -> None:
-    """τ of Eq. 2."""
-    core = make_core()
-    ann, bob = start(core, ["ann", "bob"])
-    assert [commit(core, ann, number, ONES).staleness for number in (1, 2, 3)] == [0, 0, 0]
-    assert commit(core, bob, 1, ONES).staleness == 3
-    core.pull(core.leases.get(ann))
-    assert commit(core, ann, 4, ONES).staleness == 0
-
-
-def test_a_header_with_an_older_base_counts_its_own_staleness() -> None:
-    core = make_core()
-    ann, bob = start(core, ["ann", "bob"])
-    for number in (1, 2):
-        commit(core, ann, number, ONES)
-    assert commit(core, bob, 1, ONES, base_version=1).staleness == 1
-
-
-def test_tickets_are_applied_in_any_order_that_the_loop_chooses_and_versions_follow_it() -> None:
-    """The core gives numbers; keeping to them is the apply loop's part."""
-    core = make_core()
-    ann, bob = start(core, ["ann", "bob"])
-    first, second = send(core, header(core, ann, 1), ONES), send(core, header(core, bob, 1), ONES)
-    assert (first.ticket, second.ticket) == (1, 2)
-    assert (apply(core, first).version, apply(core, second).version) == (1, 2)
-    assert core.leases.get(bob).last_applied is not None
-    assert core.leases.get(bob).last_applied.ticket == 2  # type: ignore[union-attr]
 
 
 def test_steps_and_samples_are_counted_once_each() -> None:

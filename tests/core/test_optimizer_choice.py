@@ -39,7 +39,7 @@ def test_a_registration_that_fails_leaves_the_settings_of_the_worker_before(
     assert commit(core, lease, 1, np.ones(SMALL.size)).version == 1
 
 
-def test_a_worker_that_registers_again_may_bring_another_optimizer_as_long_as_there_is_no_run() -> None:
+def test_a_worker_may_bring_another_optimizer_as_long_as_there_is_no_run() -> None:
     core = make_core()
     core.register("ann", SMALL, 0.0, choice=ADAMW)
     core.register("ann", SMALL, 0.0, choice=OptimizerChoice("lion"))

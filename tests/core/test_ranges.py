@@ -130,7 +130,7 @@ def test_the_model_must_be_the_runs_and_large_enough() -> None:
         make_core(part=SECOND).register("ann", Layout.of({"w": (8191,)}), 0.0, lead=lead())
 
 
-def test_a_range_takes_a_later_sequence_since_it_may_have_rejected_one_that_others_applied() -> None:
+def test_a_range_takes_a_later_sequence() -> None:
     core = started()
     commit(core, "a" * 32, 1, 1.0)
     commit(core, "a" * 32, 4, 1.0)

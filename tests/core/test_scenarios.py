@@ -16,12 +16,11 @@ A transcript is read like a tutorial. Its commands (a lease is named by its id, 
     crash                               the server dies and comes back from the newest checkpoint
     status
 
-With GEM_REWRITE_SCENARIOS=1 in the environment, the expected answers are written anew: read the diff before committing it.
+GOLDEN=write writes the answers anew: read the diff before you commit it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,10 +34,10 @@ from gem_server.core.facts import Admission, Applied, Ended, PullDecision
 from gem_server.core.shards import NoShard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint
+from kit import golden
 from kit.core import header, make_core, save_core
 
 TRANSCRIPTS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.txt"))
-REWRITE = os.environ.get("GEM_REWRITE_SCENARIOS") == "1"
 TWO = Layout.of({"w": (2,)})
 RULED_LINE = "----"
 
@@ -196,47 +195,28 @@ def _ended(ended: Ended) -> str:
 # -- transcripts
 
 
-def blocks(text: str) -> Iterator[tuple[list[str], list[str], list[str]]]:
-    """The parts of a transcript: (comments and blank lines before, commands, expected answer)."""
-    lead: list[str] = []
+def replayed(written: str, player: Player) -> str:
+    """The transcript with the answers that its commands get now."""
+    lines: list[str] = []
     commands: list[str] = []
-    expected: list[str] | None = None
-    for line in [*text.splitlines(), ""]:
-        if expected is not None and line:
-            expected.append(line)
-        elif expected is not None:
-            yield lead, commands, expected
-            lead, commands, expected = [line], [], None
-        elif line == RULED_LINE:
-            expected = []
-        elif not line or line.startswith("#"):
-            assert not commands, f"commands without {RULED_LINE}: {commands}"
-            lead.append(line)
-        else:
-            commands.append(line)
+    answered = False
+    for line in written.splitlines():
+        if line == RULED_LINE:
+            lines += [line, *(answer for command in commands for answer in player.answer(command))]
+            commands, answered = [], True
+        elif not line or not answered:
+            lines.append(line)
+            answered = False
+            if line and not line.startswith("#"):
+                commands.append(line)
     assert not commands, f"commands without {RULED_LINE}: {commands}"
+    return "\n".join(lines) + "\n"
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
 def test_a_transcript_plays_as_it_is_written(path: Path, tmp_path: Path) -> None:
-    player = Player(tmp_path)
-    written, played = path.read_text(encoding="utf-8"), []
-    for lead, commands, _ in blocks(written):
-        answers = [line for command in commands for line in player.answer(command)]
-        played += [*lead, *commands, RULED_LINE, *answers]
-    text = "\n".join(played) + "\n"
-    if REWRITE:
-        path.write_text(text, encoding="utf-8")
-    else:
-        assert text.splitlines() == written.splitlines()
+    golden.check(path, replayed(path.read_text(encoding="utf-8"), Player(tmp_path)))
 
 
 def test_there_are_transcripts() -> None:
     assert len(TRANSCRIPTS) >= 5
-
-
-def test_a_transcript_that_says_something_else_fails(tmp_path: Path) -> None:
-    """The comparison itself can fail."""
-    ((_, commands, expected),) = blocks("register ann\n----\nlease-1 for bob\n")
-    assert Player(tmp_path).answer(commands[0]) == ["lease-1 for ann, must initialise"]
-    assert expected == ["lease-1 for bob"]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from gem_api.layout import Layout
 from gem_api.v1 import lane_pb2
 from gem_client import Admin, GemError, connect
 from kit.ports import free_address
+from kit.processes import PATIENCE, Process, Start, processes
 from kit.raw_client import Wire
 from kit.raw_lane import HELLO, committed, message, offer, opened_in_memory, unix
 from kit.regions import linux_only, mapped, region_at
@@ -27,7 +24,6 @@ from kit.server import wait_until
 from kit.settings import configured
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), linux_only]
-PATIENCE = 120.0  # seconds that a process may take to get anywhere on a busy machine
 SIZE = 100_000
 
 # Commits, with pauses that leave some of the machine to others, until the server has been away for a while.
@@ -46,59 +42,12 @@ except TransportError:
 """ % (SIZE, SIZE)  # noqa: UP031
 
 
-class Process:
-    """A running command, its output in a file."""
-
-    def __init__(self, output: Path, *command: str) -> None:
-        self._output = output
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")} | {
-            "GEM_LOG_FORMAT": "json"
-        }
-        with output.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
-            )
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text()
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait(PATIENCE)
-
-    def end(self) -> int:
-        """SIGTERM; returns the exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE)
-
-
 class Server(Process):
     """A gem-server on a free port."""
 
     def __init__(self, output: Path, *flags: str) -> None:
         common = ("--listen", free_address(), "--metrics-listen", "", "--epochs", "100000")
         super().__init__(output, "-m", "gem_server", *common, *flags)
-
-    @property
-    def address(self) -> str:
-        """Once it serves."""
-
-        def said() -> str | None:
-            assert self.alive, self.output
-            lines = [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
-            return next((line["address"] for line in lines if line.get("event") == "serving"), None)
-
-        return str(wait_until(said, "the server to serve", PATIENCE))
 
     def status(self) -> Any:
         with Admin(self.address, timeout=10.0) as admin:
@@ -132,21 +81,10 @@ class Server(Process):
         wait_until(right, f"the server to map {inodes}", PATIENCE)
 
 
-Start = Callable[..., Any]
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts processes, and leaves none behind."""
-    started: list[Process] = []
-
-    def begin(kind: Callable[..., Process], *arguments: str) -> Process:
-        started.append(kind(tmp_path / f"output-{len(started)}.txt", *arguments))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
+    with processes(tmp_path) as begin:
+        yield begin
 
 
 def worker(output: Path, address: str, name: str, give_up_after: str = "60") -> Process:
@@ -190,13 +128,6 @@ def test_server_and_worker_share_memory_by_default(start: Start) -> None:
     assert server.end() == 0, server.output
 
 
-def test_a_worker_that_is_told_not_to_goes_over_the_network(start: Start) -> None:
-    server = start(Server)
-    start(Process, "-m", "gem_worker", "--server", server.address, "--name", "ann", configured(shared_memory=False))
-    server.until_trained_by("tcp", 5, "ann")
-    assert mapped(server.pid) == []
-
-
 @pytest.mark.parametrize(("lane", "transport"), [("auto", "tcp"), ("off", "grpc")], ids=["tcp", "grpc"])
 def test_a_server_that_is_told_not_to_shares_nothing(lane: str, transport: str, start: Start) -> None:
     server = start(Server, configured(memory_socket="off", lane_listen=lane))
@@ -222,24 +153,8 @@ def test_a_killed_workers_region_is_gone_when_its_lease_is_and_the_others_go_on(
     assert shared_files() == []
 
 
-def test_a_worker_that_comes_back_after_kill_9_has_a_new_region_at_once(start: Start) -> None:
-    """Its old lease need not run out first: the name is taken over, and the old region goes."""
-    server = start(Server, configured(lease_seconds=3600))
-    first = start(worker, server.address, "ann")
-    server.until_trained(5, "ann")
-    old = region_of(first)
-    first.kill()
-    second = start(worker, server.address, "ann")
-    new = region_of(second)
-    server.until_it_maps(new)
-    assert new != old
-    assert mapping_processes(old) == []
-
-
 @pytest.mark.parametrize("place", ["path", "auto"])
-def test_a_killed_server_leaves_nothing_once_its_workers_are_gone_and_another_takes_its_place(
-    place: str, start: Start, tmp_path: Path
-) -> None:
+def test_a_killed_server_leaves_nothing_and_another_takes_its_place(place: str, start: Start, tmp_path: Path) -> None:
     path = tmp_path / "s"
     flags = (configured(memory_socket=str(path) if place == "path" else "auto"),)
     server = start(Server, *flags)
@@ -248,7 +163,7 @@ def test_a_killed_server_leaves_nothing_once_its_workers_are_gone_and_another_ta
     region = region_of(orphan)
     server.kill()
     assert set(mapping_processes(region)) <= {orphan.pid}
-    assert orphan.process.wait(PATIENCE) == 0, orphan.output
+    assert orphan.wait() == 0, orphan.output
     assert mapping_processes(region) == []
     assert shared_files() == []
     assert path.is_socket() == (place == "path")  # all that is left
@@ -277,19 +192,6 @@ def test_a_worker_goes_on_by_reference_with_a_server_that_was_killed_and_resumed
 
 
 # -- one socket, one server
-
-
-def test_a_second_server_at_a_path_in_use_says_so_and_ends_with_status_2(start: Start, tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    first = start(Server, configured(memory_socket=path))
-    start(worker, first.address, "ann")
-    second = start(Server, configured(memory_socket=path))
-    assert second.process.wait(PATIENCE) == 2
-    (said,) = [line for line in second.output.splitlines() if line.startswith("gem-server: ")]
-    assert path in said
-    assert "memory_socket" in said
-    assert "Traceback" not in second.output
-    first.until_trained(5, "ann")
 
 
 # -- hostile neighbours

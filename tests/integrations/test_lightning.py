@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,14 +22,15 @@ from integrations.trainer_helpers import (
     RUN,
     SAMPLES,
     Sums,
-    at_work,
-    commits,
+    broken,
     completed,
     flat,
+    interrupted,
     network,
     reported_loss,
     theta,
 )
+from kit.model import version, workers
 from kit.server import Live, config, serving, wait_until
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins.precision import MixedPrecision
@@ -112,10 +111,10 @@ def test_the_run_ends_by_itself_when_every_sample_of_every_epoch_was_trained_on(
         trainer(gem, watch, max_epochs=1).fit(module, gem.loader(data))
         assert completed(live) == 2 * SAMPLES
         assert set(data.read.values()) == {2}
-        assert commits(live) == 2 * SAMPLES / BATCH
+        assert version(live) == 2 * SAMPLES / BATCH
         assert reported == pytest.approx(module.losses)
         assert torch.equal(flat(module), theta(live))
-        assert at_work(live) == 0
+        assert workers(live) == []
         assert data.loss(module.network) < before
 
 
@@ -130,11 +129,11 @@ def test_accumulated_batches_are_one_commit_that_reports_their_mean_loss() -> No
     data, reported = Sums(), []
     with serving(config(RUN)) as live, worker(live) as (_, gem):
         module = Module(adamw)
-        watch = Watch(lambda: reported.extend([reported_loss(live)] if commits(live) else []))
+        watch = Watch(lambda: reported.extend([reported_loss(live)] if version(live) else []))
         trainer(gem, watch, accumulate_grad_batches=3).fit(module, gem.loader(data))
         assert completed(live) == 2 * SAMPLES
         assert set(data.read.values()) == {2}
-        assert commits(live) == 8
+        assert version(live) == 8
         assert reported[0] == pytest.approx(sum(module.losses[:3]) / 3)
 
 
@@ -143,7 +142,7 @@ def test_accumulation_that_the_optimizer_does_not_know_of_is_refused() -> None:
         module = Module(lambda module: Optimizer(module.named_parameters(), session, batches_per_step=2))
         with pytest.raises(InvalidRequest, match=r"accumulate_grad_batches is 3, .* batches_per_step=2"):
             trainer(gem, accumulate_grad_batches=3).fit(module, gem.loader(Sums()))
-        assert at_work(live) == 0
+        assert workers(live) == []
 
 
 def test_gradients_are_clipped_before_they_are_committed() -> None:
@@ -151,7 +150,7 @@ def test_gradients_are_clipped_before_they_are_committed() -> None:
         module = Module(lambda module: Optimizer(module.named_parameters(), session))
         before = flat(module)
         trainer(gem, gradient_clip_val=1e-3).fit(module, gem.loader(Sums()))
-        assert 0 < (flat(module) - before).norm() <= commits(live) * PLAIN.learning_rate * 1e-3 * 1.01
+        assert 0 < (flat(module) - before).norm() <= version(live) * PLAIN.learning_rate * 1e-3 * 1.01
 
 
 def test_steps_that_a_grad_scaler_leaves_out_are_skipped_and_the_run_completes() -> None:
@@ -162,7 +161,7 @@ def test_steps_that_a_grad_scaler_leaves_out_are_skipped_and_the_run_completes()
         trainer(gem, plugins=[scaled]).fit(module, gem.loader(data))
         assert session.skipped == 2
         assert completed(live) == 2 * SAMPLES
-        assert commits(live) == 2 * SAMPLES / BATCH - 2
+        assert version(live) == 2 * SAMPLES / BATCH - 2
         assert set(data.read.values()) == {2}
 
 
@@ -180,8 +179,8 @@ def test_the_last_validation_and_the_last_checkpoint_are_of_the_final_theta(tmp_
 def test_a_worker_that_stops_early_gives_its_shards_back() -> None:
     with serving(config(RUN)) as live, worker(live) as (_, gem):
         trainer(gem, max_steps=5).fit(Module(adamw), gem.loader(Sums()))
-        assert at_work(live) == 0
-        assert commits(live) == 5
+        assert workers(live) == []
+        assert version(live) == 5
         data = Sums()
         with worker(live) as (_, other):
             trainer(other).fit(Module(adamw), other.loader(data))
@@ -204,16 +203,6 @@ class EndlessEpochs(pl.Callback):  # type: ignore[misc]
         assert trainer.current_epoch < 5, "the trainer goes on after the run is complete"
 
 
-def broken(step: int) -> None:
-    if step == 2:
-        raise ZeroDivisionError("the loss is broken")
-
-
-def interrupted(step: int) -> None:
-    if step == 2:
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.mark.parametrize(("before", "error"), [(broken, ZeroDivisionError), (interrupted, SystemExit)])
 def test_a_worker_that_fails_leaves_the_run(before: Callable[[int], None], error: type[BaseException]) -> None:
     with serving(config(RUN)) as live:
@@ -221,8 +210,8 @@ def test_a_worker_that_fails_leaves_the_run(before: Callable[[int], None], error
         gem = GemCallback(session)
         with pytest.raises(error):
             trainer(gem).fit(Module(adamw, before), gem.loader(Sums()))
-        wait_until(lambda: not at_work(live), "the worker to leave")
-        assert 0 < commits(live) < 2 * SAMPLES / BATCH
+        wait_until(lambda: not workers(live), "the worker to leave")
+        assert 0 < version(live) < 2 * SAMPLES / BATCH
 
 
 @pytest.mark.parametrize(

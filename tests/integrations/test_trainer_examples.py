@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -17,53 +11,12 @@ from typing import Any
 import pytest
 from gem_client import Admin, GemError
 from kit.pages import ROOT
+from kit.processes import PATIENCE, Process, Start, processes
 from kit.server import wait_until
 from kit.settings import configured
 from torch.utils.data import random_split
 
-PATIENCE = 400.0  # seconds that a process may take to get anywhere on a busy machine
 SETTINGS = ("--epochs", "1", "--batch-size", "32", "--min-workers", "3")
-
-
-@dataclass
-class Process:
-    """A running command, and the file with its output."""
-
-    process: subprocess.Popen[bytes]
-    path: Path
-
-    @property
-    def output(self) -> str:
-        return self.path.read_text(encoding="utf-8")
-
-    def wait(self) -> int:
-        return self.process.wait(PATIENCE)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Any]:
-    """Starts Python with some arguments, and leaves no process behind."""
-    with ExitStack() as stack:
-
-        def begin(*arguments: str) -> Process:
-            environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-            path = tmp_path / f"output-{len(list(tmp_path.glob('output-*')))}.txt"
-            with path.open("wb") as file:
-                process = subprocess.Popen([sys.executable, *arguments], stdout=file, stderr=subprocess.STDOUT, env=environment)
-            stack.callback(process.wait, PATIENCE)
-            stack.callback(process.kill)
-            return Process(process, path)
-
-        yield begin
-
-
-def address_of(server: Process) -> str:
-    def said() -> str | None:
-        assert server.process.poll() is None, server.output
-        lines = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
-        return next((line["address"] for line in lines if line.get("event") == "serving"), None)
-
-    return str(wait_until(said, "the server to serve", PATIENCE))
 
 
 def training_samples(script: str) -> int:
@@ -74,31 +27,29 @@ def training_samples(script: str) -> int:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("example", "option"), [("lightning", "--checkpoints"), ("transformers", "--output")])
-def test_three_workers_complete_the_run_though_one_is_killed(start: Any, tmp_path: Path, example: str, option: str) -> None:
-    flags = (
-        "--listen",
-        "127.0.0.1:0",
-        "--metrics-listen",
-        "",
-        *SETTINGS,
-        configured(log_format="json", shard_size=64, lease_seconds=5),
-    )
-    server = start("-m", "gem_server", *flags)
-    address = address_of(server)
+def test_three_workers_complete_the_run_though_one_is_killed(tmp_path: Path, example: str, option: str) -> None:
+    with processes(tmp_path) as start:
+        complete_though_one_is_killed(start, tmp_path, example, option)
+
+
+def complete_though_one_is_killed(start: Start, tmp_path: Path, example: str, option: str) -> None:
+    listening = ("--listen", "127.0.0.1:0", "--metrics-listen", "")
+    server = start(Process, "-m", "gem_server", *listening, *SETTINGS, configured(shard_size=64, lease_seconds=5))
+    address = server.address
     script = str(ROOT / "examples" / example / "train.py")
-    workers = [start(script, address, option, str(tmp_path / "models")) for _ in range(3)]
+    workers = [start(Process, script, address, option, str(tmp_path / "models")) for _ in range(3)]
     with Admin(address, timeout=60.0) as admin:
 
         def working() -> Any:
             for worker in workers:
-                assert worker.process.poll() is None, worker.output
+                assert worker.alive, worker.output
             with suppress(GemError):
                 status = admin.status()
                 return len(status.workers) == 3 and all(worker.commits for worker in status.workers) and status
             return None
 
         before = wait_until(working, "three workers to have committed", PATIENCE)
-        workers[1].process.kill()
+        workers[1].kill()
         total = training_samples(script)
         assert before.shards.samples_completed < total, "the run was over before a worker was killed"
         assert [worker.wait() for worker in (workers[0], workers[2])] == [0, 0], [worker.output for worker in workers]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,14 +22,16 @@ from integrations.trainer_helpers import (
     RUN,
     SAMPLES,
     Sums,
-    at_work,
-    commits,
+    broken,
     completed,
     flat,
+    interrupted,
     network,
     reported_loss,
     theta,
 )
+from kit.model import version, workers
+from kit.processes import python
 from kit.server import Live, config, serving, wait_until
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -111,7 +109,7 @@ def test_the_run_ends_by_itself_when_every_sample_of_every_epoch_was_trained_on(
     with serving(config(RUN)) as live, worker(live, tmp_path, model, data, on) as (_, trainer):
         trainer.add_callback(Watch(lambda state: reported.append(reported_loss(live))))
         steps = trainer.train().global_step
-        assert steps == commits(live) == 2 * SAMPLES / BATCH
+        assert steps == version(live) == 2 * SAMPLES / BATCH
         assert completed(live) == 2 * SAMPLES
         assert set(data.read.values()) == {2}
         assert reported == pytest.approx(model.losses)
@@ -120,7 +118,7 @@ def test_the_run_ends_by_itself_when_every_sample_of_every_epoch_was_trained_on(
         # By names, for groups reorder the parameters: decayed ones come first.
         trained = torch.cat([p.detach().flatten() for group in trainer.optimizer.param_groups for p in group["params"]])
         assert torch.equal(trained, theta(live))
-        assert at_work(live) == 0
+        assert workers(live) == []
         assert data.loss(model.network) < before
 
 
@@ -179,20 +177,20 @@ def test_accumulated_batches_are_one_commit_that_reports_their_mean_loss(tmp_pat
         trained = trainer.train()
         assert completed(live) == 2 * SAMPLES
         assert set(data.read.values()) == {2}
-        assert commits(live) == 5
+        assert version(live) == 5
         assert reported[0] == pytest.approx(sum(model.losses[:5]) / 5)
         assert trained.global_step == 5
         steps = [model.losses[begin : begin + 5] for begin in range(0, 24, 5)]
         assert trained.training_loss == pytest.approx(sum(sum(losses) / len(losses) for losses in steps) / 5, rel=1e-3)
 
 
-def test_gradients_are_clipped_before_they_are_committed_also_those_of_a_short_accumulation(tmp_path: Path) -> None:
+def test_gradients_are_clipped_before_they_are_committed(tmp_path: Path) -> None:
     model = Model()
     before = flat(model)
     arguments: dict[str, Any] = {"gradient_accumulation_steps": 5, "max_grad_norm": 1e-3, "optim": "sgd", "learning_rate": 0.1}
     with serving(config(PLAIN)) as live, worker(live, tmp_path, model, on="server", **arguments) as (_, trainer):
         trainer.train()
-        assert commits(live) == 5
+        assert version(live) == 5
         assert 0 < (flat(model) - before).norm() <= 5 * 0.1 * 1e-3 * 1.01
 
 
@@ -222,8 +220,8 @@ def test_a_worker_with_max_steps_leaves_early_and_another_one_completes_the_run(
     with serving(config(RUN)) as live:
         with worker(live, tmp_path, Model(), max_steps=5) as (_, trainer):
             trainer.train()
-            assert at_work(live) == 0
-            assert commits(live) == 5
+            assert workers(live) == []
+            assert version(live) == 5
             assert trainer.state.log_history[-2]["learning_rate"] == pytest.approx(0.01 / 5)
         with worker(live, tmp_path, Model()) as (_, trainer):
             trainer.train()
@@ -266,23 +264,13 @@ def test_a_worker_that_got_no_batch_holds_the_final_theta_too(tmp_path: Path) ->
         assert torch.equal(trained, theta(live))
 
 
-def broken(step: int) -> None:
-    if step == 2:
-        raise ZeroDivisionError("the loss is broken")
-
-
-def interrupted(step: int) -> None:
-    if step == 2:
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.mark.parametrize(("before", "error"), [(broken, ZeroDivisionError), (interrupted, KeyboardInterrupt)])
 def test_a_worker_that_fails_leaves_the_run(tmp_path: Path, before: Callable[[int], None], error: type[BaseException]) -> None:
     with serving(config(RUN)) as live, worker(live, tmp_path, Model(before)) as (_, trainer):
         with pytest.raises(error):
             trainer.train()
-        wait_until(lambda: not at_work(live), "the worker to leave")
-        assert 0 < commits(live) < 2 * SAMPLES / BATCH
+        wait_until(lambda: not workers(live), "the worker to leave")
+        assert 0 < version(live) < 2 * SAMPLES / BATCH
 
 
 @pytest.mark.parametrize(
@@ -336,5 +324,5 @@ def test_a_trainer_trains_once(tmp_path: Path) -> None:
 
 def test_without_transformers_one_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None; import gem_client.transformers"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python("-c", code)
     assert 'gem_client.transformers needs transformers: pip install ".[transformers]"' in done.stderr.splitlines()[-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from typing import Any
 
@@ -47,11 +49,6 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().float().flatten() for parameter in model.parameters()])
 
 
-def at_work(live: Live) -> int:
-    """Number of workers in the run."""
-    return live.on_loop(lambda: len(live.core.leases.live))
-
-
 def completed(live: Live) -> int:
     """Distinct samples that were trained on, over all epochs."""
     return int(live.on_loop(lambda: live.core.ledger.samples_completed))
@@ -66,5 +63,11 @@ def reported_loss(live: Live) -> float:
     return float(live.on_loop(lambda: next(iter(live.core.leases.live.values())).last_applied.loss))
 
 
-def commits(live: Live) -> int:
-    return int(live.on_loop(lambda: live.core.central.version))
+def broken(step: int) -> None:
+    if step == 2:
+        raise ZeroDivisionError("the loss is broken")
+
+
+def interrupted(step: int) -> None:
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGINT)

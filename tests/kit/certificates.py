@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import ssl
 from pathlib import Path
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from gem_server.security.tls import TlsFiles
 
 DAY = datetime.timedelta(days=1)
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -62,6 +65,23 @@ class Authority:
         pair = Pair(self._folder, file or name.replace(":", "-"))
         pair.write(builder.sign(self._key, hashes.SHA256()), key)
         return pair
+
+
+class Encryption:
+    """What a server with TLS and its raw clients need.
+
+    Attributes:
+        files: The server's certificate and key.
+        credentials: A client's of gRPC, which believes the server.
+        context: The same for a lane.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        authority = Authority(folder)
+        own = authority.issue("server")
+        self.files = TlsFiles(own.cert, own.key)
+        self.credentials = grpc.ssl_channel_credentials(authority.cert.read_bytes())
+        self.context = ssl.create_default_context(cafile=str(authority.cert))
 
 
 def _named(name: str) -> x509.Name:

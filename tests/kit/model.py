@@ -62,15 +62,6 @@ def expire_all(live: Live) -> None:
     wait_until(lambda: not workers(live), "every lease to end")
 
 
-def expire_but(live: Live, sign_of_life: Callable[[], object]) -> None:
-    """Lets every lease expire except that of the worker which `sign_of_life` renews."""
-    before = ended(live).get("expired", 0)
-    live.clock.advance(0.6 * live.config.lease_seconds)
-    sign_of_life()
-    live.clock.advance(0.6 * live.config.lease_seconds)
-    wait_until(lambda: ended(live).get("expired", 0) > before, "the silent lease to end")
-
-
 def in_background(work: Callable[[], T]) -> Future[T]:
     """Runs `work` in a thread that does not outlive the tests."""
     future: Future[T] = Future()

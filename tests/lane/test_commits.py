@@ -18,10 +18,9 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import tensors_pb2
 from gem_api.v1 import training_pb2 as pb
-from gem_server.security.tls import TlsFiles
-from kit.certificates import Authority
+from kit.certificates import Encryption
 from kit.raw_client import SMALL, CommitStream, Stream, Theta, Wire, Worker, chunk, received_bytes, theta_bits, wired
-from kit.raw_lane import COMMIT, PREFIX, LaneFailed, RawLane, committed, header, hello, message, offer, opened, tcp
+from kit.raw_lane import COMMIT, PREFIX, RawLane, committed, header, hello, message, offer, opened
 from kit.server import Live, config, serving, wait_until
 from kit.ways import LaneStream
 
@@ -171,12 +170,9 @@ def large(folder: Path, encrypted: bool) -> Iterator[tuple[Live, Wire, ssl.SSLCo
         with serving(config(COUNTING)) as live, wired(live) as wire:
             yield live, wire, None
         return
-    authority = Authority(folder)
-    own = authority.issue("server")
-    credentials = grpc.ssl_channel_credentials(authority.cert.read_bytes())
-    context = ssl.create_default_context(cafile=str(authority.cert))
-    with serving(config(COUNTING, tls=TlsFiles(own.cert, own.key))) as live, wired(live, credentials=credentials) as wire:
-        yield live, wire, context
+    tls = Encryption(folder)
+    with serving(config(COUNTING, tls=tls.files)) as live, wired(live, credentials=tls.credentials) as wire:
+        yield live, wire, tls.context
 
 
 def commits(worker: Worker, way: str, context: ssl.SSLContext | None) -> CommitStream:
@@ -258,43 +254,3 @@ def received_on_grpc(stream: Stream) -> Theta:
             data += pb.CommitResponse.FromString(stream.read()).chunk.data
     except grpc.RpcError:
         return np.frombuffer(data, "<f4")
-
-
-@plain_and_encrypted
-def test_an_answer_is_cut_off_when_its_lease_ends(encrypted: bool, tmp_path: Path) -> None:
-    with large(tmp_path, encrypted) as (live, wire, context):
-        worker = wire.started("worker", LARGE, value=0.0)
-        stream = commits(worker, "lane", context)
-        before = live.on_loop(lambda: live.server.parts.traffic.sent) + 1000  # more than the result
-        stream.send(worker.header(), *worker.body(-1.0))
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.traffic.sent) > before, "the answer to begin")
-        worker.leave()
-        came = received(stream)
-        assert came.size < LARGE.size
-        assert np.unique(came).tolist() == [1.0]
-        stream.cancel()
-        wait_until(lambda: connections(live) == 0, "the connection to end")
-
-
-def test_a_client_in_plain_text_gets_nothing_from_a_server_that_encrypts(tmp_path: Path) -> None:
-    with large(tmp_path, encrypted=True) as (_, wire, context):
-        worker = wire.started("worker")
-        offered = offer(worker)
-        with tcp(offered.port) as lane:
-            lane.send(hello(offered.token))
-            with pytest.raises((EOFError, AssertionError)):
-                lane.receive()
-        with opened(worker, context) as lane:
-            assert committed(worker, lane)[0].version == 1
-        assert wire.status().workers[0].transport == "tls"
-
-
-def test_a_peer_that_shows_another_leases_token_carries_that_leases_commits(live: Live, wire: Wire, worker: Worker) -> None:
-    other = wire.join("other")
-    other.pull()
-    with opened(other) as lane:
-        lane.commit(header(worker), worker.gradient().tobytes())
-        with pytest.raises(LaneFailed, match="another lease"):
-            lane.answer()
-    with opened(other) as lane:
-        assert committed(other, lane)[0].version == 1

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from gem_api.layout import Layout
@@ -23,14 +22,13 @@ from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_server.lane import connection, reactor
 from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.lane import Lane
-from gem_server.security.tls import TlsFiles
-from kit.certificates import Authority
+from kit.certificates import Encryption
 from kit.model import in_background
 from kit.raw_client import SMALL, Refusal, Wire, Worker, apply_thread_held, received_bytes, wired
 from kit.raw_lane import PREFIX, RESULT, LaneFailed, RawLane, committed, header, opened, opened_in_memory
-from kit.regions import abstract, queue_length
-from kit.server import DEADLINE, Live, config, serving, wait_until
-from kit.ways import IN_MEMORY
+from kit.regions import queue_length
+from kit.server import DEADLINE, Live, serving, wait_until
+from kit.ways import IN_MEMORY, configured
 
 LARGE = Layout.of({"w": (6_000_000,)})  # more than any buffer between the two takes
 over_the_network = pytest.mark.parametrize("way", ["tcp", "tls"])
@@ -65,17 +63,11 @@ def begin(way: str, tmp_path: Path) -> Iterator[Begin]:
     with ExitStack() as stack:
 
         def start(layout: Layout = SMALL) -> Setting:
-            context, credentials = None, None
-            changes: dict[str, Any] = {}
-            if way == "tls":
-                authority = Authority(tmp_path)
-                own = authority.issue("server")
-                credentials = grpc.ssl_channel_credentials(authority.cert.read_bytes())
-                context = ssl.create_default_context(cafile=str(authority.cert))
-                changes["tls"] = TlsFiles(own.cert, own.key)
-            live = stack.enter_context(serving(config(memory_socket=abstract() if way == "memory" else "", **changes)))
-            wire = stack.enter_context(wired(live, credentials=credentials))
-            setting = Setting(live, wire, way, layout, context)
+            tls = Encryption(tmp_path) if way == "tls" else None
+            settings = configured(way, tls=tls.files if tls else None)
+            live = stack.enter_context(serving(settings))
+            wire = stack.enter_context(wired(live, credentials=tls.credentials if tls else None))
+            setting = Setting(live, wire, way, layout, tls.context if tls else None)
             stack.enter_context(setting.lanes)
             return setting
 
@@ -176,7 +168,7 @@ def test_a_shutdown_hears_out_a_client_that_is_still_sending(way: str, begin: Be
 
 
 @every_way
-def test_a_client_that_waits_in_the_queue_gets_the_error_at_once_and_its_connection_ends(way: str, begin: Begin) -> None:
+def test_a_client_that_waits_in_the_queue_gets_the_error_at_once(way: str, begin: Begin) -> None:
     setting = begin()
     live, worker, lane = setting.live, setting.worker, setting.lane()
     payload = payload_of(worker, lane)

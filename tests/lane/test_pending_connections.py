@@ -7,7 +7,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -19,23 +19,13 @@ from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.listener import TOKEN_SECONDS
 from gem_server.lane.pending_connections import MAX_PENDING
 from gem_server.lane.reactor import GRACE_SECONDS
-from kit.raw_client import SMALL, Wire, Worker, wired
+from kit.raw_client import Wire, Worker, wired
 from kit.raw_lane import COMMIT, HELLO, RENEW, WELCOME, LaneFailed, RawLane, committed, hello, message, offer, opened, tcp, unix
-from kit.regions import ENDS, abstract, asked, handed_over, memory_bytes, shared, shares
+from kit.regions import ENDS, handed_over, memory_bytes, shared, shares
 from kit.server import DEADLINE, Live, config, serving, wait_until
 from kit.ways import all_lanes
 
-P = SMALL.size
-THETA = 4 * P
-EACH = 3 * 4 * P  # the proxy's moment, the snapshot and the gradient that arrives over the network
-REGION = 3 * 4096  # a page for the nonce, and one each for the gradient and θ
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """A server with both kinds of lane."""
-    with serving(config(memory_socket=abstract())) as server:
-        yield server
+pytestmark = pytest.mark.shared_memory  # the server has both kinds of lane
 
 
 def connected(live: Live, way: str) -> RawLane:
@@ -121,19 +111,6 @@ def test_a_token_of_a_lease_that_has_ended_gives_nothing(end: str, way: str, liv
     assert shares(again)
 
 
-def test_a_region_is_that_of_the_lease_whose_token_was_shown(wire: Wire, worker: Worker) -> None:
-    other = wire.join("other")
-    other.pull()
-    mine, others = shared(worker), shared(other)
-    assert mine.inode != others.inode
-    assert mine.commit()[0].version == 1
-    assert others.commit()[0].version == 2
-    mine.lane.commit(pb.CommitRequest.FromString(other.header()).header)
-    assert mine.lane.refusal().error == "PERMISSION_DENIED"
-    mine.close()
-    others.close()
-
-
 def test_a_server_without_a_lane_says_so() -> None:
     with serving(config(memory_socket="", lane_listen="")) as live, wired(live) as wire:
         worker = wire.started("worker")
@@ -197,16 +174,6 @@ def test_a_hello_that_comes_byte_by_byte_is_as_good(way: str, live: Live, worker
     for byte in hello(offer(worker).token):
         lane.send(bytes([byte]))
     assert welcomed(lane, way)
-
-
-def test_who_hangs_up_before_the_memory_comes_can_ask_again_and_nothing_is_left(live: Live, worker: Worker) -> None:
-    for _ in range(20):
-        asked(worker).close()
-    wait_until(lambda: connections(live) == 0, "the visits to end")
-    assert memory_bytes(live) <= THETA + EACH + REGION
-    region = shared(worker)
-    assert region.commit()[0].version == 1
-    region.close()
 
 
 def test_who_resets_the_connection_at_once_holds_nobody_up(live: Live, worker: Worker) -> None:

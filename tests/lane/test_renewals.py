@@ -12,18 +12,12 @@ from gem_client import Session, connect
 from kit.model import GRADIENT, Patience, Wire, in_background, model, version
 from kit.raw_client import Worker
 from kit.raw_lane import RENEW, RawLane, committed, message, opened, opened_in_memory
-from kit.regions import abstract, linux_only
+from kit.regions import linux_only
 from kit.server import DEADLINE, Live, config, serving, wait_until
 from kit.ways import all_lanes
 
+pytestmark = pytest.mark.shared_memory  # the server has both kinds of lane
 SIGN = message(RENEW, lane_pb2.LaneRenewal().SerializeToString())
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    """A server with both kinds of lane."""
-    with serving(config(memory_socket=abstract())) as server:
-        yield server
 
 
 def lane_of(worker: Worker, way: str) -> RawLane:

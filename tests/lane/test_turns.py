@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from gem_api.v1 import lane_pb2
@@ -18,9 +16,8 @@ from gem_server.lane import lane as lane_module
 from gem_server.lane.commits import take_over
 from gem_server.lane.connection import HELLO_SECONDS, TURN_BYTES, Connection
 from gem_server.lane.reactor import Wait
-from gem_server.security.tls import TlsFiles
 from gem_server.telemetry.progress import Traffic
-from kit.certificates import Authority
+from kit.certificates import Encryption
 from kit.model import in_background
 from kit.raw_client import Wire, Worker, received_bytes, wired
 from kit.raw_lane import RENEW, RawLane, committed, message, opened, opened_in_memory, tcp
@@ -72,13 +69,10 @@ def test_an_encrypted_lane_that_always_has_a_message_waiting_does_so_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane_module, "NETWORK_THREADS", 1)
-    authority = Authority(tmp_path)
-    own = authority.issue("server")
-    credentials = grpc.ssl_channel_credentials(authority.cert.read_bytes())
-    context = ssl.create_default_context(cafile=str(authority.cert))
-    with serving(config(tls=TlsFiles(own.cert, own.key))) as live, wired(live, credentials=credentials) as wire:
+    tls = Encryption(tmp_path)
+    with serving(config(tls=tls.files)) as live, wired(live, credentials=tls.credentials) as wire:
         honest = wire.started("honest")
-        with opened(honest, context) as lane, flooded(live, opened(wire.join("loud"), context)):
+        with opened(honest, tls.context) as lane, flooded(live, opened(wire.join("loud"), tls.context)):
             for version in range(1, 4):
                 assert committed(honest, lane)[0].version == version
 

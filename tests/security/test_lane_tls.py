@@ -22,23 +22,13 @@ from gem_client.transport.security import Security
 from gem_server.security.access import ANYONE
 from gem_server.security.tls import TlsFiles
 from kit.certificates import Authority, Pair
+from kit.listening import answering
 from kit.model import ELSEWHERE, GRADIENT, Wire, in_background, lane_port_of, model, theta, transports
 from kit.raw_lane import HELLO, message
 from kit.server import DEADLINE, Live, config, serving
 
 HOSTS = ("localhost", "127.0.0.1", ELSEWHERE)
 SEEN = GRADIENT.tobytes()
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
-def own(authority: Authority) -> Pair:
-    """The server's certificate."""
-    return authority.issue("server", hosts=HOSTS)
 
 
 @pytest.fixture(params=["tls", "mutual tls"])
@@ -84,7 +74,10 @@ def test_nothing_of_a_commit_can_be_read_on_the_way(live: Live, shown: dict[str,
 def tapped(live: Live, port: int) -> Iterator[tuple[str, list[bytes]]]:
     """An address of the server, and what passes on the way to and from its lane."""
     heard: list[bytes] = []
-    with Wire(live.address) as wire, answering(lambda client: _relay(client, port, heard), (ELSEWHERE, port)):
+    with (
+        Wire(live.address) as wire,
+        answering(socket.create_server((ELSEWHERE, port)), lambda client: _relay(client, port, heard)),
+    ):
         yield wire.address, heard
 
 
@@ -103,33 +96,7 @@ def _relay(client: socket.socket, port: int, heard: list[bytes]) -> None:
         back.join(DEADLINE)
 
 
-@contextmanager
-def answering(serve: Any, place: tuple[str, int]) -> Iterator[None]:
-    """Something listens there; `serve` gets each connection, in a thread."""
-    listener = socket.create_server(place)
-
-    def one(client: socket.socket) -> None:
-        with client, suppress(OSError):
-            serve(client)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=one, args=(listener.accept()[0],), daemon=True).start()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(DEADLINE)
-
-
-def test_a_lane_that_another_thread_closes_stays_encrypted_until_its_exchange_has_ended(
-    live: Live, shown: dict[str, Any]
-) -> None:
+def test_a_lane_that_another_thread_closes_stays_encrypted(live: Live, shown: dict[str, Any]) -> None:
     """Python's way to shut an encrypted socket down drops the encryption first: the rest of a gradient could go out without."""
     half = np.frombuffer(SEEN, np.uint8)[: len(SEEN) // 2]
     with connect(live.address, **shown) as session:
@@ -172,7 +139,7 @@ def of_another_host(folder: Path, authority: Authority) -> Pair:
 
 
 @pytest.mark.parametrize("impostor", [of_a_stranger, expired, of_another_host])
-def test_an_impostor_at_the_lanes_port_gets_neither_token_nor_gradient_and_grpc_carries_on(
+def test_an_impostor_at_the_lanes_port_gets_nothing_and_grpc_carries_on(
     impostor: Any, live: Live, shown: dict[str, Any], authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair, heard = impostor(tmp_path, authority), []
@@ -183,15 +150,13 @@ def test_an_impostor_at_the_lanes_port_gets_neither_token_nor_gradient_and_grpc_
         with context.wrap_socket(client, server_side=True) as encrypted:
             heard.append(encrypted.recv(1 << 16))
 
-    with Wire(live.address) as wire, answering(serve, (ELSEWHERE, lane_port_of(live))):
+    with Wire(live.address) as wire, answering(socket.create_server((ELSEWHERE, lane_port_of(live))), serve):
         assert_trains(live, wire.address, "grpc", **shown)
     assert not any(heard)
     assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
 
 
-def test_a_lane_that_does_not_encrypt_gets_neither_token_nor_gradient_and_grpc_carries_on(
-    live: Live, shown: dict[str, Any]
-) -> None:
+def test_a_lane_that_does_not_encrypt_gets_nothing_and_grpc_carries_on(live: Live, shown: dict[str, Any]) -> None:
     heard: list[bytes] = []
 
     def serve(client: socket.socket) -> None:
@@ -199,7 +164,7 @@ def test_a_lane_that_does_not_encrypt_gets_neither_token_nor_gradient_and_grpc_c
             heard.append(data)
             client.sendall(message(2, b""))  # what a lane would say: welcome
 
-    with Wire(live.address) as wire, answering(serve, (ELSEWHERE, lane_port_of(live))):
+    with Wire(live.address) as wire, answering(socket.create_server((ELSEWHERE, lane_port_of(live))), serve):
         assert_trains(live, wire.address, "grpc", **shown)
     said = b"".join(heard)
     assert said.startswith(b"\x16\x03"), "the first bytes are those of a TLS handshake"

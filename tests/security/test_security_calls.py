@@ -161,13 +161,6 @@ def test_only_an_admin_drains(token: str, live: Live) -> None:
     live.stop()
 
 
-def test_an_evaluator_can_not_commit_even_under_a_lease_that_it_knows(live: Live, alice: Worker) -> None:
-    before = theta_bits(live)
-    with with_token(live, EVALUATOR) as wire:
-        assert_refused(wire.whole("Commit", alice.header(), *alice.body()).refusal(), DENIED)
-    assert theta_bits(live) == before
-
-
 # -- names
 
 
@@ -311,22 +304,6 @@ def test_a_token_that_is_withdrawn_before_its_holder_comes_opens_no_lane(live: L
             assert lane.refusal().error in ("UNAUTHENTICATED", "INVALID_REQUEST")  # unknown, or used up by the first
 
 
-@pytest.mark.parametrize("token", [bytes(16), b"", b"x" * 5000], ids=["zeros", "empty", "long"])
-def test_a_guessed_token_opens_no_lane(token: bytes, live: Live, alice: Worker) -> None:
-    offered = offer(alice)
-    with tcp(offered.port) as lane:
-        lane.send(hello(token))
-        assert lane.refusal().error == "INVALID_REQUEST"
-    with tcp(offered.port) as lane:
-        lane.hello(offered.token)
-        assert committed(alice, lane)[0].version == 1
-
-
-def test_an_evaluator_is_offered_no_lane_even_for_a_lease_that_it_knows(live: Live, alice: Worker) -> None:
-    with with_token(live, EVALUATOR) as wire:
-        assert_refused(wire.refusal("OpenLane", pb.OpenLaneRequest(lease_id=alice.lease_id)), DENIED)
-
-
 def test_a_lease_stays_its_owners_when_the_server_comes_back(tmp_path: Path, tokens: Path) -> None:
     configuration = config(tokens=tokens, checkpoint_dir=tmp_path / "checkpoints")
     with serving(configuration) as live, with_token(live, ALICE) as wire:
@@ -341,9 +318,7 @@ def test_a_lease_stays_its_owners_when_the_server_comes_back(tmp_path: Path, tok
 
 
 @pytest.mark.parametrize("asked_first", [False, True], ids=["now asked for", "no longer asked for"])
-def test_when_credentials_come_or_go_with_a_restart_leases_end_and_workers_register_again(
-    asked_first: bool, tmp_path: Path, tokens: Path
-) -> None:
+def test_when_credentials_come_or_go_with_a_restart_leases_end(asked_first: bool, tmp_path: Path, tokens: Path) -> None:
     before, after = (tokens, None) if asked_first else (None, tokens)
     configuration = config(tokens=before, checkpoint_dir=tmp_path / "checkpoints")
     with serving(configuration) as live, with_token(live, ALICE) as wire:

@@ -23,17 +23,6 @@ from kit.settings import configured
 ONCE = Retry(give_up_after=0.0)
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
-def own(authority: Authority) -> Pair:
-    """The server's certificate."""
-    return authority.issue("server")
-
-
 def encrypting(own: Pair, client_ca: Path | None = None) -> ServerConfig:
     return config(tls=TlsFiles(own.cert, own.key, client_ca))
 
@@ -64,12 +53,6 @@ def status(live: Live, **security: Any) -> str:
 
 
 # -- the server's certificate
-
-
-def test_a_worker_trains_over_tls(tls: Live, authority: Authority) -> None:
-    with connect(tls.address, tls_ca=authority.cert) as session:
-        session.join(model())
-        assert session.commit(GRADIENT).version == 1
 
 
 def test_a_server_of_another_authority_is_not_believed(tls: Live, tmp_path: Path) -> None:
@@ -114,15 +97,6 @@ def test_a_new_certificate_is_shown_without_a_restart_and_open_sessions_go_on(
         with pytest.raises(ServerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
             status(tls, tls_ca=authority.cert)
         assert session.commit(GRADIENT).version == 1
-
-
-def test_a_certificate_that_has_expired_is_replaced_without_a_restart(authority: Authority) -> None:
-    own = authority.issue("server", days=(-9, -2))
-    with serving(encrypting(own)) as live:
-        with pytest.raises(ServerUnavailable):
-            status(live, tls_ca=authority.cert)
-        authority.issue("server")
-        assert status(live, tls_ca=authority.cert)
 
 
 @pytest.mark.parametrize("broken", ["half changed", "junk", "gone", "readable by others"])
