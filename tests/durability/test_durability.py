@@ -25,17 +25,12 @@ from gem_server.config import ServerConfig, StartError
 from gem_server.durability import segment, storage
 from gem_server.durability.capture import Capture
 from gem_server.durability.scratch import Scratch
+from kit.logs import Lines
 from kit.model import GRADIENT, Patience, ended, in_background, model, outcomes, theta, version, workers
 from kit.raw_client import SMALL, wired
 from kit.regions import abstract, linux_only
 from kit.server import DEADLINE, Live, config, serving, wait_until
 from simulation.truth import fingerprint
-
-
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that copies are quick."""
-    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
 
 
 def state(live: Live) -> bytes:
@@ -387,7 +382,7 @@ def test_while_the_log_is_stalled_the_status_says_so_and_how_much_room_is_needed
 
 
 def test_while_the_log_is_stalled_workers_that_try_again_get_no_leases_and_fill_no_log(
-    logged: ServerConfig, disk: Disk, warned: list[Any], monkeypatch: pytest.MonkeyPatch
+    logged: ServerConfig, disk: Disk, warned: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gem_server.durability.group_commit.RETRY_SECONDS", 0.01)
     with serving(logged) as live, connect(live.address, name="ann") as session:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from durability.checkpoint_helpers import crashed
 from gem_client import Admin, GemError, connect
 from gem_server.config import ServerConfig, StartError
-from gem_server.durability import segment
+from kit.logs import Lines
 from kit.model import GRADIENT, Patience, model, version
 from kit.server import Live, serving
 from simulation.truth import fingerprint
-
-
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that copies are quick."""
-    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
@@ -73,7 +66,7 @@ def test_a_segment_that_is_missing_before_others_is_refused_with_advice(logged: 
 
 @pytest.mark.parametrize("what", ["segment", "folder"])
 def test_a_log_that_is_missing_after_the_newest_checkpoint_is_said(
-    what: str, logged: ServerConfig, tmp_path: Path, warned: list[Any]
+    what: str, logged: ServerConfig, tmp_path: Path, warned: Lines
 ) -> None:
     config = killed_after_a_checkpoint(logged, tmp_path / "crashed")
     assert config.checkpoint_dir is not None
@@ -89,7 +82,7 @@ def test_a_log_that_is_missing_after_the_newest_checkpoint_is_said(
     assert line["missing"] == str(log / "segment-00000002")
 
 
-def test_a_run_that_was_stopped_needs_no_log_after_its_last_checkpoint(logged: ServerConfig, warned: list[Any]) -> None:
+def test_a_run_that_was_stopped_needs_no_log_after_its_last_checkpoint(logged: ServerConfig, warned: Lines) -> None:
     with serving(logged) as live, connect(live.address, name="ann") as session:
         session.join(model())
     with serving(replace(logged, resume=True)):

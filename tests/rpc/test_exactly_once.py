@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunk, chunks, theta_bits
+from kit.regions import queue_length
 from kit.server import Live, serving, wait_until
 from kit.ways import FAILED, WAYS, all_ways, configured, read_by_the_server, refusal_of, running, through_sockets, wired
 
@@ -22,10 +22,6 @@ P = SMALL.size
 def resend(worker: Worker, sequence: int, base_version: int, value: float = 1.0) -> list[bytes]:
     """The frames of a commit that was sent before."""
     return [worker.header(sequence=sequence, base_version=base_version), *worker.body(value)]
-
-
-def queue_length(live: Live) -> int:
-    return live.on_loop(lambda: live.server.parts.apply_loop.queue_length)
 
 
 @all_ways
@@ -42,29 +38,6 @@ def test_a_commit_whose_reply_was_lost_is_resent_and_answered_as_the_first_time(
     assert first_theta.tobytes() == second_theta.tobytes() == before[1]
     assert theta_bits(live) == before
     assert dict(wire.status().commits) == {"applied": 1, "repeated": 2, "rejected": 0, "discarded": 0}
-
-
-@all_ways
-def test_a_repeat_is_answered_with_the_theta_of_its_own_commit_though_others_committed_since(
-    live: Live, wire: Wire, worker: Worker
-) -> None:
-    other = wire.join("other")
-    other.pull()
-    first, theta = worker.commit()
-    other.commit()
-    other.commit()
-    again, theta_again = worker.whole(*resend(worker, 1, 0)).answer(P)
-    assert again == first
-    assert theta_again.tobytes() == theta.tobytes()
-    assert theta_bits(live)[0] == 3
-
-
-@all_ways
-def test_a_repeat_is_not_what_counts_but_the_first_body(live: Live, worker: Worker) -> None:
-    worker.commit(1.0)
-    before = theta_bits(live)
-    worker.whole(*resend(worker, 1, 0, value=-7.0)).answer(P)
-    assert theta_bits(live) == before
 
 
 @all_ways
@@ -139,26 +112,6 @@ def test_a_repeat_whose_body_ends_after_the_first_was_applied_is_answered_too(li
     assert theta_bits(live) == (1, theta.tobytes())
 
 
-@all_ways
-def test_the_next_commit_waits_until_the_queued_one_is_answered(live: Live, worker: Worker) -> None:
-    with apply_thread_held(live) as release:
-        queued = worker.stream(*resend(worker, 1, 0))
-        wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
-        refusal = worker.whole(*resend(worker, 2, 0)).refusal()
-        assert refusal.error == "SEQUENCE_GAP"
-        assert refusal.status in (None, grpc.StatusCode.FAILED_PRECONDITION)
-        release()
-        assert queued.refusal().error == "SUPERSEDED"
-    wait_until(lambda: live.on_loop(lambda: live.core.central.version) == 1, "the queued commit to be applied")
-    assert worker.whole(*resend(worker, 2, 1)).answer(P)[0].version == 2
-
-
-@all_ways
-def test_a_commit_that_was_refused_may_be_sent_again_under_its_number(worker: Worker) -> None:
-    assert worker.whole(worker.header(), *worker.body(float("nan"))).refusal().error == "NON_FINITE_GRADIENT"
-    assert worker.commit()[0].sequence == 1
-
-
 # -- across a restart
 
 
@@ -177,22 +130,6 @@ def test_after_a_restart_a_repeat_is_answered_as_the_first_time(way: str, tmp_pa
         assert theta_bits(live) == before
         assert worker.commit()[0].version == 3
         assert wire.status().commits["applied"] == 3
-
-
-@all_ways
-@pytest.mark.parametrize("rule", ["gem", "downpour", "adaptive"])
-def test_after_a_restart_the_run_goes_on_bit_for_bit(rule: str, way: str, tmp_path: Path) -> None:
-    def run(folder: Path, restart: bool) -> bytes:
-        with running(way, Hyperparameters(rule=rule), checkpoint_dir=folder) as (_, wire):
-            worker = wire.started("worker")
-            worker.commit(0.25)
-            if not restart:
-                return worker.commit(-3.0)[1].tobytes()
-        with running(way, Hyperparameters(rule=rule), checkpoint_dir=folder, resume=True) as (_, wire):
-            worker.wire = wire
-            return worker.commit(-3.0)[1].tobytes()
-
-    assert run(tmp_path / "through", restart=False) == run(tmp_path / "restarted", restart=True)
 
 
 @all_ways
@@ -217,24 +154,6 @@ def test_a_worker_ahead_of_the_checkpoint_is_rolled_back_and_joins_anew(way: str
         assert again.registration.steps_done == 1
         again.pull()
         assert again.commit()[0].version == 2
-
-
-@all_ways
-def test_a_commit_lost_between_checkpoint_and_crash_is_applied_when_resent(way: str, tmp_path: Path) -> None:
-    """Its reply never came: to the worker it is a lost reply, to the restored server a new commit."""
-    folder = tmp_path / "checkpoints"
-    with running(way, checkpoint_dir=folder) as (_, wire):
-        worker = wire.started("worker")
-        worker.commit()
-        wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
-        theta = worker.whole(*resend(worker, 2, 1)).answer(P)[1]
-        crashed = tmp_path / "crashed"
-        folder.rename(crashed)
-    with running(way, checkpoint_dir=crashed, resume=True) as (_, wire):
-        worker.wire = wire
-        result, again = worker.whole(*resend(worker, 2, 1)).answer(P)
-        assert result.version == 2
-        assert again.tobytes() == theta.tobytes()
 
 
 # -- all at once

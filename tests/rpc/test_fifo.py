@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import selectors
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -29,7 +28,7 @@ from kit.raw_client import (
     path,
     theta_bits,
 )
-from kit.regions import linux_only
+from kit.regions import linux_only, queue_length
 from kit.server import DEADLINE, Live, config, serving, wait_until
 from kit.ways import all_ways, configured, opened, read_by_the_server, running, through_sockets, wired
 
@@ -83,7 +82,7 @@ def test_complete_commits_are_applied_in_the_order_in_which_they_became_complete
         streams = {}
         for place, number in enumerate(order, start=1):
             streams[number] = crew[number].stream(crew[number].header(), *crew[number].body())
-            wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == place, "it to queue")  # noqa: B023
+            wait_until(lambda: queue_length(live) == place, "it to queue")  # noqa: B023
         release()
         results = [streams[number].answer(P)[0] for number in order]
     assert [(result.ticket, result.version, result.staleness) for result in results] == [(n, n, n - 1) for n in range(1, 6)]
@@ -165,17 +164,6 @@ def test_a_reader_that_stalls_keeps_its_version_while_others_commit() -> None:
         assert_whole(0, theta)
 
 
-@all_ways
-def test_staleness_counts_the_commits_between_a_workers_pull_and_its_own(wire: Wire) -> None:
-    a, b = crew_of(wire, 2)
-    assert [a.commit()[0].staleness for _ in range(3)] == [0, 0, 0]
-    assert b.commit()[0].staleness == 3
-    assert b.commit()[0].staleness == 0
-    assert a.commit()[0].staleness == 2
-    b.pull()
-    assert b.commit()[0].staleness == 0
-
-
 # -- fairness
 
 
@@ -243,17 +231,3 @@ def test_a_hundred_lanes_that_commit_as_fast_as_they_can_get_equal_shares(way: s
                 shares[key.data] += 1
                 stream.send(worker.header(), *worker.body())
     assert jain(list(shares.values())) >= 0.98, sorted(shares.values())
-
-
-@all_ways
-def test_a_session_that_sends_duplicates_gets_no_larger_share(live: Live, wire: Wire) -> None:
-    """Repeats are answered, but are not applied and take no ticket."""
-    greedy, modest = crew_of(wire, 2)
-    threads = [threading.Thread(target=lambda w=worker: [w.commit() for _ in range(10)]) for worker in (greedy, modest)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for _ in range(10):
-        greedy.whole(greedy.header(sequence=10), *greedy.body()).answer(P)
-    assert live.on_loop(lambda: (live.core.central.version, live.core.next_ticket)) == (20, 21)

@@ -138,17 +138,6 @@ def test_one_huge_element_anywhere_is_enough(way: str) -> None:
         assert theta_bits(live) == before
 
 
-@all_ways
-@pytest.mark.parametrize("value", [9.9, -9.9, 1e-6, 0.0])
-def test_what_lies_within_the_bound_is_applied(way: str, value: float) -> None:
-    with bounded(way=way) as (live, wire):
-        seasoned(wire)
-        commit = committing(joined(wire, "bob"))
-        before = theta_bits(live)[0]
-        assert commit(np.full(SMALL.size, value, np.float32)) is None
-        assert theta_bits(live)[0] == before + 1
-
-
 @through_sockets
 def test_what_counts_is_the_gradient_after_it_was_decoded(way: str) -> None:
     with bounded(way=way) as (live, wire):
@@ -316,36 +305,6 @@ def test_the_third_refusal_in_a_row_puts_a_worker_out_and_an_operator_lets_it_in
         assert in_quarantine(wire) == {}
         again = joined(wire, "eve")
         assert again.commit()[0].version == before[0] + 2
-
-
-def test_lifting_for_a_stranger_is_refused() -> None:
-    with bounded() as (_, wire):
-        refusal = wire.refusal("LiftQuarantine", admin_pb2.LiftQuarantineRequest(worker_name="nobody"))
-        assert (refusal.error, refusal.status) == ("INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
-        assert "'nobody'" in refusal.details
-
-
-def test_leaving_and_coming_back_does_not_start_the_count_anew() -> None:
-    with bounded() as (_, wire):
-        seasoned(wire)
-        for expected in ("NORM_OUT_OF_BOUNDS", "NORM_OUT_OF_BOUNDS", "QUARANTINED"):
-            eve = joined(wire, "eve")
-            refusal = committing(eve)(eve.gradient(1e6))
-            assert refusal is not None
-            assert refusal.error == expected
-
-
-def test_a_good_commit_in_between_starts_it_anew() -> None:
-    with bounded() as (_, wire):
-        seasoned(wire)
-        eve = joined(wire, "eve")
-        commit = committing(eve)
-        for _ in range(3):
-            assert commit(eve.gradient(1e6)) is not None
-            assert commit(eve.gradient(1e6)) is not None
-            assert commit(eve.gradient(1.0)) is None
-        assert in_quarantine(wire) == {}
-        assert rejected(wire)["eve"] == 6
 
 
 def test_quarantine_alone_keeps_out_who_sends_no_numbers() -> None:

@@ -162,16 +162,6 @@ def test_a_region_is_handed_over_up_to_the_last_byte_of_the_memory_limit(spare: 
         assert worker.commit()[0].version == 1
 
 
-def test_memory_for_one_region_goes_to_one_worker_and_then_to_the_next() -> None:
-    limit = THETA + 2 * EACH + REGION
-    with serving(config(memory_socket=abstract(), memory_limit=limit)) as live, wired(live) as wire:
-        first, second = wire.started("first"), wire.join("second")
-        assert shares(first)
-        assert not shares(second)
-        first.leave()
-        assert shares(second)
-
-
 def test_a_lease_that_asks_again_and_again_has_one_region(live: Live, worker: Worker) -> None:
     asked = [shared(worker) for _ in range(5)]
     assert len({region.inode for region in asked}) == 1

@@ -124,16 +124,3 @@ def test_a_commit_that_is_left_out_is_answered_with_a_fresh_theta_and_counted(wa
         fresh, theta = bob.commit()
         assert (fresh.discarded, fresh.version, influence(live, "bob")) == (False, 2, 1)
         np.testing.assert_array_equal(theta, np.zeros(SMALL.size, np.float32))
-
-
-@all_ways
-def test_a_commit_that_was_left_out_and_is_sent_again_gets_its_first_answer(way: str) -> None:
-    with run("ringmaster", "threshold=1", way=way) as (_, wire):
-        ann, bob = wire.started("ann"), wire.join("bob")
-        bob.pull()
-        ann.commit()
-        frames = [bob.header(), *bob.body()]
-        first, other = (bob.whole(*frames).answer(SMALL.size)[0] for _ in range(2))
-        assert first == other
-        assert first.discarded
-        assert dict(wire.status().commits) == {"applied": 1, "discarded": 1, "repeated": 1, "rejected": 0}
