@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from durability.checkpoint_helpers import WORKERS, trained
+from durability.checkpoint_helpers import trained
 from gem_api.hyperparameters import OPTIMIZERS, SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
-from gem_server.core.facts import Admission, Applied
+from gem_server.core.facts import Applied
 from gem_server.core.records import Record
-from gem_server.core.shards import NoShard, Shard
 from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, replay
 from gem_server.durability.checkpoint import newest, restore
@@ -117,34 +116,6 @@ def test_a_restored_run_goes_on_as_if_nothing_had_happened(settings: Hyperparame
         assert bits(core.central.theta) == bits(again.central.theta)
 
 
-def test_a_worker_whose_reply_was_lost_in_the_crash_gets_its_first_answer(tmp_path: Path) -> None:
-    core = trained()
-    save_core(core, tmp_path)
-    again = restored(tmp_path)
-    for lease_id, lease in core.leases.live.items():
-        admission, other = again.admit(header(core, lease_id, lease.sequence), 0.0)
-        assert admission is Admission.REPEATED
-        assert plain(other.last_applied) == plain(lease.last_applied)
-        assert bits(again.reply(other)) == bits(core.reply(lease))
-    assert again.central.version == core.central.version
-
-
-def test_shards_held_at_the_checkpoint_are_still_held_and_go_back_when_the_lease_ends(tmp_path: Path) -> None:
-    settings = Hyperparameters(shard_size=500, epochs=1)
-    core = make_core(settings)
-    ann, bob = start(core, WORKERS)
-    core.lease_shard(ann, 1000, 0.0)
-    core.lease_shard(bob, 1000, 0.0)
-    save_core(core, tmp_path)
-    again = restored(tmp_path, settings)
-    assert again.lease_shard(ann, 1000, 0.0, holding={1}) == NoShard(complete=False)
-    assert again.complete_shard(ann, 1, 0.0)
-    again.leave(bob)
-    shard = again.lease_shard(ann, 1000, 0.0)
-    assert isinstance(shard, Shard)
-    assert (shard.begin, shard.end) == (500, 1000)
-
-
 def test_restored_leases_live_for_a_full_duration_from_the_restart(tmp_path: Path) -> None:
     save_core(trained(), tmp_path)
     latest = newest(tmp_path, lambda path, why: None)
@@ -170,15 +141,6 @@ def test_any_tensor_name_that_a_layout_takes_can_be_kept(name: str, tmp_path: Pa
     core = trained(layout=Layout.of({name: (2, 3), "bias": (3,), "empty": (0,), "scalar": ()}))
     save_core(core, tmp_path)
     assert bits(restored(tmp_path).central.theta) == bits(core.central.theta)
-
-
-def test_a_run_whose_losses_are_no_numbers_can_be_kept(tmp_path: Path) -> None:
-    core = trained()
-    commit(core, "lease-1", 4, 1.0, loss=float("nan"))
-    commit(core, "lease-2", 3, 1.0, loss=float("inf"))
-    save_core(core, tmp_path)
-    again = restored(tmp_path)
-    assert str([again.leases.get(lease_id).last_applied.loss for lease_id in ("lease-1", "lease-2")]) == "[nan, inf]"  # type: ignore[union-attr]
 
 
 def test_answers_become_json_while_commits_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,6 +26,7 @@ from gem_server.durability.capture import Capture
 from gem_server.durability.scratch import Scratch
 from kit.logs import Lines
 from kit.model import GRADIENT, Patience, ended, in_background, model, outcomes, theta, version, workers
+from kit.pauses import Pause
 from kit.raw_client import SMALL, wired
 from kit.regions import abstract, linux_only
 from kit.server import DEADLINE, Live, config, serving, wait_until
@@ -79,19 +79,6 @@ def test_after_a_crash_the_run_is_what_it_was_to_the_bit(
         assert state(live) == before
 
 
-def test_workers_carry_on_under_the_same_lease(logged: ServerConfig, tmp_path: Path) -> None:
-    with serving(logged) as live, connect(live.address, name="ann", shared_memory=False) as session:
-        session.join(model())
-        session.commit(GRADIENT)
-        generation = session.generation
-        resumed = crashed(live, tmp_path / "crashed")
-        live.stop()
-        with serving(replace(resumed, listen=live.address)) as back, session:
-            answer = session.commit(GRADIENT)
-            assert (answer.version, answer.dropped, session.generation) == (2, False, generation)
-            np.testing.assert_array_equal(answer.theta, theta(back))
-
-
 @pytest.mark.parametrize("then", ["snapshot", "memory"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_workers_of_a_start_without_a_log_are_told_that_their_commits_are_gone(
@@ -117,20 +104,6 @@ def test_workers_of_a_start_without_a_log_are_told_that_their_commits_are_gone(
             dealt.add(shard_id)
             live.stop()
             resumed = replace(resumed, checkpoint_dir=kept)  # it was killed before its first checkpoint
-
-
-def test_a_commit_whose_answer_was_lost_in_the_crash_is_not_applied_again(logged: ServerConfig, tmp_path: Path) -> None:
-    with serving(logged) as live, connect(live.address, name="ann", shared_memory=False) as session:
-        session.join(model())
-        session.commit(GRADIENT)
-        session.commit(GRADIENT)
-        resumed, expected = crashed(live, tmp_path / "crashed"), theta(live)
-        live.stop()
-        with serving(replace(resumed, listen=live.address)) as back, session:
-            session._member.sequence -= 1  # as if the last answer had not arrived
-            answer = session.commit(GRADIENT)
-            assert answer.version == 2
-            np.testing.assert_array_equal(theta(back), expected)
 
 
 def test_a_checkpoint_cuts_the_log_and_the_log_goes_on(logged: ServerConfig, tmp_path: Path) -> None:
@@ -164,40 +137,26 @@ def test_a_long_log_brings_about_a_checkpoint(logged: ServerConfig) -> None:
 
 def test_a_checkpoint_is_written_though_its_asker_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or workers' buffers would be kept for it for ever."""
-    asked, go_on, copy_theta = threading.Event(), threading.Event(), Capture.copy_theta
-
-    def slow(captured: Capture) -> None:
-        asked.set()
-        assert go_on.wait(DEADLINE)
-        copy_theta(captured)
-
-    monkeypatch.setattr(Capture, "copy_theta", slow)
+    copying = Pause(monkeypatch, Capture, "copy_theta")
     with serving(config(checkpoint_dir=tmp_path)) as live, connect(live.address) as session:
         session.join(model())
         session.commit(GRADIENT)
         with Admin(live.address) as admin:
             answer = in_background(admin.checkpoint)
-            assert asked.wait(DEADLINE)
+            copying.reached()
         with pytest.raises(GemError):
             answer.result(DEADLINE)
-        go_on.set()
+        copying.end()
         wait_until(lambda: list(tmp_path.glob("checkpoint-*-0001")), "the checkpoint")
         wait_until(lambda: not any(lease.before_change for lease in live.core.leases.live.values()), "its buffers to be let go")
 
 
 def test_nothing_is_acknowledged_before_the_first_checkpoint(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """θ has its first value then, and the log does not follow anything yet."""
-    asked, go_on, prepare = threading.Event(), threading.Event(), Scratch.prepare
-
-    def slow(scratch: Scratch, count: int) -> Scratch:
-        asked.set()
-        assert go_on.wait(DEADLINE)
-        return prepare(scratch, count)
-
-    monkeypatch.setattr(Scratch, "prepare", slow)
+    writing = Pause(monkeypatch, Scratch, "prepare")
     with serving(logged) as live, connect(live.address) as ann, connect(live.address) as bob:
         first = in_background(lambda: ann.join(model()))
-        assert asked.wait(DEADLINE)
+        writing.reached()
         second = in_background(lambda: (bob.join(model()), bob.commit(GRADIENT)))
         log = live.server.parts.group_commit
         assert log is not None
@@ -205,7 +164,7 @@ def test_nothing_is_acknowledged_before_the_first_checkpoint(logged: ServerConfi
         assert not second.done()
         assert logged.checkpoint_dir is not None
         assert not list(logged.checkpoint_dir.glob("checkpoint-*"))
-        go_on.set()
+        writing.end()
         first.result(DEADLINE)
         assert second.result(DEADLINE)[1].version == 1
 
@@ -214,21 +173,14 @@ def test_a_stop_during_the_first_checkpoint_ends_the_server_and_keeps_the_first_
     logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was acknowledged yet, and the log has nothing to follow: it must not be waited for."""
-    asked, go_on, prepare = threading.Event(), threading.Event(), Scratch.prepare
-
-    def slow(scratch: Scratch, count: int) -> Scratch:
-        asked.set()
-        assert go_on.wait(DEADLINE)
-        return prepare(scratch, count)
-
-    monkeypatch.setattr(Scratch, "prepare", slow)
+    writing = Pause(monkeypatch, Scratch, "prepare")
     live = Live(logged)
     with wired(live) as wire:
         answer = in_background(partial(wire.join("ann").initialize, np.ones(SMALL.size, np.float32)))
-        assert asked.wait(DEADLINE)
+        writing.reached()
         live.on_loop(lambda: live.server.stop("test"))
         wait_until(lambda: live.server.parts.apply_loop._closed, "the queue to be closed")
-        go_on.set()
+        writing.end()
         live._thread.join(DEADLINE)
         assert not live._thread.is_alive()
         live.stop()
@@ -241,15 +193,10 @@ def test_a_stop_during_the_first_checkpoint_ends_the_server_and_keeps_the_first_
 def test_workers_that_wait_for_the_first_value_go_on_though_its_checkpoint_failed(
     logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare, failing = Scratch.prepare, threading.Event()
-
     def failed(scratch: Scratch, count: int) -> Scratch:
-        if failing.is_set():
-            raise MemoryError
-        return prepare(scratch, count)
+        raise MemoryError
 
     monkeypatch.setattr(Scratch, "prepare", failed)
-    failing.set()
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")
         answer = in_background(bob.pull)
@@ -257,7 +204,7 @@ def test_workers_that_wait_for_the_first_value_go_on_though_its_checkpoint_faile
         with pytest.raises(grpc.RpcError, match="first checkpoint"):
             ann.initialize(np.ones(SMALL.size, np.float32))
         wait_until(answer.done, "bob's answer")
-        failing.clear()
+        monkeypatch.undo()
 
 
 def test_who_waits_for_an_older_record_does_not_wait_for_a_newer_one(logged: ServerConfig) -> None:
@@ -340,18 +287,6 @@ def test_a_full_disk_stops_answers_and_not_the_server(
         np.testing.assert_array_equal(theta(live), answer.theta)
     with serving(resumed) as back:
         assert version(back) == 1  # the second commit had not been answered
-
-
-def test_the_error_says_what_to_do(logged: ServerConfig, disk: Disk) -> None:
-    with serving(logged) as live:
-        session, patience = impatient(live, "ann")
-        with session:
-            session.join(model())
-            disk.full = True
-            patience.run_out()
-            with pytest.raises(Overloaded, match="free space"):
-                session.commit(GRADIENT)
-        disk.full = False
 
 
 def test_while_the_log_is_stalled_the_status_says_so_and_how_much_room_is_needed(
