@@ -56,10 +56,6 @@ def test_the_message_has_the_declared_hyperparameters_in_their_order() -> None:
     assert [field.name for field in pb.Hyperparameters.DESCRIPTOR.fields] == list(DECLARATIONS)
 
 
-def test_the_defaults_are_valid() -> None:
-    Hyperparameters().require_valid()
-
-
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

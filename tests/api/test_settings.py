@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.named_settings import parse, written
 from gem_api.process.options import expanded, flags, settings_without_flags
 from gem_api.process.settings_file import KEYS, Setting, key
-from gem_ctl.cli import main as ctl
-from gem_server.cli import main as server
-from gem_worker.evaluation.evaluator import main as evaluator
-from gem_worker.launcher.cli import main as train
 from gem_worker.launcher.cli import run_options
-from gem_worker.process.cli import main as worker
+from kit.commands import COMMANDS, all_options
 from kit.settings import configured
 
-COMMANDS = {"gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl}
+server, train = COMMANDS["gem-server"], COMMANDS["gem-train"]
 MAX_OPTIONS = 110  # over all commands
-
-
-def all_options(command: click.Command) -> Iterator[click.Option]:
-    yield from (each for each in command.params if isinstance(each, click.Option) and each.name != "version")
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from all_options(inner)
 
 
 @pytest.fixture(autouse=True)
@@ -194,11 +178,6 @@ def test_the_keys_are_those_of_all_commands() -> None:
 def test_there_are_few_options() -> None:
     count = {name: len(list(all_options(command))) for name, command in COMMANDS.items()}
     assert sum(count.values()) <= MAX_OPTIONS, count
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_takes_a_file_of_settings(name: str) -> None:
-    assert "--config" in {flag for param in COMMANDS[name].params for flag in param.opts}
 
 
 @pytest.mark.parametrize(
