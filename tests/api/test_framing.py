@@ -14,7 +14,6 @@ from gem_api.framing import (
     chunk_frame,
     empty,
     parse_frame,
-    varint,
 )
 from gem_api.v1 import tensors_pb2, training_pb2
 from google.protobuf.message import DecodeError, Message
@@ -148,12 +147,6 @@ def test_a_frame_written_by_hand_is_what_protobuf_writes(offset: int, data: byte
     assert (chunk.offset, chunk.data) == (offset, data)
     if data:
         assert written == training_pb2.CommitRequest(chunk=chunk).SerializeToString()
-
-
-@given(UINT64)
-def test_a_varint_is_read_back(value: int) -> None:
-    parsed = tensors_pb2.Chunk.FromString(b"\x08" + varint(value))
-    assert parsed.offset == value
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def largest(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Hyperparameters)])
-def test_the_largest_value_that_the_command_takes_reaches_the_workers_and_the_checkpoints(name: str) -> None:
+def test_the_largest_value_reaches_the_workers_and_the_checkpoints(name: str) -> None:
     settings = replace(Hyperparameters(), **{name: largest(name)})
     assert Hyperparameters.from_message(settings.to_message()) == settings
     require_hyperparameters(vars(settings), "hyperparameters")

@@ -89,9 +89,7 @@ def test_a_wrong_name_or_setting_is_one_line_with_what_is_right(option: str, val
     ],
     ids=str,
 )
-def test_what_gem_train_hands_to_its_server_is_what_the_server_reads(
-    settings: Hyperparameters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_reads_what_gem_train_hands_over(settings: Hyperparameters, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in settings_without_flags(settings).items():
         monkeypatch.setenv(f"GEM_{name.upper()}", str(value))
     options, _ = expanded(server.make_context("gem-server", flags(settings)))
@@ -103,7 +101,7 @@ def test_what_gem_train_hands_to_its_server_is_what_the_server_reads(
 # -- the file
 
 
-def test_the_command_line_wins_over_the_environment_that_over_the_file_and_all_are_given(
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = configured(learning_rate=0.1, batch_size=8, seed=3, rule="gem:kappa=2", lease_seconds=5)
@@ -115,9 +113,7 @@ def test_the_command_line_wins_over_the_environment_that_over_the_file_and_all_a
     assert user_gave == {"learning_rate", "batch_size", "seed", "rule", "kappa", "lease_seconds"}
 
 
-def test_one_file_serves_all_commands_each_of_which_takes_what_it_knows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_file_serves_all_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
         'rule = { name = "gem", kappa = 2 }\nserver = "host:1"\ntask = "digits"\nworkers = 3\nworkers_per_process = 2\n'

@@ -84,9 +84,7 @@ def test_a_restored_core_is_the_one_that_was_written_bit_by_bit(settings: Hyperp
     assert (again.ledger.completed, again.ledger.samples_completed) == (core.ledger.completed, core.ledger.samples_completed)
 
 
-def test_steps_are_counted_for_the_names_that_committed_last_also_across_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_counted_for_the_names_that_committed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that never ends meets new names without end; a restart must forget the same ones as the run would have."""
     monkeypatch.setattr("gem_server.core.state_machine.MAX_COUNTED_NAMES", 3)
     core = make_core()
@@ -161,7 +159,7 @@ def test_answers_become_json_while_commits_go_on(tmp_path: Path, monkeypatch: py
     assert converted
 
 
-def test_the_norm_of_a_commit_that_waits_during_a_checkpoint_counts_once_after_a_replay() -> None:
+def test_a_norm_that_waits_during_a_checkpoint_counts_once_after_a_replay() -> None:
     core, copied = make_core(logged=True), make_core(logged=True)
     records: list[Record] = []
     for each in (core, copied):

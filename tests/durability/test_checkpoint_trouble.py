@@ -40,9 +40,7 @@ def joined(live: Live) -> Session:
     return session
 
 
-def test_a_commit_that_waits_for_a_checkpoint_leaves_the_event_loop_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_waits_leaves_the_event_loop_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its turn comes right after θ was copied, before the thread has started that writes the checkpoint."""
     waiting, has_room = threading.Event(), Capture._has_room
     with serving(config(checkpoint_dir=tmp_path)) as live, joined(live) as session, Admin(live.address) as admin:
@@ -78,9 +76,7 @@ def test_a_checkpoint_that_fails_at_once_keeps_no_commit_waiting(tmp_path: Path)
         assert admin.checkpoint().version == 2
 
 
-def test_a_copy_that_finds_no_memory_fails_the_checkpoint_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_without_memory_fails_the_checkpoint_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(capture: Capture) -> None:
         raise MemoryError
 
@@ -111,9 +107,7 @@ def test_a_checkpoint_stands_though_an_older_one_cannot_be_removed(tmp_path: Pat
         assert len(list(tmp_path.glob("checkpoint-*"))) == 1
 
 
-def test_a_start_that_keeps_fewer_checkpoints_makes_room_for_its_first(
-    logged: ServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_keeps_fewer_makes_room(logged: ServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full of older checkpoints, and of the log that only they need."""
     with serving(logged) as live, connect(live.address) as session, Admin(live.address) as admin:
         session.join(model())
@@ -153,9 +147,7 @@ def test_a_history_on_a_stalled_disk_holds_nobody_up(tmp_path: Path, monkeypatch
             writing.end()
 
 
-def test_the_names_of_new_folders_are_on_the_disk_before_anything_is_promised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_names_of_new_folders_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of those above them, which a launcher has just made."""
     synced: dict[Path, set[str]] = {}
     sync_directory = Storage.sync_directory
@@ -182,9 +174,7 @@ def test_a_file_with_more_tensors_than_can_be_read_back_is_not_a_checkpoint(tmp_
         write_tensors(file, shapes, lambda name: np.zeros(0, np.float32), {})
 
 
-def test_workers_that_wait_for_the_first_value_go_on_though_its_call_was_cancelled(
-    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_workers_go_on_though_the_call_was_cancelled(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     writing = Pause(monkeypatch, Scratch, "prepare")
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")

@@ -153,7 +153,7 @@ def test_a_refused_checkpoint_is_set_aside_and_not_tried_again(tmp_path: Path) -
     assert newest(tmp_path, lambda path, why: pytest.fail(why)) is not None
 
 
-def test_a_folder_of_refused_checkpoints_alone_is_no_new_runs_however_often_it_is_tried(tmp_path: Path) -> None:
+def test_a_folder_of_refused_checkpoints_alone_is_no_new_run(tmp_path: Path) -> None:
     """A container is started again when it fails; the second start must not take the folder for an empty one."""
     for path in two(tmp_path)[:2]:
         (path / "state.json").unlink()

@@ -81,7 +81,7 @@ def test_after_a_crash_the_run_is_what_it_was_to_the_bit(
 
 @pytest.mark.parametrize("then", ["snapshot", "memory"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_workers_of_a_start_without_a_log_are_told_that_their_commits_are_gone(
+def test_workers_of_a_start_without_a_log_lose_their_commits(
     overlap: bool, then: str, logged: ServerConfig, tmp_path: Path
 ) -> None:
     """The start after that finds the log's end as it was, and knows nothing of what was acknowledged meanwhile."""
@@ -127,14 +127,6 @@ def test_a_checkpoint_cuts_the_log_and_the_log_goes_on(logged: ServerConfig, tmp
             assert state(back) == before
 
 
-def test_a_long_log_brings_about_a_checkpoint(logged: ServerConfig) -> None:
-    with serving(replace(logged, log_limit=100)) as live, connect(live.address) as session:
-        session.join(model())
-        for _ in range(4):
-            session.commit(GRADIENT)
-        wait_until(lambda: live.server.parts.progress.checkpoint_version == 4, "a checkpoint of version 4")
-
-
 def test_a_checkpoint_is_written_though_its_asker_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or workers' buffers would be kept for it for ever."""
     copying = Pause(monkeypatch, Capture, "copy_theta")
@@ -169,9 +161,7 @@ def test_nothing_is_acknowledged_before_the_first_checkpoint(logged: ServerConfi
         assert second.result(DEADLINE)[1].version == 1
 
 
-def test_a_stop_during_the_first_checkpoint_ends_the_server_and_keeps_the_first_value(
-    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_during_the_first_checkpoint_keeps_the_value(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was acknowledged yet, and the log has nothing to follow: it must not be waited for."""
     writing = Pause(monkeypatch, Scratch, "prepare")
     live = Live(logged)
@@ -190,9 +180,7 @@ def test_a_stop_during_the_first_checkpoint_ends_the_server_and_keeps_the_first_
         assert (version(back), theta(back).size) == (0, SMALL.size)
 
 
-def test_workers_that_wait_for_the_first_value_go_on_though_its_checkpoint_failed(
-    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_workers_go_on_though_the_checkpoint_failed(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def failed(scratch: Scratch, count: int) -> Scratch:
         raise MemoryError
 
@@ -289,7 +277,7 @@ def test_a_full_disk_stops_answers_and_not_the_server(
         assert version(back) == 1  # the second commit had not been answered
 
 
-def test_while_the_log_is_stalled_the_status_says_so_and_how_much_room_is_needed(
+def test_the_status_says_how_much_room_a_stalled_log_needs(
     logged: ServerConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment, "_ALLOCATION", 64 << 20)
@@ -316,7 +304,7 @@ def test_while_the_log_is_stalled_the_status_says_so_and_how_much_room_is_needed
         assert (run.state, run.HasField("stall")) == (pb.RUN_STATE_TRAINING, False)
 
 
-def test_while_the_log_is_stalled_workers_that_try_again_get_no_leases_and_fill_no_log(
+def test_a_stalled_log_gives_no_leases_to_workers_that_try_again(
     logged: ServerConfig, disk: Disk, warned: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gem_server.durability.group_commit.RETRY_SECONDS", 0.01)
@@ -350,9 +338,7 @@ def _try_to_join(live: Live, name: str) -> None:
             joining.result(DEADLINE)
 
 
-def test_a_disk_that_turns_out_to_be_full_when_it_syncs_ends_the_server(
-    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_when_it_syncs_ends_the_server(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """As quotas and network file systems do: what was written before may be gone."""
 
     def full(file: Any) -> None:
@@ -394,11 +380,6 @@ def stalled(live: Live) -> float | None:
 
 
 # -- wrong use
-
-
-def test_a_log_needs_a_folder() -> None:
-    with pytest.raises(StartError, match="--checkpoint-dir"):
-        Live(config(durability="log"))
 
 
 def test_a_hole_in_the_log_is_refused_and_named(logged: ServerConfig, tmp_path: Path) -> None:

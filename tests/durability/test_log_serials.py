@@ -10,7 +10,7 @@ from gem_server.durability.storage import Storage
 from kit.core import make_core, start
 
 
-def test_a_start_writes_no_segment_that_comes_before_those_that_a_kept_checkpoint_looks_for(tmp_path: Path) -> None:
+def test_a_start_writes_no_segment_before_those_of_a_kept_checkpoint(tmp_path: Path) -> None:
     """A checkpoint names segment 7 as the next, and the server dies before that is written."""
     log = recovery.log_directory(tmp_path)
     log.mkdir()

@@ -17,9 +17,7 @@ from simulation.truth import fingerprint
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_a_log_that_is_removed_under_the_server_acknowledges_nothing_more_and_loses_nothing(
-    how: str, logged: ServerConfig
-) -> None:
+def test_a_log_that_is_removed_acknowledges_nothing_more(how: str, logged: ServerConfig) -> None:
     assert logged.checkpoint_dir is not None
     live, patience = Live(logged), Patience()
     with connect(live.address, name="ann", retry=patience.retry()) as session:
@@ -65,7 +63,7 @@ def test_a_segment_that_is_missing_before_others_is_refused_with_advice(logged: 
 
 
 @pytest.mark.parametrize("what", ["segment", "folder"])
-def test_a_log_that_is_missing_after_the_newest_checkpoint_is_said(
+def test_a_log_missing_after_the_newest_checkpoint_is_said(
     what: str, logged: ServerConfig, tmp_path: Path, warned: Lines
 ) -> None:
     config = killed_after_a_checkpoint(logged, tmp_path / "crashed")

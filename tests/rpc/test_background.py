@@ -80,9 +80,7 @@ THREADS = {"log": (GroupCommit, "_next_batch"), "lane": (Reactor, "_sweep")}
 
 
 @pytest.mark.parametrize("name", THREADS)
-def test_a_thread_that_fails_is_named_and_ends_the_server(
-    name: str, said: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_fails_ends_the_server(name: str, said: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise MemoryError("planted")
 
@@ -92,9 +90,7 @@ def test_a_thread_that_fails_is_named_and_ends_the_server(
 
 
 @pytest.mark.parametrize("where", ["_watch", "_ready_soon"])
-def test_an_error_on_one_lane_ends_that_lane_alone(
-    where: str, said: Lines, live: Live, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_ends_its_lane_alone(where: str, said: Lines, live: Live, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = [True]
     original = getattr(Reactor, where)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import selectors
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -28,9 +26,9 @@ from kit.raw_client import (
     path,
     theta_bits,
 )
-from kit.regions import linux_only, queue_length
-from kit.server import DEADLINE, Live, config, serving, wait_until
-from kit.ways import all_ways, configured, opened, read_by_the_server, running, through_sockets, wired
+from kit.regions import queue_length
+from kit.server import Live, config, serving, wait_until
+from kit.ways import all_ways, configured, read_by_the_server, running, through_sockets, wired
 
 P = SMALL.size
 COUNTING = Hyperparameters(rule="downpour", learning_rate=1.0)  # a gradient of -1 adds 1 to every element
@@ -206,28 +204,3 @@ def test_a_hundred_sessions_that_commit_as_fast_as_they_can_get_equal_shares(liv
     on_server_loop(live, all_sessions)
     assert sum(shares) + sessions == live.on_loop(lambda: live.core.central.version)
     assert jain(shares) >= 0.98, sorted(shares)
-
-
-@pytest.mark.parametrize("way", ["tcp", pytest.param("memory", marks=[linux_only, pytest.mark.slow])])
-def test_a_hundred_lanes_that_commit_as_fast_as_they_can_get_equal_shares(way: str, live: Live, wire: Wire) -> None:
-    """One thread speaks for them all: it sends the next commit of each lane as soon as its last one is answered."""
-    sessions, total = 100, 12_000  # the fewer, the more chance alone takes from the index
-    shares = dict.fromkeys(range(sessions), 0)
-    crew = crew_of(wire, sessions)
-    with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        streams = []
-        for number, worker in enumerate(crew):
-            stream = opened(worker, way)
-            stack.callback(stream.cancel)
-            worker.commit_on(stream)
-            selector.register(stream.lane.sock, selectors.EVENT_READ, number)
-            streams.append(stream)
-        for stream, worker in zip(streams, crew, strict=True):
-            stream.send(worker.header(), *worker.body())
-        while sum(shares.values()) < total:
-            for key, _ in selector.select(DEADLINE):
-                worker, stream = crew[key.data], streams[key.data]
-                worker.took(stream.answer(P))
-                shares[key.data] += 1
-                stream.send(worker.header(), *worker.body())
-    assert jain(list(shares.values())) >= 0.98, sorted(shares.values())

@@ -12,12 +12,10 @@ from typing import Any
 
 import grpc
 import pytest
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
 from gem_server.core.leases import FIRST_TERM
 from gem_server.core.memory_budget import MAX_COPIES
-from gem_server.core.shards import MAX_SHARDS
 from gem_server.durability.segment import Segment
 from gem_server.lane import connection
 from gem_server.lane.connection import HELLO_SECONDS
@@ -236,7 +234,7 @@ def outcome(stream: Stream) -> str:
         return ""
 
 
-def test_readers_without_a_lease_that_never_read_hold_a_few_copies_and_stop_no_commit() -> None:
+def test_readers_that_never_read_hold_a_few_copies_and_stop_no_commit() -> None:
     limit = BYTES * (1 + MAX_COPIES + 3)
     with serving(config(memory_limit=limit)) as live, wired(live) as wire, wired(live) as deaf_wire:
         honest, streams = wire.started("honest", LARGE), []
@@ -255,24 +253,6 @@ def test_readers_without_a_lease_that_never_read_hold_a_few_copies_and_stop_no_c
 def ask(worker: Worker, holding: list[int], samples: int = 10**6) -> pb.LeaseShardResponse:
     request = pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=samples, holding=holding)
     return worker.wire.call("LeaseShard", request)  # type: ignore[no-any-return]
-
-
-def test_a_worker_that_completes_no_shard_holds_so_many_and_no_more() -> None:
-    settings = Hyperparameters(shard_size=4, batch_size=4)
-    with serving(config(settings)) as live, wired(live) as wire:
-        honest = wire.started("honest")
-        holding: list[Any] = []
-        greedy = wire.join("greedy")
-        for _ in range(MAX_SHARDS):
-            holding.append(ask(greedy, holding).shard.shard_id)
-        request = pb.LeaseShardRequest(lease_id=greedy.lease_id, sample_count=10**6, holding=holding)
-        refusal = wire.refusal("LeaseShard", request)
-        assert (refusal.error, "complete some" in refusal.details) == ("INVALID_REQUEST", True)
-        assert live.on_loop(lambda: len(live.core.ledger.held)) == MAX_SHARDS
-        assert ask(honest, []).shard.shard_id == MAX_SHARDS + 1
-        honest.commit()
-        greedy.leave()
-        assert live.on_loop(lambda: len(live.core.ledger.held)) == 1
 
 
 def test_shards_that_a_worker_only_claims_to_hold_are_not_written_to_the_log(tmp_path: Path) -> None:

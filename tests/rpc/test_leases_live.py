@@ -99,9 +99,7 @@ def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanw
 
 
 @through_sockets
-def test_an_upload_in_mid_body_does_not_outlive_its_lease(
-    live: Live, wire: Wire, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_does_not_outlive_its_lease(live: Live, wire: Wire, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1e6)  # or its silence might end it first
     ghost = wire.join("ghost")
     stream = read_by_the_server(live, ghost, ghost.header(), chunk(0, bytes(8)))

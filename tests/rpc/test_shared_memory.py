@@ -107,9 +107,7 @@ def test_a_large_gradient_is_checked_to_its_last_element() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4 * P, 1 << 30])
-def test_a_payload_after_a_commit_in_memory_is_refused_and_nothing_moves(
-    size: int, live: Live, worker: Worker, region: Shared
-) -> None:
+def test_a_payload_after_a_commit_in_memory_is_refused(size: int, live: Live, worker: Worker, region: Shared) -> None:
     before = theta_bits(live)
     region.gradient[:] = 1.0
     region.lane.commit(header(worker), bytes(size) if size <= 4 * P else b"", declared=size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 import numpy as np
@@ -83,23 +82,6 @@ def test_a_kind_that_does_not_exist_is_no_gradient(kind: int, way: str) -> None:
         assert (refusal.error, f"update kind {kind} does not exist" in refusal.details) == ("INVALID_REQUEST", True)
         assert theta_bits(live) == before
         assert worker.commit()[0].version == 1
-
-
-def test_the_runs_settings_reach_the_worker() -> None:
-    settings: dict[str, Any] = {
-        "weight_decay": 0.25,
-        "schedule": "step",
-        "decay_versions": 7,
-        "decay_factor": 0.5,
-        "warmup_versions": 3,
-        "warmup_factor": 0.25,
-    }
-    with run("diloco", "delay=3", local_steps=5, local_momentum=0.5, **settings) as (_, wire):
-        told = Hyperparameters.from_message(wire.join("ann").registration.hyperparameters)
-        expected = Hyperparameters(
-            rule="diloco", learning_rate=0.5, rule_options="delay=3", local_steps=5, local_momentum=0.5, **settings
-        )
-        assert told == expected
 
 
 @all_ways

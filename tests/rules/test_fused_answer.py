@@ -48,19 +48,6 @@ def test_a_pull_fills_the_answer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_answer_is_the_theta_of_the_next_gradient(name: str) -> None:
-    """θ_t by Algorithm 1, else θ_{t+1}; two workers in turn, so that the snapshots are stale."""
-    rule, theta = RULES[name], values(0)
-    workers = [worker(rule, theta, answered=True) for _ in range(2)]
-    for number in range(6):
-        before = bits(theta)
-        buffers = workers[number % 2]
-        apply(rule, theta, values(number + 1), buffers, staleness=number % 3)
-        assert bits(theta) != before
-        assert bits(buffers["answer"]) == (before if name == "paper" else bits(theta))
-
-
-@pytest.mark.parametrize("name", RULES)
 def test_the_answer_changes_nothing_else(name: str) -> None:
     rule, theta = RULES[name], values(0)
     other = theta.copy()

@@ -23,9 +23,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("rule", "options", "each", "shared", "made"), KEPT)
-def test_memory_is_what_the_rule_keeps_for_each_worker_and_for_all(
-    rule: str, options: str, each: int, shared: int, made: int
-) -> None:
+def test_memory_is_what_the_rule_keeps(rule: str, options: str, each: int, shared: int, made: int) -> None:
     settings = Hyperparameters(rule=rule, rule_options=options)
     core = make_core(settings)
     start(core, ["ann", "bob", "cy"])
@@ -49,9 +47,7 @@ def test_a_worker_for_whom_there_is_no_room_is_refused(rule: str, options: str, 
 
 
 @pytest.mark.parametrize(("rule", "options", "each", "shared", "made"), KEPT)
-def test_a_commit_takes_no_more_memory_for_its_arithmetic_than_is_counted(
-    rule: str, options: str, each: int, shared: int, made: int
-) -> None:
+def test_a_commit_takes_no_more_memory_than_is_counted(rule: str, options: str, each: int, shared: int, made: int) -> None:
     """Two commits, for some rules do more in every second one."""
     size = 200_000
     layout = Layout.of({"w": (size,)})

@@ -1,4 +1,5 @@
-"""Every other rule, option and proxy, run in the core, against oracles written from the papers' equations alone."""
+"""Every other rule, option and proxy, run in the core, against oracles written from the papers' equations alone; and figures
+of all rules that were worked by hand."""
 
 from __future__ import annotations
 
@@ -131,7 +132,19 @@ def test_a_rule_equals_its_oracle_over_hundreds_of_interleaved_commits(case: str
 
 ONE = Layout.of({"w": (1,)})
 ANN, BOB = "ann", "bob"
-BY_HAND = {
+BY_HAND: dict[str, tuple[list[tuple[str, float]], list[float]]] = {
+    # Alone: Δ = −½, then m = −½, −¾, −⅞ (Eq. 24), and π·Δ = m (Eqs. 16, 19).
+    "gem:momentum=0.5,kappa=1,pi_max=5": ([(ANN, 1), (ANN, 1), (ANN, 1)], [-0.5, -1.25, -2.125]),
+    # Ann moves θ by −½. Bob's |m| = 1 less the drift ½ leaves ½, and |Δ| = 1: π = ½, so θ moves by −½ again.
+    "gem:momentum=0.5,kappa=1": ([(ANN, 1), (BOB, 2)], [-0.5, -1.0]),
+    # Ann moves θ by −2; Bob's |m| = ½ is less than that drift, so his π is 0 (and never negative).
+    "gem:momentum=0.5": ([(ANN, 4), (BOB, 1)], [-2.0, -2.0]),
+    # The snapshot is from before the own commit: m = −¾, drift ½: π = (¾ − ½) / ½ = ½, so θ moves by −¼ only.
+    "gem:momentum=0.5,snapshot=paper": ([(ANN, 1), (ANN, 1)], [-0.5, -0.75]),
+    # The first snapshot is the pulled θ, as the authors' worker pulls once before it trains; s is the same at the second.
+    "gem:momentum=0.5,snapshot=reference,epsilon=1e-12": ([(ANN, 1), (ANN, 1)], [-0.5, -0.75]),
+    # Bob's gradient is one commit late: half of it.
+    "adaptive": ([(ANN, 1), (BOB, 1)], [-0.5, -0.75]),
     # x = 1: e = ¼, so θ = ¼ and x = ¾; then x = 1¾: e = ¼·1½, so θ = ⅝.
     "aeasgd:alpha=0.25": ([(ANN, 1), (ANN, 1)], [0.25, 0.625]),
     # Ann: θ = −1. Bob's g = 2 at s = 0 gives g + ½·4·(−1 − 0) = 0; fresh, it counts in full.

@@ -138,42 +138,6 @@ def test_where_the_arrays_lie_in_memory_changes_no_bit() -> None:
     assert facts is not None
 
 
-# -- energy (Eqs. 15 to 19)
-
-
-@given(SIZES.flatmap(lambda size: st.tuples(values(size, 10), st.lists(values(size, 10), min_size=1, max_size=5))))
-def test_alone_a_worker_moves_theta_by_its_amplified_moment_where_pi_is_not_clamped(case: tuple[Vector, list[Vector]]) -> None:
-    """With s = θ there is no drift, so π·|Δ| = κ|m| (Eq. 19): sequential momentum SGD."""
-    theta, gradients = case
-    rule = make_rule("gem", kappa=1.5, pi_max=1e6)
-    run = Run.of(rule, theta)
-    for gradient in gradients:
-        before = run.theta.copy()
-        run.commit(gradient)
-        delta = 0.05 * np.abs(gradient.astype(np.float64))
-        speed = 1.5 * np.abs(run.workers[0]["moment"].astype(np.float64))
-        free = (delta > 1e-9) & (speed < 0.99e6 * delta)  # ε counts for nothing and π is below its maximum
-        move = np.abs(run.theta.astype(np.float64) - before)
-        rounding = 8 * EPS * speed + EPS * (np.abs(before) + np.abs(run.theta))
-        assert (np.abs(move - speed) <= rounding)[free].all()
-
-
-@given(SIZES.flatmap(lambda size: st.tuples(values(size, 10), st.lists(values(size, 10), min_size=2, max_size=6))))
-def test_the_central_energy_is_at_most_the_proxys_where_pi_is_not_clamped_to_zero(case: tuple[Vector, list[Vector]]) -> None:
-    """½(θ_{t+1} − s)² ≤ ½(κm)², element by element, however far another worker has moved θ meanwhile (Eqs. 15, 16)."""
-    theta, gradients = case
-    run = Run.of(make_rule("gem"), theta, workers=2)
-    for number, gradient in enumerate(gradients):
-        worker = number % 2
-        before, snapshot = run.theta.copy(), run.workers[worker]["snapshot"].astype(np.float64)
-        run.commit(gradient, worker)
-        speed = np.abs(run.workers[worker]["moment"].astype(np.float64))
-        drift = np.abs(before - snapshot)
-        distance = np.abs(run.theta.astype(np.float64) - snapshot)
-        rounding = 8 * EPS * (speed + np.abs(before) + np.abs(run.theta) + np.abs(snapshot))
-        assert (distance <= speed + rounding)[speed > drift].all()
-
-
 # -- the edges of float32
 
 

@@ -15,8 +15,8 @@ from gem_client import connect
 from gem_server import apply_loop
 from gem_server.durability import segment
 from kit.pages import blocks
+from kit.process import process
 from kit.server import config, serving
-from rpc.test_drain import process
 from simulation.truth import fingerprint
 
 
@@ -86,7 +86,7 @@ class Raising(ArrayRule):
 
 
 @pytest.mark.parametrize(("overlap", "inline"), [(False, 1 << 20), (True, 0)])
-def test_a_commit_that_the_rule_raises_on_is_refused_and_nothing_of_it_is_left_also_after_a_crash(
+def test_nothing_is_left_of_a_commit_that_the_rule_raises_on(
     overlap: bool, inline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule has written to all that it may write to when it raises. The log holds the commit, and a start replays it."""
