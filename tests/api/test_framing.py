@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gem_api.errors import IncompleteTransfer, InvalidRequest
-from gem_api.framing import (
-    Assembly,
-    ChunkView,
-    bytes_of,
-    chunk_frame,
-    empty,
-    parse_frame,
-)
+from gem_api.framing import Assembly, ChunkView, bytes_of, chunk_frame, empty, parse_frame
 from gem_api.v1 import tensors_pb2, training_pb2
 from google.protobuf.message import DecodeError, Message
 from hypothesis import example, given

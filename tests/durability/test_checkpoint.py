@@ -12,19 +12,15 @@ from gem_api.hyperparameters import OPTIMIZERS, SHARD_MODES, SNAPSHOTS, Hyperpar
 from gem_api.layout import Layout
 from gem_server.core.facts import Applied
 from gem_server.core.records import Record
-from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, replay
 from gem_server.durability.checkpoint import newest, restore
 from gem_server.intake.messages import commit_result
 from gem_server.rules import RULES
 from gem_server.rules.proxies import PROXIES
 from kit.core import SMALL, apply, bits, commit, header, make_core, restored, save_core, start
+from simulation.truth import fingerprint
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
-
-def answers(core: Core) -> dict[str, Any]:
-    return {lease_id: plain(lease.last_applied) for lease_id, lease in core.leases.live.items()}
 
 
 def plain(applied: Applied | None) -> dict[str, Any] | None:
@@ -54,34 +50,19 @@ def test_a_restored_core_is_the_one_that_was_written_bit_by_bit(settings: Hyperp
     core = trained(settings)
     save_core(core, tmp_path)
     again = restored(tmp_path, settings)
-    assert bits(again.central.theta) == bits(core.central.theta)
-    assert again.central.initialized
-    assert again.central.layout == core.central.layout
-    for name in ("version", "size", "initializer"):
+    assert fingerprint(again) == fingerprint(core)
+    for name in ("layout", "initialized", "initializer"):
         assert getattr(again.central, name) == getattr(core.central, name)
-    assert again.memory.held == core.memory.held
-    for name in ("next_ticket", "outcomes", "steps_done", "samples_committed"):
+    for name in ("next_ticket", "outcomes"):
         assert getattr(again, name) == getattr(core, name)
-    assert again.shared.numbers == core.shared.numbers
-    assert {name: bits(buffer) for name, buffer in again.shared.buffers.items()} == {
-        name: bits(buffer) for name, buffer in core.shared.buffers.items()
-    }
+    assert again.memory.held == core.memory.held
     assert again.leases.ended == core.leases.ended
     assert list(again.leases.live) == list(core.leases.live)
     for lease_id, lease in core.leases.live.items():
         other = again.leases.get(lease_id)
-        for name in ("worker", "sequence", "base_version", "queued", "lease_id"):
-            assert getattr(other, name) == getattr(lease, name)
-        assert {name: bits(buffer) for name, buffer in other.buffers.items()} == {
-            name: bits(buffer) for name, buffer in lease.buffers.items()
-        }
+        assert other.queued == lease.queued
+        assert plain(other.last_applied) == plain(lease.last_applied)
         assert bits(again.reply(other)) == bits(core.reply(lease))
-    assert answers(again) == answers(core)
-    assert again.ledger.held == core.ledger.held
-    assert {group: vars(deck) for group, deck in again.ledger.decks.items()} == {
-        group: vars(deck) for group, deck in core.ledger.decks.items()
-    }
-    assert (again.ledger.completed, again.ledger.samples_completed) == (core.ledger.completed, core.ledger.samples_completed)
 
 
 def test_steps_are_counted_for_the_names_that_committed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

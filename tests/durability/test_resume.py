@@ -13,7 +13,6 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import StartError
 from gem_server.durability.log_cli import main as log
 from gem_server.durability.resume import Beginning, lock_directory, make_core
-from gem_server.rules import make_rule
 from kit.core import commit, save_core, start
 from kit.core import make_core as new_core
 from kit.server import config
@@ -138,13 +137,6 @@ def test_no_file_says_what_code_is_loaded(own: Path, monkeypatch: pytest.MonkeyP
     assert "give --rule own_rule:Own" in replayed.stderr
     assert "own_rule" not in sys.modules
     assert CliRunner().invoke(log, ["replay", str(own), "--rule", "own_rule:Own", "--out", str(own / "model")]).exit_code == 0
-
-
-def test_a_module_that_ends_its_process_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "ends.py").write_text("raise SystemExit(3)")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="can't import 'ends' for rule 'ends:Rule': SystemExit: 3"):
-        make_rule("ends:Rule")
 
 
 def test_windows_of_more_shards_than_a_worker_may_hold_are_refused_at_start() -> None:

@@ -41,9 +41,7 @@ def test_a_run_goes_on_to_the_bit_as_it_would_have(rule: str, options: str, tmp_
     with ExitStack() as open_:
         live = open_.enter_context(serving(logged))
         wire = open_.enter_context(wired(live))
-        workers = [wire.started("w0"), *(wire.join(f"w{number}") for number in (1, 2))]
-        for worker in workers:
-            worker.pull()
+        workers = wire.crew(3)
         for turn, update in enumerate(updates[:12]):
             commit(workers[turn % 3 if turn != 9 else 1], update)
             if turn == 5:

@@ -58,10 +58,7 @@ def two_checkpoints(folder: Path) -> Worker:
 @pytest.mark.parametrize("by", ["stop", "Drain"])
 def test_what_is_queued_is_applied_and_answered_and_everyone_else_is_sent_away(by: str, way: str, tmp_path: Path) -> None:
     with running(way, checkpoint_dir=tmp_path) as (live, wire):
-        crew = [wire.started("worker 0"), *(wire.join(f"worker {number}") for number in range(1, 5))]
-        for worker in crew:
-            worker.pull()
-        uploading, idling, *committing = crew
+        uploading, idling, *committing = wire.crew(5)
         idle = idling.stream()
         idling.commit_on(idle)
         upload = read_by_the_server(live, uploading, uploading.header(), chunk(0, bytes(8)))  # nothing in memory
@@ -255,7 +252,7 @@ def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path
 def test_a_server_that_cannot_write_its_log_lines_goes_on(trouble: str, durability: str, tmp_path: Path) -> None:
     """Rejecting a commit, registering and every way of ending log something."""
     folder, address = tmp_path / "checkpoints", free_address()
-    flags = (
+    flags = [
         "--listen",
         address,
         "--checkpoint-dir",
@@ -263,7 +260,7 @@ def test_a_server_that_cannot_write_its_log_lines_goes_on(trouble: str, durabili
         "--durability",
         durability,
         configured(checkpoint_interval=0),
-    )
+    ]
     with (
         open("/dev/full", "w", encoding="utf-8") as full,
         gone_at_the_end(Process(flags, {}, full if trouble == "its disk is full" else None)) as server,

@@ -230,12 +230,8 @@ WRONG_REGISTRATIONS: dict[str, tuple[str, pb.RegisterWorkerRequest]] = {
     "no tensors": ("INVALID_REQUEST", register_request("x", [], 0, 0)),
     "no parameters": ("INVALID_REQUEST", register_request("x", [("w", (0,))], 0, 0)),
     "a range that begins late": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 1, 17)),
-    "a range that ends early": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 0, 16)),
     "a range that ends late": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 0, 18)),
-    "a range elsewhere": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 17, 34)),
-    "no range": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 0, 0)),
     "a tensor name twice": ("INVALID_REQUEST", register_request("x", [("w", (8,)), ("w", (9,))], 0, 17)),
-    "a tensor without a name": ("INVALID_REQUEST", register_request("x", [("", (17,))], 0, 17)),
     "an unprintable tensor name": ("INVALID_REQUEST", register_request("x", [("w\x1b", (17,))], 0, 17)),
     "a tensor name of 100,000 unprintable characters": (
         "INVALID_REQUEST",
@@ -247,9 +243,6 @@ WRONG_REGISTRATIONS: dict[str, tuple[str, pb.RegisterWorkerRequest]] = {
     "the largest extent": ("INVALID_REQUEST", register_request("x", [("w", (2**64 - 1,))], 0, 2**64 - 1)),
     "a huge extent of nothing": ("INVALID_REQUEST", register_request("x", [("w", (17, 2**64 - 1, 0))], 0, 17)),
     "another name": ("LAYOUT_MISMATCH", register_request("x", [("v", (3, 5)), ("b", (2,))], 0, 17)),
-    "another shape": ("LAYOUT_MISMATCH", register_request("x", [("w", (5, 3)), ("b", (2,))], 0, 17)),
-    "another order": ("LAYOUT_MISMATCH", register_request("x", [("b", (2,)), ("w", (3, 5))], 0, 17)),
-    "a tensor missing": ("LAYOUT_MISMATCH", register_request("x", [("w", (3, 5))], 0, 15)),
     "a tensor more": ("LAYOUT_MISMATCH", register_request("x", [("w", (3, 5)), ("b", (2,)), ("c", (1,))], 0, 18)),
     "a name of 100,000 characters": ("INVALID_REQUEST", register_request("x", [("v" * 100_000, (17,))], 0, 17)),
 }

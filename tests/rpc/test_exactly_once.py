@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunk, chunks, theta_bits
 from kit.regions import queue_length
 from kit.server import Live, serving, wait_until
-from kit.ways import FAILED, WAYS, all_ways, configured, read_by_the_server, refusal_of, running, through_sockets, wired
+from kit.ways import FAILED, WAYS, all_ways, configured, read_by_the_server, refusal_of, through_sockets, wired
 
 P = SMALL.size
 
@@ -112,50 +110,6 @@ def test_a_repeat_whose_body_ends_after_the_first_was_applied_is_answered_too(li
     assert theta_bits(live) == (1, theta.tobytes())
 
 
-# -- across a restart
-
-
-@all_ways
-def test_after_a_restart_a_repeat_is_answered_as_the_first_time(way: str, tmp_path: Path) -> None:
-    with running(way, checkpoint_dir=tmp_path) as (live, wire):
-        worker = wire.started("worker")
-        worker.commit()
-        first, theta = worker.commit()
-        before = theta_bits(live)
-    with running(way, checkpoint_dir=tmp_path, resume=True) as (live, wire):
-        worker.wire = wire
-        again, theta_again = worker.whole(*resend(worker, 2, 1)).answer(P)
-        assert again == first
-        assert theta_again.tobytes() == theta.tobytes()
-        assert theta_bits(live) == before
-        assert worker.commit()[0].version == 3
-        assert wire.status().commits["applied"] == 3
-
-
-@all_ways
-def test_a_worker_ahead_of_the_checkpoint_is_rolled_back_and_joins_anew(way: str, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    with running(way, checkpoint_dir=folder) as (live, wire):
-        worker = wire.started("worker")
-        worker.commit()
-        wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
-        kept = theta_bits(live)
-        worker.commit()
-        worker.commit()
-        crashed = tmp_path / "crashed"  # what the disk holds when the server dies now
-        folder.rename(crashed)
-    with running(way, checkpoint_dir=crashed, resume=True) as (live, wire):
-        worker.wire = wire
-        refusal = worker.whole(*resend(worker, 4, 3)).refusal()
-        assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "rolled_back")
-        assert theta_bits(live) == kept
-        assert live.on_loop(lambda: (dict(live.core.leases.live), dict(live.core.leases.ended))) == ({}, {"rolled_back": 1})
-        again = wire.join("worker")
-        assert again.registration.steps_done == 1
-        again.pull()
-        assert again.commit()[0].version == 2
-
-
 # -- all at once
 
 
@@ -199,10 +153,7 @@ def storm(seed: int, worker: Worker, commits: int) -> list[set[tuple[int, int, i
 def test_a_storm_of_duplicates_applies_every_commit_once(way: str, live: Live) -> None:
     workers, commits = 4, 12
     with wired(live, way) as wire, ThreadPoolExecutor(workers) as threads:
-        crew = [wire.started("worker 0"), *(wire.join(f"worker {number}") for number in range(1, workers))]
-        for worker in crew:
-            worker.pull()
-        storms = [threads.submit(storm, seed, worker, commits) for seed, worker in enumerate(crew)]
+        storms = [threads.submit(storm, seed, worker, commits) for seed, worker in enumerate(wire.crew(workers))]
         answers = [storm.result() for storm in storms]
         assert wire.status().commits["applied"] == workers * commits
     assert theta_bits(live)[0] == workers * commits

@@ -14,18 +14,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from kit.raw_client import (
-    SMALL,
-    CommitStream,
-    Theta,
-    Wire,
-    Worker,
-    apply_thread_held,
-    chunk,
-    on_server_loop,
-    path,
-    theta_bits,
-)
+from kit.raw_client import SMALL, CommitStream, Theta, Wire, Worker, apply_thread_held, chunk, on_server_loop, path, theta_bits
 from kit.regions import queue_length
 from kit.server import Live, config, serving, wait_until
 from kit.ways import all_ways, configured, read_by_the_server, running, through_sockets, wired
@@ -39,20 +28,12 @@ def half_sent(live: Live, worker: Worker) -> CommitStream:
     return read_by_the_server(live, worker, worker.header(), chunk(0, worker.gradient()[:2].tobytes()))
 
 
-def crew_of(wire: Wire, size: int) -> list[Worker]:
-    """Workers that have all pulled version 0."""
-    crew = [wire.started("worker 0"), *(wire.join(f"worker {number}") for number in range(1, size))]
-    for worker in crew:
-        worker.pull()
-    return crew
-
-
 # -- tickets
 
 
 @through_sockets
 def test_a_slow_uploader_that_began_first_is_applied_last_and_holds_nobody_up(live: Live, wire: Wire) -> None:
-    slow, fast, faster = crew_of(wire, 3)
+    slow, fast, faster = wire.crew(3)
     stream = half_sent(live, slow)
     assert [fast.commit()[0].ticket, faster.commit()[0].ticket] == [1, 2]
     stream.send(chunk(8, slow.gradient()[2:].tobytes()))
@@ -62,7 +43,7 @@ def test_a_slow_uploader_that_began_first_is_applied_last_and_holds_nobody_up(li
 
 @through_sockets
 def test_a_dying_uploader_takes_no_ticket_and_moves_nothing(live: Live, wire: Wire) -> None:
-    dying, other = crew_of(wire, 2)
+    dying, other = wire.crew(2)
     before = theta_bits(live)
     stream = half_sent(live, dying)
     stream.cancel()
@@ -74,7 +55,7 @@ def test_a_dying_uploader_takes_no_ticket_and_moves_nothing(live: Live, wire: Wi
 
 @all_ways
 def test_complete_commits_are_applied_in_the_order_in_which_they_became_complete(live: Live, wire: Wire) -> None:
-    crew = crew_of(wire, 5)
+    crew = wire.crew(5)
     order = [3, 0, 4, 1, 2]
     with apply_thread_held(live) as release:
         streams = {}
@@ -91,7 +72,7 @@ def test_the_history_lists_tickets_in_the_order_of_versions(way: str, tmp_path: 
     workers, commits = 5, 8
     history = tmp_path / "history.csv"
     with running(way, history=history) as (_, wire), ThreadPoolExecutor(workers) as threads:
-        crew = crew_of(wire, workers)
+        crew = wire.crew(workers)
         runs = [threads.submit(lambda w: [w.commit()[0] for _ in range(commits)], worker) for worker in crew]
         answered = {result.version: result for run in runs for result in run.result()}
     rows = list(csv.DictReader(history.read_text().splitlines()))
@@ -178,7 +159,7 @@ def test_jains_index_tells_fair_from_unfair() -> None:
 def test_a_hundred_sessions_that_commit_as_fast_as_they_can_get_equal_shares(live: Live, wire: Wire) -> None:
     sessions, total = 100, 3000
     shares = [0] * sessions
-    crew = crew_of(wire, sessions)
+    crew = wire.crew(sessions)
 
     async def exchange(stream: grpc.aio.StreamStreamCall, worker: Worker) -> None:
         for frame in (worker.header(), *worker.body()):

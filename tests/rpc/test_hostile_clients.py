@@ -20,18 +20,7 @@ from gem_server.durability.segment import Segment
 from gem_server.lane import connection
 from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.listener import TOKEN_SECONDS
-from kit.raw_client import (
-    SMALL,
-    Refusal,
-    Stream,
-    Wire,
-    Worker,
-    chunk,
-    on_server_loop,
-    path,
-    received_bytes,
-    register_request,
-)
+from kit.raw_client import SMALL, Refusal, Stream, Wire, Worker, chunk, on_server_loop, path, received_bytes, register_request
 from kit.raw_lane import header as lane_header
 from kit.raw_lane import offer
 from kit.regions import abstract, linux_only, memory_bytes

@@ -11,7 +11,6 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from gem_server.lane import connection
 from kit.raw_client import (
     SMALL,
     Stream,
@@ -22,12 +21,11 @@ from kit.raw_client import (
     on_server_loop,
     path,
     received_bytes,
-    theta_bits,
     wired,
 )
 from kit.regions import memory_bytes
 from kit.server import Live, config, serving, wait_until
-from kit.ways import all_ways, read_by_the_server, through_sockets
+from kit.ways import all_ways, through_sockets
 
 P = SMALL.size
 EACH = 3 * 4 * P  # what the server holds for a worker: moment, snapshot, and the gradient that arrives
@@ -96,18 +94,6 @@ def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanw
     assert worker.commit()[0].version == 1
     pass_time(live)  # its worker is silent now, though the server runs
     assert dict(wire.status().leases_ended) == {"expired": 1}
-
-
-@through_sockets
-def test_an_upload_does_not_outlive_its_lease(live: Live, wire: Wire, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1e6)  # or its silence might end it first
-    ghost = wire.join("ghost")
-    stream = read_by_the_server(live, ghost, ghost.header(), chunk(0, bytes(8)))
-    bits = theta_bits(live)
-    pass_time(live, worker)
-    refusal = stream.refusal()
-    assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "expired")
-    assert theta_bits(live) == bits
 
 
 @through_sockets

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,20 +18,9 @@ from gem_api.v1 import admin_pb2, tensors_pb2
 from gem_server.config import StartError
 from gem_server.core.norm_bound import MIN_NORMS
 from gem_server.lane.commits import PIECE
-from kit.raw_client import (
-    SMALL,
-    Refusal,
-    Theta,
-    Wire,
-    Worker,
-    apply_thread_held,
-    chunk,
-    chunks,
-    register_request,
-    theta_bits,
-)
+from kit.raw_client import SMALL, Refusal, Theta, Wire, Worker, apply_thread_held, chunk, chunks, register_request, theta_bits
 from kit.raw_lane import LaneFailed
-from kit.regions import LARGE, abstract, linux_only, memory_bytes, queue_length, shared, theta_of
+from kit.regions import LARGE, abstract, all_the_time, linux_only, memory_bytes, queue_length, shared, theta_of
 from kit.server import Live, config, serving, wait_until
 from kit.ways import FAILED, all_ways, refusal_of, through_sockets, wired
 
@@ -187,17 +175,9 @@ def test_no_commit_moves_theta_further_than_the_bound() -> None:
     with bounded(10.0, settings=settings, quarantine_after=0) as (live, wire):
         seasoned(wire, layout=LARGE)
         eve = joined(wire, "eve", LARGE)
-        region, done, applied = shared(eve), threading.Event(), 0
-
-        def scribble() -> None:
-            for value in itertools.cycle((1e4, 0.5, 0.5)):
-                if done.is_set():
-                    return
-                region.gradient[:] = value
-
-        thread = threading.Thread(target=scribble)
-        thread.start()
-        try:
+        region, applied = shared(eve), 0
+        values = itertools.cycle((1e4, 0.5, 0.5))
+        with all_the_time(lambda: region.gradient.fill(next(values))):
             for _ in range(60):
                 before = theta_of(live)
                 lane = region.sent()
@@ -209,9 +189,6 @@ def test_no_commit_moves_theta_further_than_the_bound() -> None:
                         raise
                 moved = float(np.linalg.norm(theta_of(live).astype(np.float64) - before))
                 assert moved <= 1.001 * 0.5 * 10 * math.sqrt(LARGE.size)
-        finally:
-            done.set()
-            thread.join()
         assert applied > 0, "no commit got past the judgement: nothing was tried"
         region.close()
 

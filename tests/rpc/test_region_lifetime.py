@@ -212,10 +212,9 @@ def test_a_region_is_unmapped_after_the_turn_of_its_last_commit(live: Live, work
 
 def test_a_server_that_stops_unmaps_every_region() -> None:
     with serving(config(memory_socket=abstract())) as live, wired(live) as wire:
-        workers = [wire.started("worker 0"), *(wire.join(f"worker {number}") for number in range(1, 5))]
+        workers = wire.crew(5)
         regions = [shared(worker) for worker in workers]
-        for worker, region in zip(workers, regions, strict=True):
-            worker.pull()
+        for region in regions:
             region.commit()
             until_held(region.inode, 2)
     del live

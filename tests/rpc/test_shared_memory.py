@@ -12,16 +12,7 @@ import numpy as np
 import pytest
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from kit.raw_client import (
-    SMALL,
-    Wire,
-    Worker,
-    apply_thread_held,
-    chunks,
-    received_bytes,
-    theta_bits,
-    wired,
-)
+from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunks, received_bytes, theta_bits, wired
 from kit.raw_lane import header
 from kit.regions import LARGE, RULES, Shared, abstract, linux_only, queue_length, shared, sharing
 from kit.server import Live, config, serving, wait_until

@@ -74,6 +74,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Name of a module with rules in it, good ones and bad ones."""
     (tmp_path / "rules_of_a_user.py").write_text(MODULE)
     (tmp_path / "broken_rules.py").write_text("raise RuntimeError('no licence')\n")
+    (tmp_path / "ending_rules.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "rules_of_a_user"
     sys.modules.pop("rules_of_a_user", None)
@@ -156,6 +157,7 @@ def test_a_users_rule_gets_the_runs_settings_and_its_own_options(module: str) ->
     [
         ("no_such_module:Rule", "", "can't import 'no_such_module' for rule 'no_such_module:Rule': No module named"),
         ("broken_rules:Rule", "", "can't import 'broken_rules' for rule 'broken_rules:Rule': RuntimeError: no licence"),
+        ("ending_rules:Rule", "", "can't import 'ending_rules' for rule 'ending_rules:Rule': SystemExit: 3"),
         (":Rule", "", "can't import '' for rule ':Rule'"),
         (".rules_of_a_user:Good", "", "can't import '.rules_of_a_user'"),
         ("rules_of_a_user:Missing", "", "module 'rules_of_a_user' has no class 'Missing'"),

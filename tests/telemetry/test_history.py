@@ -222,6 +222,7 @@ DAMAGED = {
     "NUL bytes": HEADER + b"1,1" + bytes(100) + b"\n",
     "a ticket that is no number": HEADER + "1,²,0,ann,1,0,0,,1,,,,,\n".encode(),
     "a ticket of 5,000 digits": HEADER + b"1," + b"9" * 5000 + b",0,ann,1,0,0,,1,,,,,\n",
+    "other columns": b"ticket,version,worker\n1,1,ann\n",
     "a line without an end": HEADER + b"1" * (1 << 20) + b"\n",
 }
 
@@ -251,15 +252,6 @@ def test_a_damaged_line_costs_that_line_alone_and_the_file_is_kept_as_it_was(pat
     assert path.with_suffix(".csv.old").read_bytes() == content
     assert reasons(log, "warning") == ["2 of its lines can't be read"]
     assert history.earlier.message().version[-1] == 3
-
-
-def test_a_history_with_other_columns_is_set_aside(path: Path, log: Lines) -> None:
-    path.write_text("ticket,version,worker\n1,1,ann\n")
-    history = taken_over(path, 4)
-    history.close()
-    assert rows(path) == []
-    assert path.with_suffix(".csv.old").exists()
-    assert reasons(log, "warning") == ["it has other columns: ticket, version, worker"]
 
 
 @pytest.mark.long
