@@ -311,12 +311,3 @@ def test_a_resumed_process_names_the_checkpoint_that_it_refuses(tmp_path: Path) 
     assert len(refused) == 1
     assert str(damaged) in refused[0]["why"]
     assert "truncated" in refused[0]["why"]
-
-
-@pytest.mark.long
-def test_a_process_that_cannot_start_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
-    two_checkpoints(tmp_path)
-    with process("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path)) as server:
-        assert server.ended() == 2
-    assert "add --resume" in server.lines[-1]
-    assert not any("Traceback" in line for line in server.lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -190,7 +191,7 @@ def test_a_wrong_repeat_is_refused_too(live: Live, wire: Wire, worker: Worker) -
 
 # -- leases
 
-LEASE_CALLS = {
+LEASE_CALLS: dict[str, Any] = {
     "Pull": pb.PullRequest(), "InitializeCentral": pb.InitializeCentralRequest(header=pb.InitializeCentralHeader()),
     "Commit": pb.CommitRequest(header=pb.CommitHeader()), "OpenLane": pb.OpenLaneRequest(),
     "RenewLease": pb.RenewLeaseRequest(), "LeaveCluster": pb.LeaveClusterRequest(),

@@ -70,14 +70,6 @@ def test_a_resend_overtakes_the_stream_that_stalled_in_mid_body(newer: str, way:
         assert theta_bits(live) == (1, theta.tobytes())
 
 
-@through_sockets
-def test_a_half_sent_resend_can_itself_be_overtaken(live: Live, worker: Worker) -> None:
-    streams = [read_by_the_server(live, worker, worker.header(), chunk(0, bytes(size))) for size in (4, 8, 12)]
-    assert worker.commit()[0].version == 1
-    assert {stream.refusal().error for stream in streams} == {"SUPERSEDED"}
-    assert theta_bits(live)[0] == 1
-
-
 @all_ways
 def test_a_repeat_of_a_queued_commit_waits_for_the_same_answer(live: Live, worker: Worker) -> None:
     with apply_thread_held(live) as release:

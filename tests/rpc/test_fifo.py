@@ -14,7 +14,7 @@ import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from kit.raw_client import SMALL, CommitStream, Theta, Wire, Worker, apply_thread_held, chunk, on_server_loop, path, theta_bits
+from kit.raw_client import SMALL, Theta, Wire, Worker, apply_thread_held, chunk, on_server_loop, path
 from kit.regions import queue_length
 from kit.server import Live, config, serving, wait_until
 from kit.ways import all_ways, configured, read_by_the_server, running, through_sockets, wired
@@ -23,34 +23,17 @@ P = SMALL.size
 COUNTING = Hyperparameters(rule="downpour", learning_rate=1.0)  # a gradient of -1 adds 1 to every element
 
 
-def half_sent(live: Live, worker: Worker) -> CommitStream:
-    """A commit whose header and first elements the server has read."""
-    return read_by_the_server(live, worker, worker.header(), chunk(0, worker.gradient()[:2].tobytes()))
-
-
 # -- tickets
 
 
 @through_sockets
 def test_a_slow_uploader_that_began_first_is_applied_last_and_holds_nobody_up(live: Live, wire: Wire) -> None:
     slow, fast, faster = wire.crew(3)
-    stream = half_sent(live, slow)
+    stream = read_by_the_server(live, slow, slow.header(), chunk(0, slow.gradient()[:2].tobytes()))
     assert [fast.commit()[0].ticket, faster.commit()[0].ticket] == [1, 2]
     stream.send(chunk(8, slow.gradient()[2:].tobytes()))
     result, _ = stream.answer(P)
     assert (result.ticket, result.version, result.staleness) == (3, 3, 2)
-
-
-@through_sockets
-def test_a_dying_uploader_takes_no_ticket_and_moves_nothing(live: Live, wire: Wire) -> None:
-    dying, other = wire.crew(2)
-    before = theta_bits(live)
-    stream = half_sent(live, dying)
-    stream.cancel()
-    assert theta_bits(live) == before
-    result, _ = other.commit()
-    assert (result.ticket, result.version, result.staleness) == (1, 1, 0)
-    assert dying.commit()[0].ticket == 2
 
 
 @all_ways

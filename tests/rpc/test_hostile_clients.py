@@ -336,27 +336,3 @@ def test_an_upload_that_stops_in_the_middle_is_given_up_though_its_lease_goes_on
 def exchanging(live: Live) -> bool:
     calls = live.server.parts.training.calls
     return live.on_loop(lambda: any(call.exchanging for call in calls._all))
-
-
-def test_lane_answers_that_nobody_reads_hold_no_more_than_their_leases_do() -> None:
-    with limited(5, LARGE) as (live, wire, honest), ExitStack() as lanes:
-        deaf = [wire.join(f"deaf {number}", LARGE) for number in range(4)]
-        held = memory_bytes(live)
-        streams = []
-        for each in deaf:
-            each.pull()
-            stream = opened(each, "tcp")
-            lanes.callback(stream.cancel)
-            stream.send(each.header(), *each.body(0.001))  # and nothing is read
-            streams.append(stream)
-        wait_until(lambda: live.on_loop(lambda: live.core.central.version) == 4, "their commits to be applied")
-        for version in range(5, 8):
-            assert honest.commit(0.001)[0].version == version
-        assert memory_bytes(live) == held
-        for each in deaf:
-            each.leave()
-        assert memory_bytes(live) == BYTES * 4
-        for stream in streams:
-            with pytest.raises(EOFError):  # cut off in the middle of θ: what is sent must not change
-                stream.answer(LARGE.size)
-        assert honest.commit(0.001)[0].version == 8

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
-from gem_api.layout import Layout, Vector
+from gem_api.layout import Vector
 from gem_server.core.central_variable import require_finite
-from gem_server.rules import RULES, PiFacts, RuleInput, Shared, UpdateRule, make_rule
+from gem_server.rules import RULES, UpdateRule, make_rule
 from gem_server.rules.fused import BINS, BLOCK
 from gem_server.rules.proxies import PROXIES
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from kit.core import bits
+from rules.passes import Run
 
 EPS = float(np.finfo(np.float32).eps)
 CONVENTIONS = ["after", "paper", "reference"]
@@ -31,36 +31,6 @@ def values(size: int, most: float = 1e3) -> st.SearchStrategy[Vector]:
     """float32, shape (size,): zeros, denormals and everything up to ±most."""
     limit = float(np.float32(most)) if float(np.float32(most)) <= most else float(np.nextafter(np.float32(most), np.float32(0)))
     return arrays(np.float32, size, elements=st.floats(-limit, limit, width=32))
-
-
-@dataclass
-class Run:
-    """A rule, θ and the buffers of a few workers: a server without the server."""
-
-    rule: UpdateRule
-    theta: Vector
-    workers: list[dict[str, Vector]] = field(default_factory=list)
-    shared: Shared = field(default_factory=Shared)
-    version: int = 0
-
-    @classmethod
-    def of(cls, rule: UpdateRule, theta: Vector, workers: int = 1) -> Run:
-        run = cls(rule, theta.copy())
-        run.shared = Shared({name: np.zeros(theta.size, np.float32) for name in rule.shared}, dict(rule.numbers))
-        for _ in range(workers):
-            buffers = {name: np.zeros(theta.size, np.float32) for name in rule.buffers}
-            rule.first_pull(run.theta, buffers)
-            run.workers.append(buffers)
-        return run
-
-    def commit(self, gradient: Vector, worker: int = 0, staleness: int = 0) -> PiFacts | None:
-        layout = Layout.of({"w": (self.theta.size,)})
-        self.version += 1
-        rule_input = RuleInput(staleness, self.version - 1, self.version - 1, shared=self.shared)
-        return self.rule.apply(layout, self.theta, gradient, self.workers[worker], rule_input)
-
-    def state(self) -> bytes:
-        return bits(self.theta) + b"".join(bits(buffer) for buffers in self.workers for buffer in buffers.values())
 
 
 def assert_no_nan(run: Run) -> None:

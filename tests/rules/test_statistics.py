@@ -66,18 +66,6 @@ def test_powers_of_two_are_edges(pi_max: float) -> None:
     assert np.isin(powers.astype(np.float32), edges).all()
 
 
-def test_the_first_bin_holds_zero_alone_and_the_last_the_maximum_alone() -> None:
-    tiny, below = np.finfo(np.float32).eps, np.nextafter(np.float32(5), np.float32(0))
-    facts, pi = facts_for(np.array([0, 0, tiny, 1, below, 5, 5, 5, 6, 7], np.float32))
-    assert (pi == 0).sum() == 2
-    assert facts.counts[0] == 2
-    assert facts.counts[-1] == 5
-    assert facts.zero_ratio == 0.2
-    assert facts.max_ratio == 0.5
-    assert facts.counts[1] == 1
-    assert facts.counts[-3:-1].sum() == 1
-
-
 @given(st.lists(st.floats(0, 7.5, width=32), min_size=1, max_size=300))
 def test_each_pi_is_counted_in_its_own_bin(pi: list[float]) -> None:
     facts, exact = facts_for(np.array(pi, np.float32))
@@ -145,13 +133,6 @@ def test_a_quantile_is_within_a_bin_of_the_exact_one(pi: list[float], share: flo
     facts, exact = facts_for(np.array(pi, np.float32))
     value = float(quantile(facts.counts, facts.edges, share))
     assert within_a_bin(value, float(np.quantile(exact, share, method="inverted_cdf")), 5.0)
-
-
-def test_each_tensor_has_its_own_median() -> None:
-    layout = Layout.of({"low": (3,), "empty": (0,), "high": (2, 2), "scalar": ()})
-    facts, _ = facts_for(np.array([0, 0, 1, 5, 5, 5, 2, 1.5], np.float32), layout=layout)
-    assert facts.tensor_medians[:3].tolist() == [0, 0, 5]
-    assert facts.tensor_medians[3] == pytest.approx(1.5, rel=1 / 16)
 
 
 def test_nothing_counted_has_a_quantile_of_zero() -> None:

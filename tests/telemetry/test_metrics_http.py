@@ -90,18 +90,6 @@ def test_the_values_are_those_of_the_run(measured: Live) -> None:
     assert ("gem_event_loop_lag_seconds_count", "") in seen
 
 
-def test_labels_have_few_values_however_many_workers_come_and_go(measured: Live) -> None:
-    with wired(measured) as wire:
-        _train(wire)
-        before = samples(scrape(measured)).keys()
-        for number in range(20):
-            passer_by = wire.join(f"passer-by {number}")
-            passer_by.pull()
-            passer_by.commit()
-            passer_by.leave()
-        assert samples(scrape(measured)).keys() == before
-
-
 def test_a_worker_that_leaves_in_mid_commit_leaves_no_series(measured: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply_loop, "INLINE_PARAMETERS", 0)  # so that it is applied in a thread
     applying = Pause(monkeypatch, type(measured.core.rule), "apply")
