@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout
-from gem_api.schedule import Schedule, factor, rate
+from gem_api.schedule import Schedule, factor
 from gem_server.durability.resume import resumed_hyperparameters
 from kit.core import commit, make_core, restored, save_core, start
 
@@ -59,10 +59,6 @@ def test_the_factor_of_the_learning_rate(what: str) -> None:
 )
 def test_a_schedule_says_what_it_is(schedule: Schedule, words: str) -> None:
     assert str(schedule) == words
-
-
-def test_the_rate_is_the_learning_rate_times_the_factor() -> None:
-    assert rate(Hyperparameters(learning_rate=0.4, warmup_versions=2), 0) == 0.2
 
 
 @pytest.mark.parametrize(

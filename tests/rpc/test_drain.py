@@ -35,11 +35,6 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
-def cut_short(path: Path) -> None:
-    """Takes the last byte off a file."""
-    path.write_bytes(path.read_bytes()[:-1])
-
-
 def two_checkpoints(folder: Path) -> Worker:
     """Leaves a folder with the checkpoints of versions 1 and 2; returns the worker that committed."""
     with serving(config(checkpoint_dir=folder)) as live, wired(live) as wire:
@@ -300,7 +295,7 @@ def answers(wire: Wire) -> bool:
 def test_a_resumed_process_names_the_checkpoint_that_it_refuses(tmp_path: Path) -> None:
     two_checkpoints(tmp_path)
     damaged = tmp_path / "checkpoint-000000000002-0001" / "model.safetensors"
-    cut_short(damaged)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
     with process("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path), "--resume") as server:
         wire = Wire(server.serving())
         assert wire.status().version == 1

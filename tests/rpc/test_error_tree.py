@@ -339,18 +339,14 @@ def test_a_checkpoint_without_a_folder_fails(wire: Wire, worker: Worker) -> None
     assert worker.commit()[0].version == 1
 
 
-def put_a_file_in_the_way(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("a file is in the way")
-
-
 def test_a_checkpoint_of_nothing_and_one_that_cannot_be_written_fail(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     with serving(config(checkpoint_dir=folder)) as live, wired(live) as wire:
         request = admin_pb2.CreateCheckpointRequest()
         assert_refused(wire.refusal("CreateCheckpoint", request), "CHECKPOINT_FAILED")
         worker = wire.started("worker")
-        put_a_file_in_the_way(folder)
+        shutil.rmtree(folder)
+        folder.write_text("a file is in the way")
         before = theta_bits(live)
         assert_refused(wire.refusal("CreateCheckpoint", request), "CHECKPOINT_FAILED")
         assert theta_bits(live) == before

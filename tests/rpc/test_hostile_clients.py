@@ -324,15 +324,11 @@ def test_an_upload_that_stops_in_the_middle_is_given_up_though_its_lease_goes_on
     stream.cancel()
     lane = opened(worker, "tcp").lane
     lane.commit(lane_header(worker), bytes(4), declared=4 * worker.size)
-    wait_until(lambda: exchanging(live), "the upload to begin")
+    calls = live.server.parts.training.calls
+    wait_until(lambda: live.on_loop(lambda: any(call.exchanging for call in calls._all)), "the upload to begin")
     for _ in range(4):
         live.clock.advance(0.4 * live.config.lease_seconds)
         worker.wire.call("RenewLease", pb.RenewLeaseRequest(lease_id=worker.lease_id))
     assert lane.closed()
     lane.close()
     assert worker.commit()[0].version == 1
-
-
-def exchanging(live: Live) -> bool:
-    calls = live.server.parts.training.calls
-    return live.on_loop(lambda: any(call.exchanging for call in calls._all))

@@ -159,14 +159,6 @@ def test_when_the_initialiser_goes_half_way_one_of_those_who_wait_is_asked(how: 
     assert wire.whole("InitializeCentral", initialize_header(first.lease_id)).refusal().error == "LEASE_ENDED"
 
 
-def test_an_initialiser_that_pulls_instead_is_told_again(wire: Wire) -> None:
-    worker = wire.join("first")
-    for _ in range(2):
-        stream = worker.open_pull()
-        assert pb.PullResponse.FromString(stream.read()).header.must_initialize
-        assert stream.ended_well()
-
-
 def test_a_pull_waits_for_the_first_value_as_long_as_its_lease_is_renewed(live: Live, wire: Wire) -> None:
     slow, patient = wire.join("slow"), wire.join("patient")
     pull = patient.open_pull()

@@ -296,14 +296,6 @@ def test_the_influence_of_a_commit_is_what_its_rule_made_of_it(rule: str, influe
     assert watch.value("gem_worker_influence_total", worker="ann") == pytest.approx(influence)
 
 
-def test_a_workers_series_end_with_its_lease() -> None:
-    watch = watched()
-    watch.commit("lease-1")
-    watch.commit("lease-2")
-    watch.progress.forget("ann")
-    assert watch.values("gem_worker_commits_total", "worker") == {"bob": 1}
-
-
 def test_the_run_is_described_by_its_settings() -> None:
     (info,) = [family for family in watched(kappa=2.0).registry.collect() if family.name == "gem_run"]
     labels = info.samples[0].labels
