@@ -8,12 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner
 from gem_api.process.addresses import server_address
-from gem_client import Admin, InvalidRequest, Retry, ServerUnavailable, connect
-from gem_ctl.cli import main as ctl
-from gem_worker.evaluation.evaluator import main as evaluator
-from gem_worker.process.cli import main as worker
-
-COMMANDS = {"gem-ctl": ctl, "gem-worker": worker, "gem-evaluator": evaluator}
+from gem_client import Admin, InvalidRequest, ServerUnavailable, connect
+from gem_worker.process.trainer import run_hyperparameters
+from kit.commands import COMMANDS
+from kit.model import Patience
 
 
 @pytest.mark.parametrize(
@@ -62,29 +60,23 @@ def test_the_sdk_refuses_a_wrong_address_before_it_dials() -> None:
             attempt("http://localhost:50051")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["gem-ctl", "gem-worker", "gem-evaluator"])
 def test_a_command_refuses_a_wrong_address_as_wrong_use(name: str) -> None:
     with pytest.raises(click.UsageError, match="the port 'abc' is not"):
         COMMANDS[name].make_context(name, ["--server", "localhost:abc", "status"][: 3 if name == "gem-ctl" else 2])
 
 
-class Patience:
-    """A retry whose clock moves only in its pauses."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    def retry(self) -> Retry:
-        return Retry(give_up_after=2.0, clock=lambda: self.now, sleep=self.wait, uniform=lambda low, high: high)
+@pytest.fixture
+def patience() -> Patience:
+    patience = Patience()
+    patience.run_out()
+    return patience
 
 
-def test_without_a_server_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_server_that_is_said_once(patience: Patience, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.WARNING, "gem_client"),
-        connect("127.0.0.1:1", name="ann", retry=Patience().retry()) as session,
+        connect("127.0.0.1:1", name="ann", retry=patience.retry()) as session,
         pytest.raises(ServerUnavailable) as raised,
     ):
         session.pull()
@@ -94,7 +86,7 @@ def test_without_a_server_that_is_said_once(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_gem_ctl_says_in_one_line_that_there_is_no_server() -> None:
-    done = CliRunner().invoke(ctl, ["--server", "127.0.0.1:1", "status"])
+    done = CliRunner().invoke(COMMANDS["gem-ctl"], ["--server", "127.0.0.1:1", "status"])
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "gem-ctl: no server at 127.0.0.1:1 (is gem-server running?)\n"
 
@@ -107,9 +99,7 @@ def test_a_name_that_nobody_has_is_said_so() -> None:
         admin.status()
 
 
-def test_a_worker_says_that_it_waits_for_a_server(caplog: pytest.LogCaptureFixture) -> None:
-    from gem_worker.process.trainer import run_hyperparameters
-
+def test_a_worker_says_that_it_waits_for_a_server(patience: Patience, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(ServerUnavailable):
-        run_hyperparameters("127.0.0.1:1", Patience().retry())
+        run_hyperparameters("127.0.0.1:1", patience.retry())
     assert "no server at 127.0.0.1:1 (is gem-server running?); trying again" in caplog.messages[0]

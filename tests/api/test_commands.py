@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,20 +21,12 @@ from click.testing import CliRunner
 from gem_api.process import logs
 from gem_api.process.options import LOG_LEVELS, heading_of
 from gem_api.process.settings_file import key
-from gem_ctl.cli import main as ctl
-from gem_server.cli import main as server
 from gem_worker import command as worker_statuses
-from gem_worker.evaluation.evaluator import main as evaluator
-from gem_worker.launcher.cli import main as train
-from gem_worker.process.cli import main as worker
+from kit.commands import COMMANDS, all_options, options
 
-COMMANDS = {"gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl}
+server, worker, train, ctl = (COMMANDS[name] for name in ("gem-server", "gem-worker", "gem-train", "gem-ctl"))
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 OPERATING = Path(__file__).parents[2] / "docs/guides/operating.md"
-
-
-def options(command: click.Command) -> Iterator[click.Option]:
-    yield from (option for option in command.params if isinstance(option, click.Option) and option.name != "version")
 
 
 def help_of(command: click.Command, name: str) -> str:
@@ -56,17 +47,6 @@ def test_a_list_of_commands_has_one_whole_line_for_each(arguments: list[str]) ->
     lines = text.partition("\nCommands:\n")[2].splitlines()
     assert lines
     assert all(re.fullmatch(r"  [a-z]+ +[A-Z].*\.", line) and "..." not in line for line in lines), text
-
-
-def all_options(command: click.Command) -> Iterator[click.Option]:
-    """The options of a command, and of those in it."""
-    yield from options(command)
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from all_options(inner)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -67,18 +67,12 @@ def test_every_error_is_public() -> None:
 
 @pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
 def test_an_error_crosses_the_wire_as_itself(kind: type[GemError]) -> None:
-    """Every leaf of the tree: an error that was forgotten in the mapping fails here."""
+    """Every leaf of the tree: an error that was forgotten in the mapping fails here. Metadata may arrive as bytes."""
     sent = kind("why it failed")
-    received = from_status(sent.status, str(sent), sent.metadata())
-    assert type(received) is kind
-    assert "why it failed" in str(received)
-
-
-@pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
-def test_metadata_may_arrive_as_bytes(kind: type[GemError]) -> None:
-    sent = kind("why")
-    metadata = [(key, value.encode()) for key, value in sent.metadata()]
-    assert type(from_status(sent.status, "why", metadata)) is kind
+    for metadata in (sent.metadata(), [(key, value.encode()) for key, value in sent.metadata()]):
+        received = from_status(sent.status, str(sent), metadata)
+        assert type(received) is kind
+        assert "why it failed" in str(received)
 
 
 @pytest.mark.parametrize("reason", ["left", "expired", "rolled_back", "replaced", "quarantined"])
@@ -93,11 +87,6 @@ def test_a_lease_that_ended_for_unknown_reasons_says_so() -> None:
     received = from_status(grpc.StatusCode.FAILED_PRECONDITION, "gone", [(errors.ERROR_KEY, "LEASE_ENDED")])
     assert isinstance(received, LeaseEnded)
     assert received.reason == "unknown"
-
-
-def test_every_code_of_the_contract_belongs_to_one_error() -> None:
-    codes = [kind.code for kind in LEAVES if kind.code != pb.ERROR_CODE_UNSPECIFIED]
-    assert sorted(codes) == sorted(set(pb.ErrorCode.values()) - {pb.ERROR_CODE_UNSPECIFIED})
 
 
 def test_the_contract_and_the_classes_agree_on_statuses() -> None:

@@ -12,15 +12,10 @@ from gem_api.errors import Draining, GemError, InvalidRequest, LeaseEnded, Overl
 from gem_api.lane import MAGIC, MAX_HEADER_BYTES, PREFIX_BYTES, VERSION, Kind, error_message, error_of, opening
 from gem_api.v1 import lane_pb2
 from gem_api.v1 import training_pb2 as pb
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 UINT64 = st.integers(0, 2**64 - 1)
-HEADERS = (
-    st.builds(lane_pb2.LaneHello, token=st.binary(max_size=40))
-    | st.builds(pb.CommitHeader, lease_id=st.text(max_size=40), sequence=UINT64, base_version=UINT64, loss=st.floats())
-    | st.builds(pb.CommitResult, sequence=UINT64, ticket=UINT64, version=UINT64)
-)
 
 
 def prefix(
@@ -32,15 +27,6 @@ def prefix(
 
 
 # -- there and back
-
-
-@given(st.sampled_from(Kind), HEADERS, UINT64)
-def test_a_message_is_read_as_it_was_written(kind: Kind, header: object, payload: int) -> None:
-    data = opening(kind, header, payload)  # type: ignore[arg-type]
-    read = lane.parse_prefix(data[:PREFIX_BYTES])
-    assert read == (kind, len(data) - PREFIX_BYTES, payload)
-    again = lane.parse_header(data[PREFIX_BYTES:], type(header))
-    assert again.SerializeToString(deterministic=True) == header.SerializeToString(deterministic=True)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -98,18 +84,8 @@ def test_a_prefix_with_any_bit_wrong_is_refused(bit: int) -> None:
         lane.parse_prefix(data)
 
 
-@given(st.binary(min_size=PREFIX_BYTES, max_size=PREFIX_BYTES))
-@example(MAGIC + bytes(PREFIX_BYTES - 4))
-@example(b"\xff" * PREFIX_BYTES)
-def test_random_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidRequest):
-        lane.parse_prefix(data)
-
-
 @given(st.binary(max_size=20), UINT64, st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**32 - 1))
-def test_a_prefix_with_a_right_checksum_is_read_or_refused(
-    magic: bytes, payload: int, version: int, kind: int, header: int
-) -> None:
+def test_a_right_checksum_is_read_or_refused(magic: bytes, payload: int, version: int, kind: int, header: int) -> None:
     data = prefix((MAGIC + magic)[:4] if magic else MAGIC, version, kind, 0, header, payload)
     legal = version == VERSION and kind in set(map(int, Kind)) and header <= MAX_HEADER_BYTES
     try:

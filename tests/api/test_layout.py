@@ -49,21 +49,6 @@ def test_the_fingerprint_of_a_known_layout_never_changes() -> None:
     assert TWO.fingerprint.hex() == "79581e12aca2edcf15073c2d3b0e0a4fa2cb9c4f50c11cbf40a2d7040017f948"
 
 
-@given(LAYOUTS, LAYOUTS)
-def test_different_layouts_have_different_fingerprints(one: Layout, other: Layout) -> None:
-    assert (one.fingerprint == other.fingerprint) == (one == other)
-
-
-def test_order_and_shape_are_part_of_the_fingerprint() -> None:
-    same_size: list[dict[str, tuple[int, ...]]] = [
-        {"a": (2, 3), "b": (6,)},
-        {"b": (6,), "a": (2, 3)},
-        {"a": (3, 2), "b": (6,)},
-        {"a": (6,), "b": (6,)},
-    ]
-    assert len({Layout.of(each).fingerprint for each in same_size}) == 4
-
-
 @given(LAYOUTS)
 def test_packing_and_splitting_are_inverse(layout: Layout) -> None:
     packed = np.arange(layout.size, dtype=np.float32)

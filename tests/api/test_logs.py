@@ -97,7 +97,7 @@ def test_a_stand_in_for_standard_error_gets_the_lines(monkeypatch: pytest.Monkey
     assert json.loads(stand_in.getvalue())["who"] == "the launcher"
 
 
-def test_a_line_that_was_cut_short_does_not_run_into_the_next(
+def test_a_line_cut_short_ends_before_the_next(
     on_stderr: Callable[[int], io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()

@@ -8,39 +8,40 @@ from pathlib import Path
 import pytest
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout
-from gem_api.schedule import Schedule, factor, rate
+from gem_api.schedule import Schedule, factor
 from gem_server.durability.resume import resumed_hyperparameters
 from kit.core import commit, make_core, restored, save_core, start
 
 ONE = Layout.of({"w": (1,)})
+ROOT = 2**0.5  # an eighth of a turn
+FACTORS: dict[str, tuple[Schedule, dict[int, float]]] = {
+    "a constant rate": (Schedule(), {0: 1, 1: 1, 10**9: 1}),
+    "a warm-up, in equal steps": (Schedule(warmup_versions=4), {0: 0.25, 1: 0.5, 2: 0.75, 3: 1, 4: 1, 5: 1}),
+    "a warm-up from a share of the rate": (
+        Schedule(warmup_versions=4, warmup_factor=0.2), {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.8, 4: 1, 5: 1},
+    ),
+    "steps after such a warm-up": (Schedule("step", 4, 0.2, 2, 0.5), {4: 1, 5: 1, 6: 0.5}),
+    "one cycle, in two halves of a cosine": (
+        Schedule("onecycle", 4, 0.2, 8, 0.1), {0: 0.2, 1: 0.2 + 0.8 * (2 - ROOT) / 4, 2: 0.6, 4: 1, 8: 0.55, 12: 0.1, 99: 0.1},
+    ),
+    "one cycle from nothing": (Schedule("onecycle", 2, 0.0, 8), {0: 0.5, 1: 1, 2: 1}),
+    "steps at their version and not before": (
+        Schedule("step", 0, 0.0, 10, 0.5), {0: 1, 9: 1, 10: 0.5, 19: 0.5, 20: 0.25, 29: 0.25, 30: 0.125},
+    ),
+    "steps counted from the end of warm-up": (Schedule("step", 4, 0.0, 10, 0.5), {3: 1, 4: 1, 13: 1, 14: 0.5}),
+    "a cosine, halfway in the middle": (
+        Schedule("cosine", 2, 0.0, 8, 0.2), {0: 0.5, 1: 1, 2: 1, 4: 0.2 + 0.8 * (2 + ROOT) / 4, 6: 0.6, 10: 0.2, 10**6: 0.2},
+    ),
+    "a cosine to nought": (Schedule("cosine", 0, 0.0, 4, 0.0), {4: 0, 5: 0}),
+    "a step to nought": (Schedule("step", 0, 0.0, 4, 0.0), {3: 1, 4: 0, 8: 0}),
+}  # fmt: skip
 
 
-def values(settings: Hyperparameters, *versions: int) -> list[float]:
-    return [factor(settings, version) for version in versions]
-
-
-def test_a_constant_rate_is_the_learning_rate_at_every_version() -> None:
-    assert values(Hyperparameters(), 0, 1, 10**9) == [1.0, 1.0, 1.0]
-
-
-def test_warm_up_rises_in_equal_steps_and_ends_at_the_whole_rate() -> None:
-    settings = Hyperparameters(warmup_versions=4)
-    assert values(settings, 0, 1, 2, 3, 4, 5) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_warm_up_may_begin_at_a_share_and_reach_the_whole_rate_after_it() -> None:
-    settings = Hyperparameters(warmup_versions=4, warmup_factor=0.2)
-    assert values(settings, 0, 1, 2, 3, 4, 5) == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0], abs=1e-15)
-    then = Hyperparameters(schedule="step", warmup_versions=4, warmup_factor=0.2, decay_versions=2, decay_factor=0.5)
-    assert values(then, 4, 5, 6) == [1.0, 1.0, 0.5]
-
-
-def test_one_cycle_rises_and_falls_in_two_halves_of_a_cosine() -> None:
-    settings = Hyperparameters(schedule="onecycle", warmup_versions=4, warmup_factor=0.2, decay_versions=8, decay_factor=0.1)
-    assert values(settings, 0, 2, 4, 8, 12, 99) == pytest.approx([0.2, 0.6, 1.0, 0.55, 0.1, 0.1], abs=1e-15)
-    assert values(settings, 1)[0] == pytest.approx(0.2 + 0.8 * (2 - 2**0.5) / 4, abs=1e-15)  # an eighth of a turn
-    from_nothing = Hyperparameters(schedule="onecycle", warmup_versions=2, decay_versions=8)
-    assert values(from_nothing, 0, 1, 2) == pytest.approx([0.5, 1.0, 1.0], abs=1e-15)
+@pytest.mark.parametrize("what", FACTORS)
+def test_the_factor_of_the_learning_rate(what: str) -> None:
+    schedule, factors = FACTORS[what]
+    settings = Hyperparameters(**vars(schedule))
+    assert {version: factor(settings, version) for version in factors} == pytest.approx(factors, abs=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -58,32 +59,6 @@ def test_one_cycle_rises_and_falls_in_two_halves_of_a_cosine() -> None:
 )
 def test_a_schedule_says_what_it_is(schedule: Schedule, words: str) -> None:
     assert str(schedule) == words
-
-
-def test_steps_fall_at_their_version_and_not_before() -> None:
-    settings = Hyperparameters(schedule="step", decay_versions=10, decay_factor=0.5)
-    assert values(settings, 0, 9, 10, 19, 20, 29, 30) == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125]
-
-
-def test_steps_are_counted_from_the_end_of_warm_up() -> None:
-    settings = Hyperparameters(schedule="step", warmup_versions=4, decay_versions=10, decay_factor=0.5)
-    assert values(settings, 3, 4, 13, 14) == [1.0, 1.0, 1.0, 0.5]
-
-
-def test_a_cosine_begins_at_one_is_halfway_in_the_middle_and_stays_at_its_end() -> None:
-    settings = Hyperparameters(schedule="cosine", warmup_versions=2, decay_versions=8, decay_factor=0.2)
-    assert values(settings, 0, 1, 2) == [0.5, 1.0, 1.0]
-    assert values(settings, 6, 10, 11, 10**6) == pytest.approx([0.6, 0.2, 0.2, 0.2], abs=1e-15)
-    assert values(settings, 4)[0] == pytest.approx(0.2 + 0.8 * (2 + 2**0.5) / 4, abs=1e-15)  # an eighth of a turn
-
-
-def test_a_cosine_can_end_at_nought_and_a_step_of_nought_stops_there() -> None:
-    assert values(Hyperparameters(schedule="cosine", decay_versions=4, decay_factor=0.0), 4, 5) == [0.0, 0.0]
-    assert values(Hyperparameters(schedule="step", decay_versions=4, decay_factor=0.0), 3, 4, 8) == [1.0, 0.0, 0.0]
-
-
-def test_the_rate_is_the_learning_rate_times_the_factor() -> None:
-    assert rate(Hyperparameters(learning_rate=0.4, warmup_versions=2), 0) == 0.2
 
 
 @pytest.mark.parametrize(

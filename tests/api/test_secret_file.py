@@ -29,7 +29,3 @@ def test_a_file_that_is_not_text_is_named_and_not_quoted(tmp_path: Path) -> None
 def test_a_folder_is_named_with_what_the_system_says(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     assert "Is a directory" in refusal(tmp_path)
-
-
-def test_a_file_that_is_missing_is_named_with_what_the_system_says(tmp_path: Path) -> None:
-    assert "No such file" in refusal(tmp_path / "token")

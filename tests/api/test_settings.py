@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.named_settings import parse, written
 from gem_api.process.options import expanded, flags, settings_without_flags
 from gem_api.process.settings_file import KEYS, Setting, key
-from gem_ctl.cli import main as ctl
-from gem_server.cli import main as server
-from gem_worker.evaluation.evaluator import main as evaluator
-from gem_worker.launcher.cli import main as train
 from gem_worker.launcher.options import run_options
-from gem_worker.process.cli import main as worker
+from kit.commands import COMMANDS, all_options
 from kit.settings import configured
 
-COMMANDS = {"gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl}
+server, train = COMMANDS["gem-server"], COMMANDS["gem-train"]
 MAX_OPTIONS = 110  # over all commands
-
-
-def all_options(command: click.Command) -> Iterator[click.Option]:
-    yield from (each for each in command.params if isinstance(each, click.Option) and each.name != "version")
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from all_options(inner)
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +89,7 @@ def test_a_wrong_name_or_setting_is_one_line_with_what_is_right(option: str, val
     ],
     ids=str,
 )
-def test_what_gem_train_hands_to_its_server_is_what_the_server_reads(
-    settings: Hyperparameters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_reads_what_gem_train_hands_over(settings: Hyperparameters, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in settings_without_flags(settings).items():
         monkeypatch.setenv(f"GEM_{name.upper()}", str(value))
     options, _ = expanded(server.make_context("gem-server", flags(settings)))
@@ -119,7 +101,7 @@ def test_what_gem_train_hands_to_its_server_is_what_the_server_reads(
 # -- the file
 
 
-def test_the_command_line_wins_over_the_environment_that_over_the_file_and_all_are_given(
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = configured(learning_rate=0.1, batch_size=8, seed=3, rule="gem:kappa=2", lease_seconds=5)
@@ -131,9 +113,7 @@ def test_the_command_line_wins_over_the_environment_that_over_the_file_and_all_a
     assert user_gave == {"learning_rate", "batch_size", "seed", "rule", "kappa", "lease_seconds"}
 
 
-def test_one_file_serves_all_commands_each_of_which_takes_what_it_knows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_file_serves_all_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
         'rule = { name = "gem", kappa = 2 }\nserver = "host:1"\ntask = "digits"\nworkers = 3\nworkers_per_process = 2\n'
@@ -194,11 +174,6 @@ def test_the_keys_are_those_of_all_commands() -> None:
 def test_there_are_few_options() -> None:
     count = {name: len(list(all_options(command))) for name, command in COMMANDS.items()}
     assert sum(count.values()) <= MAX_OPTIONS, count
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_takes_a_file_of_settings(name: str) -> None:
-    assert "--config" in {flag for param in COMMANDS[name].params for flag in param.opts}
 
 
 @pytest.mark.parametrize(

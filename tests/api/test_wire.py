@@ -188,26 +188,18 @@ REFUSED = {
     "float32": {
         "cuts an element": ([view(0, 6)], "the chunk has 6 bytes: .*a multiple of 4"),
         "overlaps the one before": ([view(0, 8), view(4, 8)], "byte 8 was expected"),
-        "is sent twice": ([view(0, 8), view(0, 8)], "byte 8 was expected"),
         "leaves a gap": ([view(0, 8), view(12, 4)], "byte 8 was expected"),
-        "comes first but begins later": ([view(4, 8)], "byte 0 was expected"),
         "begins far beyond the end": ([view(0, 8), view(2**63, 4)], "byte 8 was expected"),
         "runs over the end": ([view(0, 2392), view(2392, 12)], "exceeds the buffer's 2400 bytes"),
-        "is all there is and too long": ([view(0, 2404)], "exceeds the buffer"),
         "comes after the end": ([view(0, 2400), view(2400, 4)], "exceeds the buffer"),
         "is empty": ([view(0, 0)], "0 bytes"),
-        "is empty at the end": ([view(0, 2400), view(2400, 0)], "0 bytes"),
         "is too large": ([view(0, CHUNK_BYTES + 4)], f"{CHUNK_BYTES + 4} bytes"),
     },
     "bfloat16": {
         "cuts an element": ([view(0, 3)], "the chunk has 3 bytes: .*a multiple of 2"),
         "cuts the last element": ([view(0, 1198), view(1198, 1)], "the chunk has 1 bytes"),
-        "overlaps": ([view(0, 8), view(6, 4)], "byte 8 was expected"),
-        "leaves a gap": ([view(0, 8), view(10, 2)], "byte 8 was expected"),
         "runs over": ([view(0, 1198), view(1198, 4)], "exceeds the buffer's 1200 bytes"),
-        "comes after the end": ([view(0, 1200), view(1200, 2)], "exceeds the buffer"),
         "counts float32's bytes": ([view(0, 2400)], "exceeds the buffer"),
-        "is empty": ([view(0, 0)], "0 bytes"),
         "is too large": ([view(0, CHUNK_BYTES + 2)], f"{CHUNK_BYTES + 2} bytes"),
     },
     "int8": {
@@ -217,8 +209,6 @@ REFUSED = {
         "brings the last block too early": ([view(0, 260), view(260, 92)], "the chunk has 92 bytes"),
         "ends in the right place but begins too late": ([view(0, 260), view(520, 92)], "byte 260 was expected"),
         "runs over the last block": ([view(0, 520), view(520, 260)], "exceeds the buffer's 612 bytes"),
-        "comes after the end": ([view(0, 612), view(612, 260)], "exceeds the buffer"),
-        "is empty": ([view(0, 0)], "0 bytes"),
         "is empty at the end": ([view(0, 612), view(612, 0)], "0 bytes"),
         "is too large": ([view(0, 260 * 4033)], f"{260 * 4033} bytes"),
     },
@@ -241,7 +231,7 @@ def test_a_chunk_is_refused_and_writes_nothing_where_it(name: str, case: str) ->
 
 
 @given(
-    st.sampled_from([Packing(1, 0, 2), Packing(4, 3, 1), Packing(3, 4, 2)]),
+    st.sampled_from([Packing(1, 0, 4), Packing(1, 0, 2), Packing(4, 3, 1), Packing(3, 4, 2)]),
     st.integers(1, 14),
     st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 16)), max_size=12),
 )

@@ -173,18 +173,6 @@ def test_the_sum_of_what_was_sent_is_within_a_step_of_the_sum_of_the_gradients(g
         assert (np.abs(sent - wanted) <= step / 2 + rounding).all()
 
 
-def test_an_element_too_small_for_its_block_arrives_in_time() -> None:
-    """A hundredth of a step is heard of in every hundredth commit; without feedback in none."""
-    gradient = np.array([1.0, 1 / 12_700], np.float32)
-    encoder, sent, without = fresh(2), np.zeros(2), np.zeros(2)
-    for _ in range(1000):
-        sent += decoded(encoded(encoder, gradient), 2)
-        encoder.applied()
-        without += decoded(encoded(fresh(2), gradient), 2)
-    assert sent[1] == pytest.approx(1000 / 12_700, abs=0.5 / 127 + 1e-6)
-    assert without[1] == 0
-
-
 @given(GRADIENTS, st.data())
 def test_a_commit_that_was_not_applied_leaves_no_trace(gradients: list[Vector], data: st.DataObject) -> None:
     """Refused or dropped, whole or half sent, or a NaN: the commits after it are what they would have been without."""

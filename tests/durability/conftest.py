@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import structlog
 from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import ServerConfig
+from gem_server.durability import segment
+from kit.logs import Lines, captured
 from kit.regions import abstract
 from kit.server import config
-from structlog.testing import capture_logs
 
 
 @pytest.fixture
@@ -32,10 +30,13 @@ def logged(tmp_path: Path) -> ServerConfig:
 
 
 @pytest.fixture
-def warned() -> Iterator[list[Any]]:
+def warned() -> Iterator[Lines]:
     """The warnings and errors that the server logs."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with capture_logs() as lines:
+    with captured() as lines:
         yield lines
-    structlog.configure(**before)
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that copies of a log are quick."""
+    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)

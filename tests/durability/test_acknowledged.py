@@ -95,9 +95,7 @@ def require_readable(server: Server) -> None:
     st.sampled_from(["v", "w[0:8192]", "w[8192:20000]"]),
 )
 @example(PARTS[2], SETTINGS[0], "ann", RUN, "w[8192:20000]")  # rare by chance
-def test_a_registration_is_rejected_or_can_be_read_back(
-    part: Range, settings: Hyperparameters, worker: str, run: str, tensor: str
-) -> None:
+def test_a_registration_can_be_read_back(part: Range, settings: Hyperparameters, worker: str, run: str, tensor: str) -> None:
     server = Server(settings, part)
     with suppress(GemError):
         server.register(worker, run, {tensor: (64,)})
@@ -116,9 +114,7 @@ CALLS = st.one_of(
 
 
 @given(st.sampled_from(PARTS), st.sampled_from(SETTINGS), WHOLE_NUMBERS, st.lists(CALLS, max_size=6))
-def test_a_call_is_rejected_or_can_be_read_back(
-    part: Range, settings: Hyperparameters, samples: int, calls: list[tuple[Any, ...]]
-) -> None:
+def test_a_call_can_be_read_back(part: Range, settings: Hyperparameters, samples: int, calls: list[tuple[Any, ...]]) -> None:
     server = Server(settings, part)
     server.samples = samples
     for worker in ("ann", "bob"):

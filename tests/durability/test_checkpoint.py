@@ -7,25 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from durability.checkpoint_helpers import WORKERS, trained
+from durability.checkpoint_helpers import trained
 from gem_api.hyperparameters import OPTIMIZERS, SHARD_MODES, SNAPSHOTS, Hyperparameters
 from gem_api.layout import Layout
-from gem_server.core.facts import Admission, Applied
+from gem_server.core.facts import Applied
 from gem_server.core.records import Record
-from gem_server.core.shards import NoShard, Shard
-from gem_server.core.state_machine import Core
 from gem_server.durability import checkpoint, replay
 from gem_server.durability.checkpoint import newest, restore
 from gem_server.intake.messages import commit_result
 from gem_server.rules import RULES
 from gem_server.rules.proxies import PROXIES
 from kit.core import SMALL, apply, bits, commit, header, make_core, restored, save_core, start
+from simulation.truth import fingerprint
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
-
-def answers(core: Core) -> dict[str, Any]:
-    return {lease_id: plain(lease.last_applied) for lease_id, lease in core.leases.live.items()}
 
 
 def plain(applied: Applied | None) -> dict[str, Any] | None:
@@ -55,39 +50,22 @@ def test_a_restored_core_is_the_one_that_was_written_bit_by_bit(settings: Hyperp
     core = trained(settings)
     save_core(core, tmp_path)
     again = restored(tmp_path, settings)
-    assert bits(again.central.theta) == bits(core.central.theta)
-    assert again.central.initialized
-    assert again.central.layout == core.central.layout
-    for name in ("version", "size", "initializer"):
+    assert fingerprint(again) == fingerprint(core)
+    for name in ("layout", "initialized", "initializer"):
         assert getattr(again.central, name) == getattr(core.central, name)
-    assert again.memory.held == core.memory.held
-    for name in ("next_ticket", "outcomes", "steps_done", "samples_committed"):
+    for name in ("next_ticket", "outcomes"):
         assert getattr(again, name) == getattr(core, name)
-    assert again.shared.numbers == core.shared.numbers
-    assert {name: bits(buffer) for name, buffer in again.shared.buffers.items()} == {
-        name: bits(buffer) for name, buffer in core.shared.buffers.items()
-    }
+    assert again.memory.held == core.memory.held
     assert again.leases.ended == core.leases.ended
     assert list(again.leases.live) == list(core.leases.live)
     for lease_id, lease in core.leases.live.items():
         other = again.leases.get(lease_id)
-        for name in ("worker", "sequence", "base_version", "queued", "lease_id"):
-            assert getattr(other, name) == getattr(lease, name)
-        assert {name: bits(buffer) for name, buffer in other.buffers.items()} == {
-            name: bits(buffer) for name, buffer in lease.buffers.items()
-        }
+        assert other.queued == lease.queued
+        assert plain(other.last_applied) == plain(lease.last_applied)
         assert bits(again.reply(other)) == bits(core.reply(lease))
-    assert answers(again) == answers(core)
-    assert again.ledger.held == core.ledger.held
-    assert {group: vars(deck) for group, deck in again.ledger.decks.items()} == {
-        group: vars(deck) for group, deck in core.ledger.decks.items()
-    }
-    assert (again.ledger.completed, again.ledger.samples_completed) == (core.ledger.completed, core.ledger.samples_completed)
 
 
-def test_steps_are_counted_for_the_names_that_committed_last_also_across_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_counted_for_the_names_that_committed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that never ends meets new names without end; a restart must forget the same ones as the run would have."""
     monkeypatch.setattr("gem_server.core.state_machine.MAX_COUNTED_NAMES", 3)
     core = make_core()
@@ -117,34 +95,6 @@ def test_a_restored_run_goes_on_as_if_nothing_had_happened(settings: Hyperparame
         assert bits(core.central.theta) == bits(again.central.theta)
 
 
-def test_a_worker_whose_reply_was_lost_in_the_crash_gets_its_first_answer(tmp_path: Path) -> None:
-    core = trained()
-    save_core(core, tmp_path)
-    again = restored(tmp_path)
-    for lease_id, lease in core.leases.live.items():
-        admission, other = again.admit(header(core, lease_id, lease.sequence), 0.0)
-        assert admission is Admission.REPEATED
-        assert plain(other.last_applied) == plain(lease.last_applied)
-        assert bits(again.reply(other)) == bits(core.reply(lease))
-    assert again.central.version == core.central.version
-
-
-def test_shards_held_at_the_checkpoint_are_still_held_and_go_back_when_the_lease_ends(tmp_path: Path) -> None:
-    settings = Hyperparameters(shard_size=500, epochs=1)
-    core = make_core(settings)
-    ann, bob = start(core, WORKERS)
-    core.lease_shard(ann, 1000, 0.0)
-    core.lease_shard(bob, 1000, 0.0)
-    save_core(core, tmp_path)
-    again = restored(tmp_path, settings)
-    assert again.lease_shard(ann, 1000, 0.0, holding={1}) == NoShard(complete=False)
-    assert again.complete_shard(ann, 1, 0.0)
-    again.leave(bob)
-    shard = again.lease_shard(ann, 1000, 0.0)
-    assert isinstance(shard, Shard)
-    assert (shard.begin, shard.end) == (500, 1000)
-
-
 def test_restored_leases_live_for_a_full_duration_from_the_restart(tmp_path: Path) -> None:
     save_core(trained(), tmp_path)
     latest = newest(tmp_path, lambda path, why: None)
@@ -172,15 +122,6 @@ def test_any_tensor_name_that_a_layout_takes_can_be_kept(name: str, tmp_path: Pa
     assert bits(restored(tmp_path).central.theta) == bits(core.central.theta)
 
 
-def test_a_run_whose_losses_are_no_numbers_can_be_kept(tmp_path: Path) -> None:
-    core = trained()
-    commit(core, "lease-1", 4, 1.0, loss=float("nan"))
-    commit(core, "lease-2", 3, 1.0, loss=float("inf"))
-    save_core(core, tmp_path)
-    again = restored(tmp_path)
-    assert str([again.leases.get(lease_id).last_applied.loss for lease_id in ("lease-1", "lease-2")]) == "[nan, inf]"  # type: ignore[union-attr]
-
-
 def test_answers_become_json_while_commits_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of 1,000 workers would hold the event loop for a second."""
     converted: list[Applied] = []
@@ -199,7 +140,7 @@ def test_answers_become_json_while_commits_go_on(tmp_path: Path, monkeypatch: py
     assert converted
 
 
-def test_the_norm_of_a_commit_that_waits_during_a_checkpoint_counts_once_after_a_replay() -> None:
+def test_a_norm_that_waits_during_a_checkpoint_counts_once_after_a_replay() -> None:
     core, copied = make_core(logged=True), make_core(logged=True)
     records: list[Record] = []
     for each in (core, copied):

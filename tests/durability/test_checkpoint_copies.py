@@ -62,9 +62,7 @@ def test_memory_is_made_ready_within_the_limit_but_for_theta(room: int, copies: 
     assert copies_at_most(core) == copies
 
 
-def test_a_commit_waits_for_the_disk_where_there_is_no_memory_for_a_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_memory_for_a_copy_a_commit_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = trained()
     core.memory.limit = core.memory.held
     captured = capture(core)

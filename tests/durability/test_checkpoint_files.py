@@ -130,7 +130,7 @@ def test_an_empty_or_missing_directory_holds_no_checkpoint(tmp_path: Path) -> No
         ("rename", 1),
     ],
 )
-def test_a_write_that_fails_leaves_nothing_behind_and_the_older_one_stands(
+def test_a_write_that_fails_leaves_the_older_one(
     call: str, which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk may be full at any of its files, or at the last step."""

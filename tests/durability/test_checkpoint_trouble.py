@@ -19,6 +19,7 @@ from gem_server.durability.storage import NewFile, Storage
 from gem_server.durability.tensor_file import write_tensors
 from gem_server.telemetry.history import History
 from kit.model import GRADIENT, in_background, model, version
+from kit.pauses import Pause
 from kit.raw_client import SMALL, chunks, initialize_header, wired
 from kit.server import DEADLINE, Live, config, serving, wait_until
 
@@ -39,38 +40,24 @@ def joined(live: Live) -> Session:
     return session
 
 
-def test_a_commit_that_waits_for_a_checkpoint_leaves_the_event_loop_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_waits_leaves_the_event_loop_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its turn comes right after θ was copied, before the thread has started that writes the checkpoint."""
-    captured, queued, waiting, go_on = (threading.Event() for _ in range(4))
-    copy_theta, has_room, tensor = Capture.copy_theta, Capture._has_room, Capture.tensor
-
-    def copy(capture: Capture) -> None:
-        captured.set()
-        assert queued.wait(DEADLINE)
-        copy_theta(capture)
-
-    def write(capture: Capture, name: str) -> object:
-        assert go_on.wait(DEADLINE)
-        return tensor(capture, name)
-
+    waiting, has_room = threading.Event(), Capture._has_room
     with serving(config(checkpoint_dir=tmp_path)) as live, joined(live) as session, Admin(live.address) as admin:
         leave_no_memory(live)
-        monkeypatch.setattr(Capture, "copy_theta", copy)
-        monkeypatch.setattr(Capture, "tensor", write)
+        copying, writing = (Pause(monkeypatch, Capture, name) for name in ("copy_theta", "tensor"))
         monkeypatch.setattr(Capture, "_has_room", lambda capture, lease: waiting.set() or has_room(capture, lease))
         checkpoint = in_background(admin.checkpoint)
         try:
-            assert captured.wait(DEADLINE)
+            copying.reached()
             committing = in_background(lambda: session.commit(GRADIENT))
             wait_until(lambda: live.server.parts.apply_loop.queue_length, "the commit to be queued")
-            queued.set()
+            copying.end()
             assert waiting.wait(DEADLINE)
             assert version(live) == 1  # the loop answers
         finally:
-            queued.set()
-            go_on.set()
+            copying.end()
+            writing.end()
         assert checkpoint.result(DEADLINE).version == 1
         assert committing.result(DEADLINE).version == 2
 
@@ -89,9 +76,7 @@ def test_a_checkpoint_that_fails_at_once_keeps_no_commit_waiting(tmp_path: Path)
         assert admin.checkpoint().version == 2
 
 
-def test_a_copy_that_finds_no_memory_fails_the_checkpoint_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_without_memory_fails_the_checkpoint_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(capture: Capture) -> None:
         raise MemoryError
 
@@ -122,9 +107,7 @@ def test_a_checkpoint_stands_though_an_older_one_cannot_be_removed(tmp_path: Pat
         assert len(list(tmp_path.glob("checkpoint-*"))) == 1
 
 
-def test_a_start_that_keeps_fewer_checkpoints_makes_room_for_its_first(
-    logged: ServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_keeps_fewer_makes_room(logged: ServerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full of older checkpoints, and of the log that only they need."""
     with serving(logged) as live, connect(live.address) as session, Admin(live.address) as admin:
         session.join(model())
@@ -155,25 +138,16 @@ def broken(storage: Storage, path: Path) -> None:
 
 def test_a_history_on_a_stalled_disk_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk takes lines for a commit long after it was answered."""
-    stalled, go_on, flush = threading.Event(), threading.Event(), History.flush
-
-    def stall(history: History) -> None:
-        stalled.set()
-        assert go_on.wait(DEADLINE)
-        flush(history)
-
-    monkeypatch.setattr(History, "flush", stall)
+    writing = Pause(monkeypatch, History, "flush")
     with serving(config(history=tmp_path / "history.csv")) as live, joined(live) as session:
         try:
-            assert stalled.wait(DEADLINE)
+            writing.reached()
             assert in_background(lambda: session.commit(GRADIENT)).result(DEADLINE).version == 2
         finally:
-            go_on.set()
+            writing.end()
 
 
-def test_the_names_of_new_folders_are_on_the_disk_before_anything_is_promised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_names_of_new_folders_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of those above them, which a launcher has just made."""
     synced: dict[Path, set[str]] = {}
     sync_directory = Storage.sync_directory
@@ -200,25 +174,16 @@ def test_a_file_with_more_tensors_than_can_be_read_back_is_not_a_checkpoint(tmp_
         write_tensors(file, shapes, lambda name: np.zeros(0, np.float32), {})
 
 
-def test_workers_that_wait_for_the_first_value_go_on_though_its_call_was_cancelled(
-    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, go_on, prepare = threading.Event(), threading.Event(), Scratch.prepare
-
-    def slow(scratch: Scratch, count: int) -> Scratch:
-        asked.set()
-        assert go_on.wait(DEADLINE)
-        return prepare(scratch, count)
-
-    monkeypatch.setattr(Scratch, "prepare", slow)
+def test_waiting_workers_go_on_though_the_call_was_cancelled(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing = Pause(monkeypatch, Scratch, "prepare")
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")
         answer = in_background(bob.pull)
         wait_until(lambda: live.on_loop(lambda: live.server.parts.training.calls._by_lease), "bob to wait")
         frames = chunks(np.ones(SMALL.size, np.float32), pb.InitializeCentralRequest)
         call = wire.whole("InitializeCentral", initialize_header(ann.lease_id), *frames)
-        assert asked.wait(DEADLINE)
+        writing.reached()
         call.cancel()
         wait_until(lambda: len(live.on_loop(lambda: live.server.parts.training.calls._all)) == 1, "ann's call to end")
-        go_on.set()
+        writing.end()
         assert answer.result(DEADLINE)[0].version == 0

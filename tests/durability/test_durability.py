@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,17 +24,13 @@ from gem_server.config import ServerConfig, StartError
 from gem_server.durability import segment, storage
 from gem_server.durability.capture import Capture
 from gem_server.durability.scratch import Scratch
+from kit.logs import Lines
 from kit.model import GRADIENT, Patience, ended, in_background, model, outcomes, theta, version, workers
+from kit.pauses import Pause
 from kit.raw_client import SMALL, wired
 from kit.regions import abstract, linux_only
 from kit.server import DEADLINE, Live, config, serving, wait_until
 from simulation.truth import fingerprint
-
-
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that copies are quick."""
-    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
 
 
 def state(live: Live) -> bytes:
@@ -84,22 +79,9 @@ def test_after_a_crash_the_run_is_what_it_was_to_the_bit(
         assert state(live) == before
 
 
-def test_workers_carry_on_under_the_same_lease(logged: ServerConfig, tmp_path: Path) -> None:
-    with serving(logged) as live, connect(live.address, name="ann", shared_memory=False) as session:
-        session.join(model())
-        session.commit(GRADIENT)
-        generation = session.generation
-        resumed = crashed(live, tmp_path / "crashed")
-        live.stop()
-        with serving(replace(resumed, listen=live.address)) as back, session:
-            answer = session.commit(GRADIENT)
-            assert (answer.version, answer.dropped, session.generation) == (2, False, generation)
-            np.testing.assert_array_equal(answer.theta, theta(back))
-
-
 @pytest.mark.parametrize("then", ["snapshot", "memory"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_workers_of_a_start_without_a_log_are_told_that_their_commits_are_gone(
+def test_workers_of_a_start_without_a_log_lose_their_commits(
     overlap: bool, then: str, logged: ServerConfig, tmp_path: Path
 ) -> None:
     """The start after that finds the log's end as it was, and knows nothing of what was acknowledged meanwhile."""
@@ -124,20 +106,6 @@ def test_workers_of_a_start_without_a_log_are_told_that_their_commits_are_gone(
             resumed = replace(resumed, checkpoint_dir=kept)  # it was killed before its first checkpoint
 
 
-def test_a_commit_whose_answer_was_lost_in_the_crash_is_not_applied_again(logged: ServerConfig, tmp_path: Path) -> None:
-    with serving(logged) as live, connect(live.address, name="ann", shared_memory=False) as session:
-        session.join(model())
-        session.commit(GRADIENT)
-        session.commit(GRADIENT)
-        resumed, expected = crashed(live, tmp_path / "crashed"), theta(live)
-        live.stop()
-        with serving(replace(resumed, listen=live.address)) as back, session:
-            session._member.sequence -= 1  # as if the last answer had not arrived
-            answer = session.commit(GRADIENT)
-            assert answer.version == 2
-            np.testing.assert_array_equal(theta(back), expected)
-
-
 def test_a_checkpoint_cuts_the_log_and_the_log_goes_on(logged: ServerConfig, tmp_path: Path) -> None:
     """Also for the checkpoint before the newest: the segments between are kept as long as it is."""
     with (
@@ -159,50 +127,28 @@ def test_a_checkpoint_cuts_the_log_and_the_log_goes_on(logged: ServerConfig, tmp
             assert state(back) == before
 
 
-def test_a_long_log_brings_about_a_checkpoint(logged: ServerConfig) -> None:
-    with serving(replace(logged, log_limit=100)) as live, connect(live.address) as session:
-        session.join(model())
-        for _ in range(4):
-            session.commit(GRADIENT)
-        wait_until(lambda: live.server.parts.progress.checkpoint_version == 4, "a checkpoint of version 4")
-
-
 def test_a_checkpoint_is_written_though_its_asker_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or workers' buffers would be kept for it for ever."""
-    asked, go_on, copy_theta = threading.Event(), threading.Event(), Capture.copy_theta
-
-    def slow(captured: Capture) -> None:
-        asked.set()
-        assert go_on.wait(DEADLINE)
-        copy_theta(captured)
-
-    monkeypatch.setattr(Capture, "copy_theta", slow)
+    copying = Pause(monkeypatch, Capture, "copy_theta")
     with serving(config(checkpoint_dir=tmp_path)) as live, connect(live.address) as session:
         session.join(model())
         session.commit(GRADIENT)
         with Admin(live.address) as admin:
             answer = in_background(admin.checkpoint)
-            assert asked.wait(DEADLINE)
+            copying.reached()
         with pytest.raises(GemError):
             answer.result(DEADLINE)
-        go_on.set()
+        copying.end()
         wait_until(lambda: list(tmp_path.glob("checkpoint-*-0001")), "the checkpoint")
         wait_until(lambda: not any(lease.before_change for lease in live.core.leases.live.values()), "its buffers to be let go")
 
 
 def test_nothing_is_acknowledged_before_the_first_checkpoint(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """θ has its first value then, and the log does not follow anything yet."""
-    asked, go_on, prepare = threading.Event(), threading.Event(), Scratch.prepare
-
-    def slow(scratch: Scratch, count: int) -> Scratch:
-        asked.set()
-        assert go_on.wait(DEADLINE)
-        return prepare(scratch, count)
-
-    monkeypatch.setattr(Scratch, "prepare", slow)
+    writing = Pause(monkeypatch, Scratch, "prepare")
     with serving(logged) as live, connect(live.address) as ann, connect(live.address) as bob:
         first = in_background(lambda: ann.join(model()))
-        assert asked.wait(DEADLINE)
+        writing.reached()
         second = in_background(lambda: (bob.join(model()), bob.commit(GRADIENT)))
         log = live.server.parts.group_commit
         assert log is not None
@@ -210,30 +156,21 @@ def test_nothing_is_acknowledged_before_the_first_checkpoint(logged: ServerConfi
         assert not second.done()
         assert logged.checkpoint_dir is not None
         assert not list(logged.checkpoint_dir.glob("checkpoint-*"))
-        go_on.set()
+        writing.end()
         first.result(DEADLINE)
         assert second.result(DEADLINE)[1].version == 1
 
 
-def test_a_stop_during_the_first_checkpoint_ends_the_server_and_keeps_the_first_value(
-    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_during_the_first_checkpoint_keeps_the_value(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was acknowledged yet, and the log has nothing to follow: it must not be waited for."""
-    asked, go_on, prepare = threading.Event(), threading.Event(), Scratch.prepare
-
-    def slow(scratch: Scratch, count: int) -> Scratch:
-        asked.set()
-        assert go_on.wait(DEADLINE)
-        return prepare(scratch, count)
-
-    monkeypatch.setattr(Scratch, "prepare", slow)
+    writing = Pause(monkeypatch, Scratch, "prepare")
     live = Live(logged)
     with wired(live) as wire:
         answer = in_background(partial(wire.join("ann").initialize, np.ones(SMALL.size, np.float32)))
-        assert asked.wait(DEADLINE)
+        writing.reached()
         live.on_loop(lambda: live.server.stop("test"))
         wait_until(lambda: live.server.parts.apply_loop._closed, "the queue to be closed")
-        go_on.set()
+        writing.end()
         live._thread.join(DEADLINE)
         assert not live._thread.is_alive()
         live.stop()
@@ -243,18 +180,11 @@ def test_a_stop_during_the_first_checkpoint_ends_the_server_and_keeps_the_first_
         assert (version(back), theta(back).size) == (0, SMALL.size)
 
 
-def test_workers_that_wait_for_the_first_value_go_on_though_its_checkpoint_failed(
-    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare, failing = Scratch.prepare, threading.Event()
-
+def test_waiting_workers_go_on_though_the_checkpoint_failed(logged: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def failed(scratch: Scratch, count: int) -> Scratch:
-        if failing.is_set():
-            raise MemoryError
-        return prepare(scratch, count)
+        raise MemoryError
 
     monkeypatch.setattr(Scratch, "prepare", failed)
-    failing.set()
     with serving(logged) as live, wired(live) as wire:
         ann, bob = wire.join("ann"), wire.join("bob")
         answer = in_background(bob.pull)
@@ -262,7 +192,7 @@ def test_workers_that_wait_for_the_first_value_go_on_though_its_checkpoint_faile
         with pytest.raises(grpc.RpcError, match="first checkpoint"):
             ann.initialize(np.ones(SMALL.size, np.float32))
         wait_until(answer.done, "bob's answer")
-        failing.clear()
+        monkeypatch.undo()
 
 
 def test_who_waits_for_an_older_record_does_not_wait_for_a_newer_one(logged: ServerConfig) -> None:
@@ -296,17 +226,16 @@ class Disk:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.full = False  # nothing can be written
         self.crowded = False  # no segment can begin
-        self.error = errno.ENOSPC
         write, allocate = storage._File.write, storage._File.allocate
 
         def wrote(file: Any, offset: int, pieces: Any) -> None:
             if self.full:
-                raise OSError(self.error, os.strerror(self.error))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             write(file, offset, pieces)
 
         def allocated(file: Any, nbytes: int) -> None:
             if self.full or self.crowded:
-                raise OSError(self.error, os.strerror(self.error))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             allocate(file, nbytes)
 
         patch.setattr(storage._File, "write", wrote)
@@ -347,19 +276,7 @@ def test_a_full_disk_stops_answers_and_not_the_server(
         assert version(back) == 1  # the second commit had not been answered
 
 
-def test_the_error_says_what_to_do(logged: ServerConfig, disk: Disk) -> None:
-    with serving(logged) as live:
-        session, patience = impatient(live, "ann")
-        with session:
-            session.join(model())
-            disk.full = True
-            patience.run_out()
-            with pytest.raises(Overloaded, match="free space"):
-                session.commit(GRADIENT)
-        disk.full = False
-
-
-def test_while_the_log_is_stalled_the_status_says_so_and_how_much_room_is_needed(
+def test_the_status_says_how_much_room_a_stalled_log_needs(
     logged: ServerConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segment, "_ALLOCATION", 64 << 20)
@@ -386,8 +303,8 @@ def test_while_the_log_is_stalled_the_status_says_so_and_how_much_room_is_needed
         assert (run.state, run.HasField("stall")) == (pb.RUN_STATE_TRAINING, False)
 
 
-def test_while_the_log_is_stalled_workers_that_try_again_get_no_leases_and_fill_no_log(
-    logged: ServerConfig, disk: Disk, warned: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_a_stalled_log_gives_no_leases_to_workers_that_try_again(
+    logged: ServerConfig, disk: Disk, warned: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gem_server.durability.group_commit.RETRY_SECONDS", 0.01)
     with serving(logged) as live, connect(live.address, name="ann") as session:
@@ -420,43 +337,29 @@ def _try_to_join(live: Live, name: str) -> None:
             joining.result(DEADLINE)
 
 
-def test_a_disk_that_turns_out_to_be_full_when_it_syncs_ends_the_server(
-    logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("call", "error"), [("sync", errno.ENOSPC), ("write", errno.EIO)])
+def test_a_disk_that_fails_ends_the_server(
+    call: str, error: int, logged: ServerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As quotas and network file systems do: what was written before may be gone."""
+    """If it turns out to be full only when it syncs, as with quotas and network file systems, what was written may be gone."""
 
-    def full(file: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(*_: Any) -> None:
+        raise OSError(error, os.strerror(error))
 
     live = Live(logged)
     session, patience = impatient(live, "ann")
     with session:
         session.join(model())
         session.commit(GRADIENT)
-        monkeypatch.setattr(storage._File, "sync", full)
+        monkeypatch.setattr(storage._File, call, fail)
         patience.run_out()
         with pytest.raises(GemError):
             session.commit(GRADIENT)
-    with pytest.raises(StartError, match=r"log: .*No space left.*; the last checkpoint could not be written"):
+    with pytest.raises(StartError, match=f"log: .*{os.strerror(error)}"):
         live._thread.join(30), live.stop()
     monkeypatch.undo()
     with serving(replace(logged, resume=True)) as back:
         assert version(back) in (1, 2)
-
-
-def test_a_disk_that_fails_in_another_way_ends_the_server(logged: ServerConfig, disk: Disk) -> None:
-    """What it holds can't be told then; the next start finds out."""
-    disk.error = errno.EIO
-    live = Live(logged)
-    session, patience = impatient(live, "ann")
-    with session:
-        session.join(model())
-        disk.full = True
-        patience.run_out()
-        with pytest.raises(GemError):
-            session.commit(GRADIENT)
-    with pytest.raises(StartError, match="Input/output error"):
-        live._thread.join(30), live.stop()
 
 
 def stalled(live: Live) -> float | None:
@@ -464,11 +367,6 @@ def stalled(live: Live) -> float | None:
 
 
 # -- wrong use
-
-
-def test_a_log_needs_a_folder() -> None:
-    with pytest.raises(StartError, match="--checkpoint-dir"):
-        Live(config(durability="log"))
 
 
 def test_a_hole_in_the_log_is_refused_and_named(logged: ServerConfig, tmp_path: Path) -> None:

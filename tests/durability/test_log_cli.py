@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import re
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -35,19 +34,15 @@ def log_of(folder: Path) -> Path:
     return folder / "log"
 
 
-def segment(folder: Path) -> Path:
-    """The only one."""
+def damaged(folder: Path, record: int) -> Path:
+    """Flips a bit in a record of the only segment; returns the segment."""
     (serial,) = serials(log_of(folder))
-    return log_of(folder) / name(serial)
-
-
-def records_at(path: Path) -> list[int]:
-    """Where the segment's records begin, in bytes."""
-    content, found, at = path.read_bytes(), [], 0
-    while (at := content.find(b"GEMr", at)) >= 0:
-        found.append(at)
-        at += 1
-    return found
+    path = log_of(folder) / name(serial)
+    content = bytearray(path.read_bytes())
+    records = [match.start() for match in re.finditer(b"GEMr", content)]
+    content[records[record] + 50] ^= 1
+    path.write_bytes(content)
+    return path
 
 
 @pytest.fixture
@@ -96,10 +91,7 @@ def test_verify_while_the_server_goes_on(tmp_path: Path) -> None:
 
 
 def test_verify_finds_a_damaged_record_that_had_reached_the_disk(folder: Path) -> None:
-    path = segment(folder)
-    content = bytearray(path.read_bytes())
-    content[records_at(path)[1] + 50] ^= 1
-    path.write_bytes(content)
+    path = damaged(folder, 1)
     result = log("verify", folder)
     assert result.exit_code == 1
     assert f"{path.name}  DAMAGED: " in result.output
@@ -108,10 +100,7 @@ def test_verify_finds_a_damaged_record_that_had_reached_the_disk(folder: Path) -
 
 
 def test_verify_takes_a_torn_tail_for_what_it_is(folder: Path) -> None:
-    path = segment(folder)
-    content = bytearray(path.read_bytes())
-    content[records_at(path)[-1] + 50] ^= 1
-    path.write_bytes(content)
+    damaged(folder, -1)
     result = log("verify", folder)
     assert result.exit_code == 0, result.output
     assert "ends in an unacknowledged partial record" in result.output
@@ -142,31 +131,22 @@ def test_verify_bears_that_the_server_removes_a_segment_meanwhile(folder: Path, 
 def test_verify_of_a_folder_without_a_log_says_which_one_to_name(tmp_path: Path) -> None:
     result = log("verify", tmp_path)
     assert result.exit_code == 1
-    assert (
-        result.output
-        == f"Error: {tmp_path} has no log: only a run with --durability log has one; give its folder of checkpoints "
-        "(--checkpoint-dir)\n"
-    )
+    assert f"{tmp_path} has no log: only a run with --durability log has one" in result.output
 
 
 # -- replay
 
 
-@pytest.mark.parametrize("version", range(STEPS + 1))
-def test_replay_rebuilds_any_version_to_the_bit(folder: Path, thetas: list[bytes], tmp_path: Path, version: int) -> None:
+@pytest.mark.parametrize("version", [*range(STEPS + 1), None])
+def test_replay_rebuilds_any_version(folder: Path, thetas: list[bytes], tmp_path: Path, version: int | None) -> None:
     out = tmp_path / "model.safetensors"
-    result = log("replay", folder, "--to", version, "--out", out)
+    result = log("replay", folder, *([] if version is None else ["--to", version]), "--out", out)
     assert result.exit_code == 0, result.output
+    version = STEPS if version is None else version
     assert result.output.startswith(f"version {version} of run ")
     tensors = load_file(out)
     assert {name: values.shape for name, values in tensors.items()} == {"w": (2, 3), "b": (3,)}
     assert np.concatenate([tensors["w"].ravel(), tensors["b"]]).tobytes() == thetas[version]
-
-
-def test_replay_rebuilds_the_newest_version_if_none_is_named(folder: Path, thetas: list[bytes], tmp_path: Path) -> None:
-    out = tmp_path / "model.safetensors"
-    assert log("replay", folder, "--out", out).exit_code == 0
-    assert load_file(out)["b"].tobytes() == thetas[-1][-12:]
 
 
 def test_replay_changes_nothing_in_the_folder(folder: Path, tmp_path: Path) -> None:
@@ -200,10 +180,7 @@ def test_replay_refuses_a_version_before_the_oldest_checkpoint(folder: Path, tmp
 
 
 def test_replay_refuses_a_log_with_a_hole(folder: Path, tmp_path: Path) -> None:
-    path = segment(folder)
-    content = bytearray(path.read_bytes())
-    content[records_at(path)[1] + 50] ^= 1
-    path.write_bytes(content)
+    damaged(folder, 1)
     assert "has a hole" in refusal(folder, tmp_path / "model.safetensors", "--to", 3)
 
 
@@ -222,14 +199,9 @@ def test_replay_into_a_folder_that_is_not_there_says_so(folder: Path, tmp_path: 
 # -- as a part of gem-ctl
 
 
-def declared() -> EntryPoint:
-    """What the installed package offers to gem-ctl, by pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return EntryPoint("log", project["entry-points"]["gem_ctl.commands"]["log"], "gem_ctl.commands")
-
-
 def test_gem_ctl_takes_in_the_command(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    entry = declared()
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["gem_ctl.commands"]
+    entry = EntryPoint("log", declared["log"], "gem_ctl.commands")
     assert entry.load() is log_cli.main
 
     def offered(group: str, name: str = entry.name) -> Any:
@@ -239,16 +211,3 @@ def test_gem_ctl_takes_in_the_command(monkeypatch: pytest.MonkeyPatch, folder: P
     result = CliRunner().invoke(ctl.main, ["log", "verify", str(folder)])
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == "whole"
-
-
-@pytest.mark.long
-def test_an_installed_gem_ctl_has_the_command(tmp_path: Path, folder: Path) -> None:
-    installed = tmp_path / "gem_ps_log-0.dist-info"
-    installed.mkdir()
-    entry = declared()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: gem-ps-log\nVersion: 0\n")
-    (installed / "entry_points.txt").write_text(f"[{entry.group}]\n{entry.name} = {entry.value}\n")
-    run = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}; from gem_ctl.cli import main; main()"
-    for arguments, expected in ((["--help"], "log "), (["log", "verify", str(folder)], "whole")):
-        result = subprocess.run([sys.executable, "-c", run, *arguments], capture_output=True, text=True, check=True)
-        assert expected in result.stdout

@@ -5,28 +5,23 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from durability.checkpoint_helpers import crashed
 from gem_client import Admin, GemError, connect
 from gem_server.config import ServerConfig, StartError
-from gem_server.durability import segment
+from gem_server.durability import recovery
+from gem_server.durability.journal import Journal
+from gem_server.durability.storage import Storage
+from kit.core import make_core, start
+from kit.logs import Lines
 from kit.model import GRADIENT, Patience, model, version
 from kit.server import Live, serving
 from simulation.truth import fingerprint
 
 
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that copies are quick."""
-    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
-
-
 @pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_a_log_that_is_removed_under_the_server_acknowledges_nothing_more_and_loses_nothing(
-    how: str, logged: ServerConfig
-) -> None:
+def test_a_log_that_is_removed_acknowledges_nothing_more(how: str, logged: ServerConfig) -> None:
     assert logged.checkpoint_dir is not None
     live, patience = Live(logged), Patience()
     with connect(live.address, name="ann", retry=patience.retry()) as session:
@@ -72,8 +67,8 @@ def test_a_segment_that_is_missing_before_others_is_refused_with_advice(logged: 
 
 
 @pytest.mark.parametrize("what", ["segment", "folder"])
-def test_a_log_that_is_missing_after_the_newest_checkpoint_is_said(
-    what: str, logged: ServerConfig, tmp_path: Path, warned: list[Any]
+def test_a_log_missing_after_the_newest_checkpoint_is_said(
+    what: str, logged: ServerConfig, tmp_path: Path, warned: Lines
 ) -> None:
     config = killed_after_a_checkpoint(logged, tmp_path / "crashed")
     assert config.checkpoint_dir is not None
@@ -89,9 +84,23 @@ def test_a_log_that_is_missing_after_the_newest_checkpoint_is_said(
     assert line["missing"] == str(log / "segment-00000002")
 
 
-def test_a_run_that_was_stopped_needs_no_log_after_its_last_checkpoint(logged: ServerConfig, warned: list[Any]) -> None:
+def test_a_run_that_was_stopped_needs_no_log_after_its_last_checkpoint(logged: ServerConfig, warned: Lines) -> None:
     with serving(logged) as live, connect(live.address, name="ann") as session:
         session.join(model())
     with serving(replace(logged, resume=True)):
         pass
     assert warned == []
+
+
+def test_a_start_writes_no_segment_before_those_of_a_kept_checkpoint(tmp_path: Path) -> None:
+    """A checkpoint names segment 7 as the next, and the server dies before that is written."""
+    log = recovery.log_directory(tmp_path)
+    log.mkdir()
+    assert recovery.next_serial(tmp_path) == 1
+    core = make_core()
+    start(core)
+    captured = recovery.capture(core, Journal(Storage(), log, "run", serial=7))
+    captured.copy_theta()
+    recovery.save(tmp_path, captured, keep=2)
+    assert list(log.iterdir()) == []
+    assert recovery.next_serial(tmp_path) == 8

@@ -13,7 +13,6 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_server.config import StartError
 from gem_server.durability.log_cli import main as log
 from gem_server.durability.resume import Beginning, lock_directory, make_core
-from gem_server.rules import make_rule
 from kit.core import commit, save_core, start
 from kit.core import make_core as new_core
 from kit.server import config
@@ -55,9 +54,7 @@ def begun(folder: Path, asked: Hyperparameters, given: set[str]) -> tuple[Beginn
         ({"schedule": "cosine", "decay_versions": 9}, True),
     ],
 )
-def test_workers_that_go_by_a_setting_which_has_changed_are_outdated(
-    change: dict[str, Any], outdated: bool, saved: Path
-) -> None:
+def test_workers_that_use_a_changed_setting_are_outdated(change: dict[str, Any], outdated: bool, saved: Path) -> None:
     beginning, _ = begun(saved, replace(KEPT, **change), set(change))
     assert beginning.outdated is outdated
 
@@ -120,9 +117,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def test_a_rule_that_cant_be_imported_now_says_nothing_against_the_checkpoints(
-    own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_that_cant_be_imported_leaves_the_checkpoints(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Hyperparameters(rule="own_rule:Own")
     before = sorted(path.name for path in own.iterdir())
     with pytest.raises(StartError, match="can't import 'own_rule'"):
@@ -144,13 +139,6 @@ def test_no_file_says_what_code_is_loaded(own: Path, monkeypatch: pytest.MonkeyP
     assert CliRunner().invoke(log, ["replay", str(own), "--rule", "own_rule:Own", "--out", str(own / "model")]).exit_code == 0
 
 
-def test_a_module_that_ends_its_process_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "ends.py").write_text("raise SystemExit(3)")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="can't import 'ends' for rule 'ends:Rule': SystemExit: 3"):
-        make_rule("ends:Rule")
-
-
 def test_windows_of_more_shards_than_a_worker_may_hold_are_refused_at_start() -> None:
     fits = Hyperparameters(rule="diloco", batch_size=64, shard_size=128, local_steps=1996)
     new_core(fits)
@@ -159,9 +147,7 @@ def test_windows_of_more_shards_than_a_worker_may_hold_are_refused_at_start() ->
 
 
 @pytest.mark.parametrize(("batch_size", "shard_size"), [(64, 256), (100, 300), (512, 512)])
-def test_a_new_runs_shards_hold_whole_batches_and_a_resumed_run_keeps_its_own(
-    batch_size: int, shard_size: int, saved: Path
-) -> None:
+def test_a_new_runs_shards_hold_whole_batches(batch_size: int, shard_size: int, saved: Path) -> None:
     asked = Hyperparameters(batch_size=batch_size)
     assert make_core(config(asked), lambda: 0.0, CapturingLogger()).core.settings.shard_size == shard_size
     assert begun(saved, asked, set())[0].core.settings == KEPT

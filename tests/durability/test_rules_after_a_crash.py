@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import admin_pb2
-from gem_server.durability import segment
 from kit.raw_client import SMALL, Theta, Worker, chunks, theta_bits, wired
 from kit.server import Live, config, serving
 from simulation.truth import fingerprint
@@ -21,12 +20,6 @@ RULES = [
     ("dcasgd", "mean_square=0.95"), ("aeasgd", ""), ("fedasync", "staleness=hinge"), ("fedbuff", "buffer_size=5"),
     ("ringmaster", "threshold=2"), ("diloco", "delay=5 eager=0.1"),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that copies are quick."""
-    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
 
 
 def commit(worker: Worker, update: Theta) -> None:
@@ -48,9 +41,7 @@ def test_a_run_goes_on_to_the_bit_as_it_would_have(rule: str, options: str, tmp_
     with ExitStack() as open_:
         live = open_.enter_context(serving(logged))
         wire = open_.enter_context(wired(live))
-        workers = [wire.started("w0"), *(wire.join(f"w{number}") for number in (1, 2))]
-        for worker in workers:
-            worker.pull()
+        workers = wire.crew(3)
         for turn, update in enumerate(updates[:12]):
             commit(workers[turn % 3 if turn != 9 else 1], update)
             if turn == 5:

@@ -8,15 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gem_api.v1 import tensors_pb2
-from gem_server.durability import segment
 from gem_server.durability.journal import Stall
 from kit.raw_client import SMALL, chunk, theta_bits
 from kit.ways import all_ways, running, through_sockets
-
-
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "_ALLOCATION", 1 << 16)
 
 
 @all_ways

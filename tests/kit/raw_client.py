@@ -187,6 +187,13 @@ class Wire:
         worker.pull()
         return worker
 
+    def crew(self, size: int) -> list[Worker]:
+        """Workers "worker 0", "worker 1" …, which have all pulled version 0."""
+        crew = [self.started("worker 0"), *(self.join(f"worker {number}") for number in range(1, size))]
+        for worker in crew[1:]:
+            worker.pull()
+        return crew
+
     def status(self) -> pb.GetStatusResponse:
         return self.call("GetStatus", pb.GetStatusRequest())  # type: ignore[no-any-return]
 

@@ -7,6 +7,7 @@ import mmap
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -152,6 +153,24 @@ def sharing(settings: Hyperparameters | None = None, layout: Layout = SMALL) -> 
         region = shared(worker)
         yield live, wire, worker, region
         region.close()
+
+
+@contextmanager
+def all_the_time(work: Callable[[], object]) -> Iterator[None]:
+    """Calls `work` again and again in a thread, until the block ends."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.is_set():
+            work()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 # -- inside the server

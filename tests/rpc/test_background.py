@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from gem_server.background import start_chore
 from gem_server.config import StartError
 from gem_server.durability.group_commit import GroupCommit
 from gem_server.lane.reactor import Reactor
+from kit.logs import Lines, captured
 from kit.raw_client import Wire
 from kit.server import DEADLINE, Live, config
 from kit.ways import opened
-from structlog.testing import capture_logs
 
 ROOT = Path(__file__).parents[2]
 # Every background task of a server that does all that it can.
@@ -36,22 +35,16 @@ ALLOWED = {
 
 
 @pytest.fixture
-def said() -> Iterator[list[Any]]:
+def said() -> Iterator[Lines]:
     """The errors that the server logs."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    with capture_logs() as lines:
+    with captured(logging.ERROR) as lines:
         yield lines
-    structlog.configure(**before)
 
 
 def busy(folder: Path) -> Live:
     """A server with all background tasks."""
-    return Live(
-        config(
-            metrics_listen="127.0.0.1:0", history=folder / "history.csv", checkpoint_dir=folder / "run", durability="log"
-        )
-    )  # fmt: skip
+    files: dict[str, Any] = {"history": folder / "history.csv", "checkpoint_dir": folder / "run"}
+    return Live(config(metrics_listen="127.0.0.1:0", durability="log", **files))
 
 
 def ended(live: Live) -> BaseException:
@@ -65,7 +58,7 @@ def ended(live: Live) -> BaseException:
 
 @pytest.mark.parametrize("name", CHORES)
 def test_a_background_task_that_fails_is_named_and_ends_the_server(
-    name: str, said: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, said: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
 
@@ -87,9 +80,7 @@ THREADS = {"log": (GroupCommit, "_next_batch"), "lane": (Reactor, "_sweep")}
 
 
 @pytest.mark.parametrize("name", THREADS)
-def test_a_thread_that_fails_is_named_and_ends_the_server(
-    name: str, said: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_fails_ends_the_server(name: str, said: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise MemoryError("planted")
 
@@ -99,9 +90,7 @@ def test_a_thread_that_fails_is_named_and_ends_the_server(
 
 
 @pytest.mark.parametrize("where", ["_watch", "_ready_soon"])
-def test_an_error_on_one_lane_ends_that_lane_alone(
-    where: str, said: list[Any], live: Live, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_ends_its_lane_alone(where: str, said: Lines, live: Live, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = [True]
     original = getattr(Reactor, where)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 from gem_api.errors import DeadlineExceeded
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
@@ -18,9 +17,9 @@ from gem_server.intake.calls import Call
 from gem_server.rpc.tensor_stream import Transfer
 from gem_server.rpc.training import READER_SECONDS
 from gem_server.telemetry.progress import Traffic
+from kit.logs import Lines, captured
 from kit.raw_client import Worker, wired
 from kit.server import Live, serving, wait_until
-from structlog.testing import capture_logs
 
 LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
 ANSWERED: dict[str, Callable[[Worker], Any]] = {
@@ -34,19 +33,14 @@ def sent_bytes(live: Live) -> int:
 
 
 @pytest.fixture
-def logged() -> Iterator[list[MutableMapping[str, Any]]]:
+def logged() -> Iterator[Lines]:
     """What the server logs."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
-    with capture_logs() as entries:
-        yield entries
-    structlog.configure(**before)
+    with captured(logging.INFO) as lines:
+        yield lines
 
 
 @pytest.mark.parametrize("what", ANSWERED)
-def test_a_client_that_goes_away_in_the_middle_of_its_answer_is_no_error(
-    what: str, logged: list[MutableMapping[str, Any]]
-) -> None:
+def test_a_client_that_goes_away_in_the_middle_of_its_answer_is_no_error(what: str, logged: Lines) -> None:
     calls: list[Any] = []  # a call that is forgotten is cancelled too early
     with serving() as live:
         with wired(live) as wire:

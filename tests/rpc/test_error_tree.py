@@ -5,15 +5,14 @@ Each is typed on the wire as errors.proto says, leaves θ bit-identical, and lea
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from gem_api.layout import Layout
 from gem_api.v1 import admin_pb2
 from gem_api.v1 import errors_pb2 as errors
 from gem_api.v1 import training_pb2 as pb
@@ -23,7 +22,6 @@ from kit.raw_client import (
     Refusal,
     Wire,
     Worker,
-    apply_thread_held,
     chunk,
     chunks,
     initialize_header,
@@ -130,6 +128,7 @@ WRONG_FRAMES: dict[str, tuple[str, Frames]] = {
     "the same chunk twice": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(8)), chunk(0, bytes(8)))),
     "chunks that leave a hole": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(8)), chunk(12, bytes(4 * P - 12)))),
     "the second chunk first": ("INCOMPLETE_TRANSFER", after_header(chunk(8, bytes(4 * P - 8)), chunk(0, bytes(8)))),
+    "an offset beyond 32 bits": ("INCOMPLETE_TRANSFER", after_header(chunk(2**32, bytes(4 * P)))),
     "an offset beyond 63 bits": ("INCOMPLETE_TRANSFER", after_header(chunk(2**64 - 4, bytes(4)))),
     "an empty chunk": ("INCOMPLETE_TRANSFER", after_header(chunk(0, b""))),
     "an empty chunk in the middle": ("INCOMPLETE_TRANSFER", after_header(chunk(0, bytes(8)), chunk(8, b""))),
@@ -171,16 +170,6 @@ def test_a_refused_commit_counts_as_rejected_and_its_sequence_stays_free(wire: W
     assert dict(wire.status().commits) == {"applied": 1, "repeated": 0, "rejected": 1, "discarded": 0}
 
 
-@all_ways
-def test_an_old_sequence_is_a_gap(live: Live, worker: Worker) -> None:
-    worker.commit()
-    worker.commit()
-    before = theta_bits(live)
-    assert_refused(worker.whole(worker.header(sequence=1), *worker.body()).refusal(), "SEQUENCE_GAP")
-    assert theta_bits(live) == before
-    assert worker.commit()[0].version == 3
-
-
 def test_a_chunk_too_many_is_refused_and_the_commit_before_it_stands(wire: Wire, worker: Worker) -> None:
     stream = wire.whole("Commit", worker.header(), *worker.body(), chunk(4 * P, bytes(4)))
     assert worker.took(stream.answer(P))[0].version == 1
@@ -202,50 +191,24 @@ def test_a_wrong_repeat_is_refused_too(live: Live, wire: Wire, worker: Worker) -
 
 # -- leases
 
-LEASE_CALLS: dict[str, Callable[[Worker], tuple[str, list[bytes]]]] = {
-    "Pull": lambda w: ("Pull", [pb.PullRequest(lease_id=w.lease_id).SerializeToString()]),
-    "Commit": lambda w: ("Commit", [w.header()]),
-    "InitializeCentral": lambda w: ("InitializeCentral", [initialize_header(w.lease_id)]),
-    "OpenLane": lambda w: ("OpenLane", [pb.OpenLaneRequest(lease_id=w.lease_id).SerializeToString()]),
-    "RenewLease": lambda w: ("RenewLease", [pb.RenewLeaseRequest(lease_id=w.lease_id).SerializeToString()]),
-    "LeaveCluster": lambda w: ("LeaveCluster", [pb.LeaveClusterRequest(lease_id=w.lease_id).SerializeToString()]),
-    "LeaseShard": lambda w: (
-        "LeaseShard",
-        [pb.LeaseShardRequest(lease_id=w.lease_id, sample_count=9).SerializeToString()],
-    ),
-    "CompleteShard": lambda w: (
-        "CompleteShard",
-        [pb.CompleteShardRequest(lease_id=w.lease_id, shard_id=1).SerializeToString()],
-    ),
-}
+LEASE_CALLS: dict[str, Any] = {
+    "Pull": pb.PullRequest(), "InitializeCentral": pb.InitializeCentralRequest(header=pb.InitializeCentralHeader()),
+    "Commit": pb.CommitRequest(header=pb.CommitHeader()), "OpenLane": pb.OpenLaneRequest(),
+    "RenewLease": pb.RenewLeaseRequest(), "LeaveCluster": pb.LeaveClusterRequest(),
+    "LeaseShard": pb.LeaseShardRequest(sample_count=9), "CompleteShard": pb.CompleteShardRequest(shard_id=1),
+}  # fmt: skip
 
 
+@pytest.mark.parametrize("reason", ["unknown", "left"])
 @pytest.mark.parametrize("rpc", LEASE_CALLS)
 @pytest.mark.usefixtures("unharmed")
-def test_an_unknown_lease_is_refused(rpc: str, wire: Wire) -> None:
-    stranger = wire.join("stranger")
-    stranger.lease_id = "no such lease"
-    name, frames = LEASE_CALLS[rpc](stranger)
-    assert_refused(wire.whole(name, *frames).refusal(), "LEASE_ENDED", "unknown")
-
-
-@pytest.mark.parametrize("rpc", LEASE_CALLS)
-@pytest.mark.usefixtures("unharmed")
-def test_an_ended_lease_is_refused_with_its_reason(rpc: str, wire: Wire) -> None:
+def test_a_lease_that_is_not_live_is_refused_with_the_reason(rpc: str, reason: str, wire: Wire) -> None:
     gone = wire.join("gone")
     gone.leave()
-    name, frames = LEASE_CALLS[rpc](gone)
-    assert_refused(wire.whole(name, *frames).refusal(), "LEASE_ENDED", "left")
-
-
-@pytest.mark.usefixtures("unharmed")
-def test_a_replaced_and_an_expired_lease_say_so(live: Live, wire: Wire) -> None:
-    first = wire.join("twin")
-    second = wire.join("twin")
-    assert_refused(wire.whole("Commit", first.header()).refusal(), "LEASE_ENDED", "replaced")
-    live.clock.advance(181)
-    wait_until(lambda: not live.on_loop(lambda: live.core.leases.live), "every lease to expire")
-    assert_refused(wire.whole("Commit", second.header()).refusal(), "LEASE_ENDED", "expired")
+    request = LEASE_CALLS[rpc]
+    lease = request.header if hasattr(request, "header") else request
+    lease.lease_id = gone.lease_id if reason == "left" else "no such lease"
+    assert_refused(wire.refusal(rpc, request), "LEASE_ENDED", reason)
 
 
 @through_sockets
@@ -268,12 +231,8 @@ WRONG_REGISTRATIONS: dict[str, tuple[str, pb.RegisterWorkerRequest]] = {
     "no tensors": ("INVALID_REQUEST", register_request("x", [], 0, 0)),
     "no parameters": ("INVALID_REQUEST", register_request("x", [("w", (0,))], 0, 0)),
     "a range that begins late": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 1, 17)),
-    "a range that ends early": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 0, 16)),
     "a range that ends late": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 0, 18)),
-    "a range elsewhere": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 17, 34)),
-    "no range": ("INVALID_REQUEST", register_request("x", [("w", (17,))], 0, 0)),
     "a tensor name twice": ("INVALID_REQUEST", register_request("x", [("w", (8,)), ("w", (9,))], 0, 17)),
-    "a tensor without a name": ("INVALID_REQUEST", register_request("x", [("", (17,))], 0, 17)),
     "an unprintable tensor name": ("INVALID_REQUEST", register_request("x", [("w\x1b", (17,))], 0, 17)),
     "a tensor name of 100,000 unprintable characters": (
         "INVALID_REQUEST",
@@ -281,10 +240,10 @@ WRONG_REGISTRATIONS: dict[str, tuple[str, pb.RegisterWorkerRequest]] = {
     ),
     "too many parameters": ("INVALID_REQUEST", register_request("x", [("w", (2**41,))], 0, 2**41)),
     "a size of 5,780 digits": ("INVALID_REQUEST", register_request("x", [("w", (2**64 - 1,) * 300)], 0, 17)),
+    "a size that is 0 in 64 bits": ("INVALID_REQUEST", register_request("x", [("w", (2**32, 2**32))], 0, 0)),
+    "the largest extent": ("INVALID_REQUEST", register_request("x", [("w", (2**64 - 1,))], 0, 2**64 - 1)),
+    "a huge extent of nothing": ("INVALID_REQUEST", register_request("x", [("w", (17, 2**64 - 1, 0))], 0, 17)),
     "another name": ("LAYOUT_MISMATCH", register_request("x", [("v", (3, 5)), ("b", (2,))], 0, 17)),
-    "another shape": ("LAYOUT_MISMATCH", register_request("x", [("w", (5, 3)), ("b", (2,))], 0, 17)),
-    "another order": ("LAYOUT_MISMATCH", register_request("x", [("b", (2,)), ("w", (3, 5))], 0, 17)),
-    "a tensor missing": ("LAYOUT_MISMATCH", register_request("x", [("w", (3, 5))], 0, 15)),
     "a tensor more": ("LAYOUT_MISMATCH", register_request("x", [("w", (3, 5)), ("b", (2,)), ("c", (1,))], 0, 18)),
     "a name of 100,000 characters": ("INVALID_REQUEST", register_request("x", [("v" * 100_000, (17,))], 0, 17)),
 }
@@ -297,39 +256,6 @@ def test_a_wrong_registration_is_refused(what: str, live: Live, wire: Wire) -> N
     before = live.on_loop(lambda: live.core.memory.held)
     assert_refused(wire.refusal("RegisterWorker", request), error)
     assert live.on_loop(lambda: live.core.memory.held) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("an empty tensor", (0,)),
-        ("an empty tensor of huge extents", (0, 2**63)),
-        ("more dimensions than numpy has", (1,) * 65),
-        ("__metadata__", (1,)),
-    ],
-)
-def test_a_layout_is_refused_or_can_be_checkpointed_and_resumed(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    """What the server takes in must never stop it later."""
-    request = register_request("odd", [("w", (3,)), (name, shape)], 0, 3 + math.prod(shape))
-    with serving(config(checkpoint_dir=tmp_path)) as live, wired(live) as wire:
-        refusal = _refusal_or_none(wire, request)
-        if refusal is not None:
-            assert_refused(refusal, "INVALID_REQUEST")
-            return
-        worker = wire.started("odd", Layout.of([("w", (3,)), (name, shape)]))
-        worker.commit()
-        assert wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest()).version == 1
-        assert worker.commit()[0].version == 2
-    with serving(config(checkpoint_dir=tmp_path, resume=True)) as live:
-        assert live.on_loop(lambda: live.core.central.version) == 2
-
-
-def _refusal_or_none(wire: Wire, request: pb.RegisterWorkerRequest) -> Refusal | None:
-    try:
-        wire.call("RegisterWorker", request)
-    except grpc.RpcError as error:
-        return Refusal.of(error)
-    return None
 
 
 # -- the first value
@@ -346,9 +272,7 @@ def _refusal_or_none(wire: Wire, request: pb.RegisterWorkerRequest) -> Refusal |
     ],
     ids=["too short", "too long", "a chunk too many", "NaN", "an empty frame"],
 )
-def test_a_wrong_first_value_is_refused_and_a_right_one_still_taken(
-    error: str, frames: list[bytes], live: Live, wire: Wire
-) -> None:
+def test_a_wrong_first_value_is_refused(error: str, frames: list[bytes], live: Live, wire: Wire) -> None:
     worker = wire.join("first")
     refusal = wire.whole("InitializeCentral", initialize_header(worker.lease_id), *frames).refusal()
     assert_refused(refusal, error)
@@ -415,18 +339,14 @@ def test_a_checkpoint_without_a_folder_fails(wire: Wire, worker: Worker) -> None
     assert worker.commit()[0].version == 1
 
 
-def put_a_file_in_the_way(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("a file is in the way")
-
-
 def test_a_checkpoint_of_nothing_and_one_that_cannot_be_written_fail(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     with serving(config(checkpoint_dir=folder)) as live, wired(live) as wire:
         request = admin_pb2.CreateCheckpointRequest()
         assert_refused(wire.refusal("CreateCheckpoint", request), "CHECKPOINT_FAILED")
         worker = wire.started("worker")
-        put_a_file_in_the_way(folder)
+        shutil.rmtree(folder)
+        folder.write_text("a file is in the way")
         before = theta_bits(live)
         assert_refused(wire.refusal("CreateCheckpoint", request), "CHECKPOINT_FAILED")
         assert theta_bits(live) == before
@@ -438,19 +358,6 @@ def test_a_checkpoint_of_nothing_and_one_that_cannot_be_written_fail(tmp_path: P
 # -- memory
 
 EACH = 3 * 4 * P  # the proxy's moment, the snapshot and the gradient that arrives
-
-
-def test_a_worker_that_memory_has_no_room_for_is_refused_until_one_leaves() -> None:
-    with serving(config(memory_limit=4 * P + 2 * EACH)) as live, wired(live) as wire:
-        first = wire.started("first")
-        second = wire.join("second")
-        before = theta_bits(live)
-        third = pb.RegisterWorkerRequest(worker_name="third", layout=SMALL.to_message())
-        assert_refused(wire.refusal("RegisterWorker", third), "OVERLOADED")
-        assert theta_bits(live) == before
-        assert first.commit()[0].version == 1
-        second.leave()
-        assert wire.call("RegisterWorker", third).lease_id
 
 
 def test_a_copy_that_memory_has_no_room_for_is_refused() -> None:
@@ -467,14 +374,6 @@ def test_a_pull_without_a_lease_holds_memory_only_while_it_lasts(live: Live, wir
     assert worker.commit()[0].version == 1
 
 
-def test_a_wrong_model_is_called_wrong_even_where_it_would_not_fit() -> None:
-    """Overloaded would have the worker try again for ever."""
-    with serving(config(memory_limit=10_000)) as live, wired(live) as wire:
-        wire.started("worker")
-        refusal = wire.refusal("RegisterWorker", register_request("x", [("w", (100_000,))], 0, 100_000))
-        assert_refused(refusal, "LAYOUT_MISMATCH")
-
-
 def test_a_model_that_no_machine_can_hold_is_refused_and_leaves_no_trace(live: Live, wire: Wire) -> None:
     huge = 2**40
     assert_refused(wire.refusal("RegisterWorker", register_request("huge", [("w", (huge,))], 0, huge)), "OVERLOADED")
@@ -482,18 +381,3 @@ def test_a_model_that_no_machine_can_hold_is_refused_and_leaves_no_trace(live: L
 
 
 # -- the end
-
-
-@all_ways
-def test_a_server_that_stops_says_so(live: Live, wire: Wire, worker: Worker) -> None:
-    with apply_thread_held(live) as release:
-        idle = wire.join("idle").stream()
-        queued = worker.stream(worker.header(), *worker.body())
-        wait_until(lambda: wire.status().queue_length == 1, "the commit to be queued")
-        wire.call("Drain", admin_pb2.DrainRequest())
-        assert_refused(idle.refusal(), "DRAINING")
-        refusal = wire.refusal("RegisterWorker", pb.RegisterWorkerRequest(worker_name="x", layout=SMALL.to_message()))
-        assert_refused(refusal, "DRAINING")
-        release()
-        assert queued.answer(P)[0].version == 1
-        assert_refused(queued.refusal(), "DRAINING")

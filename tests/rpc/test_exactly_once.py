@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from gem_api.hyperparameters import Hyperparameters
-from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunk, chunks, theta_bits
+from kit.regions import queue_length
 from kit.server import Live, serving, wait_until
-from kit.ways import FAILED, WAYS, all_ways, configured, read_by_the_server, refusal_of, running, through_sockets, wired
+from kit.ways import FAILED, WAYS, all_ways, configured, read_by_the_server, refusal_of, through_sockets, wired
 
 P = SMALL.size
 
@@ -22,10 +20,6 @@ P = SMALL.size
 def resend(worker: Worker, sequence: int, base_version: int, value: float = 1.0) -> list[bytes]:
     """The frames of a commit that was sent before."""
     return [worker.header(sequence=sequence, base_version=base_version), *worker.body(value)]
-
-
-def queue_length(live: Live) -> int:
-    return live.on_loop(lambda: live.server.parts.apply_loop.queue_length)
 
 
 @all_ways
@@ -42,29 +36,6 @@ def test_a_commit_whose_reply_was_lost_is_resent_and_answered_as_the_first_time(
     assert first_theta.tobytes() == second_theta.tobytes() == before[1]
     assert theta_bits(live) == before
     assert dict(wire.status().commits) == {"applied": 1, "repeated": 2, "rejected": 0, "discarded": 0}
-
-
-@all_ways
-def test_a_repeat_is_answered_with_the_theta_of_its_own_commit_though_others_committed_since(
-    live: Live, wire: Wire, worker: Worker
-) -> None:
-    other = wire.join("other")
-    other.pull()
-    first, theta = worker.commit()
-    other.commit()
-    other.commit()
-    again, theta_again = worker.whole(*resend(worker, 1, 0)).answer(P)
-    assert again == first
-    assert theta_again.tobytes() == theta.tobytes()
-    assert theta_bits(live)[0] == 3
-
-
-@all_ways
-def test_a_repeat_is_not_what_counts_but_the_first_body(live: Live, worker: Worker) -> None:
-    worker.commit(1.0)
-    before = theta_bits(live)
-    worker.whole(*resend(worker, 1, 0, value=-7.0)).answer(P)
-    assert theta_bits(live) == before
 
 
 @all_ways
@@ -99,14 +70,6 @@ def test_a_resend_overtakes_the_stream_that_stalled_in_mid_body(newer: str, way:
         assert theta_bits(live) == (1, theta.tobytes())
 
 
-@through_sockets
-def test_a_half_sent_resend_can_itself_be_overtaken(live: Live, worker: Worker) -> None:
-    streams = [read_by_the_server(live, worker, worker.header(), chunk(0, bytes(size))) for size in (4, 8, 12)]
-    assert worker.commit()[0].version == 1
-    assert {stream.refusal().error for stream in streams} == {"SUPERSEDED"}
-    assert theta_bits(live)[0] == 1
-
-
 @all_ways
 def test_a_repeat_of_a_queued_commit_waits_for_the_same_answer(live: Live, worker: Worker) -> None:
     with apply_thread_held(live) as release:
@@ -137,104 +100,6 @@ def test_a_repeat_whose_body_ends_after_the_first_was_applied_is_answered_too(li
     result, theta = new.answer(P)
     assert (result.sequence, result.version) == (1, 1)
     assert theta_bits(live) == (1, theta.tobytes())
-
-
-@all_ways
-def test_the_next_commit_waits_until_the_queued_one_is_answered(live: Live, worker: Worker) -> None:
-    with apply_thread_held(live) as release:
-        queued = worker.stream(*resend(worker, 1, 0))
-        wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
-        refusal = worker.whole(*resend(worker, 2, 0)).refusal()
-        assert refusal.error == "SEQUENCE_GAP"
-        assert refusal.status in (None, grpc.StatusCode.FAILED_PRECONDITION)
-        release()
-        assert queued.refusal().error == "SUPERSEDED"
-    wait_until(lambda: live.on_loop(lambda: live.core.central.version) == 1, "the queued commit to be applied")
-    assert worker.whole(*resend(worker, 2, 1)).answer(P)[0].version == 2
-
-
-@all_ways
-def test_a_commit_that_was_refused_may_be_sent_again_under_its_number(worker: Worker) -> None:
-    assert worker.whole(worker.header(), *worker.body(float("nan"))).refusal().error == "NON_FINITE_GRADIENT"
-    assert worker.commit()[0].sequence == 1
-
-
-# -- across a restart
-
-
-@all_ways
-def test_after_a_restart_a_repeat_is_answered_as_the_first_time(way: str, tmp_path: Path) -> None:
-    with running(way, checkpoint_dir=tmp_path) as (live, wire):
-        worker = wire.started("worker")
-        worker.commit()
-        first, theta = worker.commit()
-        before = theta_bits(live)
-    with running(way, checkpoint_dir=tmp_path, resume=True) as (live, wire):
-        worker.wire = wire
-        again, theta_again = worker.whole(*resend(worker, 2, 1)).answer(P)
-        assert again == first
-        assert theta_again.tobytes() == theta.tobytes()
-        assert theta_bits(live) == before
-        assert worker.commit()[0].version == 3
-        assert wire.status().commits["applied"] == 3
-
-
-@all_ways
-@pytest.mark.parametrize("rule", ["gem", "downpour", "adaptive"])
-def test_after_a_restart_the_run_goes_on_bit_for_bit(rule: str, way: str, tmp_path: Path) -> None:
-    def run(folder: Path, restart: bool) -> bytes:
-        with running(way, Hyperparameters(rule=rule), checkpoint_dir=folder) as (_, wire):
-            worker = wire.started("worker")
-            worker.commit(0.25)
-            if not restart:
-                return worker.commit(-3.0)[1].tobytes()
-        with running(way, Hyperparameters(rule=rule), checkpoint_dir=folder, resume=True) as (_, wire):
-            worker.wire = wire
-            return worker.commit(-3.0)[1].tobytes()
-
-    assert run(tmp_path / "through", restart=False) == run(tmp_path / "restarted", restart=True)
-
-
-@all_ways
-def test_a_worker_ahead_of_the_checkpoint_is_rolled_back_and_joins_anew(way: str, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    with running(way, checkpoint_dir=folder) as (live, wire):
-        worker = wire.started("worker")
-        worker.commit()
-        wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
-        kept = theta_bits(live)
-        worker.commit()
-        worker.commit()
-        crashed = tmp_path / "crashed"  # what the disk holds when the server dies now
-        folder.rename(crashed)
-    with running(way, checkpoint_dir=crashed, resume=True) as (live, wire):
-        worker.wire = wire
-        refusal = worker.whole(*resend(worker, 4, 3)).refusal()
-        assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "rolled_back")
-        assert theta_bits(live) == kept
-        assert live.on_loop(lambda: (dict(live.core.leases.live), dict(live.core.leases.ended))) == ({}, {"rolled_back": 1})
-        again = wire.join("worker")
-        assert again.registration.steps_done == 1
-        again.pull()
-        assert again.commit()[0].version == 2
-
-
-@all_ways
-def test_a_commit_lost_between_checkpoint_and_crash_is_applied_when_resent(way: str, tmp_path: Path) -> None:
-    """Its reply never came: to the worker it is a lost reply, to the restored server a new commit."""
-    folder = tmp_path / "checkpoints"
-    with running(way, checkpoint_dir=folder) as (_, wire):
-        worker = wire.started("worker")
-        worker.commit()
-        wire.call("CreateCheckpoint", admin_pb2.CreateCheckpointRequest())
-        theta = worker.whole(*resend(worker, 2, 1)).answer(P)[1]
-        crashed = tmp_path / "crashed"
-        folder.rename(crashed)
-    with running(way, checkpoint_dir=crashed, resume=True) as (_, wire):
-        worker.wire = wire
-        result, again = worker.whole(*resend(worker, 2, 1)).answer(P)
-        assert result.version == 2
-        assert again.tobytes() == theta.tobytes()
 
 
 # -- all at once
@@ -280,10 +145,7 @@ def storm(seed: int, worker: Worker, commits: int) -> list[set[tuple[int, int, i
 def test_a_storm_of_duplicates_applies_every_commit_once(way: str, live: Live) -> None:
     workers, commits = 4, 12
     with wired(live, way) as wire, ThreadPoolExecutor(workers) as threads:
-        crew = [wire.started("worker 0"), *(wire.join(f"worker {number}") for number in range(1, workers))]
-        for worker in crew:
-            worker.pull()
-        storms = [threads.submit(storm, seed, worker, commits) for seed, worker in enumerate(crew)]
+        storms = [threads.submit(storm, seed, worker, commits) for seed, worker in enumerate(wire.crew(workers))]
         answers = [storm.result() for storm in storms]
         assert wire.status().commits["applied"] == workers * commits
     assert theta_bits(live)[0] == workers * commits

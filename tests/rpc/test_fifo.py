@@ -4,50 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import selectors
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import numpy as np
-import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from kit.raw_client import (
-    SMALL,
-    CommitStream,
-    Theta,
-    Wire,
-    Worker,
-    apply_thread_held,
-    chunk,
-    on_server_loop,
-    path,
-    theta_bits,
-)
-from kit.regions import linux_only
-from kit.server import DEADLINE, Live, config, serving, wait_until
-from kit.ways import all_ways, configured, opened, read_by_the_server, running, through_sockets, wired
+from kit.raw_client import SMALL, Theta, Wire, Worker, apply_thread_held, chunk, on_server_loop, path
+from kit.regions import queue_length
+from kit.server import Live, config, serving, wait_until
+from kit.ways import all_ways, configured, read_by_the_server, running, through_sockets, wired
 
 P = SMALL.size
 COUNTING = Hyperparameters(rule="downpour", learning_rate=1.0)  # a gradient of -1 adds 1 to every element
-
-
-def half_sent(live: Live, worker: Worker) -> CommitStream:
-    """A commit whose header and first elements the server has read."""
-    return read_by_the_server(live, worker, worker.header(), chunk(0, worker.gradient()[:2].tobytes()))
-
-
-def crew_of(wire: Wire, size: int) -> list[Worker]:
-    """Workers that have all pulled version 0."""
-    crew = [wire.started("worker 0"), *(wire.join(f"worker {number}") for number in range(1, size))]
-    for worker in crew:
-        worker.pull()
-    return crew
 
 
 # -- tickets
@@ -55,35 +27,23 @@ def crew_of(wire: Wire, size: int) -> list[Worker]:
 
 @through_sockets
 def test_a_slow_uploader_that_began_first_is_applied_last_and_holds_nobody_up(live: Live, wire: Wire) -> None:
-    slow, fast, faster = crew_of(wire, 3)
-    stream = half_sent(live, slow)
+    slow, fast, faster = wire.crew(3)
+    stream = read_by_the_server(live, slow, slow.header(), chunk(0, slow.gradient()[:2].tobytes()))
     assert [fast.commit()[0].ticket, faster.commit()[0].ticket] == [1, 2]
     stream.send(chunk(8, slow.gradient()[2:].tobytes()))
     result, _ = stream.answer(P)
     assert (result.ticket, result.version, result.staleness) == (3, 3, 2)
 
 
-@through_sockets
-def test_a_dying_uploader_takes_no_ticket_and_moves_nothing(live: Live, wire: Wire) -> None:
-    dying, other = crew_of(wire, 2)
-    before = theta_bits(live)
-    stream = half_sent(live, dying)
-    stream.cancel()
-    assert theta_bits(live) == before
-    result, _ = other.commit()
-    assert (result.ticket, result.version, result.staleness) == (1, 1, 0)
-    assert dying.commit()[0].ticket == 2
-
-
 @all_ways
 def test_complete_commits_are_applied_in_the_order_in_which_they_became_complete(live: Live, wire: Wire) -> None:
-    crew = crew_of(wire, 5)
+    crew = wire.crew(5)
     order = [3, 0, 4, 1, 2]
     with apply_thread_held(live) as release:
         streams = {}
         for place, number in enumerate(order, start=1):
             streams[number] = crew[number].stream(crew[number].header(), *crew[number].body())
-            wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == place, "it to queue")  # noqa: B023
+            wait_until(lambda: queue_length(live) == place, "it to queue")  # noqa: B023
         release()
         results = [streams[number].answer(P)[0] for number in order]
     assert [(result.ticket, result.version, result.staleness) for result in results] == [(n, n, n - 1) for n in range(1, 6)]
@@ -94,7 +54,7 @@ def test_the_history_lists_tickets_in_the_order_of_versions(way: str, tmp_path: 
     workers, commits = 5, 8
     history = tmp_path / "history.csv"
     with running(way, history=history) as (_, wire), ThreadPoolExecutor(workers) as threads:
-        crew = crew_of(wire, workers)
+        crew = wire.crew(workers)
         runs = [threads.submit(lambda w: [w.commit()[0] for _ in range(commits)], worker) for worker in crew]
         answered = {result.version: result for run in runs for result in run.result()}
     rows = list(csv.DictReader(history.read_text().splitlines()))
@@ -165,17 +125,6 @@ def test_a_reader_that_stalls_keeps_its_version_while_others_commit() -> None:
         assert_whole(0, theta)
 
 
-@all_ways
-def test_staleness_counts_the_commits_between_a_workers_pull_and_its_own(wire: Wire) -> None:
-    a, b = crew_of(wire, 2)
-    assert [a.commit()[0].staleness for _ in range(3)] == [0, 0, 0]
-    assert b.commit()[0].staleness == 3
-    assert b.commit()[0].staleness == 0
-    assert a.commit()[0].staleness == 2
-    b.pull()
-    assert b.commit()[0].staleness == 0
-
-
 # -- fairness
 
 
@@ -184,15 +133,10 @@ def jain(shares: list[int]) -> float:
     return float(sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares)))
 
 
-def test_jains_index_tells_fair_from_unfair() -> None:
-    assert jain([5] * 100) == 1.0
-    assert jain([500] + [0] * 99) == pytest.approx(0.01)
-
-
 def test_a_hundred_sessions_that_commit_as_fast_as_they_can_get_equal_shares(live: Live, wire: Wire) -> None:
     sessions, total = 100, 3000
     shares = [0] * sessions
-    crew = crew_of(wire, sessions)
+    crew = wire.crew(sessions)
 
     async def exchange(stream: grpc.aio.StreamStreamCall, worker: Worker) -> None:
         for frame in (worker.header(), *worker.body()):
@@ -218,42 +162,3 @@ def test_a_hundred_sessions_that_commit_as_fast_as_they_can_get_equal_shares(liv
     on_server_loop(live, all_sessions)
     assert sum(shares) + sessions == live.on_loop(lambda: live.core.central.version)
     assert jain(shares) >= 0.98, sorted(shares)
-
-
-@pytest.mark.parametrize("way", ["tcp", pytest.param("memory", marks=[linux_only, pytest.mark.slow])])
-def test_a_hundred_lanes_that_commit_as_fast_as_they_can_get_equal_shares(way: str, live: Live, wire: Wire) -> None:
-    """One thread speaks for them all: it sends the next commit of each lane as soon as its last one is answered."""
-    sessions, total = 100, 12_000  # the fewer, the more chance alone takes from the index
-    shares = dict.fromkeys(range(sessions), 0)
-    crew = crew_of(wire, sessions)
-    with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        streams = []
-        for number, worker in enumerate(crew):
-            stream = opened(worker, way)
-            stack.callback(stream.cancel)
-            worker.commit_on(stream)
-            selector.register(stream.lane.sock, selectors.EVENT_READ, number)
-            streams.append(stream)
-        for stream, worker in zip(streams, crew, strict=True):
-            stream.send(worker.header(), *worker.body())
-        while sum(shares.values()) < total:
-            for key, _ in selector.select(DEADLINE):
-                worker, stream = crew[key.data], streams[key.data]
-                worker.took(stream.answer(P))
-                shares[key.data] += 1
-                stream.send(worker.header(), *worker.body())
-    assert jain(list(shares.values())) >= 0.98, sorted(shares.values())
-
-
-@all_ways
-def test_a_session_that_sends_duplicates_gets_no_larger_share(live: Live, wire: Wire) -> None:
-    """Repeats are answered, but are not applied and take no ticket."""
-    greedy, modest = crew_of(wire, 2)
-    threads = [threading.Thread(target=lambda w=worker: [w.commit() for _ in range(10)]) for worker in (greedy, modest)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for _ in range(10):
-        greedy.whole(greedy.header(sequence=10), *greedy.body()).answer(P)
-    assert live.on_loop(lambda: (live.core.central.version, live.core.next_ticket)) == (20, 21)

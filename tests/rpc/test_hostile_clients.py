@@ -12,34 +12,20 @@ from typing import Any
 
 import grpc
 import pytest
-from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
 from gem_server.core.leases import FIRST_TERM
 from gem_server.core.memory_budget import MAX_COPIES
-from gem_server.core.shards import MAX_SHARDS
 from gem_server.durability.segment import Segment
 from gem_server.lane import connection
 from gem_server.lane.connection import HELLO_SECONDS
 from gem_server.lane.listener import TOKEN_SECONDS
-from kit.raw_client import (
-    SMALL,
-    Refusal,
-    Stream,
-    Wire,
-    Worker,
-    chunk,
-    on_server_loop,
-    path,
-    received_bytes,
-    register_request,
-    wired,
-)
+from kit.raw_client import SMALL, Refusal, Stream, Wire, Worker, chunk, on_server_loop, path, received_bytes, register_request
 from kit.raw_lane import header as lane_header
 from kit.raw_lane import offer
-from kit.regions import abstract, linux_only
+from kit.regions import abstract, linux_only, memory_bytes
 from kit.server import DEADLINE, Live, config, serving, wait_until
-from kit.ways import opened, read_by_the_server
+from kit.ways import opened, read_by_the_server, through_sockets, wired
 
 EACH = 4 * SMALL.size * 3  # moment, snapshot, upload
 LARGE = Layout.of({"w": (8_000_000,)})  # more than any buffer between the two takes
@@ -53,10 +39,6 @@ def limited(workers: int, layout: Layout = SMALL, **changes: Any) -> Iterator[tu
     limit = 4 * layout.size * (1 + 1 + 3 * workers)
     with serving(config(memory_limit=limit, **changes)) as live, wired(live) as wire:
         yield live, wire, wire.started("honest", layout)
-
-
-def memory(live: Live) -> int:
-    return int(live.on_loop(lambda: live.core.memory.held))
 
 
 def resident() -> int:
@@ -73,7 +55,7 @@ def honest_while(live: Live, honest: Worker, attack: Callable[[], object]) -> in
         while not (attacking.done() and commits):
             honest.commit_on(stream, 0.001)
             commits += 1
-            assert not live.core.memory.limit or memory(live) <= live.core.memory.limit
+            assert not live.core.memory.limit or memory_bytes(live) <= live.core.memory.limit
         attacking.result()
     return commits
 
@@ -113,7 +95,7 @@ def test_thousands_of_registrations_under_one_name_hold_one_place(times: int) ->
     with limited(2) as (live, _, honest):
         commits = honest_while(live, honest, lambda: register_all(live, ["again"] * times))
         assert commits > 1
-        assert memory(live) == 4 * SMALL.size + 2 * EACH
+        assert memory_bytes(live) == 4 * SMALL.size + 2 * EACH
         assert live.on_loop(lambda: len(live.core.leases._reasons)) <= 10_000
         assert live.on_loop(lambda: len(live.server.parts.lane._listener._tickets)) == 0
         honest.commit(0.001)
@@ -131,7 +113,7 @@ def test_thousands_of_names_get_no_more_places_than_the_limit_has(times: int) ->
             live.clock.advance(live.config.lease_seconds - 1)
             honest.commit(0.001)
         live.clock.advance(FIRST_TERM)
-        wait_until(lambda: memory(live) == 4 * SMALL.size + EACH, "the strangers' leases to end")
+        wait_until(lambda: memory_bytes(live) == 4 * SMALL.size + EACH, "the strangers' leases to end")
         assert wire.join("late").lease_id
 
 
@@ -168,27 +150,29 @@ def log_size(live: Live) -> int:
 # -- uploads that never end
 
 
-def test_uploads_that_never_end_take_no_turn_and_end_with_their_leases() -> None:
-    with limited(101) as (live, wire, honest):
-        slow = [wire.join(f"slow {number}") for number in range(100)]
+@through_sockets
+def test_uploads_that_never_end_take_no_turn_and_end_with_their_leases(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1e6)  # or their silence might end them first
+    with limited(101) as (live, wire, honest), wired(live, way) as slow_wire:
+        slow = [slow_wire.join(f"slow {number}") for number in range(100)]
+        streams = [each.stream() for each in slow]
         before = received_bytes(live)
-        opening = [(each.header(), chunk(0, bytes(4))) for each in slow]
-        streams = [wire.stream("Commit", *frames) for frames in opening]
-        sent = sum(len(frame) for frames in opening for frame in frames)
+        for each, stream in zip(slow, streams, strict=True):
+            stream.send(each.header(), chunk(0, bytes(4)))
+        sent = sum(stream.sent for stream in streams)
         wait_until(lambda: received_bytes(live) == before + sent, "the beginnings of all uploads to arrive")
-        held = memory(live)
+        held = memory_bytes(live)
         for version in range(1, 21):
             assert honest.commit(0.001)[0].version == version
-        assert memory(live) == held
-        assert wire.refusal("RegisterWorker", register_request("one more", [("w", (3, 5)), ("b", (2,))], 0, 17)).error == (
-            "OVERLOADED"
-        )
+        assert memory_bytes(live) == held
+        one_more = register_request("one more", [("w", (3, 5)), ("b", (2,))], 0, 17)
+        assert wire.refusal("RegisterWorker", one_more).error == "OVERLOADED"
         for _ in range(FIRST_TERM):  # who has only registered has longer
             live.clock.advance(live.config.lease_seconds - 1)
             honest.commit(0.001)
         live.clock.advance(FIRST_TERM)
         assert {stream.refusal().error for stream in streams} == {"LEASE_ENDED"}
-        wait_until(lambda: memory(live) == 4 * SMALL.size + EACH, "their memory to be freed")
+        wait_until(lambda: memory_bytes(live) == 4 * SMALL.size + EACH, "their memory to be freed")
         honest.commit(0.001)
 
 
@@ -211,13 +195,13 @@ def test_connections_that_never_finish_their_first_word_keep_nobody_out(live: Li
 def test_answers_that_nobody_reads_hold_no_more_than_their_leases_do() -> None:
     with limited(5, LARGE) as (live, _, honest), wired(live) as deaf_wire:
         deaf = [deaf_wire.join(f"deaf {number}", LARGE) for number in range(4)]
-        held, before = memory(live), resident()
+        held, before = memory_bytes(live), resident()
         pulls = [each.open_pull() for each in deaf]
         for pull in pulls:
             pull.read()  # and nothing more
         for version in range(1, 6):
             assert honest.commit(0.001)[0].version == version
-        assert memory(live) == held
+        assert memory_bytes(live) == held
         assert resident() < before + held + 16 * BYTES  # their frames in the buffers of both sides
         for _ in range(FIRST_TERM):  # who has only registered has longer
             live.clock.advance(live.config.lease_seconds - 1)
@@ -225,7 +209,7 @@ def test_answers_that_nobody_reads_hold_no_more_than_their_leases_do() -> None:
         live.clock.advance(FIRST_TERM)
         wait_until(lambda: live.on_loop(lambda: len(live.core.leases.live)) == 1, "their leases to end")
         assert "LEASE_ENDED" in {outcome(pull) for pull in pulls}
-        assert memory(live) == BYTES * 4
+        assert memory_bytes(live) == BYTES * 4
 
 
 def outcome(stream: Stream) -> str:
@@ -239,7 +223,7 @@ def outcome(stream: Stream) -> str:
         return ""
 
 
-def test_readers_without_a_lease_that_never_read_hold_a_few_copies_and_stop_no_commit() -> None:
+def test_readers_that_never_read_hold_a_few_copies_and_stop_no_commit() -> None:
     limit = BYTES * (1 + MAX_COPIES + 3)
     with serving(config(memory_limit=limit)) as live, wired(live) as wire, wired(live) as deaf_wire:
         honest, streams = wire.started("honest", LARGE), []
@@ -248,46 +232,8 @@ def test_readers_without_a_lease_that_never_read_hold_a_few_copies_and_stop_no_c
             copies = min(version, MAX_COPIES)
             wait_until(lambda: live.on_loop(lambda: live.core.central.copies) == copies, "the copy to be made")  # noqa: B023
             assert honest.commit(0.001)[0].version == version
-            assert memory(live) <= limit
+            assert memory_bytes(live) <= limit
         assert {stream.refusal().error for stream in streams[MAX_COPIES:]} == {"OVERLOADED"}
-
-
-# -- sizes that overflow
-
-
-@pytest.mark.parametrize("offset", [2**31, 2**32, 2**63 - 4, 2**63, 2**64 - 64])
-def test_an_offset_that_overflows_is_refused_whatever_its_chunk(offset: int, live: Live, wire: Wire, worker: Worker) -> None:
-    for size in (4, 64, 68):
-        refusal = wire.whole("Commit", worker.header(), chunk(offset, bytes(size))).refusal()
-        assert refusal.error == "INCOMPLETE_TRANSFER"
-    assert worker.commit()[0].version == 1
-
-
-@pytest.mark.parametrize(
-    ("shape", "end"),
-    [
-        ((2**32, 2**32), 0),
-        ((2**32, 2**32), 2**64 - 1),
-        ((2**63, 2), 0),
-        ((2**64 - 1,), 2**64 - 1),
-        ((2**40, 2**40, 2**40, 2**40), 0),
-        ((17, 2**64 - 1, 0), 17),
-    ],
-)
-def test_a_layout_whose_size_overflows_takes_no_memory(shape: tuple[int, ...], end: int) -> None:
-    """Not even of the first worker, which decides what the model is."""
-    with serving(config()) as live, wired(live) as wire:
-        assert wire.refusal("RegisterWorker", register_request("x", [("w", shape)], 0, end)).error == "INVALID_REQUEST"
-        assert memory(live) == 0
-        assert wire.started("honest").commit()[0].version == 1
-
-
-def test_a_model_of_the_largest_size_is_refused_by_the_limit() -> None:
-    with serving(config(memory_limit=1 << 30)) as live, wired(live) as wire:
-        refusal = wire.refusal("RegisterWorker", register_request("x", [("w", (2**40,))], 0, 2**40))
-        assert refusal.error == "OVERLOADED"
-        assert memory(live) == 0
-        assert wire.started("honest").commit()[0].version == 1
 
 
 # -- shards
@@ -296,24 +242,6 @@ def test_a_model_of_the_largest_size_is_refused_by_the_limit() -> None:
 def ask(worker: Worker, holding: list[int], samples: int = 10**6) -> pb.LeaseShardResponse:
     request = pb.LeaseShardRequest(lease_id=worker.lease_id, sample_count=samples, holding=holding)
     return worker.wire.call("LeaseShard", request)  # type: ignore[no-any-return]
-
-
-def test_a_worker_that_completes_no_shard_holds_so_many_and_no_more() -> None:
-    settings = Hyperparameters(shard_size=4, batch_size=4)
-    with serving(config(settings)) as live, wired(live) as wire:
-        honest = wire.started("honest")
-        holding: list[Any] = []
-        greedy = wire.join("greedy")
-        for _ in range(MAX_SHARDS):
-            holding.append(ask(greedy, holding).shard.shard_id)
-        request = pb.LeaseShardRequest(lease_id=greedy.lease_id, sample_count=10**6, holding=holding)
-        refusal = wire.refusal("LeaseShard", request)
-        assert (refusal.error, "complete some" in refusal.details) == ("INVALID_REQUEST", True)
-        assert live.on_loop(lambda: len(live.core.ledger.held)) == MAX_SHARDS
-        assert ask(honest, []).shard.shard_id == MAX_SHARDS + 1
-        honest.commit()
-        greedy.leave()
-        assert live.on_loop(lambda: len(live.core.ledger.held)) == 1
 
 
 def test_shards_that_a_worker_only_claims_to_hold_are_not_written_to_the_log(tmp_path: Path) -> None:
@@ -343,11 +271,11 @@ def descriptors() -> int:
 def test_lanes_that_are_offered_and_never_opened_take_nothing() -> None:
     with limited(101, memory_socket=abstract()) as (live, wire, honest):
         idlers = [wire.join(f"idler {number}") for number in range(100)]
-        held, before = memory(live), descriptors()
+        held, before = memory_bytes(live), descriptors()
         for _ in range(5):
             for idler in idlers:
                 offer(idler)
-        assert memory(live) == held
+        assert memory_bytes(live) == held
         assert descriptors() <= before + 5
         assert tickets(live) == len(idlers)
         assert honest.commit()[0].version == 1
@@ -391,67 +319,16 @@ def test_a_lane_ends_with_its_lease_though_it_was_never_used(way: str) -> None:
         assert honest.commit()[0].version == 1
 
 
-def test_lane_uploads_that_never_end_take_no_turn_and_end_with_their_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1e6)  # or their silence might end them first
-    with limited(101) as (live, wire, honest), ExitStack() as lanes:
-        streams = []
-        for number in range(100):
-            slow = wire.join(f"slow {number}")
-            stream = opened(slow, "tcp")
-            lanes.callback(stream.cancel)
-            stream.send(slow.header(), chunk(0, bytes(4)))
-            streams.append(stream)
-        held = memory(live)
-        for version in range(1, 21):
-            assert honest.commit(0.001)[0].version == version
-        assert memory(live) == held
-        for _ in range(FIRST_TERM):  # who has only registered has longer
-            live.clock.advance(live.config.lease_seconds - 1)
-            honest.commit(0.001)
-        live.clock.advance(FIRST_TERM)
-        assert {stream.refusal().error for stream in streams} == {"LEASE_ENDED"}
-        wait_until(lambda: memory(live) == 4 * SMALL.size + EACH, "their memory to be freed")
-        honest.commit(0.001)
-
-
 def test_an_upload_that_stops_in_the_middle_is_given_up_though_its_lease_goes_on(live: Live, worker: Worker) -> None:
     stream = read_by_the_server(live, worker, worker.header(), chunk(0, bytes(4)))
     stream.cancel()
     lane = opened(worker, "tcp").lane
     lane.commit(lane_header(worker), bytes(4), declared=4 * worker.size)
-    wait_until(lambda: exchanging(live), "the upload to begin")
+    calls = live.server.parts.training.calls
+    wait_until(lambda: live.on_loop(lambda: any(call.exchanging for call in calls._all)), "the upload to begin")
     for _ in range(4):
         live.clock.advance(0.4 * live.config.lease_seconds)
         worker.wire.call("RenewLease", pb.RenewLeaseRequest(lease_id=worker.lease_id))
     assert lane.closed()
     lane.close()
     assert worker.commit()[0].version == 1
-
-
-def exchanging(live: Live) -> bool:
-    calls = live.server.parts.training.calls
-    return live.on_loop(lambda: any(call.exchanging for call in calls._all))
-
-
-def test_lane_answers_that_nobody_reads_hold_no_more_than_their_leases_do() -> None:
-    with limited(5, LARGE) as (live, wire, honest), ExitStack() as lanes:
-        deaf = [wire.join(f"deaf {number}", LARGE) for number in range(4)]
-        held = memory(live)
-        streams = []
-        for each in deaf:
-            each.pull()
-            stream = opened(each, "tcp")
-            lanes.callback(stream.cancel)
-            stream.send(each.header(), *each.body(0.001))  # and nothing is read
-            streams.append(stream)
-        wait_until(lambda: live.on_loop(lambda: live.core.central.version) == 4, "their commits to be applied")
-        for version in range(5, 8):
-            assert honest.commit(0.001)[0].version == version
-        assert memory(live) == held
-        for each in deaf:
-            each.leave()
-        assert memory(live) == BYTES * 4
-        for stream in streams:
-            with pytest.raises(EOFError):  # cut off in the middle of θ: what is sent must not change
-                stream.answer(LARGE.size)
-        assert honest.commit(0.001)[0].version == 8

@@ -11,7 +11,6 @@ import itertools
 import mmap
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,74 +18,33 @@ import numpy as np
 import pytest
 from gem_api.region import region_bytes
 from gem_api.v1 import training_pb2 as pb
-from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunks, theta_bits, wired
+from kit.raw_client import SMALL, Wire, Worker, theta_bits
 from kit.raw_lane import LaneFailed, header, hello, offer, unix
-from kit.regions import (
-    LARGE,
-    PAGE,
-    RULES,
-    Shared,
-    asked,
-    linux_only,
-    queue_length,
-    shared,
-    sharing,
-    theta_of,
-)
-from kit.server import Live, config, serving, wait_until
+from kit.regions import LARGE, PAGE, RULES, Shared, all_the_time, asked, linux_only, shared, sharing, theta_of
+from kit.server import Live
 
 pytestmark = [linux_only, pytest.mark.shared_memory]
 
 P = SMALL.size
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
-def test_a_gradient_that_turns_bad_after_it_was_checked_harms_only_those_elements(rule: str, value: float) -> None:
-    """The pass checks each element once more, and takes a bad one as zero."""
-    bad = [0, 5, P - 1]
-    with serving(config(RULES[rule])) as honest, wired(honest) as wire:
-        twin = wire.started("worker")
-        gradient = twin.gradient(1.0)
-        gradient[bad] = 0.0
-        wire.whole("Commit", twin.header(), *chunks(gradient)).answer(P)
-        expected = theta_bits(honest)
-    with sharing(RULES[rule]) as (live, wire, _, region):
-        region.gradient[:] = 1.0
-        with apply_thread_held(live) as release:
-            stream = region.sent()
-            wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
-            region.gradient[bad] = value
-            release()
-            region.answered(stream)
-        assert theta_bits(live) == expected
-
-
 @contextmanager
 def scribbling(region: Shared) -> Iterator[None]:
     """Random bits, NaN and infinities among them, all over the gradient and the answer, until the block ends."""
-    done = threading.Event()
     dice = np.random.default_rng(3)
     noise = dice.integers(0, 2**32, region.gradient.size, np.uint32)
     noise[::7] = np.float32(np.nan).view(np.uint32)
     noise[1::7] = np.float32(np.inf).view(np.uint32)
     calm = np.full(region.gradient.size, 0.5, np.float32).view(np.uint32)
     gradient, answer = region.gradient.view(np.uint32), region.answer.view(np.uint32)
+    patterns = itertools.cycle((noise, calm, calm))
 
     def scribble() -> None:
-        for bits in itertools.cycle((noise, calm, calm)):
-            if done.is_set():
-                return
-            gradient[:] = bits
-            answer[:] = noise
+        gradient[:] = next(patterns)
+        answer[:] = noise
 
-    thread = threading.Thread(target=scribble)
-    thread.start()
-    try:
+    with all_the_time(scribble):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("rule", ["gem, after", "gem, reference", "downpour"])

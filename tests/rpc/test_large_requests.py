@@ -49,9 +49,7 @@ def test_a_frame_that_is_too_large_is_not_even_parsed(rpc: str, wire: Wire) -> N
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_large_layout_is_converted_beside_the_event_loop(
-    servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_layout_leaves_the_event_loop_free(servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "MAX_INLINE_TENSORS", 1, raising=False)
     threads: set[int] = set()
 

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
-import gem_client
 import grpc
 import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
 from gem_api.v1 import training_pb2 as pb
-from gem_server.lane import connection
 from kit.raw_client import (
     SMALL,
     Stream,
     Wire,
     Worker,
-    apply_thread_held,
     chunk,
     initialize_header,
     on_server_loop,
     path,
     received_bytes,
-    theta_bits,
     wired,
 )
+from kit.regions import memory_bytes
 from kit.server import Live, config, serving, wait_until
-from kit.settings import configured
-from kit.ways import all_ways, read_by_the_server, through_sockets
-from rpc.test_drain import Process
+from kit.ways import all_ways, through_sockets
 
 P = SMALL.size
 EACH = 3 * 4 * P  # what the server holds for a worker: moment, snapshot, and the gradient that arrives
-
-
-def memory(live: Live) -> int:
-    return int(live.on_loop(lambda: live.core.memory.held))
 
 
 def renew(*workers: Worker) -> None:
@@ -64,34 +53,36 @@ def pass_time(live: Live, *survivors: Worker) -> None:
 
 def waiting_pulls(live: Live) -> int:
     """Pull calls that wait for a value."""
-    calls = live.server.parts.training.calls
-    return live.on_loop(lambda: sum(call.exchanging for call in calls._all))
+    return live.on_loop(lambda: sum(call.exchanging for call in live.server.parts.training.calls._all))
 
 
 # -- the ends of a lease
 
 
 @through_sockets
-def test_a_worker_that_vanishes_is_evicted_and_leaves_nothing_behind(live: Live, wire: Wire, worker: Worker) -> None:
-    alone = memory(live)
+@pytest.mark.parametrize("reason", ["expired", "left"])
+def test_a_worker_that_vanishes_or_leaves_leaves_nothing_behind(reason: str, live: Live, wire: Wire, worker: Worker) -> None:
+    alone = memory_bytes(live)
     ghost = wire.join("ghost")
     ghost.pull()
     stream = ghost.stream()
     ghost.commit_on(stream)
     held = shard_of(ghost).shard
-    assert held.end == 10
     assert shard_of(worker).HasField("wait_seconds")
-    assert memory(live) == alone + EACH
+    assert memory_bytes(live) == alone + EACH
 
-    pass_time(live, worker)
+    if reason == "expired":
+        pass_time(live, worker)
+    else:
+        ghost.leave()
 
     refusal = stream.refusal()
-    assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "expired")
+    assert (refusal.error, refusal.reason) == ("LEASE_ENDED", reason)
     assert refusal.status in (None, grpc.StatusCode.FAILED_PRECONDITION)
-    assert memory(live) == alone
+    assert memory_bytes(live) == alone
     given = shard_of(worker).shard
-    assert (given.epoch, given.begin, given.end) == (held.epoch, held.begin, held.end)
-    assert dict(wire.status().leases_ended) == {"expired": 1}
+    assert (given.epoch, given.indices) == (held.epoch, held.indices)
+    assert dict(wire.status().leases_ended) == {reason: 1}
     assert worker.commit()[0].version == 2
 
 
@@ -105,82 +96,6 @@ def test_a_server_that_stood_still_ends_no_lease_that_could_not_be_renewed_meanw
     assert dict(wire.status().leases_ended) == {"expired": 1}
 
 
-@pytest.mark.long
-def test_a_server_process_that_was_stopped_for_longer_than_a_lease_goes_on_with_its_workers() -> None:
-    process = Process(["--listen", "127.0.0.1:0", configured(lease_seconds=1, memory_socket="off")], {})
-    try:
-        with gem_client.connect(process.serving()) as session:
-            session.join({"w": np.zeros(9)})
-            stopped = time.monotonic()
-            process.signal(signal.SIGSTOP)
-            wait_until(lambda: time.monotonic() > stopped + 1.5, "the lease's time to be over")
-            process.signal(signal.SIGCONT)
-            assert not session.commit(np.ones(9)).dropped
-        process.signal(signal.SIGTERM)
-        assert process.ended() == 0
-        assert not [line for line in process.lines if "expired" in line]
-    finally:
-        process.kill()
-
-
-def test_a_worker_that_is_slow_to_start_keeps_its_lease_for_longer_though_not_for_ever(
-    live: Live, wire: Wire, worker: Worker
-) -> None:
-    """On a machine with hundreds of workers that start, the answer to a registration may not be read for a whole lease."""
-    slow, dead = wire.join("slow"), wire.join("dead")
-    for _ in range(4):
-        live.clock.advance(0.5 * live.config.lease_seconds)
-        renew(worker)
-        live.on_loop(live.server.parts.training.expire_leases)
-    slow.pull()
-    assert slow.commit()[0].version == 1
-    pass_time(live, worker, slow)
-    assert dead.lease_id not in live.on_loop(lambda: live.core.leases.live)
-
-
-@through_sockets
-def test_an_upload_in_mid_body_does_not_outlive_its_lease(
-    live: Live, wire: Wire, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1e6)  # or its silence might end it first
-    ghost = wire.join("ghost")
-    stream = read_by_the_server(live, ghost, ghost.header(), chunk(0, bytes(8)))
-    bits = theta_bits(live)
-    pass_time(live, worker)
-    refusal = stream.refusal()
-    assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "expired")
-    assert theta_bits(live) == bits
-
-
-@all_ways
-def test_a_commit_that_waits_for_its_turn_keeps_its_lease(live: Live, wire: Wire, worker: Worker) -> None:
-    other = wire.join("other")
-    with apply_thread_held(live) as release:
-        stream = worker.stream(worker.header(), *worker.body())
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == 1, "the commit to be queued")
-        live.clock.advance(200)
-        wait_until(lambda: live.on_loop(lambda: other.lease_id not in live.core.leases.live), "the idle lease to expire")
-        release()
-        assert worker.took(stream.answer(P))[0].version == 1
-    assert worker.commit()[0].version == 2
-
-
-@through_sockets
-def test_who_leaves_frees_memory_and_shards_and_its_streams_end(live: Live, wire: Wire, worker: Worker) -> None:
-    alone = memory(live)
-    leaver = wire.join("leaver")
-    leaver.pull()
-    stream = leaver.stream()
-    leaver.commit_on(stream)
-    held = shard_of(leaver).shard
-    leaver.leave()
-    refusal = stream.refusal()
-    assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
-    assert memory(live) == alone
-    assert shard_of(worker).shard.indices == held.indices
-    assert dict(wire.status().leases_ended) == {"left": 1}
-
-
 @through_sockets
 def test_a_lease_that_ends_while_its_answer_is_sent_ends_the_call_typed(live: Live, wire: Wire) -> None:
     worker = wire.started("worker", Layout.of({"w": (8_000_000,)}))  # more than any buffer between the two takes
@@ -192,59 +107,23 @@ def test_a_lease_that_ends_while_its_answer_is_sent_ends_the_call_typed(live: Li
     assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
 
 
-@all_ways
-def test_who_leaves_with_a_commit_in_the_queue_is_forgotten_with_it(live: Live, wire: Wire, worker: Worker) -> None:
-    leaver = wire.join("leaver")
-    leaver.pull()
-    before = theta_bits(live)
-    with apply_thread_held(live) as release:
-        stream = leaver.stream(leaver.header(), *leaver.body())
-        wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == 1, "the commit to be queued")
-        leaver.leave()
-        assert stream.refusal().reason == "left"
-        release()
-    wait_until(lambda: live.on_loop(lambda: live.server.parts.apply_loop.queue_length) == 0, "the queue to be empty")
-    assert theta_bits(live) == before
-    assert worker.commit()[0].version == 1
-
-
 @through_sockets
 def test_a_name_that_registers_again_replaces_its_former_self(live: Live, wire: Wire, worker: Worker) -> None:
     stream = worker.stream()
     worker.commit_on(stream)
     held = shard_of(worker).shard
-    before = memory(live)
+    before = memory_bytes(live)
     again = wire.join("worker")
     refusal = stream.refusal()
     assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "replaced")
-    assert memory(live) == before
+    assert memory_bytes(live) == before
     assert again.registration.steps_done == 1
     assert shard_of(again).shard.indices == held.indices
     again.pull()
     assert again.commit()[0].version == 2
 
 
-def test_a_shard_of_a_lost_lease_can_not_be_completed_twice(live: Live, wire: Wire, worker: Worker) -> None:
-    other = wire.join("other")
-    shard = shard_of(other).shard
-    other.leave()
-    mine = shard_of(worker).shard
-    stale = pb.CompleteShardRequest(lease_id=worker.lease_id, shard_id=shard.shard_id)
-    assert not wire.call("CompleteShard", stale).accepted
-    done = pb.CompleteShardRequest(lease_id=worker.lease_id, shard_id=mine.shard_id)
-    assert wire.call("CompleteShard", done).accepted
-    assert not wire.call("CompleteShard", done).accepted
-    assert shard_of(worker).complete
-    assert wire.status().shards.samples_completed == 10
-
-
 # -- the first value
-
-
-def test_exactly_one_of_many_workers_is_asked_for_the_first_value(live: Live, wire: Wire) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        crew = list(threads.map(wire.join, [f"worker {number}" for number in range(24)]))
-    assert [worker.registration.must_initialize for worker in crew].count(True) == 1
 
 
 def half_initialized(live: Live, worker: Worker) -> Stream:
@@ -280,22 +159,6 @@ def test_when_the_initialiser_goes_half_way_one_of_those_who_wait_is_asked(how: 
     assert wire.whole("InitializeCentral", initialize_header(first.lease_id)).refusal().error == "LEASE_ENDED"
 
 
-def test_an_initialiser_that_pulls_instead_is_told_again(wire: Wire) -> None:
-    worker = wire.join("first")
-    for _ in range(2):
-        stream = worker.open_pull()
-        assert pb.PullResponse.FromString(stream.read()).header.must_initialize
-        assert stream.ended_well()
-
-
-def test_when_all_leave_before_the_first_value_another_model_may_come(live: Live, wire: Wire) -> None:
-    worker = wire.join("first")
-    worker.leave()
-    assert memory(live) == 0
-    other = wire.started("second", Layout.of({"v": (4,)}))
-    assert other.commit()[0].version == 1
-
-
 def test_a_pull_waits_for_the_first_value_as_long_as_its_lease_is_renewed(live: Live, wire: Wire) -> None:
     slow, patient = wire.join("slow"), wire.join("patient")
     pull = patient.open_pull()
@@ -314,7 +177,7 @@ def test_a_pull_waits_for_the_first_value_as_long_as_its_lease_is_renewed(live: 
 
 
 def test_a_thousand_idle_streams_disturb_nobody(live: Live, wire: Wire, worker: Worker) -> None:
-    idlers, alone = 1000, memory(live)
+    idlers, alone = 1000, memory_bytes(live)
 
     async def idle(channel: grpc.aio.Channel, number: int) -> grpc.aio.StreamStreamCall:
         request = pb.RegisterWorkerRequest(worker_name=f"idler {number}", layout=SMALL.to_message())
@@ -343,13 +206,13 @@ def test_a_thousand_idle_streams_disturb_nobody(live: Live, wire: Wire, worker: 
     with ThreadPoolExecutor(1) as thread:
         idling = thread.submit(on_server_loop, live, all_idle)
         wait_until(lambda: opened.is_set() or idling.done(), "all streams to be open", deadline=120)
-        assert memory(live) == alone + idlers * EACH
+        assert memory_bytes(live) == alone + idlers * EACH
         for version in range(1, 6):
             assert worker.commit()[0].version == idlers + version
         live.on_loop(finish.set)
         idling.result()
     pass_time(live, worker)
-    assert memory(live) == alone
+    assert memory_bytes(live) == alone
 
 
 def test_leases_last_as_long_as_the_server_says() -> None:

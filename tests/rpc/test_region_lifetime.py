@@ -93,18 +93,8 @@ def test_a_second_lane_does_not_wait_for_a_region_that_is_being_made(worker: Wor
     wait_until(lambda: shares(worker), "the region to be ready")
 
 
-def test_other_calls_go_on_while_a_region_is_made(worker: Worker, slow: Slow) -> None:
-    visitor = asked(worker)
-    assert slow.asked.wait(DEADLINE)
-    assert worker.commit()[0].version == 1
-    slow.go_on.set()
-    descriptor = handed_over(visitor)
-    assert descriptor is not None
-    os.close(descriptor)
-
-
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()], ids=["OSError", "MemoryError"])
-def test_memory_that_can_not_be_had_costs_only_the_region(
+def test_memory_that_can_not_be_had_costs_the_region(
     error: Exception, live: Live, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(parameters: int) -> tuple[Region, int]:
@@ -122,7 +112,7 @@ def test_memory_that_can_not_be_had_costs_only_the_region(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_region_is_counted_from_when_it_is_handed_over_and_in_its_leases_memory_once_it_is_used(rule: str) -> None:
+def test_a_region_is_counted_from_when_it_is_handed_over(rule: str) -> None:
     with serving(config(RULES[rule], memory_socket=abstract())) as live, wired(live) as wire:
         worker = wire.started("worker")
         alone = memory_bytes(live)
@@ -162,16 +152,6 @@ def test_a_region_is_handed_over_up_to_the_last_byte_of_the_memory_limit(spare: 
         assert worker.commit()[0].version == 1
 
 
-def test_memory_for_one_region_goes_to_one_worker_and_then_to_the_next() -> None:
-    limit = THETA + 2 * EACH + REGION
-    with serving(config(memory_socket=abstract(), memory_limit=limit)) as live, wired(live) as wire:
-        first, second = wire.started("first"), wire.join("second")
-        assert shares(first)
-        assert not shares(second)
-        first.leave()
-        assert shares(second)
-
-
 def test_a_lease_that_asks_again_and_again_has_one_region(live: Live, worker: Worker) -> None:
     asked = [shared(worker) for _ in range(5)]
     assert len({region.inode for region in asked}) == 1
@@ -183,7 +163,7 @@ def test_a_lease_that_asks_again_and_again_has_one_region(live: Live, worker: Wo
         region.close()
 
 
-def test_memory_that_workers_keep_mapped_after_their_lease_is_counted_until_they_let_go() -> None:
+def test_memory_that_stays_mapped_after_its_lease_is_counted() -> None:
     """A worker registers again and again, and keeps each region: what exists is what is counted, within the limit."""
     limit = THETA + EACH + 4 * REGION
     with serving(config(memory_socket=abstract(), memory_limit=limit)) as live, wired(live) as wire:
@@ -216,7 +196,7 @@ def test_the_server_unmaps_a_region_when_its_lease_ends(end: str, used: bool, li
     until_held(region.inode, 0)
 
 
-def test_a_region_whose_commit_is_queued_when_the_lease_ends_is_unmapped_after_its_turn(live: Live, worker: Worker) -> None:
+def test_a_region_is_unmapped_after_the_turn_of_its_last_commit(live: Live, worker: Worker) -> None:
     region = shared(worker)
     region.commit()
     with apply_thread_held(live) as release:
@@ -232,10 +212,9 @@ def test_a_region_whose_commit_is_queued_when_the_lease_ends_is_unmapped_after_i
 
 def test_a_server_that_stops_unmaps_every_region() -> None:
     with serving(config(memory_socket=abstract())) as live, wired(live) as wire:
-        workers = [wire.started("worker 0"), *(wire.join(f"worker {number}") for number in range(1, 5))]
+        workers = wire.crew(5)
         regions = [shared(worker) for worker in workers]
-        for worker, region in zip(workers, regions, strict=True):
-            worker.pull()
+        for region in regions:
             region.commit()
             until_held(region.inode, 2)
     del live

@@ -11,18 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from gem_api.layout import Layout
-from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
-from kit.raw_client import (
-    SMALL,
-    Wire,
-    Worker,
-    apply_thread_held,
-    chunks,
-    received_bytes,
-    theta_bits,
-    wired,
-)
+from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunks, received_bytes, theta_bits, wired
 from kit.raw_lane import header
 from kit.regions import LARGE, RULES, Shared, abstract, linux_only, queue_length, shared, sharing
 from kit.server import Live, config, serving, wait_until
@@ -93,53 +83,7 @@ def test_a_worker_commits_in_memory_and_over_the_network_in_any_order(live: Live
         assert (result.version, theta.tobytes()) == theta_bits(live) == (number, theta.tobytes())
 
 
-def test_workers_with_and_without_shared_memory_move_one_theta(live: Live, wire: Wire, worker: Worker, region: Shared) -> None:
-    far = wire.join("far")
-    far.pull()
-    for _ in range(3):
-        assert region.commit()[1].tobytes() == theta_bits(live)[1]
-        assert far.commit()[1].tobytes() == theta_bits(live)[1]
-    assert worker.took(region.commit())[0].staleness == 1
-
-
-def test_the_contract_that_a_pull_still_sends_theta(live: Live, worker: Worker, region: Shared) -> None:
-    region.commit()
-    assert worker.pull()[1].tobytes() == theta_bits(live)[1]
-
-
 # -- refused, and nothing moved
-
-SEQUENCE_GAP: dict[str, object] = {"sequence": 5}
-REFUSED: dict[str, tuple[str, dict[str, object]]] = {
-    "a gap in the sequence": ("SEQUENCE_GAP", SEQUENCE_GAP),
-    "a base version from the future": ("INVALID_REQUEST", {"base_version": 1}),
-    "another layout's fingerprint": ("LAYOUT_MISMATCH", {"layout_fingerprint": bytes(32)}),
-    "an impossible number of samples": ("INVALID_REQUEST", {"sample_count": 2**64 - 1}),
-    "another lease": ("PERMISSION_DENIED", {"lease_id": "nobody"}),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_wrong_header_is_refused_in_memory_too(what: str, live: Live, worker: Worker, region: Shared) -> None:
-    error, changes = REFUSED[what]
-    before = theta_bits(live)
-    region.gradient[:] = 1.0
-    assert region.sent(**changes).refusal().error == error
-    assert theta_bits(live) == before
-    assert region.commit()[0].version == 1
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2e30, -3e38])
-@pytest.mark.parametrize("at", [0, P - 1])
-def test_a_gradient_that_is_no_number_is_refused(value: float, at: int, live: Live, worker: Worker, region: Shared) -> None:
-    region.commit()
-    before = theta_bits(live)
-    region.gradient[:] = 1.0
-    region.gradient[at] = value
-    assert region.sent().refusal().error == "NON_FINITE_GRADIENT"
-    assert theta_bits(live) == before
-    assert outcomes(worker.wire) == {"applied": 1, "repeated": 0, "rejected": 1, "discarded": 0}
-    assert region.commit()[0].version == 2
 
 
 def test_a_large_gradient_is_checked_to_its_last_element() -> None:
@@ -154,28 +98,13 @@ def test_a_large_gradient_is_checked_to_its_last_element() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4 * P, 1 << 30])
-def test_a_payload_after_a_commit_in_memory_is_refused_and_nothing_moves(
-    size: int, live: Live, worker: Worker, region: Shared
-) -> None:
+def test_a_payload_after_a_commit_in_memory_is_refused(size: int, live: Live, worker: Worker, region: Shared) -> None:
     before = theta_bits(live)
     region.gradient[:] = 1.0
     region.lane.commit(header(worker), bytes(size) if size <= 4 * P else b"", declared=size)
     assert region.lane.refusal().error == "INCOMPLETE_TRANSFER"
     assert theta_bits(live) == before
     assert region.commit()[0].version == 1
-
-
-def test_the_region_of_a_lease_that_ended_is_refused_with_the_lease(live: Live, worker: Worker, region: Shared) -> None:
-    region.commit()
-    before = theta_bits(live)
-    worker.leave()
-    refusal = region.lane.refusal()
-    assert (refusal.error, refusal.reason) == ("LEASE_ENDED", "left")
-    again = worker.wire.join("worker")
-    other = shared(again)
-    assert other.inode != region.inode
-    assert theta_bits(live) == before
-    other.close()
 
 
 # -- exactly once
@@ -219,17 +148,6 @@ def test_an_answer_that_the_worker_wrote_over_is_given_again(rule: str) -> None:
         assert theta_bits(live) == before
 
 
-def test_a_commit_whose_reply_was_lost_is_resent_in_memory(live: Live, worker: Worker, region: Shared) -> None:
-    region.gradient[:] = 1.0
-    lost = region.sent()
-    wait_until(lambda: theta_bits(live)[0] == 1, "the commit to be applied")
-    lost.close()
-    before = theta_bits(live)
-    result, theta = region.answered(region.sent())
-    assert (result.sequence, result.version, theta.tobytes()) == (1, 1, before[1])
-    assert theta_bits(live) == before
-
-
 def test_a_queued_commit_keeps_its_gradient_though_its_repeat_comes_in_memory(live: Live, worker: Worker) -> None:
     """What was checked is what is applied, and its answer comes to where the repeat asks for it."""
     with serving(config()) as other, wired(other) as wire:
@@ -250,14 +168,3 @@ def test_a_queued_commit_keeps_its_gradient_though_its_repeat_comes_in_memory(li
 
 
 # -- the end
-
-
-def test_a_server_that_drains_answers_a_queued_commit_in_memory(live: Live, worker: Worker, region: Shared) -> None:
-    region.gradient[:] = 1.0
-    with apply_thread_held(live) as release:
-        queued = region.sent()
-        wait_until(lambda: queue_length(live) == 1, "the commit to be queued")
-        worker.wire.call("Drain", admin_pb2.DrainRequest())
-        assert worker.wire.refusal("OpenLane", pb.OpenLaneRequest(lease_id=worker.lease_id)).error == "DRAINING"
-        release()
-        assert worker.took(region.answered(queued))[0].version == 1

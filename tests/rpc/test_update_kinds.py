@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 import numpy as np
@@ -85,23 +84,6 @@ def test_a_kind_that_does_not_exist_is_no_gradient(kind: int, way: str) -> None:
         assert worker.commit()[0].version == 1
 
 
-def test_the_runs_settings_reach_the_worker() -> None:
-    settings: dict[str, Any] = {
-        "weight_decay": 0.25,
-        "schedule": "step",
-        "decay_versions": 7,
-        "decay_factor": 0.5,
-        "warmup_versions": 3,
-        "warmup_factor": 0.25,
-    }
-    with run("diloco", "delay=3", local_steps=5, local_momentum=0.5, **settings) as (_, wire):
-        told = Hyperparameters.from_message(wire.join("ann").registration.hyperparameters)
-        expected = Hyperparameters(
-            rule="diloco", learning_rate=0.5, rule_options="delay=3", local_steps=5, local_momentum=0.5, **settings
-        )
-        assert told == expected
-
-
 @all_ways
 def test_a_commit_that_is_left_out_is_answered_with_a_fresh_theta_and_counted(way: str) -> None:
     """R = 1: Bob's gradient is one commit late. It is answered, has no influence, and the next one counts."""
@@ -124,16 +106,3 @@ def test_a_commit_that_is_left_out_is_answered_with_a_fresh_theta_and_counted(wa
         fresh, theta = bob.commit()
         assert (fresh.discarded, fresh.version, influence(live, "bob")) == (False, 2, 1)
         np.testing.assert_array_equal(theta, np.zeros(SMALL.size, np.float32))
-
-
-@all_ways
-def test_a_commit_that_was_left_out_and_is_sent_again_gets_its_first_answer(way: str) -> None:
-    with run("ringmaster", "threshold=1", way=way) as (_, wire):
-        ann, bob = wire.started("ann"), wire.join("bob")
-        bob.pull()
-        ann.commit()
-        frames = [bob.header(), *bob.body()]
-        first, other = (bob.whole(*frames).answer(SMALL.size)[0] for _ in range(2))
-        assert first == other
-        assert first.discarded
-        assert dict(wire.status().commits) == {"applied": 1, "discarded": 1, "repeated": 1, "rejected": 0}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gem_api.layout import Layout, Vector
-from gem_server.rules import PiFacts, RuleInput, UpdateRule, make_rule
+from gem_api.layout import Vector
+from gem_server.rules import make_rule
 from gem_server.rules.base import MAX_MAGNITUDE, largest
 from gem_server.rules.fused import BLOCK
 from kit.core import bits
 from rules.oracle import Oracle
+from rules.passes import Run
 
 RULES = {
     "after": make_rule("gem"),
@@ -22,18 +23,6 @@ SIZE = 2 * BLOCK + 37
 BAD = [np.nan, -np.nan, np.inf, -np.inf, 1e38, -1e38]
 
 
-def worker(rule: UpdateRule, theta: Vector, *, answered: bool) -> dict[str, Vector]:
-    """The buffers of a worker that has just pulled θ, with one for the answer or as the rule wants it."""
-    names = {*rule.buffers, "answer"} if answered else rule.buffers
-    buffers = {name: np.zeros(theta.size, np.float32) for name in names}
-    rule.first_pull(theta, buffers)
-    return buffers
-
-
-def apply(rule: UpdateRule, theta: Vector, gradient: Vector, buffers: dict[str, Vector], staleness: int = 0) -> PiFacts | None:
-    return rule.apply(Layout.of({"w": (theta.size,)}), theta, gradient, buffers, RuleInput(staleness))
-
-
 def values(seed: int, size: int = SIZE) -> Vector:
     return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
@@ -44,33 +33,19 @@ def values(seed: int, size: int = SIZE) -> Vector:
 @pytest.mark.parametrize("name", RULES)
 def test_a_pull_fills_the_answer(name: str) -> None:
     theta = values(0)
-    assert bits(worker(RULES[name], theta, answered=True)["answer"]) == bits(theta)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_the_answer_is_the_theta_of_the_next_gradient(name: str) -> None:
-    """θ_t by Algorithm 1, else θ_{t+1}; two workers in turn, so that the snapshots are stale."""
-    rule, theta = RULES[name], values(0)
-    workers = [worker(rule, theta, answered=True) for _ in range(2)]
-    for number in range(6):
-        before = bits(theta)
-        buffers = workers[number % 2]
-        apply(rule, theta, values(number + 1), buffers, staleness=number % 3)
-        assert bits(theta) != before
-        assert bits(buffers["answer"]) == (before if name == "paper" else bits(theta))
+    assert bits(Run.of(RULES[name], theta, answered=True).workers[0]["answer"]) == bits(theta)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_answer_changes_nothing_else(name: str) -> None:
-    rule, theta = RULES[name], values(0)
-    other = theta.copy()
-    answered, plain = worker(rule, theta, answered=True), worker(rule, other, answered=False)
+    one, other = Run.of(RULES[name], values(0), answered=True), Run.of(RULES[name], values(0))
+    (answered,), (plain,) = one.workers, other.workers
     for number in range(4):
-        apply(rule, theta, values(number + 1), answered, staleness=number)
-        apply(rule, other, values(number + 1), plain, staleness=number)
-        assert bits(theta) == bits(other)
+        for run in (one, other):
+            run.commit(values(number + 1), staleness=number)
+        assert bits(one.theta) == bits(other.theta)
         assert all(bits(answered[buffer]) == bits(plain[buffer]) for buffer in plain)
-        assert bits(plain[rule.reply_buffer]) == bits(answered["answer"])
+        assert bits(plain[one.rule.reply_buffer]) == bits(answered["answer"])
 
 
 # -- a gradient that changes after it was checked
@@ -84,17 +59,17 @@ def test_what_is_no_number_or_too_large_counts_as_zero(name: str, bad: float) ->
     settings = {"mu": 0.9, "snapshot": name, "epsilon": rule.epsilon} if rule.name == "gem" else {}  # type: ignore[attr-defined]
     oracle = Oracle(rule.name, theta, ["ann"], eta=0.05, **settings)
     oracle.pull("ann")
-    buffers = worker(rule, theta, answered=False)
+    run = Run.of(rule, theta)
     for number in range(3):
         gradient = values(number + 1, 300)
         gradient[::7] = bad
-        apply(rule, theta, gradient, buffers, staleness=0)
+        run.commit(gradient)
         oracle.workers["ann"].base_version = oracle.version  # a lone worker's τ is 0 here
         oracle.commit("ann", np.where(np.abs(gradient) < 1e30, gradient, np.float32(0)))
-        assert bits(theta) == bits(np.array(oracle.theta))
-        assert np.isfinite(theta).all()
-        if "moment" in buffers:
-            assert bits(buffers["moment"]) == bits(np.array(oracle.workers["ann"].moment))
+        assert bits(run.theta) == bits(np.array(oracle.theta))
+        assert np.isfinite(run.theta).all()
+        if "moment" in run.workers[0]:
+            assert bits(run.workers[0]["moment"]) == bits(np.array(oracle.workers["ann"].moment))
 
 
 @pytest.mark.parametrize("eta", [1e-30, 0.05, 1.0, 1e3])
@@ -102,14 +77,13 @@ def test_the_largest_gradient_taken_is_that_of_the_check_at_the_door(eta: float)
     rule = make_rule("downpour", learning_rate=eta)
     limit = largest(eta)
     assert limit == np.float32(min(MAX_MAGNITUDE / eta, MAX_MAGNITUDE))
-    theta = np.zeros(2, np.float32)
-    buffers = worker(rule, theta, answered=False)
-    apply(rule, theta, np.array([limit, np.nextafter(limit, np.float32(np.inf))], np.float32), buffers)
-    assert theta.tolist() == [-np.float32(eta) * limit, 0]
+    run = Run.of(rule, np.zeros(2, np.float32))
+    run.commit(np.array([limit, np.nextafter(limit, np.float32(np.inf))], np.float32))
+    assert run.theta.tolist() == [-np.float32(eta) * limit, 0]
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_gradient_is_only_read(name: str) -> None:
-    theta, gradient = values(0), values(1)
-    apply(RULES[name], theta, gradient, worker(RULES[name], theta, answered=True))
+    gradient = values(1)
+    Run.of(RULES[name], values(0), answered=True).commit(gradient)
     assert bits(gradient) == bits(values(1))

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gem_api.layout import Layout, Vector
-from gem_server.rules import PiFacts, RuleInput, make_rule
+from gem_server.rules import PiFacts, make_rule
 from gem_server.rules.fused import BLOCK
 from gem_server.rules.threads import MAX_THREADS, Threads
 from kit.core import bits
+from rules.passes import Run
 
 LAYOUTS = {
     "smaller than the number of threads": Layout.of({"w": (3,)}),
@@ -41,12 +42,9 @@ def train(rule: str, layout: Layout, threads: int) -> tuple[list[bytes], list[Pi
     def draw() -> Vector:
         return random.normal(size=layout.size).astype(np.float32)
 
-    theta = draw()
-    workers = [{name: np.zeros(layout.size, np.float32) for name in {*kind.buffers, "answer"}} for _ in range(2)]
-    for buffers in workers:
-        kind.first_pull(theta, buffers)
-    facts = [kind.apply(layout, theta, draw(), workers[number % 2], RuleInput(1)) for number in range(4)]
-    return [bits(theta)] + [bits(buffers[name]) for buffers in workers for name in sorted(buffers)], facts
+    run = Run.of(kind, draw(), workers=2, answered=True)
+    facts = [run.commit(draw(), number % 2, 1, layout=layout) for number in range(4)]
+    return [bits(run.theta)] + [bits(buffers[name]) for buffers in run.workers for name in sorted(buffers)], facts
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

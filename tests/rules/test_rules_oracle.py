@@ -1,4 +1,5 @@
-"""Every other rule, option and proxy, run in the core, against oracles written from the papers' equations alone."""
+"""Every other rule, option and proxy, run in the core, against oracles written from the papers' equations alone; and figures
+of all rules that were worked by hand."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout
+from gem_api.named_settings import parse
 from gem_server.rules.base import Shared
 from gem_server.rules.yellowfin import NUMBERS, _from_noise, tuned_momentum
 from kit.core import apply as apply_commit
@@ -129,73 +131,52 @@ def test_a_rule_equals_its_oracle_over_hundreds_of_interleaved_commits(case: str
 # -- worked by hand: all figures are exact in binary
 
 ONE = Layout.of({"w": (1,)})
+ANN, BOB = "ann", "bob"
+BY_HAND: dict[str, tuple[list[tuple[str, float]], list[float]]] = {
+    # Alone: Δ = −½, then m = −½, −¾, −⅞ (Eq. 24), and π·Δ = m (Eqs. 16, 19).
+    "gem:momentum=0.5,kappa=1,pi_max=5": ([(ANN, 1), (ANN, 1), (ANN, 1)], [-0.5, -1.25, -2.125]),
+    # Ann moves θ by −½. Bob's |m| = 1 less the drift ½ leaves ½, and |Δ| = 1: π = ½, so θ moves by −½ again.
+    "gem:momentum=0.5,kappa=1": ([(ANN, 1), (BOB, 2)], [-0.5, -1.0]),
+    # Ann moves θ by −2; Bob's |m| = ½ is less than that drift, so his π is 0 (and never negative).
+    "gem:momentum=0.5": ([(ANN, 4), (BOB, 1)], [-2.0, -2.0]),
+    # The snapshot is from before the own commit: m = −¾, drift ½: π = (¾ − ½) / ½ = ½, so θ moves by −¼ only.
+    "gem:momentum=0.5,snapshot=paper": ([(ANN, 1), (ANN, 1)], [-0.5, -0.75]),
+    # The first snapshot is the pulled θ, as the authors' worker pulls once before it trains; s is the same at the second.
+    "gem:momentum=0.5,snapshot=reference,epsilon=1e-12": ([(ANN, 1), (ANN, 1)], [-0.5, -0.75]),
+    # Bob's gradient is one commit late: half of it.
+    "adaptive": ([(ANN, 1), (BOB, 1)], [-0.5, -0.75]),
+    # x = 1: e = ¼, so θ = ¼ and x = ¾; then x = 1¾: e = ¼·1½, so θ = ⅝.
+    "aeasgd:alpha=0.25": ([(ANN, 1), (ANN, 1)], [0.25, 0.625]),
+    # Ann: θ = −1. Bob's g = 2 at s = 0 gives g + ½·4·(−1 − 0) = 0; fresh, it counts in full.
+    "dcasgd:compensation=0.5": ([(ANN, 2), (BOB, 2), (BOB, 2)], [-1.0, -1.0, -2.0]),
+    # α = ½, a = 1: Ann's x = 4 gives 2; Bob's, one commit late, ¾·2 + ¼·4 = 2½.
+    "fedasync:mixing=0.5,a=1": ([(ANN, 4), (BOB, 4)], [2.0, 2.5]),
+    # K = 2: Bob moves θ three times, always fresh; Cy pulled before them, so that 1/√(1 + 3) of its delta counts.
+    "fedbuff:buffer_size=2": (
+        [(ANN, 0), (BOB, 4), (ANN, 0), (BOB, 2), (ANN, 0), (BOB, 2), ("cy", 8), (BOB, 0)],
+        [0.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 6.0],
+    ),
+    # N = 2, ε = 1, β = ½: first −g/2 alone; then m = (2 + 4)/2 = 3 and θ moves by ½·3 + 4/2 more.
+    "diloco:delay=2,outer_rate=1,outer_momentum=0.5": ([(ANN, 2), (ANN, 4)], [1.0, 4.5]),
+    # c = ½: after m = 1, θ moves by c·β·m = ¼ between, and by (1 − 1 + ½)·½·½ = ⅛ with the next m.
+    "diloco:delay=2,outer_rate=1,outer_momentum=0.5,eager=0.5": (
+        [(ANN, 1), (ANN, 1), (ANN, 0), (ANN, 0)], [0.5, 1.25, 1.5, 1.625],
+    ),
+    # τ = 2 is too stale: θ stands still.
+    "ringmaster:threshold=2": ([(ANN, 1), (ANN, 1), (BOB, 1), (BOB, 1)], [-0.5, -1.0, -1.0, -1.5]),
+}  # fmt: skip
 
 
-def run_by_hand(settings: Hyperparameters, *updates: tuple[str, float]) -> list[float]:
-    """θ after each commit, from 0, all workers having pulled at first."""
-    core = make_core(settings)
+@pytest.mark.parametrize("rule_and_options", BY_HAND)
+def test_figures_worked_by_hand(rule_and_options: str) -> None:
+    """θ after each commit, from 0, all workers having pulled at first; η = ½."""
+    updates, thetas = BY_HAND[rule_and_options]
+    core = make_core(Hyperparameters(learning_rate=0.5, **parse("rule", rule_and_options)))
     names = sorted({name for name, _ in updates})
     leases = dict(zip(names, start(core, names, ONE, 0.0), strict=True))
-    thetas = []
-    for name, update in updates:
+    for (name, update), theta in zip(updates, thetas, strict=True):
         commit(core, leases[name], core.leases.get(leases[name]).sequence + 1, update)
-        thetas.append(float(core.central.theta[0]))
-    return thetas
-
-
-def test_elastic_averaging_leaves_a_worker_with_parameters_of_its_own_worked_by_hand() -> None:
-    """x = 1: e = ¼, so θ = ¼ and x = ¾; then x = 1¾: e = ¼·1½, so θ = ⅝ and x = 1⅜."""
-    core = make_core(Hyperparameters(rule="aeasgd", rule_options="alpha=0.25"))
-    (lease,) = start(core, ["ann"], ONE, 0.0)
-    commit(core, lease, 1, 1.0)
-    commit(core, lease, 2, 1.0)
-    assert core.central.theta.tolist() == [0.625]
-    assert core.reply(core.leases.get(lease)).tolist() == [1.375]
-
-
-def test_delay_compensation_is_nought_for_fresh_gradients_worked_by_hand() -> None:
-    """Ann: θ = −1. Bob's g = 2 at s = 0 gives g + ½·4·(−1 − 0) = 0; fresh, it counts in full."""
-    settings = Hyperparameters(rule="dcasgd", learning_rate=0.5, rule_options="compensation=0.5")
-    assert run_by_hand(settings, ("ann", 2.0), ("bob", 2.0), ("bob", 2.0)) == [-1.0, -1.0, -2.0]
-
-
-def test_a_mixed_in_worker_counts_less_the_staler_it_is_worked_by_hand() -> None:
-    """α = ½, a = 1: Ann's x = 4 gives 2; Bob's, one commit late, ¾·2 + ¼·4 = 2½."""
-    settings = Hyperparameters(rule="fedasync", rule_options="mixing=0.5 a=1")
-    assert run_by_hand(settings, ("ann", 4.0), ("bob", 4.0)) == [2.0, 2.5]
-
-
-def test_a_buffer_counts_staleness_in_moves_of_theta_worked_by_hand() -> None:
-    """K = 2: Bob moves θ three times, always fresh; Cy pulled before them, so that 1/√(1 + 3) of its delta counts."""
-    settings = Hyperparameters(rule="fedbuff", rule_options="buffer_size=2")
-    moves = [("ann", 0.0), ("bob", 4.0), ("ann", 0.0), ("bob", 2.0), ("ann", 0.0), ("bob", 2.0), ("cy", 8.0), ("bob", 0.0)]
-    assert run_by_hand(settings, *moves) == [0.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 6.0]
-
-
-def test_outer_momentum_waits_for_its_turn_worked_by_hand() -> None:
-    """N = 2, ε = 1, β = ½: first −g/2 alone; then m = (2 + 4)/2 = 3 and θ moves by ½·3 + 4/2 more."""
-    settings = Hyperparameters(rule="diloco", rule_options="delay=2 outer_rate=1 outer_momentum=0.5")
-    assert run_by_hand(settings, ("ann", 2.0), ("ann", 4.0)) == [1.0, 4.5]
-
-
-def test_momentum_that_is_applied_early_is_taken_off_later_worked_by_hand() -> None:
-    """N = 2, c = ½: after m = 1, θ moves by c·β·m = ¼ between, and by (1 − 1 + ½)·½·½ = ⅛ with the next m."""
-    settings = Hyperparameters(rule="diloco", rule_options="delay=2 outer_rate=1 outer_momentum=0.5 eager=0.5")
-    moves = run_by_hand(settings, ("ann", 1.0), ("ann", 1.0), ("ann", 0.0), ("ann", 0.0))
-    assert np.diff(moves).tolist() == [0.5 + 0.25, 0.25, 0.125]
-
-
-def test_a_commit_that_is_too_stale_gets_the_present_theta_and_the_version_stands_still() -> None:
-    core = make_core(Hyperparameters(rule="ringmaster", learning_rate=0.5, rule_options="threshold=2"))
-    ann, bob = start(core, ["ann", "bob"], ONE, 0.0)
-    commit(core, ann, 1, 1.0)
-    commit(core, ann, 2, 1.0)
-    late = commit(core, bob, 1, 1.0)
-    assert (late.discarded, late.version, late.base_version, late.staleness, late.scale) == (True, 2, 2, 2, 0.0)
-    assert core.central.theta.tolist() == core.reply(core.leases.get(bob)).tolist() == [-1.0]
-    fresh = commit(core, bob, 2, 1.0)
-    assert (fresh.discarded, fresh.version, fresh.staleness, fresh.scale) == (False, 3, 0, 1.0)
-    assert core.central.theta.tolist() == [-1.5]
+        assert core.central.theta.tolist() == [theta]
 
 
 def test_a_commit_that_is_too_stale_is_answered_the_same_when_it_is_sent_again() -> None:

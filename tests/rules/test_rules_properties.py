@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
-from gem_api.errors import NonFiniteGradient
-from gem_api.layout import Layout, Vector
+from gem_api.layout import Vector
 from gem_server.core.central_variable import require_finite
-from gem_server.rules import RULES, PiFacts, RuleInput, Shared, UpdateRule, make_rule
-from gem_server.rules.base import MAX_MAGNITUDE, largest
+from gem_server.rules import RULES, UpdateRule, make_rule
 from gem_server.rules.fused import BINS, BLOCK
 from gem_server.rules.proxies import PROXIES
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from kit.core import bits
+from rules.passes import Run
 
 EPS = float(np.finfo(np.float32).eps)
 CONVENTIONS = ["after", "paper", "reference"]
@@ -33,36 +31,6 @@ def values(size: int, most: float = 1e3) -> st.SearchStrategy[Vector]:
     """float32, shape (size,): zeros, denormals and everything up to ±most."""
     limit = float(np.float32(most)) if float(np.float32(most)) <= most else float(np.nextafter(np.float32(most), np.float32(0)))
     return arrays(np.float32, size, elements=st.floats(-limit, limit, width=32))
-
-
-@dataclass
-class Run:
-    """A rule, θ and the buffers of a few workers: a server without the server."""
-
-    rule: UpdateRule
-    theta: Vector
-    workers: list[dict[str, Vector]] = field(default_factory=list)
-    shared: Shared = field(default_factory=Shared)
-    version: int = 0
-
-    @classmethod
-    def of(cls, rule: UpdateRule, theta: Vector, workers: int = 1) -> Run:
-        run = cls(rule, theta.copy())
-        run.shared = Shared({name: np.zeros(theta.size, np.float32) for name in rule.shared}, dict(rule.numbers))
-        for _ in range(workers):
-            buffers = {name: np.zeros(theta.size, np.float32) for name in rule.buffers}
-            rule.first_pull(run.theta, buffers)
-            run.workers.append(buffers)
-        return run
-
-    def commit(self, gradient: Vector, worker: int = 0, staleness: int = 0) -> PiFacts | None:
-        layout = Layout.of({"w": (self.theta.size,)})
-        self.version += 1
-        rule_input = RuleInput(staleness, self.version - 1, self.version - 1, shared=self.shared)
-        return self.rule.apply(layout, self.theta, gradient, self.workers[worker], rule_input)
-
-    def state(self) -> bytes:
-        return bits(self.theta) + b"".join(bits(buffer) for buffers in self.workers for buffer in buffers.values())
 
 
 def assert_no_nan(run: Run) -> None:
@@ -124,17 +92,6 @@ def test_a_gradient_of_zeros_leaves_theta_as_it_is_bit_for_bit(case: tuple[Run, 
     assert bits(run.theta) == before
 
 
-@given(runs())
-def test_a_replay_gives_identical_bits(case: tuple[Run, list[tuple[int, Vector]]]) -> None:
-    run, commits = case
-    again = Run.of(run.rule, run.theta, workers=2)
-    for worker, gradient in commits:
-        run.commit(gradient, worker)
-    for worker, gradient in commits:
-        again.commit(gradient.copy(), worker)
-    assert run.state() == again.state()
-
-
 def test_where_the_arrays_lie_in_memory_changes_no_bit() -> None:
     """Vector instructions have a head and a tail that depend on alignment and length; the results must not."""
     random = np.random.default_rng(1)
@@ -151,92 +108,7 @@ def test_where_the_arrays_lie_in_memory_changes_no_bit() -> None:
     assert facts is not None
 
 
-# -- energy (Eqs. 15 to 19)
-
-
-@given(SIZES.flatmap(lambda size: st.tuples(values(size, 10), st.lists(values(size, 10), min_size=1, max_size=5))))
-def test_alone_a_worker_moves_theta_by_its_amplified_moment_where_pi_is_not_clamped(case: tuple[Vector, list[Vector]]) -> None:
-    """With s = θ there is no drift, so π·|Δ| = κ|m| (Eq. 19): sequential momentum SGD."""
-    theta, gradients = case
-    rule = make_rule("gem", kappa=1.5, pi_max=1e6)
-    run = Run.of(rule, theta)
-    for gradient in gradients:
-        before = run.theta.copy()
-        run.commit(gradient)
-        delta = 0.05 * np.abs(gradient.astype(np.float64))
-        speed = 1.5 * np.abs(run.workers[0]["moment"].astype(np.float64))
-        free = (delta > 1e-9) & (speed < 0.99e6 * delta)  # ε counts for nothing and π is below its maximum
-        move = np.abs(run.theta.astype(np.float64) - before)
-        rounding = 8 * EPS * speed + EPS * (np.abs(before) + np.abs(run.theta))
-        assert (np.abs(move - speed) <= rounding)[free].all()
-
-
-@given(SIZES.flatmap(lambda size: st.tuples(values(size, 10), st.lists(values(size, 10), min_size=2, max_size=6))))
-def test_the_central_energy_is_at_most_the_proxys_where_pi_is_not_clamped_to_zero(case: tuple[Vector, list[Vector]]) -> None:
-    """½(θ_{t+1} − s)² ≤ ½(κm)², element by element, however far another worker has moved θ meanwhile (Eqs. 15, 16)."""
-    theta, gradients = case
-    run = Run.of(make_rule("gem"), theta, workers=2)
-    for number, gradient in enumerate(gradients):
-        worker = number % 2
-        before, snapshot = run.theta.copy(), run.workers[worker]["snapshot"].astype(np.float64)
-        run.commit(gradient, worker)
-        speed = np.abs(run.workers[worker]["moment"].astype(np.float64))
-        drift = np.abs(before - snapshot)
-        distance = np.abs(run.theta.astype(np.float64) - snapshot)
-        rounding = 8 * EPS * (speed + np.abs(before) + np.abs(run.theta) + np.abs(snapshot))
-        assert (distance <= speed + rounding)[speed > drift].all()
-
-
-def test_the_energies_are_those_of_the_whole_variable() -> None:
-    theta, gradient = np.random.default_rng(2).normal(size=(2, 3 * BLOCK + 5)).astype(np.float32)
-    run = Run.of(make_rule("gem", kappa=2.0), theta)
-    snapshot = run.workers[0]["snapshot"].copy()
-    facts = run.commit(gradient)
-    assert facts is not None
-    moment = run.workers[0]["moment"].astype(np.float64)
-    assert facts.proxy_energy == pytest.approx(0.5 * ((2 * moment) ** 2).sum(), rel=1e-4)
-    assert facts.central_energy == pytest.approx(0.5 * ((run.theta.astype(np.float64) - snapshot) ** 2).sum(), rel=1e-4)
-
-
 # -- the edges of float32
-
-
-@given(runs(most=float(np.finfo(np.float32).smallest_normal)))
-def test_denormal_gradients_make_no_nan_and_no_infinity(case: tuple[Run, list[tuple[int, Vector]]]) -> None:
-    run, commits = case
-    for worker, gradient in commits:
-        facts = run.commit(gradient, worker)
-        assert facts is not None
-        assert facts.counts.sum() == gradient.size
-    assert_no_nan(run)
-    assert np.isfinite(run.theta).all()
-
-
-@given(runs(most=MAX_MAGNITUDE))
-def test_the_largest_gradients_taken_in_make_no_nan_and_no_infinity(case: tuple[Run, list[tuple[int, Vector]]]) -> None:
-    run, commits = case
-    for worker, gradient in commits:
-        require_finite(gradient, largest(0.05), "gradient")
-        facts = run.commit(gradient, worker)
-        assert facts is not None
-        assert facts.counts.sum() == gradient.size
-        assert not np.isnan([facts.median, facts.proxy_energy, facts.central_energy]).any()
-    assert_no_nan(run)
-    assert np.isfinite(run.theta).all()
-
-
-@pytest.mark.parametrize("snapshot", CONVENTIONS)
-@pytest.mark.parametrize("eta", [1e-3, 1.0, 1e3])
-def test_alternating_extremes_stay_finite(snapshot: str, eta: float) -> None:
-    most = np.float32(min(MAX_MAGNITUDE / eta, MAX_MAGNITUDE))
-    run = Run.of(
-        make_rule("gem", learning_rate=eta, kappa=1e3, pi_max=1e6, snapshot=snapshot),
-        vector([MAX_MAGNITUDE, -MAX_MAGNITUDE]),
-    )
-    for sign in (1, -1, -1, 1, 1, 1):
-        run.commit(vector([sign * most, -sign * most]))
-    assert_no_nan(run)
-    assert np.isfinite(run.theta).all()
 
 
 def test_by_reference_a_denominator_of_exactly_zero_is_clamped() -> None:
@@ -249,18 +121,11 @@ def test_by_reference_a_denominator_of_exactly_zero_is_clamped() -> None:
     assert run.theta.tolist() == [-5 * epsilon]
 
 
-@given(values(1, 1e3), st.lists(values(1, 1e3), min_size=1, max_size=8), st.sampled_from([*RULES]))
-def test_a_model_of_one_parameter_is_a_model(theta: Vector, gradients: list[Vector], rule: str) -> None:
-    run = Run.of(make_rule(rule), theta)
-    for staleness, gradient in enumerate(gradients):
-        run.commit(gradient, staleness=staleness)
-    assert_no_nan(run)
-
-
 # Every rule with every option that makes it another, and every proxy.
 VARIANTS = {
     **dict.fromkeys(RULES, ""),
     **{f"gem {proxy}": f"proxy={proxy} proxy_rate=1000" for proxy in PROXIES},
+    **{f"gem by {convention}": f"snapshot={convention}" for convention in CONVENTIONS[1:]},
     "dcasgd-c": "compensation=1000",
     "dcasgd-a": "compensation=1000 mean_square=0.95",
     "fedasync hinge": "staleness=hinge mixing=1",
@@ -307,15 +172,6 @@ def test_the_largest_updates_all_one_way_never_add_up_to_an_infinity(name: str, 
     for _ in range(1000):
         run.commit(np.full(1, sign * rule.largest, np.float32))
         assert np.isfinite(run.theta).all()
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
-@pytest.mark.parametrize("place", [0, 7, 4096])
-def test_a_gradient_that_could_overflow_is_refused_wherever_it_stands(bad: float, place: int) -> None:
-    gradient = np.zeros(4097, np.float32)
-    gradient[place] = bad
-    with pytest.raises(NonFiniteGradient, match="the model is unchanged"):
-        require_finite(gradient, largest(0.05), "gradient")
 
 
 # -- hyper-parameters

@@ -9,32 +9,16 @@ import numpy as np
 import pytest
 import torch
 from gem_api.layout import Group, Layout, Vector
-from gem_server.rules import RuleInput, Shared, UpdateRule, make_rule
+from gem_server.rules import make_rule
 from gem_server.rules.fused import BLOCK
 from gem_server.rules.specification import adam, lion, match
 from kit.core import bits
+from rules.passes import Run, gradient
 
 F = np.float32
 SIZES = [1, 7, BLOCK - 1, BLOCK + 1, 3 * BLOCK + 37]
 COMMITS = 12
 OPTIMIZERS = {"adam": 0.0, "adamw": 0.1, "lion": 0.1}  # with their decay on the server
-
-
-def gradient(random: np.random.Generator, size: int) -> Vector:
-    """Gradients of many magnitudes, with zeros."""
-    values = random.normal(size=size) * 10.0 ** random.uniform(-4, 1, size=size) * (random.random(size) > 0.1)
-    return values.astype(F)
-
-
-def shared_of(rule: UpdateRule, size: int) -> Shared:
-    return Shared({name: np.zeros(size, F) for name in rule.shared}, dict(rule.numbers))
-
-
-def workers_of(rule: UpdateRule, theta: Vector, count: int) -> list[dict[str, Vector]]:
-    workers = [{name: np.zeros(theta.size, F) for name in rule.buffers} for _ in range(count)]
-    for buffers in workers:
-        rule.first_pull(theta, buffers)
-    return workers
 
 
 def step(optimizer: str, theta: Vector, state: dict[str, Vector], update: Vector, version: int) -> Vector:
@@ -57,20 +41,20 @@ def test_the_compiled_pass_equals_the_specification_bit_by_bit(name: str, agains
     settings: dict[str, Any] = {"kappa": 1.5, "epsilon": 1e-12, "pi_max": 1.0, "against": against} if name == "gem" else {}
     rule = make_rule(name, optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, **settings)
     random = np.random.default_rng(size)
-    theta = random.normal(size=size).astype(F)
-    shared, workers = shared_of(rule, size), workers_of(rule, theta, 2)
-    state = {each: buffer.copy() for each, buffer in shared.buffers.items()}
+    run = Run.of(rule, random.normal(size=size).astype(F), workers=2)
+    theta = run.theta
+    state = {each: buffer.copy() for each, buffer in run.shared.buffers.items()}
     for version in range(COMMITS):
-        update, buffers = gradient(random, size), workers[version % 2]
+        update, buffers = gradient(random, size), run.workers[version % 2]
         staleness = min(version, 1)
         delta = step(optimizer, theta, state, update, version)
         if name == "gem":
             expected, _ = match(theta, buffers["snapshot"], delta, F(1.5), F(1e-12), F(1), F(against))
         else:
             expected = theta + delta / F(staleness + 1 if name == "adaptive" else 1)
-        rule.apply(Layout.of({"w": (size,)}), theta, update, buffers, RuleInput(staleness, version, shared=shared))
+        run.commit(update, version % 2, staleness)
         assert bits(theta) == bits(expected) == bits(buffers["snapshot"])
-        for each, buffer in shared.buffers.items():
+        for each, buffer in run.shared.buffers.items():
             assert bits(buffer) == bits(state[each])
 
 
@@ -97,28 +81,25 @@ def test_one_worker_makes_the_steps_of_pytorchs_optimizer(
     theta = random.normal(size=12).astype(F)
     theirs = parameters(theta)
     their_optimizer = rival(theirs)
-    rule = make_rule("downpour", optimizer=optimizer, learning_rate=0.01, **settings)
-    shared, (buffers,) = shared_of(rule, 12), workers_of(rule, theta, 1)
-    for version in range(50):
+    run = Run.of(make_rule("downpour", optimizer=optimizer, learning_rate=0.01, **settings), theta)
+    for _ in range(50):
         update = random.normal(size=12).astype(F)
         theirs[0].grad, theirs[1].grad = torch.tensor(update[:5]), torch.tensor(update[5:])
         their_optimizer.step()
-        rule.apply(Layout.of({"w": (12,)}), theta, update, buffers, RuleInput(0, version, shared=shared))
-    np.testing.assert_allclose(theta, torch.cat(theirs).detach().numpy(), rtol=2e-5, atol=2e-6)
+        run.commit(update)
+    np.testing.assert_allclose(run.theta, torch.cat(theirs).detach().numpy(), rtol=2e-5, atol=2e-6)
 
 
 def test_one_worker_alone_is_never_held_back_by_energy_matching() -> None:
     """θ has not moved since its own commit, so κ ≥ 1 lets the whole step through."""
     random = np.random.default_rng(2)
     theta = random.normal(size=64).astype(F)
-    rules = [make_rule(name, optimizer="adamw", pi_max=1.0, kappa=1.0) for name in ("gem", "downpour")]
-    thetas = [theta.copy(), theta.copy()]
-    states = [(shared_of(rule, 64), workers_of(rule, theta, 1)[0]) for rule in rules]
-    for version in range(20):
+    gem, downpour = (Run.of(make_rule(name, optimizer="adamw", pi_max=1.0, kappa=1.0), theta) for name in ("gem", "downpour"))
+    for _ in range(20):
         update = random.normal(size=64).astype(F)
-        for rule, own, (shared, buffers) in zip(rules, thetas, states, strict=True):
-            rule.apply(Layout.of({"w": (64,)}), own, update, buffers, RuleInput(0, version, shared=shared))
-    np.testing.assert_allclose(thetas[0], thetas[1], rtol=1e-6, atol=1e-7)
+        for run in (gem, downpour):
+            run.commit(update)
+    np.testing.assert_allclose(gem.theta, downpour.theta, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["gem", "downpour"])
@@ -132,12 +113,10 @@ def test_a_tensor_has_its_own_learning_rate_and_no_decay(name: str, optimizer: s
     updates = [gradient(random, layout.size) for _ in range(6)]
 
     def run(layout: Layout, theta: Vector, updates: list[Vector], rate: float, decay: float) -> Vector:
-        rule = make_rule(name, optimizer=optimizer, learning_rate=rate, weight_decay=decay)
-        theta = theta.copy()
-        shared, (buffers,) = shared_of(rule, theta.size), workers_of(rule, theta, 1)
-        for version, update in enumerate(updates):
-            rule.apply(layout, theta, update, buffers, RuleInput(0, version, shared=shared))
-        return theta
+        run = Run.of(make_rule(name, optimizer=optimizer, learning_rate=rate, weight_decay=decay), theta)
+        for update in updates:
+            run.commit(update, layout=layout)
+        return run.theta
 
     together = layout.split(run(layout, theta, updates, 0.5, 0.25))
     parts, cut = layout.split(theta), [layout.split(update) for update in updates]
@@ -152,13 +131,12 @@ def test_a_tensor_has_its_own_learning_rate_and_no_decay(name: str, optimizer: s
 def test_extreme_gradients_and_rates_leave_theta_finite(optimizer: str, rate: float) -> None:
     options = "beta1=0.99999 beta2=0" + (" epsilon=1e-12" if optimizer != "lion" else "")
     rule = make_rule("gem", optimizer=optimizer, learning_rate=rate, optimizer_options=options, weight_decay=1.0, pi_max=1e6)
-    layout, theta = Layout.of({"w": (6,)}), np.array([3.4e38, -3.4e38, 0, 1, -1e-38, 1e30], F)
-    shared, (buffers,) = shared_of(rule, 6), workers_of(rule, theta, 1)
+    run = Run.of(rule, np.array([3.4e38, -3.4e38, 0, 1, -1e-38, 1e30], F))
     most = rule.largest
     for version, value in enumerate([most, -most, F(0), most, F(1e-38), F(np.nan), F(np.inf)]):
-        rule.apply(layout, theta, np.full(6, value, F), buffers, RuleInput(0, version, factor=version % 2, shared=shared))
-        assert np.isfinite(theta).all()
-        assert all(np.isfinite(buffer).all() for buffer in shared.buffers.values())
+        run.commit(np.full(6, value, F), factor=version % 2)
+        assert np.isfinite(run.theta).all()
+        assert all(np.isfinite(buffer).all() for buffer in run.shared.buffers.values())
 
 
 @pytest.mark.parametrize(

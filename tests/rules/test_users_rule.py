@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,19 +14,16 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import connect
 from gem_server import apply_loop
 from gem_server.durability import segment
+from kit.pages import blocks
+from kit.process import process
 from kit.server import config, serving
-from rpc.test_drain import process
 from simulation.truth import fingerprint
-
-PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
 
 
 def printed_rule() -> str:
     """The page's only block of Python with a class in it."""
-    (block,) = (
-        text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL) if "class" in text
-    )
-    return str(block)
+    (text,) = (block.text for block in blocks(language="python", folder="docs/rules.md") if "class" in block.text)
+    return text
 
 
 @pytest.fixture
@@ -59,23 +55,11 @@ def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        ("my_rules:Clipped:bound=-1", "bound must be above 0"),
-        ("my_rules:Clipped:limit=1", "the rule has no setting 'limit': its settings are bound, beta"),
-        ("my_rules:np", "'my_rules:np' is not a rule: it must be a dataclass derived from gem_server.rules.ArrayRule or"),
-        ("my_rules:Missing", "module 'my_rules' has no class 'Missing'"),
-        ("my_rules:ArrayRule", "'my_rules:ArrayRule' is not a rule"),
-        ("no_such_rules:Clipped", "can't import 'no_such_rules' for rule 'no_such_rules:Clipped'"),
-    ],
-)
-def test_a_start_with_a_wrong_rule_fails_with_one_line(rule: str, said: str, importable: dict[str, str]) -> None:
-    with process("--listen", "127.0.0.1:0", "--rule", rule, **importable) as server:
+def test_a_start_with_a_wrong_rule_fails_with_one_line(importable: dict[str, str]) -> None:
+    with process("--listen", "127.0.0.1:0", "--rule", "my_rules:Clipped:bound=-1", **importable) as server:
         assert server.ended() == 2
         (line,) = server.lines
-        assert line.startswith("gem-server: ")
-        assert said in line
+        assert line.startswith("gem-server: bound must be above 0")
 
 
 RAISING = """
@@ -102,7 +86,7 @@ class Raising(ArrayRule):
 
 
 @pytest.mark.parametrize(("overlap", "inline"), [(False, 1 << 20), (True, 0)])
-def test_a_commit_that_the_rule_raises_on_is_refused_and_nothing_of_it_is_left_also_after_a_crash(
+def test_nothing_is_left_of_a_commit_that_the_rule_raises_on(
     overlap: bool, inline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule has written to all that it may write to when it raises. The log holds the commit, and a start replays it."""

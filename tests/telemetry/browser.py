@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import queue
@@ -81,10 +80,6 @@ class Browser:
     def text(self) -> str:
         """What a person reads on the page."""
         return str(self.look("document.body ? document.body.innerText : ''")).replace("\u00a0", " ")
-
-    def screenshot(self, path: Path) -> None:
-        """Writes the whole page as PNG."""
-        path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
 
     def close(self) -> None:
         os.close(self._write)  # ends the browser

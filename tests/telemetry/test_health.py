@@ -21,6 +21,7 @@ from gem_server.telemetry.health import STUCK_SECONDS, Health
 from kit.model import Patience, in_background, model
 from kit.raw_client import apply_thread_held
 from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.tokens import LINES, write_tokens
 from telemetry.http_client import ask_address
 
 
@@ -57,10 +58,7 @@ def test_a_start_and_an_end_may_take_as_long_as_they_need_and_nothing_in_between
 
 
 def test_a_server_that_serves_is_alive_and_ready_and_asks_for_no_token(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("a-token-of-sixteen-characters admin\n")
-    tokens.chmod(0o600)
-    with serving(config(metrics_listen="127.0.0.1:0", tokens=tokens)) as live:
+    with serving(config(metrics_listen="127.0.0.1:0", tokens=write_tokens(tmp_path / "tokens", *LINES))) as live:
         assert probe(live, "/healthz") == (200, "alive\n")
         assert probe(live, "/readyz") == (200, "ready\n")
 

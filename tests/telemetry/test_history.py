@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
+import logging
 import os
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import structlog
@@ -17,6 +17,7 @@ from gem_server.apply_loop import Timing
 from gem_server.core.state_machine import Core
 from gem_server.telemetry.history import History, open_history
 from kit.core import commit, make_core, start
+from kit.logs import Lines, captured
 from kit.raw_client import wired
 from kit.server import config, serving
 
@@ -32,9 +33,36 @@ def versions(path: Path) -> list[int]:
     return [int(row["version"]) for row in rows(path)]
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.csv"
+
+
+@pytest.fixture
+def log() -> Iterator[Lines]:
+    """What the history logs."""
+    with captured(logging.INFO) as lines:
+        yield lines
+
+
+def reasons(log: Lines, level: str) -> list[str]:
+    return [line["why"] for line in log if line["log_level"] == level]
+
+
+def begun(path: Path, next_ticket: int) -> History:
+    return History(path, next_ticket, lambda: 1700000000.25, structlog.get_logger())
+
+
+def taken_over(path: Path, next_ticket: int) -> History:
+    """The history of a server that starts with it."""
+    history = open_history(path, next_ticket, lambda: 0.0, structlog.get_logger())
+    assert history is not None
+    return history
+
+
 def write_commits(core: Core, path: Path, count: int) -> History:
     """A history with `count` more commits of the first worker."""
-    history = History(path, core.next_ticket, lambda: 1700000000.25, structlog.get_logger())
+    history = begun(path, core.next_ticket)
     (lease_id, lease), *_ = core.leases.live.items()
     for _ in range(count):
         history.applied(commit(core, lease_id, lease.sequence + 1, 1.0, loss=0.5, samples=8), NO_TIME)
@@ -47,9 +75,9 @@ def training(rule: str = "gem", worker: str = "ann") -> Core:
     return core
 
 
-def test_a_commit_is_one_line_with_all_of_its_facts(tmp_path: Path) -> None:
-    write_commits(training(), tmp_path / "history.csv", 1).close()
-    (row,) = rows(tmp_path / "history.csv")
+def test_a_commit_is_one_line_with_all_of_its_facts(path: Path) -> None:
+    write_commits(training(), path, 1).close()
+    (row,) = rows(path)
     assert tuple(row) == COLUMNS
     stated = {name: row[name] for name in COLUMNS[:9]}
     assert stated == {
@@ -62,43 +90,20 @@ def test_a_commit_is_one_line_with_all_of_its_facts(tmp_path: Path) -> None:
     assert float(row["central_energy"]) == pytest.approx(9 * 0.5 * 0.05**2)
 
 
-def test_what_a_rule_or_a_worker_does_not_say_is_left_empty(tmp_path: Path) -> None:
+def test_what_a_rule_or_a_worker_does_not_say_is_left_empty(path: Path) -> None:
     core = training("downpour")
-    history = History(tmp_path / "history.csv", 1, lambda: 0.0, structlog.get_logger())
+    history = begun(path, 1)
     history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
     history.close()
-    (row,) = rows(tmp_path / "history.csv")
+    (row,) = rows(path)
     assert [row[name] for name in ("loss", *COLUMNS[9:])] == [""] * 6
 
 
-def test_a_commit_that_the_rule_left_out_says_so(tmp_path: Path) -> None:
-    core = make_core(Hyperparameters(rule="ringmaster", rule_options="threshold=1"))
-    start(core, ["ann", "bob"])
-    write_commits(core, tmp_path / "history.csv", 1).close()
-    history = History(tmp_path / "history.csv", core.next_ticket, lambda: 0.0, structlog.get_logger())
-    history.applied(commit(core, "lease-2", 1, 1.0), NO_TIME)
-    history.close()
-    assert [(row["version"], row["worker"], row["staleness"], row["discarded"]) for row in rows(tmp_path / "history.csv")] == [
-        ("1", "ann", "0", "0"),
-        ("1", "bob", "1", "1"),
-    ]
-
-
-def test_lines_are_in_the_file_after_a_flush(tmp_path: Path) -> None:
-    history = write_commits(training(), tmp_path / "history.csv", 3)
-    history.flush()
-    assert versions(tmp_path / "history.csv") == [1, 2, 3]
-    history.close()
-
-
 @pytest.mark.parametrize("truncates", [True, False])
-def test_a_disk_that_fills_within_a_line_loses_and_merges_no_line(
-    truncates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_loses_no_line(truncates: bool, path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """The history is an aid, not a promise; what could not be written is tried again."""
-    log, path = Log(), tmp_path / "history.csv"
     core = training()
-    history = History(path, 1, lambda: 0.0, cast(Any, log))
+    history = begun(path, 1)
     history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
     history.flush()
     before = path.read_bytes()
@@ -108,30 +113,29 @@ def test_a_disk_that_fills_within_a_line_loses_and_merges_no_line(
             history.applied(commit(core, "lease-1", sequence, 1.0), NO_TIME)
             history.flush()
     assert (path.read_bytes() == before) is truncates
-    assert log.errors == ["No space left on device"]
+    assert reasons(log, "error") == ["No space left on device"]
     history.applied(commit(core, "lease-1", 4, 1.0), NO_TIME)
     history.close()
     assert versions(path) == [1, 2, 3, 4]
-    assert log.said == ["the history file can be written again"]
+    assert [line["event"] for line in log if line["log_level"] == "info"] == ["the history file can be written again"]
 
 
-def test_lines_that_the_memory_does_not_hold_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_the_memory_does_not_hold_are_counted(path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gem_server.telemetry.history.MAX_WAITING", 2)
-    log, path = Log(), tmp_path / "history.csv"
     core = training()
-    history = History(path, 1, lambda: 0.0, cast(Any, log))
+    history = begun(path, 1)
     with monkeypatch.context() as patch:
         fill_up(patch, 0, True)
         for sequence in range(1, 6):
             history.applied(commit(core, "lease-1", sequence, 1.0), NO_TIME)
     history.flush()
     assert versions(path) == [4, 5]
-    assert log.warnings == ["3 lines"]
+    assert reasons(log, "warning") == ["3 lines"]
     with monkeypatch.context() as patch:
         fill_up(patch, 0, True)
         history.applied(commit(core, "lease-1", 6, 1.0), NO_TIME)
         history.close()
-    assert log.errors == ["No space left on device", "1 lines"]
+    assert reasons(log, "error") == ["No space left on device", "1 lines"]
 
 
 def fill_up(patch: pytest.MonkeyPatch, room: int, truncates: bool) -> None:
@@ -153,37 +157,15 @@ def fill_up(patch: pytest.MonkeyPatch, room: int, truncates: bool) -> None:
         patch.setattr(os, "ftruncate", refused)
 
 
-class Log:
-    """Keeps the reasons of the errors and warnings that it is told."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self.warnings: list[str] = []
-        self.said: list[str] = []
-
-    def info(self, event: str, *, path: str) -> None:
-        assert path
-        self.said.append(event)
-
-    def error(self, event: str, *, path: str, why: str) -> None:
-        assert path
-        self.errors.append(why)
-
-    def warning(self, event: str, *, path: str, why: str) -> None:
-        assert path
-        self.warnings.append(why)
-
-
 def test_a_new_file_has_its_header_at_once_and_its_folder_is_made(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "one" / "history.csv"
-    history = History(path, 1, lambda: 0.0, structlog.get_logger())
+    history = begun(path, 1)
     assert path.read_text().strip() == ",".join(COLUMNS)
     history.close()
 
 
-def test_a_resumed_run_goes_on_after_the_lines_that_still_hold(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_after_the_lines_that_still_hold(path: Path) -> None:
     """The checkpoint had version 3; lines of later commits, which the crash undid, and a half-written one go."""
-    path = tmp_path / "history.csv"
     core = training()
     write_commits(core, path, 5).close()
     with path.open("a") as file:
@@ -197,9 +179,8 @@ def test_a_resumed_run_goes_on_after_the_lines_that_still_hold(tmp_path: Path) -
     assert path.read_text().count("version,ticket") == 1
 
 
-def test_a_resumed_run_gives_the_tickets_of_discarded_commits_only_once(tmp_path: Path) -> None:
+def test_a_resumed_run_gives_the_tickets_of_discarded_commits_only_once(path: Path) -> None:
     """Their lines have the version of the checkpoint, and a crash undid them all the same."""
-    path = tmp_path / "history.csv"
     core = make_core(Hyperparameters(rule="ringmaster", rule_options="threshold=1"))
     start(core, ["ann", "bob"])
     write_commits(core, path, 1).close()
@@ -213,28 +194,26 @@ def test_a_resumed_run_gives_the_tickets_of_discarded_commits_only_once(tmp_path
     assert [(row["ticket"], row["discarded"]) for row in rows(path)] == [("1", "0"), ("2", "1")]
 
 
-def test_a_new_run_begins_a_new_file(tmp_path: Path) -> None:
-    path = tmp_path / "history.csv"
+def test_a_new_run_begins_a_new_file(path: Path) -> None:
     write_commits(training(), path, 3).close()
     write_commits(training(), path, 1).close()
     assert versions(path) == [1]
 
 
 @pytest.mark.parametrize("worker", ['a,"b"', "worker 1", "Ännchen", "=cmd()"])
-def test_any_worker_name_is_read_back(worker: str, tmp_path: Path) -> None:
-    path = tmp_path / "history.csv"
+def test_any_worker_name_is_read_back(worker: str, path: Path) -> None:
     core = training(worker=worker)
     write_commits(core, path, 2).close()
     write_commits(core, path, 1).close()
     assert [row["worker"] for row in rows(path)] == [worker] * 3
 
 
-def test_a_history_that_has_vanished_is_begun_anew_at_the_resumed_version(tmp_path: Path) -> None:
+def test_a_history_that_has_vanished_is_begun_anew_at_the_resumed_version(path: Path) -> None:
     core = training()
     core.central.version, core.next_ticket = 3, 4
     core.pull(core.leases.get("lease-1"))
-    write_commits(core, tmp_path / "history.csv", 1).close()
-    assert versions(tmp_path / "history.csv") == [4]
+    write_commits(core, path, 1).close()
+    assert versions(path) == [4]
 
 
 HEADER = ",".join(COLUMNS).encode() + b"\n"
@@ -243,68 +222,41 @@ DAMAGED = {
     "NUL bytes": HEADER + b"1,1" + bytes(100) + b"\n",
     "a ticket that is no number": HEADER + "1,²,0,ann,1,0,0,,1,,,,,\n".encode(),
     "a ticket of 5,000 digits": HEADER + b"1," + b"9" * 5000 + b",0,ann,1,0,0,,1,,,,,\n",
+    "other columns": b"ticket,version,worker\n1,1,ann\n",
     "a line without an end": HEADER + b"1" * (1 << 20) + b"\n",
 }
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_history_is_set_aside_and_a_new_one_begun(content: bytes, tmp_path: Path) -> None:
-    path, log, core = tmp_path / "history.csv", Log(), training()
+def test_a_damaged_history_is_set_aside_and_a_new_one_begun(content: bytes, path: Path, log: Lines) -> None:
+    core = training()
     path.write_bytes(content)
     core.next_ticket = 4
-    history = open_history(path, core.next_ticket, lambda: 0.0, cast(Any, log))
-    assert history is not None
+    history = taken_over(path, core.next_ticket)
     history.applied(commit(core, "lease-1", 1, 1.0), NO_TIME)
     history.close()
     assert [row["ticket"] for row in rows(path)] == ["4"]
-    assert (tmp_path / "history.csv.old").read_bytes() == content
-    assert len(log.warnings) == 1
+    assert path.with_suffix(".csv.old").read_bytes() == content
+    assert len(reasons(log, "warning")) == 1
 
 
-def test_a_damaged_line_takes_no_other_with_it(tmp_path: Path) -> None:
-    """An unbalanced quote does not make one field of all that follows. The file as it was is kept, as a line is lost."""
-    path, core, log = tmp_path / "history.csv", training(), Log()
-    write_commits(core, path, 5).close()
-    lines = path.read_text().splitlines(keepends=True)
-    lines[2] = lines[2].replace("ann", '"ann')
-    path.write_text("".join(lines))
-    history = open_history(path, core.next_ticket, lambda: 0.0, cast(Any, log))
-    assert history is not None
-    history.close()
-    assert versions(path) == [1, 3, 4, 5]
-    assert (tmp_path / "history.csv.old").read_text() == "".join(lines)
-    assert "1 of its lines" in str(log.warnings)
-
-
-def test_a_damaged_line_costs_that_line_alone_and_the_file_is_kept_as_it_was(tmp_path: Path) -> None:
-    path, log, core = tmp_path / "history.csv", Log(), training()
+def test_a_damaged_line_costs_that_line_alone_and_the_file_is_kept_as_it_was(path: Path, log: Lines) -> None:
+    core = training()
     write_commits(core, path, 3).close()
     lines = path.read_bytes().splitlines(keepends=True)
     content = b"".join([*lines[:2], b"3,7,\0\0\0\r\n", b"no line\r\n", *lines[2:]])
     path.write_bytes(content)
-    history = open_history(path, core.next_ticket, lambda: 0.0, cast(Any, log))
-    assert history is not None
+    history = taken_over(path, core.next_ticket)
     history.close()
     assert path.read_bytes() == b"".join(lines)
-    assert (tmp_path / "history.csv.old").read_bytes() == content
-    assert log.warnings == ["2 of its lines can't be read"]
+    assert path.with_suffix(".csv.old").read_bytes() == content
+    assert reasons(log, "warning") == ["2 of its lines can't be read"]
     assert history.earlier.message().version[-1] == 3
 
 
-def test_a_history_with_other_columns_is_set_aside(tmp_path: Path) -> None:
-    path, log = tmp_path / "history.csv", Log()
-    path.write_text("ticket,version,worker\n1,1,ann\n")
-    history = open_history(path, 4, lambda: 0.0, cast(Any, log))
-    assert history is not None
-    history.close()
-    assert rows(path) == []
-    assert (tmp_path / "history.csv.old").exists()
-    assert log.warnings == ["it has other columns: ticket, version, worker"]
-
-
 @pytest.mark.long
-def test_a_long_history_is_taken_over_in_little_memory(tmp_path: Path) -> None:
-    path, count = tmp_path / "history.csv", 100_000
+def test_a_long_history_is_taken_over_in_little_memory(path: Path) -> None:
+    count = 100_000
     with path.open("w", newline="") as file:
         file.write(",".join(COLUMNS) + "\r\n")
         file.writelines(f"{n},{n},{1.7e9 + n},ann,{n},0,3,0.5,8,0.5,0,0,1,1\r\n" for n in range(1, count + 1))
@@ -334,20 +286,20 @@ def below_a_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("occupy", [a_folder, a_pipe, below_a_file])
-def test_a_server_starts_without_a_history_that_it_cannot_write(occupy: Callable[[Path], None], tmp_path: Path) -> None:
-    path, log = tmp_path / "folder" / "history.csv", Log()
+def test_a_server_starts_without_a_history_it_cannot_write(occupy: Callable[[Path], None], tmp_path: Path, log: Lines) -> None:
+    path = tmp_path / "folder" / "history.csv"
     path.parent.mkdir()
     occupy(path)
-    assert open_history(path, 4, lambda: 0.0, cast(Any, log)) is None
-    assert len(log.warnings) == 1
+    assert open_history(path, 4, lambda: 0.0, structlog.get_logger()) is None
+    assert len(reasons(log, "warning")) == 1
     assert not (tmp_path / "folder" / "history.csv.old").exists()
     with serving(config(history=path)) as live, wired(live) as wire:
         wire.started("ann").commit()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_history_that_a_full_disk_takes_no_line_of_leaves_no_file_open(tmp_path: Path) -> None:
-    (tmp_path / "history.csv.new").symlink_to("/dev/full")
+def test_a_history_that_a_full_disk_takes_no_line_of_leaves_no_file_open(path: Path) -> None:
+    path.with_suffix(".csv.new").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        History(tmp_path / "history.csv", 1, lambda: 0.0, structlog.get_logger())
+        begun(path, 1)
     assert "/dev/full" not in [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]

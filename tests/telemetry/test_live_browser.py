@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from gem_server.telemetry.live_page import MAX_WORKERS
 from kit.ports import free_address
+from kit.process import process
 from kit.raw_client import SMALL, Wire, wired
 from kit.server import Live, config, serving, wait_until
 from kit.settings import configured
@@ -79,28 +76,15 @@ def test_the_page_shows_the_run_and_fits_the_screen(width: int, browser: Browser
         ):  # fmt: skip
             assert shown in text, f"{shown!r} is missing in:\n{text}"
         assert browser.look("[...document.querySelectorAll('#facts dd')][0].textContent") == "6"
-        assert not scrolls_sideways(browser)
-        assert browser.look("document.querySelectorAll('#charts polyline').length") >= 5
-        assert browser.errors == []
-
-
-def test_names_from_the_network_stay_text(browser: Browser) -> None:
-    with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
-        train(wire, [HOSTILE, LONG])
-        open_page(browser, url(live), PHONE)
+        assert browser.look("[...document.querySelectorAll('thead th')].at(-2).textContent") == "via"
+        assert browser.look("[...document.querySelectorAll('#workers td')].at(-2).textContent") == "grpc"
         assert HOSTILE in browser.look("document.getElementById('workers').textContent")
-        assert browser.look("document.images.length") == 0
+        assert browser.look("document.images.length") == 0, "a name from the network became a part of the page"
         assert browser.look("document.title").endswith("GEM")
         assert browser.look(f"[...document.querySelectorAll('td')].some(cell => cell.title === '{LONG}')")
         assert not scrolls_sideways(browser)
-
-
-def test_each_worker_shows_how_its_last_commit_came(browser: Browser) -> None:
-    with serving(config(metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
-        train(wire, ["ann"])  # by a client that knows gRPC alone
-        open_page(browser, url(live), WIDE)
-        browser.until("[...document.querySelectorAll('#workers td')].at(-2)?.textContent === 'grpc'")
-        assert browser.look("[...document.querySelectorAll('thead th')].at(-2).textContent") == "via"
+        assert browser.look("document.querySelectorAll('#charts polyline').length") >= 5
+        assert browser.errors == []
 
 
 def test_a_server_of_several_says_which_range_it_holds_and_where_the_others_are(browser: Browser, tmp_path: Path) -> None:
@@ -166,57 +150,24 @@ def test_many_workers_are_cut_short_and_the_page_says_how_many_more(browser: Bro
         assert names[:3] == ["worker-0", "worker-1", "worker-2"]
 
 
-class ServerProcess:
-    """gem-server as a process of its own, which keeps every acknowledged commit and a history."""
-
-    def __init__(self, folder: Path) -> None:
-        self.address, self.http = free_address(), free_address()
-        self._log, self.history = folder / "server.log", folder / "history.csv"
-        self._command = [
-            sys.executable, "-m", "gem_server", "--listen", self.address, configured(lane_listen="127.0.0.1:0"),
-            "--metrics-listen", self.http, "--durability", "log", "--checkpoint-dir",
-            str(folder / "checkpoints"), "--history", str(self.history), "--resume",
-        ]  # fmt: skip
-        self.start()
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(tmp_path)
-    yield server
-    server.kill()
-
-
-def test_after_a_kill_the_page_says_so_and_goes_on_with_its_curve_when_the_server_is_back(
-    browser: Browser, server: ServerProcess
-) -> None:
-    address = f"http://{server.http}/"
-    wait_until(lambda: answers(address), "the page of the server", 120)
-    open_page(browser, address, WIDE)
-    with wired(server) as wire:  # type: ignore[arg-type]
+def test_after_a_kill_the_page_goes_on_with_its_curve(browser: Browser, tmp_path: Path) -> None:
+    address, http, history = free_address(), free_address(), tmp_path / "history.csv"
+    flags = (
+        "--listen", address, "--metrics-listen", http, configured(lane_listen="127.0.0.1:0"), "--durability", "log",
+        "--checkpoint-dir", str(tmp_path / "checkpoints"), "--history", str(history), "--resume",
+    )  # fmt: skip
+    with process(*flags) as server:
+        wire = Wire(server.serving())
+        open_page(browser, f"http://{http}/", WIDE)
         train(wire, ["ann"])
-    browser.until("document.body.innerText.includes('81.25 %')")
-    wait_until(lambda: len(server.history.read_text().splitlines()) == 7, "the history, which is written every second")
-
-    server.kill()
+        wire.close()
+        browser.until("document.body.innerText.includes('81.25 %')")
+        wait_until(lambda: len(history.read_text().splitlines()) == 7, "the history, which is written every second")
     browser.until(f"!{NOTICE}.hidden && {NOTICE}.textContent === 'Server not reachable, retrying …'")
     assert "81.25 %" in browser.text(), "the last state must stay on the page"
-    server.start()
-    browser.until(f"{NOTICE}.hidden && data.start_version === 6")
-    assert browser.look("data.curves.loss.filter(known).length") >= 1
-    assert "0.4375" in browser.text(), "the loss from before the kill must still be on the curve"
-    assert "The server resumed the run at version 6" in browser.text()
-
-
-def answers(address: str) -> bool:
-    with suppress(OSError), urllib.request.urlopen(f"{address}status.json", timeout=10) as response:
-        return bool(response.status == 200)
-    return False
+    with process(*flags) as server:
+        server.serving()
+        browser.until(f"{NOTICE}.hidden && data.start_version === 6")
+        assert browser.look("data.curves.loss.filter(known).length") >= 1
+        assert "0.4375" in browser.text(), "the loss from before the kill must still be on the curve"
+        assert "The server resumed the run at version 6" in browser.text()

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import math
 import re
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
-from gem_server.config import StartError
-from gem_server.security.exposure import what_is_open
 from gem_server.telemetry.health import Health
 from gem_server.telemetry.live_page import MAX_WORKERS, LivePage
 from kit.raw_client import SMALL, Wire, wired
@@ -109,9 +106,7 @@ def test_metrics_are_byte_for_byte_what_prometheus_client_writes() -> None:
 
 
 @pytest.mark.parametrize("accept", ["application/openmetrics-text; version=abc", "text/plain; version=x.y.z"])
-def test_a_malformed_accept_header_is_refused_and_fills_no_log(
-    accept: str, paged: Live, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_malformed_accept_header_is_refused(accept: str, paged: Live, capfd: pytest.CaptureFixture[str]) -> None:
     response = ask(paged, "/metrics", headers={"Accept": accept})
     assert (response.status, response.body) == (400, b"the Accept header is malformed\n")
     assert "Traceback" not in capfd.readouterr().err
@@ -149,7 +144,7 @@ def test_nan_and_infinity_become_null(paged: Live) -> None:
     assert seen["evaluation"]["loss"] is None
 
 
-def test_the_learning_rate_follows_its_schedule_and_is_unknown_for_workers_own_optimizers() -> None:
+def test_the_learning_rate_follows_its_schedule() -> None:
     settings = Hyperparameters(learning_rate=0.4, warmup_versions=4)
     with serving(config(settings, metrics_listen="127.0.0.1:0")) as live, wired(live) as wire:
         wire.started("worker").commit()
@@ -212,22 +207,6 @@ def test_before_the_run_is_there_the_page_is_and_its_status_says_so() -> None:
         assert started[-1] == expected
 
 
-def test_slow_clients_do_not_slow_down_training(paged: Live) -> None:
-    host, _, port = paged.server.parts.endpoint.http_address.rpartition(":")
-    clients = [socket.create_connection((host, int(port)), DEADLINE) for _ in range(100)]
-    try:
-        for client in clients:
-            client.sendall(b"GET /status.json HTTP/1.1\r\nA")
-        with wired(paged) as wire:
-            worker = wire.started("worker")
-            for _ in range(20):
-                worker.commit()
-        assert status(paged, lambda seen: seen["version"] == 20)
-    finally:
-        for client in clients:
-            client.close()
-
-
 def test_a_resumed_server_shows_the_earlier_curve_from_its_history(tmp_path: Path) -> None:
     settings = {"metrics_listen": "127.0.0.1:0", "checkpoint_dir": tmp_path / "c", "history": tmp_path / "history.csv"}
     with serving(config(**settings)) as live, wired(live) as wire:  # type: ignore[arg-type]
@@ -241,15 +220,3 @@ def test_a_resumed_server_shows_the_earlier_curve_from_its_history(tmp_path: Pat
     del settings["history"]
     with serving(config(resume=True, **settings)) as live:  # type: ignore[arg-type]
         assert (status(live)["begin_version"], status(live)["start_version"]) == (5, 5)
-
-
-def test_an_address_beyond_this_machine_is_warned_of() -> None:
-    ((what, how),) = what_is_open("127.0.0.1:50051", "127.0.0.1:50052", "0.0.0.0:9464", None, None)
-    assert what == "anyone who can reach 0.0.0.0:9464 may read the metrics and the live page"
-    assert "--metrics-listen" in how
-
-
-def test_two_servers_cannot_share_the_port(paged: Live) -> None:
-    taken = paged.server.parts.endpoint.http_address
-    with pytest.raises(StartError, match="in use"), serving(config(metrics_listen=taken)):
-        pass

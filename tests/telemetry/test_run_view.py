@@ -190,10 +190,6 @@ def test_what_is_not_a_number_in_a_history_counts_as_unknown(damage: str, tmp_pa
     assert known(curves.seconds) == list(curves.seconds)
 
 
-def test_no_history_gives_no_points(tmp_path: Path) -> None:
-    assert list(replayed(tmp_path / "h.csv", []).message().seconds) == []
-
-
 def test_a_resumed_run_shows_its_earlier_curve(watched: Watched, tmp_path: Path) -> None:
     path = tmp_path / "history.csv"
     now = [1.7e9]
@@ -224,12 +220,6 @@ def test_a_long_run_that_is_resumed_keeps_the_shape_of_its_curve(watched: Watche
     resumed = Watched(watched.core, earlier=earlier)
     resumed.train(3600)
     assert len(resumed.curves.seconds) - before == pytest.approx(3600 * before / span, abs=2)
-
-
-def test_curves_say_where_they_begin_if_the_history_is_gone(watched: Watched) -> None:
-    watched.train(5)
-    status = Watched(watched.core).view.read(curves=True)
-    assert (status.begin_version, status.start_version, len(status.curves.seconds)) == (20, 20, 0)
 
 
 def test_curves_come_only_if_they_are_asked_for(watched: Watched) -> None:
