@@ -15,7 +15,7 @@ import torch
 from client.conftest import Transport
 from client.range_helpers import GRADIENT, SIZE, Ranges, gradients, large_model, ranges, train
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import InvalidRequest, NonFiniteGradient, Session, TransportError, connect
+from gem_client import InvalidRequest, NonFiniteGradient, TransportError, connect
 from gem_client.run.link import Link
 from gem_client.torch import Optimizer
 from kit.model import PLAIN, Array, Patience, ended, expire_all, in_background, outcomes, version, workers
