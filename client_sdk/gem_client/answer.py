@@ -37,7 +37,7 @@ class Answer:
         version: Version of `theta`. With several servers, this and the next two are those of range 0.
         staleness: τ, the number of commits that the server applied between this worker's pull and its commit (Eq. 2).
         pi_median: Median of the scaling factor π; None if the rule has no π.
-        dropped: True if the gradient was not applied because the lease had ended. `theta` is fresh in this case too.
+        lost: True if the gradient was not applied because the lease had ended. `theta` is fresh in this case too.
         discarded: True if the rule left the gradient out as too stale. `theta` is fresh in this case too.
     """
 
@@ -45,5 +45,5 @@ class Answer:
     version: int
     staleness: int = 0
     pi_median: float | None = None
-    dropped: bool = False
+    lost: bool = False
     discarded: bool = False

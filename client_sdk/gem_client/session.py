@@ -135,7 +135,7 @@ class Session:
 
     @property
     def skipped(self) -> int:
-        """Number of batches that `skip` has left out of the run."""
+        """Number of batches that `skip` has taken out of the run."""
         return self._shards.skipped
 
     # -- joining, reading, committing
@@ -413,12 +413,12 @@ class Session:
             self._hand_out()  # of several servers, those that did not reject it have sent a new θ
             raise
         except BaseException:
-            self._shards.dropped(commit.batches)  # it may have arrived or not: better to train on the batches twice than never
+            self._shards.lost(commit.batches)  # it may have arrived or not: better to train on the batches twice than never
             raise
         theta = self._hand_out()
         if result is None:
-            self._shards.dropped(commit.batches)
-            return Answer(theta, self.version, dropped=True)
+            self._shards.lost(commit.batches)
+            return Answer(theta, self.version, lost=True)
         self._shards.committed(commit.batches)
         pi_median = result.pi.median if result.HasField("pi") else None
         return Answer(theta, self.version, result.staleness, pi_median, discarded=result.discarded)

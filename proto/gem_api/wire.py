@@ -41,7 +41,7 @@ class Encoder(Protocol):
         """Generates these bytes as gRPC's frames; the first begins with `opening`."""
 
     def applied(self) -> None:
-        """Call it when the last commit was applied, but not if it was rejected or dropped."""
+        """Call it when the last commit was applied, but not if it was rejected or lost."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class FeedbackEncoder:
     """Encodes one lease's gradients g in int8 blocks, with error feedback: what is rounded off is added to the next commit.
 
     With a residual e, initially 0, it sends q = quantised(e + g). When that is applied, e ← e + g − q; until then e does not
-    change. So a resend carries the same bytes, and a rejected or dropped commit has no effect. |e| is at most half a
+    change. So a resend carries the same bytes, and a rejected or lost commit has no effect. |e| is at most half a
     quantisation step: max|e + g| / 254 of its block. Takes 8·P bytes, for e and its next value.
 
     Args:

@@ -35,7 +35,7 @@ def train_all(session: Session, batches: Iterable[list[int]]) -> Counter[int]:
     """Commits each batch; returns how often each sample was part of a commit that was applied."""
     seen: Counter[int] = Counter()
     for batch in batches:
-        if not session.commit(ZERO).dropped:
+        if not session.commit(ZERO).lost:
             seen.update(batch)
     return seen
 

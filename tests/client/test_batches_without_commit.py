@@ -36,7 +36,7 @@ def train_to_the_end(session: Session, loop: Any, leave_out: Any) -> Counter[int
                     continue
                 case "break":
                     break
-            if not session.commit(ZERO).dropped:
+            if not session.commit(ZERO).lost:
                 seen.update(batch)
     return seen
 
@@ -144,7 +144,7 @@ def test_a_commit_of_which_nobody_knows_whether_it_arrived_is_made_again(monkeyp
                         answer = session.commit(ZERO)
                     except TransportError:
                         continue
-                    seen.update(() if answer.dropped else batch)
+                    seen.update(() if answer.lost else batch)
 
         run_to_its_end(train)
         assert set(seen) == set(range(SAMPLES))

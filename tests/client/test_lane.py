@@ -179,7 +179,7 @@ if not child:
     os._exit(status)
 assert os.waitpid(child, 0)[1] == 0
 answer = session.commit(ones)
-print(answer.version, answer.dropped, session.generation)
+print(answer.version, answer.lost, session.generation)
 session.close()
 """
 

@@ -87,7 +87,7 @@ def test_the_next_lease_tries_the_lane_again(live: Live) -> None:
         session.commit(GRADIENT)
         assert transports(live) == {session.name: "grpc"}, "a lease that could open no lane does not try at every commit"
         expire_all(live)
-        assert session.commit(GRADIENT).dropped
+        assert session.commit(GRADIENT).lost
         session.commit(GRADIENT)
         assert transports(live) == {session.name: "tcp"}
         opened.refuse()
@@ -148,7 +148,7 @@ def test_a_commit_whose_lane_breaks_for_good_goes_on_another_way_and_is_applied_
         wait_until(lambda: version(live) == 2, "the commit to be applied")
         relay.refuse()
         answer = waiting.result(DEADLINE)
-        assert (answer.version, answer.dropped, session.generation) == (2, False, 1)
+        assert (answer.version, answer.lost, session.generation) == (2, False, 1)
         np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
         assert outcomes(live) == {"applied": 2, "repeated": 1}
         np.testing.assert_array_equal(session.commit(GRADIENT).theta, theta(live))
@@ -185,7 +185,7 @@ def test_a_lane_that_stalls_is_given_up_and_what_it_held_back_changes_nothing(li
         for relay in wire.lanes:
             relay.stall()
         answer = in_background(lambda: session.commit(GRADIENT)).result(DEADLINE)
-        assert (answer.version, answer.dropped) == (2, False)
+        assert (answer.version, answer.lost) == (2, False)
         assert transports(live) == {session.name: "grpc"}
         wire.flow()
         assert session.commit(GRADIENT).version == 3

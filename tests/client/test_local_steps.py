@@ -324,7 +324,7 @@ def test_a_lease_lost_in_mid_window_drops_the_window(settings: Hyperparameters) 
             for step in (1, 2):
                 take_step(model, optimizer, step)
             assert optimizer.answer is not None
-            assert optimizer.answer.dropped
+            assert optimizer.answer.lost
             assert version(live) == 1
             np.testing.assert_array_equal(flat(model), theta(live))
             given, hand = theta(live), ByHand(model, settings)
@@ -354,7 +354,7 @@ def test_a_lease_found_lost_between_two_steps_ends_the_window_at_once() -> None:
                 before = optimizer.answer
                 optimizer.step()
                 if optimizer.answer is not before:
-                    applied.update(() if optimizer.answer is None or optimizer.answer.dropped else window)
+                    applied.update(() if optimizer.answer is None or optimizer.answer.lost else window)
                     dropped_at = dropped_at or handed_out
                     window = []
             optimizer.finish()
@@ -425,7 +425,7 @@ def test_a_server_that_comes_back_with_other_settings_has_its_workers_go_by_them
             for step in range(3):
                 take_step(model, optimizer, step)  # the first window comes under the lease of before, and is dropped
             assert optimizer.answer is not None
-            assert optimizer.answer.dropped
+            assert optimizer.answer.lost
             assert ended(back) == {"rolled_back": 1}
             assert (session.learning_rate, optimizer.param_groups[0]["lr"]) == (RATE / 4, RATE / 4)
             twin.load_state_dict(model.state_dict())

@@ -75,7 +75,7 @@ def test_a_gradient_of_an_earlier_lease_is_dropped_when_its_turn_comes(live: Liv
         second = session.finish_commit()
         assert first is not None
         assert second is not None
-        assert (first.dropped, second.dropped, version(live)) == (True, True, 0)
+        assert (first.lost, second.lost, version(live)) == (True, True, 0)
 
 
 def quadratic(size: int = SIZE) -> nn.Parameter:

@@ -13,7 +13,7 @@ PACKAGE = """
     Superseded TransportError Unauthenticated connect
 """
 ADMIN = "checkpoint close drain healthy lift_quarantine quarantine report_evaluation status"
-ANSWER = "discarded dropped pi_median staleness theta version"
+ANSWER = "discarded lost pi_median staleness theta version"
 SESSION = """
     add_to_window base batches_in_hand batches_per_commit begin_commit close commit finish_commit generation gradient
     hyperparameters join layout learning_rate pull pull_final read run_id shards shares_memory skip skipped steps_done

@@ -67,7 +67,7 @@ def test_a_range_that_comes_back_goes_on_with_the_same_bits(index: int, transpor
             assert not waiting.done()
             run.back(index)
             answer = waiting.result(DEADLINE)
-            assert (answer.dropped, answer.version, session.generation) == (False, 3, 1)
+            assert (answer.lost, answer.version, session.generation) == (False, 3, 1)
             theta = answer.theta
         np.testing.assert_array_equal(run.theta, expected)
         np.testing.assert_array_equal(theta, expected)
@@ -88,8 +88,8 @@ def test_a_session_that_gave_up_on_one_range_recovers_when_it_is_back(tmp_path: 
             session.pull()
         patience.renew()
         run.back(1)
-        assert session.commit(GRADIENT).dropped  # whether the last one reached range 0 was not known
-        assert not session.commit(GRADIENT).dropped
+        assert session.commit(GRADIENT).lost  # whether the last one reached range 0 was not known
+        assert not session.commit(GRADIENT).lost
         assert run.each(version) == [3, 2]
         np.testing.assert_array_equal(session.theta, run.theta)
 
@@ -135,13 +135,13 @@ def test_a_lease_that_ended_on_one_range_is_taken_anew_on_all(index: int, transp
         first = session._member.registration.lease_id
         expire_all(run.lives[index])
         answer = session.commit(GRADIENT)
-        assert (answer.dropped, session.generation) == (True, 2)
+        assert (answer.lost, session.generation) == (True, 2)
         second = session._member.registration.lease_id
         assert second != first
         assert run.each(lambda live: live.on_loop(lambda: list(live.core.leases.live))) == [[second]] * 2
         np.testing.assert_array_equal(answer.theta, run.theta)
         answer = session.commit(GRADIENT)
-        assert not answer.dropped
+        assert not answer.lost
         assert session.transport == transport.name
         np.testing.assert_array_equal(answer.theta, run.theta)
 
@@ -163,7 +163,7 @@ def test_a_part_that_is_rejected_uses_up_the_number_and_the_next_commit_works(tr
         assert session.base == (2, 1, (1,))  # of the θ that range 0 has sent, and the one that range 1 had
         np.testing.assert_array_equal(session.theta, run.theta)
         answer = session.commit(GRADIENT)
-        assert (answer.version, answer.staleness, answer.dropped, session.generation) == (3, 0, False, 1)
+        assert (answer.version, answer.staleness, answer.lost, session.generation) == (3, 0, False, 1)
         with pytest.raises(NonFiniteGradient):
             session.commit(poisoned(slice(0, 4096)))
         with pytest.raises(NonFiniteGradient):
@@ -247,7 +247,7 @@ def test_a_range_that_lost_its_folder_is_refused_and_goes_on_once_it_has_it_agai
         assert workers(run.lives[1]) == []
         run.lives[1].stop()
         run.back(1, checkpoint_dir=tmp_path / "1")
-        assert session.commit(GRADIENT).dropped
+        assert session.commit(GRADIENT).lost
         assert session.commit(GRADIENT).version == 3
         assert run.each(version) == [3, 2]
         np.testing.assert_array_equal(session.theta, run.theta)
@@ -304,10 +304,10 @@ def test_after_ctrl_c_the_session_is_usable_and_no_thread_goes_on(transport: Tra
             interrupted(lambda: session.commit(GRADIENT))
         wait_until(lambda: threads_of_ranges() == 0, "the threads to end")
         answer = session.commit(GRADIENT)
-        assert (answer.dropped, session.generation) == (True, 2)
+        assert (answer.lost, session.generation) == (True, 2)
         np.testing.assert_array_equal(answer.theta, run.theta)
         answer = session.commit(GRADIENT)
-        assert not answer.dropped
+        assert not answer.lost
         np.testing.assert_array_equal(answer.theta, run.theta)
         assert session.transport == transport.name
         assert threads_of_ranges() == 2
@@ -329,8 +329,8 @@ def test_ctrl_c_while_the_session_waits_for_another_range(tmp_path: Path) -> Non
             with pytest.raises(KeyboardInterrupt):
                 session.commit(GRADIENT)
         pressing.result(DEADLINE)
-        assert session.commit(GRADIENT).dropped
-        assert not session.commit(GRADIENT).dropped
+        assert session.commit(GRADIENT).lost
+        assert not session.commit(GRADIENT).lost
         np.testing.assert_array_equal(session.theta, run.theta)
 
 
@@ -348,7 +348,7 @@ def test_an_interrupted_read_does_not_end_the_lease(tmp_path: Path, monkeypatch:
                 session.read()
         np.testing.assert_array_equal(session.read(), run.theta)
         answer = session.commit(GRADIENT)
-        assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
+        assert (answer.lost, answer.version, session.generation) == (False, 2, 1)
         assert session.transport == "tcp"
 
 

@@ -28,7 +28,7 @@ def test_a_server_that_comes_back_from_its_checkpoint_goes_on_with_the_same_leas
         wait_until(lambda: patience.pauses, "the session to try again")
         with serving(replace(live.config, listen=live.address, resume=True)) as back, session:
             answer = waiting.result(DEADLINE)
-            assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
+            assert (answer.lost, answer.version, session.generation) == (False, 2, 1)
             np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
             assert session.commit(GRADIENT).version == 3
             assert outcomes(back) == {"applied": 3}
@@ -62,7 +62,7 @@ def test_a_commit_whose_answer_was_lost_is_sent_again_and_applied_once(transport
         wait_until(lambda: version(live) == 2, "the commit to be applied")
         wire.cut()
         answer = waiting.result(DEADLINE)
-        assert (answer.version, answer.dropped, session.shares_memory) == (2, False, transport.is_memory)
+        assert (answer.version, answer.lost, session.shares_memory) == (2, False, transport.is_memory)
         np.testing.assert_array_equal(answer.theta, [0.5] * 6 + [-0.5] * 3)
         assert outcomes(live) == {"applied": 2, "repeated": 1}
         np.testing.assert_array_equal(session.commit(GRADIENT).theta, [0.25] * 6 + [-0.75] * 3)
@@ -78,7 +78,7 @@ def test_after_a_restart_without_a_checkpoint_the_sessions_theta_counts(transpor
         live.stop()
         with serving(replace(live.config, listen=live.address)) as back, session:
             answer = session.commit(GRADIENT)
-            assert (answer.dropped, answer.version, session.shares_memory) == (True, 0, transport.is_memory)
+            assert (answer.lost, answer.version, session.shares_memory) == (True, 0, transport.is_memory)
             np.testing.assert_array_equal(answer.theta, known)
             np.testing.assert_array_equal(theta(back), known)
             assert session.commit(GRADIENT).version == 1
@@ -99,7 +99,7 @@ def test_a_server_rolled_back_behind_an_acknowledged_commit_ends_the_lease(trans
         older = replace(live.config, listen=live.address, checkpoint_dir=tmp_path / "older", resume=True)
         with serving(older) as back, session:
             answer = session.commit(GRADIENT)
-            assert (answer.dropped, answer.version, session.generation) == (True, 1, 2)
+            assert (answer.lost, answer.version, session.generation) == (True, 1, 2)
             np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
             assert ended(back) == {"rolled_back": 1}
             assert session.commit(GRADIENT).version == 2
@@ -143,8 +143,8 @@ def test_a_commit_that_makes_no_progress_is_broken_off_and_the_session_recovers(
         patience.renew()
         wire.flow()
         wire.cut()
-        assert session.commit(GRADIENT).dropped
-        assert not session.commit(GRADIENT).dropped
+        assert session.commit(GRADIENT).lost
+        assert not session.commit(GRADIENT).lost
         assert transports(live) == {session.name: transport.name}
 
 

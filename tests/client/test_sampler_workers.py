@@ -61,7 +61,7 @@ def test_a_lost_lease_returns_the_rest_of_the_shard() -> None:
         session.commit(ZERO)
         dropped = next(batches)
         expire_all(live)
-        assert session.commit(ZERO).dropped
+        assert session.commit(ZERO).lost
         seen.update(train_all(session, batches))
         assert set(seen) == set(range(SAMPLES))
         assert all(seen[sample] >= 1 for sample in dropped)
@@ -76,7 +76,7 @@ def test_a_batch_of_the_next_lease_that_is_dropped_is_trained_on_again() -> None
         expire_all(live)
         batches = iter(shards)
         next(batches)
-        assert session.commit(ZERO).dropped
+        assert session.commit(ZERO).lost
         assert set(train_all(session, batches)) == set(range(SAMPLES))
         assert ledger(live)["samples_completed"] == SAMPLES
 
@@ -92,6 +92,6 @@ def test_the_sampler_goes_on_after_a_server_lost_everything() -> None:
         live.stop()
         with serving(config(settings(), listen=live.address)) as back, session:
             next(batches)
-            assert session.commit(ZERO).dropped
+            assert session.commit(ZERO).lost
             assert train_all(session, batches) == Counter(range(SAMPLES))
             assert ledger(back)["samples_completed"] == SAMPLES

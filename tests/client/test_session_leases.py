@@ -50,7 +50,7 @@ def test_a_shorter_lease_after_a_restart_is_renewed_in_time() -> None:
         session.join(model())
         live.stop()
         with serving(replace(live.config, listen=live.address, lease_seconds=6.0)) as back, session:
-            assert session.commit(GRADIENT).dropped
+            assert session.commit(GRADIENT).lost
             until = back.on_loop(lambda: one_lease(back).expires_at)
             wait_until(
                 lambda: ended(back) or back.on_loop(lambda: one_lease(back).expires_at) > until,
@@ -67,11 +67,11 @@ def test_after_the_lease_has_ended_the_next_gradient_is_dropped_and_theta_is_fre
         other.join(model())
         other.commit(GRADIENT)
     answer = session.commit(GRADIENT)
-    assert answer.dropped
+    assert answer.lost
     assert (answer.version, version(live), session.generation) == (2, 2, 2)
     np.testing.assert_array_equal(answer.theta, theta(live))
     after = session.commit(GRADIENT)
-    assert (after.dropped, after.version, after.staleness) == (False, 3, 0)
+    assert (after.lost, after.version, after.staleness) == (False, 3, 0)
 
 
 @pytest.mark.usefixtures("transport")
@@ -79,7 +79,7 @@ def test_pull_after_the_lease_has_ended_enters_again_and_the_next_commit_counts(
     expire_all(live)
     session.pull()
     assert session.generation == 2
-    assert not session.commit(GRADIENT).dropped
+    assert not session.commit(GRADIENT).lost
 
 
 @pytest.mark.usefixtures("transport")
@@ -87,9 +87,9 @@ def test_a_gradient_computed_under_an_earlier_lease_is_dropped(live: Live, sessi
     expire_all(live)
     session._member.lease_shard(10, ())  # enters again, while the caller still has the θ of the first lease
     assert session.generation == 2
-    assert session.commit(GRADIENT).dropped
+    assert session.commit(GRADIENT).lost
     assert version(live) == 0
-    assert not session.commit(GRADIENT).dropped
+    assert not session.commit(GRADIENT).lost
 
 
 @pytest.mark.usefixtures("transport")

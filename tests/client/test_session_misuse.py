@@ -46,7 +46,7 @@ def test_a_bad_gradient_raises_a_typed_error_and_the_next_commit_goes_through(
     np.testing.assert_array_equal(theta(live), before)
     np.testing.assert_array_equal(session.theta, before)
     answer = session.commit(GRADIENT)
-    assert (answer.version, answer.dropped, session.generation) == (2, False, 1)
+    assert (answer.version, answer.lost, session.generation) == (2, False, 1)
     assert transports(live) == {session.name: transport.name}
 
 

@@ -150,7 +150,7 @@ def test_what_an_impostor_answers_is_not_trusted_and_the_network_is_used(
         with impostor(tmp_path / "s", IMPOSTORS[kind]):
             session.join(model())
             answer = session.commit(GRADIENT)
-            assert (answer.version, answer.dropped) == (1, False)
+            assert (answer.version, answer.lost) == (1, False)
             np.testing.assert_array_equal(answer.theta, [0.75] * 6 + [-0.25] * 3)
         assert_goes_over_the_network(live, session)
         assert live.on_loop(lambda: live.core.outcomes["applied"]) == 4

@@ -27,13 +27,13 @@ def test_after_the_lease_has_ended_there_is_a_new_region_and_the_old_one_goes(li
     buffers = session.theta, session.gradient
     expire_all(live)
     answer = session.commit(GRADIENT)
-    assert (answer.dropped, session.generation, session.shares_memory) == (True, 2, True)
+    assert (answer.lost, session.generation, session.shares_memory) == (True, 2, True)
     assert session.theta is answer.theta
     assert session.theta is not buffers[0]
     assert session.gradient is not buffers[1]
     np.testing.assert_array_equal(answer.theta, theta(live))
     after = session.commit(GRADIENT)
-    assert (after.dropped, after.version) == (False, 2)
+    assert (after.lost, after.version) == (False, 2)
     np.testing.assert_array_equal(after.theta, theta(live))
     del buffers
     until_held(old, 0)
@@ -70,7 +70,7 @@ def test_the_gradient_in_the_region_reaches_a_server_that_comes_back(place: str,
     again = replace(live.config, listen=live.address, resume=True, memory_socket=socket, memory_limit=limit)
     with serving(again) as back, session:
         answer = waiting.result(DEADLINE)
-        assert (answer.dropped, answer.version, session.generation) == (False, 2, 1)
+        assert (answer.lost, answer.version, session.generation) == (False, 2, 1)
         np.testing.assert_array_equal(answer.theta, expected)
         np.testing.assert_array_equal(theta(back), expected)
         if place != "another socket":
@@ -97,7 +97,7 @@ def test_the_region_of_a_server_that_is_gone_does_not_wait_for_the_garbage_colle
     gc.disable()
     try:
         with serving(again), session:
-            assert not session.commit(GRADIENT).dropped
+            assert not session.commit(GRADIENT).lost
             assert region_at(session.theta) != old
             assert old not in mapped(os.getpid())
     finally:

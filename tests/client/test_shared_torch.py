@@ -83,6 +83,6 @@ def test_after_a_restart_the_parameters_follow_the_server(shared_after: bool, tm
         for step in range(1, 4):
             take_step(model, optimizer, step)
             assert optimizer.answer is not None
-            assert (optimizer.answer.dropped, optimizer.answer.version) == (False, step + 1)
+            assert (optimizer.answer.lost, optimizer.answer.version) == (False, step + 1)
             np.testing.assert_array_equal(flat(model), theta(back))
         assert session.shares_memory == shared_after

@@ -308,7 +308,7 @@ def test_after_a_dropped_gradient_the_parameters_hold_fresh_theta(live: Live) ->
             second.step()
         optimizer.step()
         assert optimizer.answer is not None
-        assert optimizer.answer.dropped
+        assert optimizer.answer.lost
         assert version(live) == 2
         np.testing.assert_array_equal(flat(model), theta(live))
 

@@ -136,7 +136,7 @@ def test_a_commit_that_the_rule_discards_is_told_and_brings_fresh_theta(transpor
         other.join(model())
         assert not other.commit(GRADIENT).discarded
         answer = session.commit(GRADIENT)
-        assert (answer.discarded, answer.dropped, answer.staleness, answer.version) == (True, False, 1, 1)
+        assert (answer.discarded, answer.lost, answer.staleness, answer.version) == (True, False, 1, 1)
         np.testing.assert_array_equal(answer.theta, theta(live))
         np.testing.assert_array_equal(theta(live), FIRST - 0.25)
         assert not session.commit(GRADIENT).discarded

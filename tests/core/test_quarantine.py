@@ -47,7 +47,7 @@ def quarantining_core(after: int = 2, ratio: float = 0.0) -> Core:
 
 def test_a_worker_is_held_after_so_many_refusals_in_a_row() -> None:
     quarantine = Quarantine(3)
-    assert [quarantine.refused("eve", BAD) for _ in range(3)] == [False, False, True]
+    assert [quarantine.rejected("eve", BAD) for _ in range(3)] == [False, False, True]
     assert {name: refusals.count for name, refusals in quarantine.held.items()} == {"eve": 3}
     with pytest.raises(
         Quarantined, match=r"'eve'.* 3 rejected commits in a row.*NormOutOfBounds: too large.*gem-ctl quarantine lift"
@@ -58,46 +58,46 @@ def test_a_worker_is_held_after_so_many_refusals_in_a_row() -> None:
 def test_an_accepted_commit_in_between_starts_the_count_anew() -> None:
     quarantine = Quarantine(2)
     for _ in range(5):
-        assert not quarantine.refused("ann", BAD)
+        assert not quarantine.rejected("ann", BAD)
         quarantine.accepted("ann")
     quarantine.require_free("ann")
 
 
 def test_each_worker_has_its_own_count() -> None:
     quarantine = Quarantine(2)
-    assert not quarantine.refused("ann", BAD)
-    assert not quarantine.refused("eve", BAD)
-    assert quarantine.refused("eve", BAD)
+    assert not quarantine.rejected("ann", BAD)
+    assert not quarantine.rejected("eve", BAD)
+    assert quarantine.rejected("eve", BAD)
     quarantine.require_free("ann")
 
 
 def test_gradients_that_are_no_numbers_count_as_well() -> None:
     quarantine = Quarantine(2)
-    assert not quarantine.refused("eve", NonFiniteGradient("a NaN"))
-    assert quarantine.refused("eve", BAD)
+    assert not quarantine.rejected("eve", NonFiniteGradient("a NaN"))
+    assert quarantine.rejected("eve", BAD)
 
 
 @pytest.mark.parametrize("kind", [SequenceGap, LayoutMismatch, IncompleteTransfer, InvalidRequest, LeaseEnded])
 def test_refusals_that_do_not_speak_of_the_gradient_do_not_count(kind: type[GemError]) -> None:
     quarantine = Quarantine(1)
-    assert not any(quarantine.refused("ann", kind("not its gradient's fault")) for _ in range(5))
+    assert not any(quarantine.rejected("ann", kind("not its gradient's fault")) for _ in range(5))
     quarantine.require_free("ann")
 
 
 def test_without_a_number_nobody_is_ever_held() -> None:
     quarantine = Quarantine()
-    assert not any(quarantine.refused("eve", BAD) for _ in range(100))
+    assert not any(quarantine.rejected("eve", BAD) for _ in range(100))
     assert quarantine.held == {}
 
 
 def test_who_is_let_in_again_starts_with_a_clean_count() -> None:
     quarantine = Quarantine(2)
     for _ in range(2):
-        quarantine.refused("eve", BAD)
+        quarantine.rejected("eve", BAD)
     quarantine.lift("eve")
     quarantine.require_free("eve")
-    assert not quarantine.refused("eve", BAD)
-    assert quarantine.refused("eve", BAD)
+    assert not quarantine.rejected("eve", BAD)
+    assert quarantine.rejected("eve", BAD)
 
 
 def test_lifting_for_one_who_is_not_held_is_refused() -> None:
@@ -108,7 +108,7 @@ def test_lifting_for_one_who_is_not_held_is_refused() -> None:
 def test_made_up_names_do_not_fill_the_memory_and_push_out_the_oldest_only() -> None:
     quarantine = Quarantine(1)
     for number in range(MAX_NAMES + 5):
-        quarantine.refused(f"eve-{number}", BAD)
+        quarantine.rejected(f"eve-{number}", BAD)
     assert len(quarantine.held) == MAX_NAMES
     quarantine.require_free("eve-4")
     with pytest.raises(Quarantined):
@@ -122,8 +122,8 @@ def test_quarantine_ends_the_lease_with_its_reason_and_gives_its_shards_back() -
     core = quarantining_core(after=2)
     _, eve = start(core, ["ann", "eve"])
     assert isinstance(core.lease_shard(eve, 64, 0.0), Shard)
-    assert core.refused(eve, BAD) is None
-    ended = core.refused(eve, BAD)
+    assert core.rejected(eve, BAD) is None
+    ended = core.rejected(eve, BAD)
     assert ended is not None
     assert (ended.worker, ended.reason, ended.shards_returned) == ("eve", EndReason.QUARANTINED, 1)
     assert [lease.worker for lease in core.leases.live.values()] == ["ann"]
@@ -134,7 +134,7 @@ def test_quarantine_ends_the_lease_with_its_reason_and_gives_its_shards_back() -
 def test_the_name_can_not_register_until_it_is_let_in_again() -> None:
     core = quarantining_core(after=1)
     _, eve = start(core, ["ann", "eve"])
-    core.refused(eve, BAD)
+    core.rejected(eve, BAD)
     with pytest.raises(Quarantined):
         core.register("eve", SMALL, 0.0)
     assert core.register("mallory", SMALL, 0.0).lease_id in core.leases.live
@@ -145,18 +145,18 @@ def test_the_name_can_not_register_until_it_is_let_in_again() -> None:
 def test_a_new_lease_does_not_start_the_count_anew() -> None:
     core = quarantining_core(after=2)
     _, eve = start(core, ["ann", "eve"])
-    assert core.refused(eve, BAD) is None
+    assert core.rejected(eve, BAD) is None
     core.leave(eve)
     again = core.register("eve", SMALL, 0.0).lease_id
-    assert core.refused(again, BAD) is not None
+    assert core.rejected(again, BAD) is not None
 
 
 def test_the_refusal_of_a_lease_that_has_ended_counts_for_nobody() -> None:
     core = quarantining_core(after=1)
     _, eve = start(core, ["ann", "eve"])
     core.leave(eve)
-    assert core.refused(eve, BAD) is None
-    assert core.refused("no such lease", BAD) is None
+    assert core.rejected(eve, BAD) is None
+    assert core.rejected("no such lease", BAD) is None
 
 
 def test_a_norm_beyond_the_bound_gets_no_ticket_and_changes_nothing() -> None:

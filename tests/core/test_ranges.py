@@ -173,6 +173,6 @@ def test_a_range_that_is_older_than_a_worker_knows_says_so_and_keeps_the_lease()
 
 def test_a_rejected_part_leaves_its_range_as_it_was() -> None:
     core = started()
-    assert core.refused("a" * 32, NonFiniteGradient("NaN")) is None
+    assert core.rejected("a" * 32, NonFiniteGradient("NaN")) is None
     commit(core, "a" * 32, 2, 1.0)
     assert core.central.version == 1

@@ -97,8 +97,8 @@ def test_workers_of_a_start_without_a_log_lose_their_commits(
             assert resumed.checkpoint_dir is not None
             kept = shutil.copytree(resumed.checkpoint_dir, tmp_path / f"kept-{life}")
             live = open_.enter_context(serving(replace(resumed, listen=live.address, durability=durability)))
-            assert session.commit(GRADIENT).dropped is (life > 0), "what the start before acknowledged is gone"
-            assert not session.commit(GRADIENT).dropped
+            assert session.commit(GRADIENT).lost is (life > 0), "what the start before acknowledged is gone"
+            assert not session.commit(GRADIENT).lost
             shard_id = leased_shard(live, session)
             assert shard_id not in dealt, "a worker of before may still complete that shard"
             dealt.add(shard_id)
@@ -269,7 +269,7 @@ def test_a_full_disk_stops_answers_and_not_the_server(
         resumed = crashed(live, tmp_path / "crashed")
         disk.full = False
         answer = waiting.result(30)
-        assert (answer.version, answer.dropped) == (2, False)
+        assert (answer.version, answer.lost) == (2, False)
         assert stalled(live) == 0
         np.testing.assert_array_equal(theta(live), answer.theta)
     with serving(resumed) as back:

@@ -131,7 +131,7 @@ def test_a_session_in_quarantine_raises_at_once_and_again_until_an_operator_lets
             assert [(held.name, held.refusals) for held in admin.quarantine()] == [("eve", 2)]
             admin.lift_quarantine("eve")
             session.commit(GRADIENT)
-            assert session.commit(GRADIENT).dropped is False
+            assert session.commit(GRADIENT).lost is False
         with pytest.raises(InvalidRequest):
             admin.lift_quarantine("eve")
 

@@ -211,7 +211,7 @@ class Membership:
     def commit(self, commit: PendingCommit) -> pb.CommitResult | None:
         """Has all servers apply a commit; `theta` then holds the new θ.
 
-        Returns the result of the server that leads; None if the commit was dropped because its lease had ended. The worker then
+        Returns the result of the server that leads; None if the commit was lost because its lease had ended. The worker then
         holds a new lease and a fresh θ.
 
         Raises:

@@ -62,11 +62,11 @@ class Shards:
     Attributes:
         complete: Whether the run is complete, or this worker has done its steps.
         batches_per_step: Number of batches that the loop computes each of its steps on.
-        skipped: Number of batches that were left out of the run by `skip`.
+        skipped: Number of batches that `skip` has taken out of the run.
 
     Raises:
         InvalidRequest: While iterating or at a commit: a batch came three times and got no step, or three commits in a row
-            left out the same number of batches.
+            did not cover the same number of batches.
     """
 
     def __init__(self, member: Membership, side: SideThread, wait_for_commit: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class Shards:
         self._ended = False  # whether this pass hands out no more batches
         self._got_on = True  # whether a batch was committed or skipped since the pass began
         self._passes = 0
-        self._left_out = (0, 0)  # batches that the last commit left out, and how many commits in a row left out as many
+        self._uncommitted = (0, 0)  # batches that the last commit did not cover, and how many commits in a row as many
         self._warned = False
         self._ahead: Future[LeasedShard] | None = None
         self._completing: Future[None] | None = None
@@ -176,7 +176,7 @@ class Shards:
 
     def claim(self, batches: int | None) -> list[Batch]:
         """Returns the batches that the next commit covers: those of its local steps, and `batches` more that the loop has
-        (None: those of one step). Call `committed` or `dropped` with them afterwards."""
+        (None: those of one step). Call `committed` or `lost` with them afterwards."""
         claimed = [*self._window, *self._claim(self.batches_per_step if batches is None else batches)]
         self._window = []
         return claimed
@@ -187,8 +187,8 @@ class Shards:
             self._claimed -= len(claimed)
             self._settle(claimed)
 
-    def dropped(self, claimed: Sequence[Batch]) -> None:
-        """The commit of these batches was dropped, or its outcome is unknown. They come again, unless their lease has ended."""
+    def lost(self, claimed: Sequence[Batch]) -> None:
+        """The commit of these batches was lost, or its outcome is unknown. They come again, unless their lease has ended."""
         with self._lock:
             self._claimed -= len(claimed)
             self._due.extend(claimed)
@@ -238,10 +238,10 @@ class Shards:
                 claimed = self._take(0, batches)
             elif self._visible <= batches:
                 claimed = self._take(0, self._visible)
-                self._left_out = (0, 0)
+                self._uncommitted = (0, 0)
             else:
                 keep = 0 if self._delivered is None else 1
-                self._note_left_out(self._visible, batches)
+                self._note_uncommitted(self._visible, batches)
                 self._come_again(self._take(0, self._visible - keep))
                 claimed = self._take(0, keep)
             self._claimed += len(claimed)
@@ -413,11 +413,11 @@ class Shards:
             if batch.in_vain == TIMES_IN_VAIN:
                 raise InvalidRequest(f"a batch came {TIMES_IN_VAIN} times and never got a step: {WAYS_OUT}")
 
-    def _note_left_out(self, had: int, covered: int) -> None:
+    def _note_uncommitted(self, had: int, covered: int) -> None:
         """Warns that a commit leaves out batches, and raises InvalidRequest if each one leaves out as many."""
-        before, times = self._left_out
-        self._left_out = had - covered, times + 1 if had - covered == before else 1
-        if self._left_out[1] == TIMES_IN_VAIN:
+        before, times = self._uncommitted
+        self._uncommitted = had - covered, times + 1 if had - covered == before else 1
+        if self._uncommitted[1] == TIMES_IN_VAIN:
             raise InvalidRequest(f"each step covers {covered} of the {had} batches that the loop had for it: {WAYS_OUT}")
         self._warn("a step covers %d of the %d batches that the loop had for it; the others come again", covered, had)
 

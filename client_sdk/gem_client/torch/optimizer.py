@@ -51,7 +51,7 @@ class Optimizer(torch.optim.Optimizer):
 
     **Local steps.** If parameters alone are given and the run has local steps (λ > 1), or its rule takes deltas, `step()` makes
     a step of SGD on the worker's own parameters. Every λ-th step commits the window (`LocalSgd` has the equations). If the
-    lease ends within a window, or the server rejects it, the window is dropped; the next one begins on fresh θ with a velocity
+    lease ends within a window, or the server rejects it, the window is lost; the next one begins on fresh θ with a velocity
     of zero.
 
     **The end.** Call `finish` after the last step: it commits a window or an accumulation that the end of the data cut short.
@@ -353,16 +353,16 @@ class Optimizer(torch.optim.Optimizer):
         self._load()
 
     def _step_overlapping(self, loss: float | None, batches: int) -> None:
-        computed_on, refused = self._base, None
+        computed_on, rejected = self._base, None
         try:
             self.answer = self._session.finish_commit() or self.answer
         except RejectedCommit as error:
-            refused = error  # the last gradient was rejected; this one may be fine
+            rejected = error  # the last gradient was rejected; this one may be fine
         gradient = self._gather()  # before the parameters move on from what it was computed on
         self._load()
         self._session.begin_commit(gradient, loss=loss, batches=batches, base=computed_on, decay=False)
-        if refused is not None:
-            raise refused
+        if rejected is not None:
+            raise rejected
 
     def _gather(self) -> Any:
         """The gradients, weight decay included, in the session's buffer: float32, shape (P,)."""

@@ -46,7 +46,7 @@ class Quarantine:
         """Resets the worker's count: a commit of it was accepted."""
         self._refusals.pop(worker, None)
 
-    def refused(self, worker: str, error: GemError) -> bool:
+    def rejected(self, worker: str, error: GemError) -> bool:
         """Counts a rejected commit of the worker. Returns whether that puts it into quarantine."""
         if not self._after or not isinstance(error, COUNTED):
             return False

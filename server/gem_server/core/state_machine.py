@@ -388,10 +388,10 @@ class Core:
         self.next_ticket += 1
         return commit
 
-    def refused(self, lease_id: str, error: GemError) -> Ended | None:
+    def rejected(self, lease_id: str, error: GemError) -> Ended | None:
         """Counts a rejected commit. If that puts its worker into quarantine, ends the lease and returns that end."""
         lease = self.leases.live.get(lease_id)
-        if lease is None or not self.quarantine.refused(lease.worker, error):
+        if lease is None or not self.quarantine.rejected(lease.worker, error):
             return None
         return self._end(lease, EndReason.QUARANTINED)
 

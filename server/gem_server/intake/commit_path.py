@@ -129,16 +129,16 @@ class CommitPath:
         """Raises Overloaded while no commit can be acknowledged."""
         self.durability.require_writable()
 
-    def refused(self, call: Call, header: Header, error: GemError) -> None:
-        """Counts a refused commit. Raises Quarantined if that puts its worker into quarantine."""
+    def rejected(self, call: Call, header: Header, error: GemError) -> None:
+        """Counts a rejected commit. Raises Quarantined if that puts its worker into quarantine."""
         self._count(header, error)
-        ended = self.core.refused(header.lease_id, error)
+        ended = self.core.rejected(header.lease_id, error)
         if ended is not None:
             self.logger.warning("worker quarantined", worker=ended.worker, lift=lift_command(ended.worker))
             self.lease_ended(ended, call)
             self.core.quarantine.require_free(ended.worker)
-        for dropped in self.core.pop_ended_leases():
-            self.lease_ended(dropped, call)
+        for ended in self.core.pop_ended_leases():
+            self.lease_ended(ended, call)
 
     def lease_ended(self, ended: Ended, notified: Call | None = None) -> None:
         """Ends the calls of a lease that has ended, except for `notified`, which gets its own error."""
@@ -156,7 +156,7 @@ class CommitPath:
         self.core.outcomes[Outcome.REJECTED] += 1
         lease = self.core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
-        self.progress.refused(worker, type(error).__name__)
+        self.progress.rejected(worker, type(error).__name__)
         self.logger.warning(
             "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
         )

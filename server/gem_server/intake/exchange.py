@@ -52,7 +52,7 @@ async def exchange(path: CommitPath, call: Call, message: pb.CommitHeader, carri
         await _exchange(path, call, header, message, carrier)
     except GemError as error:
         if error is not call.error:
-            path.refused(call, header, error)
+            path.rejected(call, header, error)
         raise
     finally:
         path.calls.end_exchange(call)

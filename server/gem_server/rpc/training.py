@@ -180,8 +180,8 @@ class TrainingServicer:
                 request.worker_name, layout, self.clock(), request.overlap, caller.owner, choice, lead
             )
         finally:
-            for dropped in self.core.pop_ended_leases():
-                self._lease_ended(dropped)
+            for ended in self.core.pop_ended_leases():
+                self._lease_ended(ended)
         if registration.ended:
             self._lease_ended(registration.ended)
         self.core.leases.get(registration.lease_id).frozen = request.frozen_fingerprint
