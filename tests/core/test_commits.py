@@ -73,3 +73,11 @@ def test_steps_and_samples_are_counted_once_each() -> None:
     core.leave(bob)
     assert core.steps_done == {"ann": 1, "bob": 1}
     assert core.samples_committed == 15
+
+
+def test_a_header_with_an_older_base_counts_its_own_staleness() -> None:
+    core = make_core()
+    ann, bob = start(core, ["ann", "bob"])
+    for number in (1, 2):
+        commit(core, ann, number, ONES)
+    assert commit(core, bob, 1, ONES, base_version=1).staleness == 1
