@@ -265,18 +265,6 @@ def require_compose() -> None:
         pytest.skip("Docker's compose plug-in is not installed")
 
 
-@pytest.mark.parametrize("has_docker", [False, True])
-def test_without_the_plug_in_compose_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_docker: bool) -> None:
-    """Docker without the plug-in: `docker compose version` is an unknown command, and --env-file an unknown flag."""
-    if has_docker:
-        docker = tmp_path / "docker"
-        docker.write_text('#!/bin/sh\necho "unknown flag or command: $*" >&2\nexit 125\n', encoding="utf-8")
-        docker.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
-    with pytest.raises(pytest.skip.Exception):
-        test_compose_accepts_the_files_together()
-
-
 def composed(*files: str) -> Any:
     """What compose makes of docker-compose.yml and these files of deploy/. Fails if its schema refuses them."""
     require_compose()
