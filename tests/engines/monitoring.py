@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-
-pytest.importorskip("helm_python", reason="the packages of requirements-integrations.lock are not installed")
 from engines.chart import objects
 
 NOWHERE = "127.0.0.1:1"  # where nothing listens: the address of targets that are not to be scraped
