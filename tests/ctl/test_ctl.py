@@ -238,6 +238,17 @@ def test_checkpoint_on_a_server_without_a_folder_fails_with_one_line(live: Live,
     assert_one_line(on(live, "checkpoint"), "CheckpointFailed")
 
 
+def test_the_history_holds_every_commit_that_a_checkpoint_holds(tmp_path: Path) -> None:
+    history = tmp_path / "commits.csv"
+    with serving(config(checkpoint_dir=tmp_path / "checkpoints", history=history)) as live, connect(live.address) as session:
+        session.join(model())
+        for _ in range(3):
+            session.commit(GRADIENT)
+        assert on(live, "checkpoint").exit_code == 0
+        versions = [line.split(",")[0] for line in history.read_text().splitlines()]
+        assert versions == ["version", "1", "2", "3"]
+
+
 def test_drain_ends_the_server_with_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
     with serving(config(checkpoint_dir=tmp_path)) as live:
         session = connect(live.address)

@@ -117,7 +117,7 @@ def test_the_memory_of_a_server_of_several_is_what_its_core_holds(count: int) ->
     assert planned.server_bytes - PROCESS_BYTES == (3 + 1) * 4 * parameters // count
 
 
-def test_servers_share_the_time_of_a_commit_but_for_its_fixed_part_and_the_workers_own_network() -> None:
+def test_servers_share_the_time_of_a_commit_but_for_its_fixed_part() -> None:
     one, four = plan(LARGE, COSTS), plan(replace(LARGE, servers=4), COSTS)
     fixed = COSTS.by_network
     assert four.server_seconds - fixed == pytest.approx((one.server_seconds - fixed) / 4)

@@ -133,7 +133,7 @@ def test_every_alert_links_to_its_panel_of_the_runbook_in_grafana(name: str) -> 
     assert ALERTS[name]["annotations"]["runbook_url"] == url
 
 
-def test_the_address_that_runbook_links_begin_with_is_where_compose_publishes_grafana() -> None:
+def test_runbook_links_lead_to_where_compose_publishes_grafana() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     (port,) = compose["services"]["grafana"]["ports"]
     assert port == "${GEM_PUBLISH:-127.0.0.1}:${GEM_GRAFANA_PORT-3000}:3000"

@@ -56,7 +56,7 @@ def documented() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("service", COMMANDS)
-def test_a_service_is_given_only_variables_that_its_command_reads_and_the_file_of_settings(service: str) -> None:
+def test_a_service_is_given_only_what_its_command_reads(service: str) -> None:
     ours = {"GEM_METRICS_LISTEN"} if service == "worker" else set()
     assert passed_on(service).keys() <= variables(COMMANDS[service]) | ours
     (mounted,) = [volume for volume in COMPOSE["services"][service]["volumes"] if "GEM_CONFIG" in volume]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,6 +25,7 @@ from gem_client import Admin
 from gem_dashboards.boards import ALERTS, DASHBOARDS
 from gem_dashboards.range_board import RANGES
 from kit.ports import free_address
+from kit.process import running
 from kit.prometheus import Prometheus, fill_in, started
 from kit.server import wait_until
 from kit.settings import configured
@@ -106,32 +106,20 @@ class Watched:
 
 
 @contextmanager
-def process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is killed at the end, with its output in a file."""
-    with (folder / f"{name}.log").open("wb") as log, subprocess.Popen(arguments, stdout=log, stderr=log) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
-
-
-@contextmanager
-def running(folder: Path, name: str, workers: int) -> Iterator[Run]:
+def a_run(folder: Path, name: str, workers: int) -> Iterator[Run]:
     """A run: a server, and workers on the digits, each with a pod's name."""
     address, metrics = free_address(), free_address()
     server = [
-        "-m", "gem_server", f"--listen={address}", f"--metrics-listen={metrics}", "--until-stopped",
+        f"--listen={address}", f"--metrics-listen={metrics}", "--until-stopped",
         f"--checkpoint-dir={folder / name}", "--durability=log", configured(memory_socket="off", checkpoint_interval=0),
     ]  # fmt: skip
     crew = {f"{name}-gem-worker-{number}": free_address() for number in range(workers)}
     release = render("ml", name, prometheusRule={"grafanaUrl": GRAFANA_URL})
     with ExitStack() as stack:
-        served = stack.enter_context(process(folder, f"{name}-server", sys.executable, *server))
+        served = stack.enter_context(running(folder / f"{name}-server", "gem_server", *server)).process
         for pod, at in crew.items():
             options = [f"--server={address}", f"--name={pod}", f"--metrics-listen={at}", "--threads=1"]
-            stack.enter_context(
-                process(folder, pod, sys.executable, "-m", "gem_worker", *options, configured(step_seconds=0.2))
-            )
+            stack.enter_context(running(folder / pod, "gem_worker", *options, configured(step_seconds=0.2)))
         yield Run(release, address, metrics, crew, served)
 
 
@@ -164,8 +152,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """Two runs that train, with an evaluation and a checkpoint."""
     folder, began = tmp_path_factory.mktemp("watched"), time.time()
     with ExitStack() as stack:
-        first = stack.enter_context(running(folder, "first", 2))
-        second = stack.enter_context(running(folder, "second", 1))
+        first = stack.enter_context(a_run(folder, "first", 2))
+        second = stack.enter_context(a_run(folder, "second", 1))
         client = stack.enter_context(prometheus(folder, [first, second]))
         watch = Watched(first, second, client, began)
         for run in (first, second):

@@ -28,6 +28,7 @@ class Process:
     """A running `python -m MODULE` in a folder; its log is JSON, one object a line."""
 
     def __init__(self, folder: Path, module: str, *arguments: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self._log, self._output = folder / "log", folder / "output"
         with self._log.open("wb") as log, self._output.open("wb") as output:
             self.process = subprocess.Popen(

@@ -106,24 +106,6 @@ def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp
         assert {entry["worker"] for entry in process.entries} == {"evaluator"}
 
 
-@pytest.mark.long
-def test_once_reports_how_good_the_servers_model_is(tmp_path: Path, live: Live) -> None:
-    digits = Digits(None)
-    torch.manual_seed(0)
-    with connect(live.address, name="worker") as session:
-        theta = session.join(parameters(digits.model()))
-        theta = session.commit(np.full_like(theta, 0.01), loss=1.0, samples=8).theta.copy()
-        expected = Evaluator(digits).score(session.version, session.layout, theta)
-    with running(tmp_path, EVALUATOR, f"--server={live.address}", "--once") as process:
-        assert process.wait() == 0
-        found = evaluation(live)
-        assert found is not None
-        assert (found.version, found.accuracy) == (1, pytest.approx(expected.accuracy))
-        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
-        (told,) = process.events("evaluated")
-        assert (told["version"], told["accuracy"]) == (1, round(found.accuracy, 4))
-
-
 # -- in this process
 
 
@@ -220,22 +202,19 @@ def test_a_wrong_command_line_or_setting_is_wrong_use(log: Log, settings: dict[s
     assert run(configured(**settings), *arguments) == 2
 
 
-def test_a_run_that_trains_another_model_is_a_failure_that_says_so(live: Live, line: Task, log: Log) -> None:
+@pytest.mark.parametrize(
+    "other", [model(), {"weight": np.zeros((2, 1), np.float32), "bias": np.zeros(2, np.float32)}], ids=["names", "shapes"]
+)
+def test_a_run_that_trains_another_model_is_a_failure_that_says_so(
+    live: Live, line: Task, log: Log, other: dict[str, Any]
+) -> None:
     with connect(live.address) as session:
-        session.join(model())
-        session.commit(GRADIENT)
+        session.join(other)
     assert run("--server", live.address, "--task", "line_task:Line") == 1
     ((_, more),) = log.entries
     assert more["error"] == "LayoutMismatch"
     assert "use the same --task as the workers" in more["why"]
     assert evaluation(live) is None
-
-
-def test_a_model_of_the_same_names_and_other_shapes_is_another_model(live: Live, line: Task, log: Log) -> None:
-    with connect(live.address) as session:
-        session.join({"weight": np.zeros((2, 1), np.float32), "bias": np.zeros(2, np.float32)})
-    assert run("--server", live.address, "--task", "line_task:Line") == 1
-    assert log.entries[0][1]["error"] == "LayoutMismatch"
 
 
 def test_a_run_whose_workers_gave_no_names_is_told_how_to_give_them(live: Live, line: Task, log: Log) -> None:
