@@ -9,66 +9,18 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from chaos.checker import Fate, Verdict, check
+from chaos.checker import check
 from chaos.cluster import Cluster
-from chaos.faults import KINDS, Faults
+from chaos.report import KINDS, Report
 from chaos.server_checker import lines_of
 from chaos.worker import Kind
 
 _TOGETHER = 0.1  # how often the other servers are killed at the same moment
 _WITH_WORKER = 0.3  # how often a worker is killed while a server is down
 _HALF_SECONDS = 5.0  # in which a worker's commit usually gets to the servers that are left
-
-
-@dataclass
-class Report(Faults):
-    """The faults that a cluster had, and the results.
-
-    Attributes:
-        kills_by_range: How often each server was killed; not those while it started.
-        worker_kills_in_between: Workers killed while a commit of theirs was acknowledged by one server, and another was down.
-        leases_expired: Workers suspended until their leases ended.
-    """
-
-    kills_by_range: list[int] = field(default_factory=list)
-    worker_kills_in_between: int = 0
-    leases_expired: int = 0
-    verdict: Verdict = field(default_factory=Verdict)
-
-    @property
-    def good(self) -> bool:
-        return self.verdict.good
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**super().as_dict(), **self.verdict.as_dict()}
-
-    def text(self) -> str:
-        verdict, ranges = self.verdict, self.verdict.ranges
-        torn = ", ".join(f"{verdict.torn.get(fate, 0)} where {fate}" for fate in Fate if fate is not Fate.LEFT)
-        wrong = sum(each.thetas_wrong for each in ranges), sum(each.checkpoints_wrong for each in ranges)
-        lines = {
-            **self.lines(),
-            "killed with -9, by range": " · ".join(map(str, self.kills_by_range)),
-            "workers killed in between": f"{self.worker_kills_in_between}; {self.leases_expired} suspended until a lease ended",
-            "commits": f"{verdict.committed} acknowledged, {verdict.whole} in all ranges",
-            "applied, by range": " · ".join(str(each.applied) for each in ranges),
-            "tried more than once, by range": " · ".join(str(each.resent) for each in ranges),
-            "lost, by range": " · ".join(str(each.lost) for each in ranges),
-            "doubled, by range": " · ".join(str(each.doubled) for each in ranges),
-            "not as sent, by range": " · ".join(str(each.strange) for each in ranges),
-            "torn commits, by range": f"{' · '.join(map(str, verdict.torn_by_range))}: {torn}",
-            "versions at rest": " · ".join(map(str, verdict.versions_at_rest)),
-            "shards completed": verdict.shards_completed,
-            "θ seen": f"{sum(each.thetas_seen for each in ranges)} times, {wrong[0]} wrong",
-            "checkpoints": f"{sum(each.checkpoints for each in ranges)}, {wrong[1]} not equal to the replay",
-            "final θ, by range": " · ".join("equal to the bit" if each.theta_equal else "NOT the replay's" for each in ranges),
-        }
-        return "\n".join([f"{name:32}{value}" for name, value in lines.items()] + verdict.all_problems())
 
 
 def attack(
@@ -98,7 +50,7 @@ def attack(
         kinds: The workers.
         progress: Is told how far the run is.
     """
-    report, began = Report(seed, parameters, len(kinds), kills_by_range=[0] * servers), time.monotonic()
+    report, began = Report(seed, parameters, len(kinds), [0] * servers), time.monotonic()
     cluster = Cluster(folder, seed, parameters, kinds, servers=servers, bytes_between_faults=bytes_between_faults)
     faults = _Attack(cluster, report, random.Random(seed), server_kills, worker_kills)
     try:

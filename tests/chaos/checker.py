@@ -14,10 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chaos.server_checker import Known, LogContent, ServerVerdict, Testimony, check_server, lines_of, testimony
+from chaos.server_checker import Findings, Known, LogContent, ServerVerdict, Testimony, check_server, lines_of, testimony
 from chaos.worker import bounds
-
-_MAX_PROBLEMS = 50
 
 
 class Fate(StrEnum):
@@ -29,8 +27,8 @@ class Fate(StrEnum):
 
 
 @dataclass
-class Verdict:
-    """The result of a run, in numbers.
+class Verdict(Findings):
+    """The result of a run, in numbers, and what is wrong between servers.
 
     Attributes:
         ranges: The results of each server.
@@ -40,7 +38,6 @@ class Verdict:
         torn_by_range: How many of these each server has.
         versions_at_rest: The servers' versions once no worker was left, as they said themselves.
         shards_completed: Those in the log of the server that leads.
-        problems: What is wrong between servers, in words.
     """
 
     ranges: list[ServerVerdict] = field(default_factory=list)
@@ -50,15 +47,10 @@ class Verdict:
     torn_by_range: list[int] = field(default_factory=list)
     versions_at_rest: list[int] = field(default_factory=list)
     shards_completed: int = 0
-    problems: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         return all(verdict.good for verdict in self.ranges) and not self.problems
-
-    def object_to(self, problem: str) -> None:
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(problem)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

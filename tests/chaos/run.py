@@ -8,25 +8,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import click
 from chaos import disk
 from chaos.attack import attack
+from chaos.report import Report
 from gem_api.process.lifetime import interruptible
 
 PHASES = ("one", "ranges", "disk")
-
-
-class _Result(Protocol):
-    """The report of a phase."""
-
-    @property
-    def good(self) -> bool: ...
-
-    def as_dict(self) -> dict[str, Any]: ...
-
-    def text(self) -> str: ...
 
 
 @click.command()
@@ -57,7 +46,7 @@ def main(
     Prints the results, and writes them to OUT/report.json."""
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=out))
-    results: dict[str, _Result] = {}
+    results: dict[str, Report | disk.DiskReport] = {}
     for phase in phases or PHASES:
         if phase == "disk":
             results[phase] = disk.run(folder / phase, seed)

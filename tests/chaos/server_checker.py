@@ -25,7 +25,18 @@ _MAX_PROBLEMS = 50
 
 
 @dataclass
-class ServerVerdict:
+class Findings:
+    """What is wrong, in words. Beyond a number of problems no more are kept."""
+
+    problems: list[str] = field(default_factory=list)
+
+    def object_to(self, problem: str) -> None:
+        if len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(problem)
+
+
+@dataclass
+class ServerVerdict(Findings):
     """What one server did, in numbers. If it holds a range of θ, a commit is what it gets of one, θ is its part.
 
     Attributes:
@@ -41,7 +52,6 @@ class ServerVerdict:
         checkpoints: Checkpoints compared with the replay.
         checkpoints_wrong: Of these, how many differ from it.
         theta_equal: Whether the final θ is the replay's, to the bit.
-        problems: What is wrong, in words.
     """
 
     acknowledged: int = 0
@@ -56,15 +66,10 @@ class ServerVerdict:
     checkpoints: int = 0
     checkpoints_wrong: int = 0
     theta_equal: bool = False
-    problems: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         return self.theta_equal and not self.problems
-
-    def object_to(self, problem: str) -> None:
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(problem)
 
 
 @dataclass

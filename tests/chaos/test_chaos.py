@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from chaos import disk
 from chaos.attack import attack
-from chaos.faults import KINDS
+from chaos.report import KINDS
 from chaos.worker import Kind
 
 

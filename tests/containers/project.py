@@ -78,9 +78,9 @@ class Project:
         """Kills a container's processes with SIGKILL, from inside: its restart policy sees a crash."""
         self.shell(service, "python3", "-c", _KILL, index=index, check=False)
 
-    def status(self) -> dict[str, Any]:
-        """`gem-ctl status --json` in the server's container; empty while the server does not respond."""
-        text = self.run("exec", "--no-TTY", "server", "gem-ctl", "status", "--json", check=False)
+    def status(self, service: str = "server") -> dict[str, Any]:
+        """`gem-ctl status --json` in a server's container; empty while the server does not respond."""
+        text = self.run("exec", "--no-TTY", service, "gem-ctl", "status", "--json", check=False)
         answer: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
         return answer
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from containers.project import Project, wait_until
@@ -26,22 +24,15 @@ def project() -> Iterator[Project]:
         project.down()
 
 
-def status(project: Project, service: str) -> dict[str, Any]:
-    """`gem-ctl status --json` in a server's container; empty while it does not answer."""
-    text = project.run("exec", "--no-TTY", service, "gem-ctl", "status", "--json", check=False)
-    answer: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
-    return answer
-
-
 def versions(project: Project) -> list[int]:
-    return [int(status(project, service).get("version", 0)) for service in SERVERS]
+    return [int(project.status(service).get("version", 0)) for service in SERVERS]
 
 
 def crashes_and_comes_back(project: Project, service: str) -> None:
     """Kills a server with SIGKILL; it resumes the run without losing a commit, and the workers train on."""
-    before = status(project, service)
+    before = project.status(service)
     project.crash(service)
-    after = wait_until(lambda: status(project, service), project)
+    after = wait_until(lambda: project.status(service), project)
     assert after["run_id"] == before["run_id"]
     assert after["version"] >= before["version"]
     assert project.containers(service)[0]["RestartCount"] == 1
@@ -53,7 +44,7 @@ def crashes_and_comes_back(project: Project, service: str) -> None:
 
 
 def test_the_two_servers_hold_one_run_and_prometheus_scrapes_both(project: Project) -> None:
-    lead, other = (status(project, service) for service in SERVERS)
+    lead, other = (project.status(service) for service in SERVERS)
     assert lead["run_id"] == other["run_id"]
     assert [each.get("range_index", 0) for each in (lead, other)] == [0, 1]
     assert [each["range_count"] for each in (lead, other)] == [2, 2]

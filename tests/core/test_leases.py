@@ -31,6 +31,14 @@ def test_a_new_lease_lives_for_its_duration() -> None:
     assert leases.expired(15.0) == [lease]
 
 
+def test_renewing_gives_another_full_duration_from_now() -> None:
+    leases = table()
+    lease = opened(leases)
+    assert leases.renew("lease-1", 7.0) is lease
+    assert leases.expired(16.9) == []
+    assert leases.expired(17.0) == [lease]
+
+
 def test_time_in_which_the_server_did_not_look_is_not_charged_to_the_leases() -> None:
     leases = table(10.0)
     lease = opened(leases)
@@ -41,7 +49,7 @@ def test_time_in_which_the_server_did_not_look_is_not_charged_to_the_leases() ->
     assert leases.expired(1010.0) == [lease]
 
 
-def test_a_lease_renewed_after_a_suspension_gets_no_more_than_its_duration() -> None:
+def test_a_lease_that_was_renewed_before_the_server_looked_again_gets_no_more_than_its_duration() -> None:
     leases = table(10.0)
     lease = opened(leases)
     leases.extend_after_suspension(0.0)
@@ -50,7 +58,7 @@ def test_a_lease_renewed_after_a_suspension_gets_no_more_than_its_duration() -> 
     assert lease.expires_at == 1010.0
 
 
-def test_a_worker_that_starts_up_has_longer_unless_others_wait_for_it() -> None:
+def test_a_worker_that_starts_up_has_longer_until_its_first_sign_of_life_unless_others_wait_for_it() -> None:
     leases = table(10.0)
     lease = opened(leases)
     lease.starting = True
@@ -58,6 +66,23 @@ def test_a_worker_that_starts_up_has_longer_unless_others_wait_for_it() -> None:
     assert leases.expired(30.0) == leases.expired(10.0, urgent="lease-1") == [lease]
     leases.renew("lease-1", 5.0)
     assert leases.expired(15.0) == [lease]
+
+
+def test_a_lease_whose_commit_waits_for_its_turn_does_not_expire() -> None:
+    leases = table()
+    lease = opened(leases)
+    lease.queued = 1
+    assert leases.expired(1e9) == []
+    lease.queued = None
+    assert leases.expired(1e9) == [lease]
+
+
+def test_leases_are_kept_oldest_first_and_found_by_the_workers_name() -> None:
+    leases = table()
+    ann, bob = opened(leases, "ann"), opened(leases, "bob")
+    assert list(leases.live.values()) == [ann, bob]
+    assert leases.named("bob") is bob
+    assert leases.named("cy") is None
 
 
 @pytest.mark.parametrize("reason", EndReason)
@@ -70,6 +95,19 @@ def test_an_ended_lease_says_why_it_ended(reason: EndReason) -> None:
         assert raised.value.reason == reason
     assert leases.named("ann") is None
     assert leases.ended == {reason: 1}
+
+
+def test_an_unknown_lease_is_refused_without_a_reason() -> None:
+    with pytest.raises(LeaseEnded, match="no such lease") as raised:
+        table().get("guessed")
+    assert raised.value.reason == "unknown"
+
+
+def test_ends_are_counted_by_reason() -> None:
+    leases = table()
+    for reason in (EndReason.LEFT, EndReason.EXPIRED, EndReason.LEFT):
+        leases.end(opened(leases), reason)
+    assert leases.ended == {EndReason.LEFT: 2, EndReason.EXPIRED: 1}
 
 
 def test_reasons_are_remembered_for_the_newest_ends_only() -> None:

@@ -7,33 +7,13 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 from gem_ctl.cli import main
-from gem_ctl.planning.plan import Setup, plan
+from gem_ctl.planning.plan import SHARED_OPTIMIZER_RULES
 
 BASE = ["plan", "--parameters", "1M", "--compute-seconds", "0.3"]
 
 
 def run(*options: str) -> Result:
     return CliRunner().invoke(main, [*BASE, *options])
-
-
-def test_the_table_has_a_line_for_each_number_of_workers() -> None:
-    done = run("--workers", "10,100,1k")
-    assert done.exit_code == 0, done.output
-    needs, table = done.stdout.split("\n\n")
-    head, *rows = table.splitlines()
-    assert head.split()[:3] == ["workers", "commits/s", "load"]
-    assert [row.split()[0] for row in rows] == ["10", "100", "1,000"]
-    full = plan(Setup(parameters=10**6, workers=1000, compute_seconds=0.3))
-    assert rows[2].split()[1] == f"{full.commits_per_second:.4g}"
-    assert rows[2].split()[4] == "999.0", "the mean staleness"
-    assert rows[2].endswith("11.31 GiB")
-    assert "and 11.44 MiB per worker" in needs
-    assert "full at        57.8 workers" in needs
-
-
-def test_mixed_speeds_have_a_line_each() -> None:
-    table = run("--workers", "10", "--slow", "20%:5", "--slow", "10%:2.5").stdout.split("\n\n")[2]
-    assert [line.split()[:3] for line in table.splitlines()[1:]] == [["7", "×", "1"], ["2", "×", "5"], ["1", "×", "2.5"]]
 
 
 def test_json_has_everything() -> None:
@@ -84,7 +64,9 @@ def test_a_share_of_the_workers_that_is_none_is_said() -> None:
         (["--compute-seconds", "1e308"], "is not in the range"),
         (["--shared-memory", "--rtt", "0.1"], "shared memory has no network"),
         (["--spread", "nan"], "is not a finite number"),
-        (["--servers", "2", "--rule", "fedbuff"], "needs one server"),
+        (["--optimizer", "adamw", "--rule", "dcasgd"], f"works with --rule {', '.join(SHARED_OPTIMIZER_RULES)}"),
+        (["--workers", "9" * 400], "not numbers of workers"),
+        *((["--parameters", size], "not a number of parameters") for size in ("0", "x", "-5", "1e3", "25q", "2000T", "")),
         (["--optimizer", "adamw", "--local-steps", "8"], "use --optimizer sgd or worker"),
     ],
 )

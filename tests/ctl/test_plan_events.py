@@ -27,34 +27,12 @@ def settled(times: Times, commits: int = 300) -> Trace:
     return Trace(*(column[SETTLED] for column in vars(trace).values()))
 
 
-def test_one_worker_never_waits_and_is_never_stale() -> None:
-    trace = settled(fixed([3.0], 1.0))
-    assert np.diff(trace.applied) == pytest.approx(4.0)
-    assert trace.started == pytest.approx(trace.arrived)
-    assert set(trace.staleness) == {0}
-
-
-def test_two_workers_that_leave_the_server_time_do_not_wait() -> None:
-    trace = settled(fixed([3.0, 3.0], 1.0))
-    assert trace.applied[2:] - trace.applied[:-2] == pytest.approx(4.0)
-    assert trace.started - trace.arrived == pytest.approx(0.0, abs=1e-9)
-    assert set(trace.staleness) == {1}
-
-
 def test_two_workers_that_fill_the_server_wait_for_each_other() -> None:
     """A cycle of 6 seconds: 1 for the gradient, 3 in the server, and 2 in the queue, until the other one is served."""
     trace = settled(fixed([1.0, 1.0], 3.0))
     assert np.diff(trace.applied) == pytest.approx(3.0)
     assert trace.started - trace.arrived == pytest.approx(2.0)
     assert set(trace.staleness) == {1}
-
-
-@pytest.mark.parametrize(("workers", "compute", "server"), [(5, 10.0, 1.0), (5, 1.0, 1.0), (20, 0.5, 2.0), (3, 0.0, 1.0)])
-def test_equal_workers_without_spread_take_turns(workers: int, compute: float, server: float) -> None:
-    trace = settled(fixed([compute] * workers, server))
-    assert set(trace.staleness) == {workers - 1}
-    cycle = max(compute + server, workers * server)
-    assert trace.applied[workers:] - trace.applied[:-workers] == pytest.approx(cycle)
 
 
 def test_a_slow_worker_is_as_stale_as_the_fast_one_is_faster() -> None:
@@ -65,27 +43,12 @@ def test_a_slow_worker_is_as_stale_as_the_fast_one_is_faster() -> None:
     assert Counter(trace.worker.tolist()) == {0: 48, 1: 12}
 
 
-def test_a_worker_that_overlaps_commits_as_fast_as_the_slower_of_its_two_activities() -> None:
-    """Its gradient is computed on the answer to its last commit but one, so its own last commit lies between."""
-    computing = settled(fixed([2.0], 1.0, overlap=True))
-    waiting = settled(fixed([1.0], 3.0, overlap=True))
-    assert np.diff(computing.applied) == pytest.approx(2.0)
-    assert np.diff(waiting.applied) == pytest.approx(3.0)
-    assert set(computing.staleness) | set(waiting.staleness) == {1}
-
-
 def test_the_network_delays_a_commit_both_ways_but_does_not_keep_the_server_busy() -> None:
     way = Network(worker=0.5, server=0.1, latency=0.25)
     trace = settled(fixed([1.0], 1.0, up=way, down=way))
     assert np.diff(trace.applied) == pytest.approx(1.0 + 1.0 + 2 * (0.5 + 0.25))
     assert trace.arrived - trace.sent == pytest.approx(0.75)
     assert trace.applied - trace.started == pytest.approx(1.0)
-
-
-def test_the_servers_link_carries_one_commit_after_the_other() -> None:
-    trace = settled(fixed([0.5] * 10, 0.1, up=Network(worker=2.0, server=2.0)))
-    assert np.diff(trace.applied) == pytest.approx(2.0)
-    assert trace.started - trace.arrived == pytest.approx(0.0, abs=1e-9), "the commits wait for the link, not in the queue"
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:

@@ -118,10 +118,6 @@ def test_every_alert_says_how_bad_it_is_what_is_so_and_what_to_do_first(name: st
     assert not re.search("docker compose|kubectl", str(rule["annotations"])), "the runbook has the commands of each engine"
 
 
-def test_prometheus_loads_the_rules() -> None:
-    assert "alerts.yml" in read("prometheus.yml")["rule_files"]
-
-
 # -- the runbook
 
 
@@ -137,7 +133,7 @@ def test_every_alert_links_to_its_panel_of_the_runbook_in_grafana(name: str) -> 
     assert ALERTS[name]["annotations"]["runbook_url"] == url
 
 
-def test_the_address_that_runbook_links_begin_with_is_where_compose_publishes_grafana() -> None:
+def test_runbook_links_lead_to_where_compose_publishes_grafana() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     (port,) = compose["services"]["grafana"]["ports"]
     assert port == "${GEM_PUBLISH:-127.0.0.1}:${GEM_GRAFANA_PORT-3000}:3000"
@@ -147,13 +143,6 @@ def test_the_address_that_runbook_links_begin_with_is_where_compose_publishes_gr
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_section_says_what_it_means_where_to_look_and_what_to_do(name: str) -> None:
     assert re.findall(r"^\*\*(.+?)\.\*\*", SECTIONS[name], re.MULTILINE) == ["What it means", "Look at", "What to do"]
-
-
-def test_the_runbooks_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", RUNBOOK):
-        path, _, anchor = target.partition("#")
-        assert not path or (ROOT / "docs" / path).exists(), target
-        assert not anchor or anchor in {name.lower() for name in SECTIONS}, target
 
 
 # -- promtool's tests of the rules
@@ -169,16 +158,6 @@ def cases_of(name: str, firing: bool) -> list[Any]:
 def test_every_alert_is_tested_to_fire_and_to_be_silent(name: str) -> None:
     assert cases_of(name, firing=True)
     assert cases_of(name, firing=False)
-
-
-@pytest.mark.parametrize("name", ALERTS)
-def test_every_firing_alert_is_tested_with_its_labels_and_its_words(name: str) -> None:
-    rule = ALERTS[name]
-    for case in cases_of(name, firing=True):
-        for alert in case["exp_alerts"]:
-            assert alert["exp_labels"]["severity"] == rule["labels"]["severity"]
-            assert alert["exp_annotations"].keys() == rule["annotations"].keys()
-            assert "{{" not in str(alert)
 
 
 def test_no_test_is_for_an_alert_that_is_gone() -> None:
@@ -199,11 +178,6 @@ def test_every_series_in_the_tests_is_one_that_is_exported() -> None:
 def promtool(*arguments: str) -> None:
     done = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@needs_promtool
-def test_promtool_has_nothing_to_say_about_the_rules() -> None:
-    promtool("check", "rules", "alerts.yml")
 
 
 @needs_promtool

@@ -61,23 +61,6 @@ def rare(test: dict[str, Any]) -> dict[str, Any]:
     return {**thinned(test), "promql_expr_test": [wanted]}
 
 
-def test_every_sixth_sample_is_kept_and_the_end_of_a_series() -> None:
-    assert seldom([str(number) for number in range(13)]) == ["0", "6", "12"]
-    assert seldom(["0", "stale", *["_"] * 11, "7"]) == ["0", "stale", "_", "7"]
-
-
-def test_a_series_is_expanded_as_promtool_does() -> None:
-    assert samples("1x2 _x2 0+2x2 stale 5-1x1 NaN") == ["1.0"] * 3 + ["_"] * 2 + [
-        "0.0",
-        "2.0",
-        "4.0",
-        "stale",
-        "5.0",
-        "4.0",
-        "NaN",
-    ]
-
-
 @needs_promtool
 def test_the_alerts_hold_with_a_scrape_every_30_seconds(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "alerts.yml", tmp_path)

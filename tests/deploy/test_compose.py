@@ -56,7 +56,7 @@ def documented() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("service", COMMANDS)
-def test_a_service_is_given_only_variables_that_its_command_reads_and_the_file_of_settings(service: str) -> None:
+def test_a_service_is_given_only_what_its_command_reads(service: str) -> None:
     ours = {"GEM_METRICS_LISTEN"} if service == "worker" else set()
     assert passed_on(service).keys() <= variables(COMMANDS[service]) | ours
     (mounted,) = [volume for volume in COMPOSE["services"][service]["volumes"] if "GEM_CONFIG" in volume]
@@ -263,18 +263,6 @@ def require_compose() -> None:
     """Skips the test without Docker's compose plug-in. Without it, `docker` reads compose's options as its own."""
     if shutil.which("docker") is None or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
         pytest.skip("Docker's compose plug-in is not installed")
-
-
-@pytest.mark.parametrize("has_docker", [False, True])
-def test_without_the_plug_in_compose_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_docker: bool) -> None:
-    """Docker without the plug-in: `docker compose version` is an unknown command, and --env-file an unknown flag."""
-    if has_docker:
-        docker = tmp_path / "docker"
-        docker.write_text('#!/bin/sh\necho "unknown flag or command: $*" >&2\nexit 125\n', encoding="utf-8")
-        docker.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
-    with pytest.raises(pytest.skip.Exception):
-        test_compose_accepts_the_files_together()
 
 
 def composed(*files: str) -> Any:

@@ -5,24 +5,24 @@ The committed JSON is the golden file of what Grafana gets. test_dashboards_live
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 from gem_dashboards import boards, queries
-from telemetry.exported import exported, grouped_by, log_registry, metrics_of, worker_registry
+from kit.scripts import script
+from telemetry.exported import exported, log_registry, metrics_of, worker_registry
 from telemetry.test_metrics import after_everything
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "deploy" / "grafana"
+GENERATE = "deploy/grafana/generate.py"
 FILES = ROOT / "deploy" / "helm" / "gem" / "files"
 BOARDS: dict[str, Any] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((FILES / "dashboards").glob("*.json"))
@@ -43,21 +43,11 @@ NOT_SHOWN = {
 }
 
 
-def generator() -> ModuleType:
-    """deploy/grafana/generate.py, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("generate_dashboards", GRAFANA / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 # -- the files
 
 
 def test_the_committed_dashboards_are_what_generate_would_write() -> None:
-    wanted = generator().files()
+    wanted = script(GENERATE).files()
     there = {path: path.read_text(encoding="utf-8") for path in FILES.rglob("*") if path.is_file()}
     assert there.keys() == wanted.keys()
     stale = [path.name for path, text in wanted.items() if there[path] != text]
@@ -67,7 +57,7 @@ def test_the_committed_dashboards_are_what_generate_would_write() -> None:
 def test_check_tells_files_that_are_stale_missing_or_left_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = generator()
+    module = script(GENERATE)
     monkeypatch.setattr(module, "CHART", tmp_path)
     assert module.main(["--check"]) == 1
     assert "make dashboards" in capsys.readouterr().err
@@ -106,32 +96,21 @@ def test_panels_lie_within_the_grid_and_on_nobody_else(name: str) -> None:
 # -- the queries
 
 
-def asked() -> Iterator[tuple[str, str, str]]:
-    """(where, expression, legend) of every query of every dashboard."""
+def asked() -> Iterator[tuple[str, str]]:
+    """(where, expression) of every query of every dashboard."""
     for where, panel in ASKING.items():
         for target in panel["targets"]:
-            yield f"{where}, {target['refId']}", target["expr"], target["legendFormat"]
+            yield f"{where}, {target['refId']}", target["expr"]
     for event in boards.EVENTS:
-        yield f"event: {event.name}", event.expr, ""
+        yield f"event: {event.name}", event.expr
 
 
-OF_WORKERS = {sample.name for family in worker_registry().collect() for sample in family.samples}
-# What follows a metric of worker processes, within a rate or not.
-SAME_RUN = rf"(\[\$__rate_interval\]\))? {re.escape(queries.SAME_RUN)}"
-QUERIES = {where: (expression, legend) for where, expression, legend in asked()}
-
-
-def test_metrics_and_labels_are_read_off_an_expression() -> None:
-    expression = (
-        'sum by (le, a) (rate(x_bucket{b=~"not_one()", c="d"}[5m])) / on (e) group_left (f) max(y:z) * 2 > time() - w unless up'
-    )
-    assert metrics_of(expression) == {"x_bucket", "y:z", "w", "up"}
-    assert grouped_by(expression) == {"le", "a", "e", "f"}
+QUERIES = dict(asked())
 
 
 def test_every_metric_in_a_query_is_one_that_is_exported() -> None:
-    for where in QUERIES:
-        named = metrics_of(QUERIES[where][0])
+    for where, expression in QUERIES.items():
+        named = metrics_of(expression)
         assert named, where
         assert named - exported().keys() == set(), where
 
@@ -147,65 +126,28 @@ def without_the_choice(expression: str) -> str:
     return expression
 
 
-def sides(expression: str) -> Iterator[tuple[str, str]]:
-    """Every metric of an expression with its matchers, and what follows it within the same parentheses."""
+def selectors(expression: str) -> Iterator[str]:
+    """Every metric of an expression with its matchers."""
     for metric in metrics_of(expression):
-        for found in re.finditer(rf"(?<![\w:]){metric}(?![\w:])(?:\{{[^}}]*\}})?", expression):
-            yield found[0], expression[found.end() :]
-
-
-def is_limited(rest: str) -> bool:
-    """Whether OF_RUN is for the metric before `rest`: beside it, or around one function of it."""
-    depth = lowest = 0
-    for token in re.findall(r"[()]|OF_RUN", rest):
-        if token == "OF_RUN":
-            return depth == lowest >= -1
-        depth += 1 if token == "(" else -1
-        lowest = min(lowest, depth)
-    return False
-
-
-@pytest.mark.parametrize(
-    ("rest", "limited"),
-    [(" OF_RUN", True), ("[5m]) OF_RUN)", True), (" / (y > 0) OF_RUN)", True), (") - min(x OF_RUN)", False), (")", False)],
-)
-def test_what_limits_a_metric_is_read_off_an_expression(rest: str, limited: bool) -> None:
-    assert is_limited(rest) is limited
-
-
-def test_what_is_asked_is_asked_of_the_chosen_servers_and_of_their_runs_workers_alone() -> None:
-    """Workers have other addresses than their server, but the same `run`. Servers of other ranges have the same run id."""
-    for where in QUERIES:
-        expression = QUERIES[where][0]
-        for choice in OF_RUN:
-            expression = expression.replace(choice, " OF_RUN")
-        for metric, rest in sides(expression):
-            if metric == "OF_RUN":
-                continue
-            if metric.partition("{")[0] in OF_WORKERS - {"process_resident_memory_bytes"} or 'job="gem-worker"' in metric:
-                assert re.match(SAME_RUN, rest), f"{where}: {metric}"
-            elif metric.startswith("ALERTS") and 'instance=""' in metric:  # no server
-                assert 'run=""' in metric or rest.startswith(" and on (run) last_over_time(up{"), f"{where}: {metric}"
-            elif 'instance=~"$server"' not in metric:
-                assert is_limited(rest), f"{where}: {metric}"
+        yield from re.findall(rf"(?<![\w:]){metric}(?![\w:])(?:\{{[^}}]*\}})?", expression)
 
 
 def test_what_every_server_counts_again_is_asked_of_the_one_that_leads() -> None:
-    for where in QUERIES:
-        for metric, _ in sides(without_the_choice(QUERIES[where][0])):
+    for where, expression in QUERIES.items():
+        for metric in selectors(without_the_choice(expression)):
             if 'instance=~"$server"' in metric and not metric.startswith("up{"):
                 assert 'range=~"0|"' in metric, f"{where}: {metric}"
 
 
 def test_what_is_shown_by_range_is_empty_for_a_server_that_holds_everything() -> None:
-    for where in QUERIES:
+    for where, expression in QUERIES.items():
         if where.startswith("ranges: ") and not where.startswith("ranges: Alerts"):
-            for metric, _ in sides(without_the_choice(QUERIES[where][0])):
+            for metric in selectors(without_the_choice(expression)):
                 assert 'range!=""' in metric, f"{where}: {metric}"
 
 
 def test_every_metric_is_shown_on_some_dashboard() -> None:
-    shown = {metric for expression, _ in QUERIES.values() for metric in metrics_of(without_the_choice(expression))}
+    shown = {metric for expression in QUERIES.values() for metric in metrics_of(without_the_choice(expression))}
     families = [*after_everything().registry.collect(), *log_registry().collect(), *worker_registry().collect()]
     suffixes = ("", "_total", "_info", "_bucket", "_sum", "_count")
     missing = {family.name for family in families if not shown & {family.name + suffix for suffix in suffixes}}
@@ -296,12 +238,9 @@ def test_grafanas_data_source_is_the_prometheus_of_the_cluster() -> None:
     assert source["jsonData"]["timeInterval"] == scraped()["global"]["scrape_interval"]
 
 
-def test_prometheus_is_given_its_configuration_and_rules() -> None:
+def test_prometheus_is_given_its_configuration() -> None:
     (flag,) = [word for word in service("prometheus")["command"] if word.startswith("--config.file=")]
-    given = outside_of("prometheus", flag.partition("=")[2])
-    assert given == ROOT / "deploy" / "prometheus" / "prometheus.yml"
-    for rules in scraped()["rule_files"]:
-        assert (given.parent / rules).is_file()
+    assert outside_of("prometheus", flag.partition("=")[2]) == ROOT / "deploy" / "prometheus" / "prometheus.yml"
 
 
 def test_prometheus_asks_the_ports_that_the_images_serve_metrics_on() -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from client.range_helpers import GRADIENT, Ranges, large_model, ranges
-from gem_api.errors import GemError
-from gem_client import Admin, connect
+from gem_client import Session
 from gem_dashboards.boards import DASHBOARDS
 from gem_dashboards.panels import Panel
 from gem_dashboards.queries import SAME_RUN
 from gem_dashboards.range_board import RANGES
+from kit.crew import beginning, crew
 from kit.prometheus import SCRAPE, Prometheus, Series, fill_in, watching
 from kit.server import DEADLINE, Live, wait_until
 
@@ -69,33 +69,17 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 @contextmanager
 def training(run: Ranges) -> Iterator[None]:
-    """Two workers that commit; one of them has sent a gradient that range 1 alone rejects. An evaluation and a checkpoint."""
-    enough = threading.Event()
-    with Admin(run.address) as admin, connect(run.address, name="bad") as session:
-        session.join(large_model())
-        session.commit(GRADIENT, loss=0.5, samples=8)
-        partly = GRADIENT.copy()
-        partly[-1] = np.nan
-        with pytest.raises(GemError):
-            session.commit(partly)
-        admin.report_evaluation(1, 0.5, 0.75)
-        admin.checkpoint()
+    """Two workers that commit; another has sent a gradient that range 1 alone rejects."""
 
-    def work(name: str) -> None:
-        with connect(run.address, name=name) as session:
-            session.join(large_model())
-            while not enough.wait(0.05):
-                session.commit(GRADIENT, loss=0.5, samples=8)
+    def work(session: Session, enough: threading.Event) -> None:
+        while not enough.wait(0.05):
+            session.commit(GRADIENT, loss=0.5, samples=8)
 
-    crew = [threading.Thread(target=work, args=(name,), daemon=True) for name in ("ann", "bob")]
-    for member in crew:
-        member.start()
-    try:
+    partly = GRADIENT.copy()
+    partly[-1] = np.nan
+    beginning(run.address, large_model(), GRADIENT, partly)
+    with crew(run.address, large_model(), work):
         yield
-    finally:
-        enough.set()
-        for member in crew:
-            member.join(DEADLINE)
 
 
 def is_of_servers(panel: Panel) -> bool:
@@ -106,6 +90,9 @@ def test_every_panel_about_servers_has_data(watched: Watched) -> None:
     for where, panel in PANELS.items():
         if is_of_servers(panel):
             assert watched.panel(where), where
+            for query in panel.queries:
+                of_nobody = watched.client.range(fill_in(query.expr, "nobody", WINDOW), watched.began, time.time(), SCRAPE)
+                assert not any(np.nan_to_num(one.values).any() for one in of_nobody), where
 
 
 @pytest.mark.parametrize(

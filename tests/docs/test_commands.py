@@ -50,23 +50,27 @@ def options(command: click.Command) -> set[str]:
     return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help", "-h"}
 
 
+def with_subcommands(command: click.Command) -> Iterator[click.Command]:
+    """A command and all those beneath it."""
+    yield command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            yield from with_subcommands(subcommand)
+
+
+def all_commands() -> list[click.Command]:
+    return [each for command in COMMANDS.values() for each in with_subcommands(command)]
+
+
 def variables() -> set[str]:
     """Every environment variable that a command or the compose files read."""
     names: set[str] = set()
-
-    def collect(command: click.Command) -> None:
-        for parameter in command.params:
-            names.add(f"GEM_{key(parameter).upper()}")
-            names.update(parameter.envvar if isinstance(parameter.envvar, list) else [])
-        if isinstance(command, click.Group):
-            context = click.Context(command)
-            for name in command.list_commands(context):
-                subcommand = command.get_command(context, name)
-                assert subcommand is not None
-                collect(subcommand)
-
-    for command in COMMANDS.values():
-        collect(command)
+    for parameter in (parameter for command in all_commands() for parameter in command.params):
+        names.add(f"GEM_{key(parameter).upper()}")
+        names.update(parameter.envvar if isinstance(parameter.envvar, list) else [])
     for page in [".env.example", "docker-compose.yml", "deploy/Dockerfile"]:
         names.update(re.findall(r"\b(GEM_\w+)", (ROOT / page).read_text(encoding="utf-8")))
     return names
@@ -176,15 +180,7 @@ def test_a_wrong_line_is_found(line: str) -> None:
 
 def test_the_options_that_pages_quote_exist() -> None:
     """`--flag` between backticks, on any page of docs/guides and in the README."""
-    known: set[str] = set()
-    for command in COMMANDS.values():
-        known |= options(command)
-        if isinstance(command, click.Group):
-            context = click.Context(command)
-            for name in command.list_commands(context):
-                subcommand = command.get_command(context, name)
-                assert subcommand is not None
-                known |= options(subcommand)
+    known = {option for command in all_commands() for option in options(command)}
     known |= {"--scale", "--build", "--volumes", "--seeds", "--tls-…"}  # of docker compose and benchmarks
     for page in [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]:
         quoted = re.findall(r"`(?:gem-\w+ )?(--[\w-]+)", page.read_text(encoding="utf-8"))

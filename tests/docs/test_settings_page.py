@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from gem_api.process.options import expanded
 from gem_server.cli import main as server
 from gem_worker.launcher.cli import main as train
 from kit.pages import ROOT
+from kit.scripts import script
 
 PAGE = ROOT / "docs/settings.md"
 
 
-def generator() -> ModuleType:
-    """docs/generate.py, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location("generate_settings", ROOT / "docs/generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_tables_are_up_to_date() -> None:
-    assert generator().page() == PAGE.read_text(encoding="utf-8"), "run python docs/generate.py"
+    assert script("docs/generate.py").page() == PAGE.read_text(encoding="utf-8"), "run python docs/generate.py"
 
 
 @pytest.mark.parametrize("command", [server, train], ids=["gem-server", "gem-train"])

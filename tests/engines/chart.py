@@ -23,16 +23,16 @@ def values_of(name: str) -> Object:
     return values
 
 
-def rendered(values: Object | None = None, release: str = RELEASE) -> dict[str, str]:
+def rendered(values: Object | None = None, release: str = RELEASE, namespace: str = NAMESPACE) -> dict[str, str]:
     """What Helm makes of the chart: the text of each template, by its path under templates/. Raises HelmError."""
     with helm_python.Chart.load(CHART) as chart:
-        texts = chart.render(values=values or {}, name=release, namespace=NAMESPACE)
+        texts = chart.render(values=values or {}, name=release, namespace=namespace)
     return {path.partition("templates/")[2]: text for path, text in texts.items()}
 
 
-def objects(values: Object | None = None, release: str = RELEASE) -> list[Object]:
+def objects(values: Object | None = None, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
     """All objects of the release."""
-    texts = (text for path, text in rendered(values, release).items() if path.endswith(".yaml"))
+    texts = (text for path, text in rendered(values, release, namespace).items() if path.endswith(".yaml"))
     return [each for text in texts for each in yaml.safe_load_all(text) if each]
 
 

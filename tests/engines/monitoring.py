@@ -5,16 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
+from engines.chart import objects
 
-helm_python = pytest.importorskip("helm_python", reason="the packages of requirements-integrations.lock are not installed")
-
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "deploy" / "helm" / "gem"
 NOWHERE = "127.0.0.1:1"  # where nothing listens: the address of targets that are not to be scraped
 
 
@@ -45,16 +39,7 @@ class Release:
 def render(namespace: str, name: str, **metrics: Any) -> Release:
     """The release with all of its metrics on, and these values of `metrics` instead of the chart's."""
     values = {kind: {"enabled": True, **metrics.get(kind, {})} for kind in ("serviceMonitor", "prometheusRule", "dashboards")}
-    with helm_python.Chart.load(CHART) as chart:
-        rendered = chart.render({"metrics": values}, name=name, namespace=namespace)
-    objects = [
-        one
-        for path, text in rendered.items()
-        if path.endswith(".yaml")
-        for one in yaml.safe_load_all(text)
-        if isinstance(one, dict)
-    ]
-    return Release(namespace, name, tuple(objects))
+    return Release(namespace, name, tuple(objects({"metrics": values}, name, namespace)))
 
 
 # -- what Kubernetes' service discovery gives

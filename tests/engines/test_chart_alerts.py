@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy.test_dashboards import generator
-from engines.monitoring import ROOT, Release, render
+from deploy.test_dashboards import GENERATE
+from engines.chart import ROOT
+from engines.monitoring import Release, render
 from gem_dashboards.boards import DASHBOARDS
-from telemetry.exported import TARGET, exported, metrics_of
+from kit.scripts import script
+from telemetry.exported import TARGET, exported
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 GRAFANA_URL = "http://grafana.example"  # as in alerts_test.yml
 # Two releases of one name in two namespaces.
 FIRST, SECOND = (render(namespace, "digits", prometheusRule={"grafanaUrl": GRAFANA_URL}) for namespace in ("ml", "research"))
-operator = pytest.importorskip("cloudcoil.models.prometheus_operator.v1")
-MODELS = {kind: getattr(operator, kind) for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule")}
 # What the operator's configuration adds to each target.
 OPERATORS_LABELS = {"namespace", "service", "pod", "container", "endpoint", "node"}
 
@@ -32,13 +32,6 @@ def rules(release: Release) -> list[dict[str, Any]]:
 
 
 # -- valid objects
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_the_operators_schema_would_refuse_a_misspelt_key(kind: str) -> None:
-    wrong = {**FIRST.one(kind), "spec": {**FIRST.one(kind)["spec"], "selektor": {}}}
-    with pytest.raises(ValueError, match="selektor"):
-        MODELS[kind].model_validate(wrong, extra="forbid")
 
 
 def boards(release: Release) -> list[dict[str, Any]]:
@@ -55,14 +48,6 @@ def test_no_metric_has_a_label_that_a_target_has() -> None:
 # -- the alerts
 
 
-def test_every_selector_of_a_release_is_limited_to_its_run() -> None:
-    for rule in rules(FIRST):
-        expression = rule["expr"]
-        for metric in metrics_of(expression):
-            uses = len(re.findall(rf"(?<![\w:]){metric}(?![\w:])", re.sub(r'"[^"]*"', '""', expression)))
-            assert uses == len(re.findall(rf'(?<![\w:]){metric}\{{run="ml/digits"', expression)), f"{metric} in {expression}"
-
-
 @pytest.mark.parametrize(
     ("expression", "wanted"),
     [
@@ -75,7 +60,7 @@ def test_every_selector_of_a_release_is_limited_to_its_run() -> None:
     ],
 )  # fmt: skip
 def test_a_matcher_is_added_to_each_selector(expression: str, wanted: str) -> None:
-    assert generator().limited(expression, "R") == wanted
+    assert script(GENERATE).limited(expression, "R") == wanted
 
 
 def test_alerts_link_to_the_runbook_if_grafana_has_an_address() -> None:
@@ -100,11 +85,6 @@ def files(tmp_path: Path) -> Path:
 def promtool(folder: Path, *arguments: str) -> None:
     done = subprocess.run(["promtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@needs_promtool
-def test_promtool_has_nothing_to_say_about_the_rules_of_two_releases(files: Path) -> None:
-    promtool(files, "check", "rules", "first.yml", "second.yml")
 
 
 def of_release(series: dict[str, Any], release: Release) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from engines.chart import Object, environment, found, objects, pod_specs, values_of
+from engines.chart import Object, environment, found, objects, values_of
 from gem_api.ranges import MAX_RANGES, Range
 from gem_server.cli import main as server
 from gem_server.config import ServerConfig
@@ -44,7 +44,7 @@ def started(of: list[Object], index: int, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("index", range(SERVERS))
-def test_each_pods_server_starts_with_its_range_and_only_the_lead_knows_the_others(
+def test_each_pod_has_its_range_and_only_the_lead_knows_the_others(
     release: list[Object], index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = started(release, index, tmp_path)
@@ -66,37 +66,9 @@ def settings(of: list[Object]) -> str:
     return text
 
 
-def hosts(of: list[Object]) -> list[str]:
-    """The names in DNS of the pods: the StatefulSet gives them through its headless Service."""
-    stateful = found(of, "StatefulSet")
-    assert found(of, "Service", "headless")["metadata"]["name"] == stateful["spec"]["serviceName"]
-    pods = [f"{stateful['metadata']['name']}-{index}" for index in range(stateful["spec"]["replicas"])]
-    return [f"{pod}.{stateful['spec']['serviceName']}.ml.svc" for pod in pods]
-
-
-def test_the_peers_are_the_other_pods_by_their_names_and_the_certificate_has_all_of_them(release: list[Object]) -> None:
-    assert environment(container(release))["GEM_PEERS"] == ",".join(f"{host}:50051" for host in hosts(release)[1:])
-    assert set(hosts(release)) <= set(found(release, "Certificate")["spec"]["dnsNames"])
-    one = found(objects(values_of("tls")), "Certificate")["spec"]["dnsNames"]
-    assert not [name for name in one if "headless" in name]
-
-
 def test_names_are_right_for_every_release() -> None:
     of = objects({"server": {"ranges": 2}, "fullnameOverride": "run-2026"}, "2026-run")
     assert environment(container(of))["GEM_PEERS"] == "run-2026-server-1.run-2026-headless.ml.svc:50051"
-
-
-def test_clients_connect_to_the_lead_alone(release: list[Object]) -> None:
-    service = found(release, "Service", "server")
-    assert service["spec"]["selector"][INDEX_LABEL] == "0"
-    for owner, spec in pod_specs(release).items():
-        if not owner.startswith("StatefulSet"):
-            variables = environment(spec["containers"][0])
-            assert variables["GEM_SERVER"] == f"{service['metadata']['name']}:50051", owner
-            assert not {"GEM_PEERS", "GEM_RANGE"} & variables.keys(), owner
-    headless = found(release, "Service", "headless")["spec"]
-    assert INDEX_LABEL not in headless["selector"]
-    assert headless["publishNotReadyAddresses"] is True, "workers find a server as soon as it listens"
 
 
 def test_workers_are_the_same_as_with_one_server() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -20,21 +18,12 @@ from gem_api.process.settings_file import key as key_of
 from gem_server.cli import main as server
 from gem_worker.evaluation.evaluator import main as evaluator
 from gem_worker.process.cli import main as worker
+from kit.scripts import script
 
 COMMANDS: dict[str, click.Command] = {"gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator}
 
 
-def generator() -> ModuleType:
-    """deploy/helm/generate.py, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location("generate_chart", CHART.parent / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATE = generator()
+GENERATE = script("deploy/helm/generate.py")
 
 
 def test_what_the_chart_knows_of_the_settings_is_up_to_date() -> None:

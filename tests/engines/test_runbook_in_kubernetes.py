@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from engines.monitoring import CHART, ROOT, render
+from engines.chart import CHART, ROOT
+from engines.monitoring import render
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 

@@ -1,77 +1,76 @@
-"""A server as a process of its own."""
+"""A command of this project as a process of its own."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
+from pathlib import Path
+from typing import Any
 
-from kit.server import DEADLINE
+from kit.server import wait_until
+
+TESTS = Path(__file__).parents[1]
+PATIENCE = 120.0  # seconds that a process may take on a busy machine
+
+
+def environment(*paths: Path) -> dict[str, str]:
+    """This process's variables but for our settings. Modules are found in these folders, and in tests/."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
+    found = filter(None, [*map(str, paths), str(TESTS), clean.get("PYTHONPATH", "")])
+    return clean | {"PYTHONPATH": os.pathsep.join(found), "OMP_NUM_THREADS": "1"}
 
 
 class Process:
-    """`python -m gem_server` with its log in JSON lines, which goes to a pipe, or to the file `log`."""
+    """A running `python -m MODULE` in a folder; its log is JSON, one object a line."""
 
-    def __init__(self, flags: Sequence[str], environment: dict[str, str], log: IO[str] | None = None) -> None:
-        command = [sys.executable, "-m", "gem_server", "--metrics-listen", "", *flags]
-        self._process = subprocess.Popen(
-            command,
-            env={**os.environ, "GEM_LOG_FORMAT": "json", **environment},
-            stderr=subprocess.PIPE if log is None else log,
-            text=True,
-            encoding="utf-8",
-        )
-        self.lines: list[str] = []
-
-    def serving(self) -> str:
-        """Waits until it serves; returns its address."""
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self.lines.append(line)
-            if '"event": "serving"' in line:
-                return str(json.loads(line)["address"])
-        raise AssertionError(f"the server ended before it served: {self.lines}")
-
-    def close_log(self) -> None:
-        """Nobody reads its log from now on."""
-        assert self._process.stderr is not None
-        self._process.stderr.close()
-        self._process.stderr = None
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def ended(self) -> int:
-        """Waits for its end and reads the rest of its log; returns the exit status."""
-        rest = self._process.communicate(timeout=2 * DEADLINE)[1]
-        self.lines += (rest or "").splitlines(keepends=True)
-        return self._process.returncode
+    def __init__(self, folder: Path, module: str, *arguments: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log, self._output = folder / "log", folder / "output"
+        with self._log.open("wb") as log, self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stderr=log, stdout=output, cwd=folder, env=environment() | {"GEM_LOG_FORMAT": "json"},
+            )  # fmt: skip
 
     @property
-    def running(self) -> bool:
-        return self._process.poll() is None
+    def log(self) -> str:
+        return self._log.read_text()
 
-    def kill(self) -> None:
-        if self.running:
-            self._process.kill()
-            self._process.communicate()
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """What it has logged."""
+        whole = self.log.rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.entries if entry["event"] == event]
+
+    def until_it_says(self, event: str) -> None:
+        def said() -> bool:
+            assert self.process.poll() is None or self.events(event), self.log
+            return bool(self.events(event))
+
+        wait_until(said, f"an entry {event!r} in the log", PATIENCE)
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        return self.process.wait(PATIENCE)
 
 
 @contextmanager
-def process(*flags: str, **environment: str) -> Iterator[Process]:
-    """A server process that is gone after the `with` block."""
-    with gone_at_the_end(Process(list(flags), environment)) as server:
-        yield server
-
-
-@contextmanager
-def gone_at_the_end(server: Process) -> Iterator[Process]:
+def running(folder: Path, module: str, *arguments: str) -> Iterator[Process]:
+    """A process that does not outlive a `with` block."""
+    started = Process(folder, module, *arguments)
     try:
-        yield server
+        yield started
     finally:
-        server.kill()
+        started.process.kill()
+        started.process.wait()

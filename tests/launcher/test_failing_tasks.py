@@ -18,27 +18,14 @@ OWN_TASK = '''
 import sys
 
 import torch
+from kit.task import Line
 from torch import nn
 from torch.utils.data import TensorDataset
 
 
-class Bad:
-    def __init__(self, data):
-        self.data = TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
-
-    def model(self):
-        return nn.Linear(1, 1)
-
-    def training_data(self):
-        return self.data
-
-    test_data = training_data
-
+class Bad(Line):
     def loss(self, model, batch):
         return model(batch[0]).sum() * float("nan")
-
-    def correct(self, model, batch):
-        return None
 
 
 class Fails(Bad):
@@ -76,9 +63,13 @@ class HasNoTest(Bad):
 '''
 
 
+@pytest.fixture(autouse=True)
+def own_task(tmp_path: Path) -> None:
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+
+
 @pytest.mark.long
 def test_a_run_that_diverges_at_once_says_so_and_ends_with_status_3(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "own_task.py").write_text(OWN_TASK)
     launcher = launch("--workers", "1", "--task", "own_task:Bad", path=tmp_path)
     assert launcher.wait() == 3, launcher.output
     assert "worker-0 diverged" in launcher.output
@@ -89,7 +80,6 @@ def test_a_run_that_diverges_at_once_says_so_and_ends_with_status_3(launch: Laun
 
 @pytest.mark.long
 def test_a_task_with_a_bug_ends_the_run_at_once_with_the_users_own_line(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "own_task.py").write_text(OWN_TASK)
     launcher = launch("--workers", "3", "--task", "own_task:Fails", path=tmp_path)
     assert launcher.wait() == 1, launcher.output
     message = launcher.output.partition("gem-train: ")[2].splitlines()
@@ -105,7 +95,6 @@ def test_a_task_with_a_bug_ends_the_run_at_once_with_the_users_own_line(launch: 
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_bug_that_one_worker_alone_has_gets_its_restarts_and_the_run_a_report(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "own_task.py").write_text(OWN_TASK)
     launcher = launch("--workers", "2", "--task", "own_task:FailsInOneWorker", "--epochs", "1000000", path=tmp_path)
     launcher.until_it_says(r"(?s)(worker-1 ended with status 1; restarting it.*){2}")
     launcher.until_version(1)
@@ -125,7 +114,6 @@ def test_a_bug_that_one_worker_alone_has_gets_its_restarts_and_the_run_a_report(
 )
 def test_a_task_that_fails_at_once_starts_no_run(task: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher tries the task on the first batch of its held-out data."""
-    (tmp_path / "own_task.py").write_text(OWN_TASK)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_task", raising=False)
     runs = tmp_path / "runs"

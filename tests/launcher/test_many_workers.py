@@ -13,7 +13,7 @@ FEW = ("--shards", "replicate", "--batch-size", "8")
 
 
 @pytest.mark.slow
-def test_five_workers_in_two_processes_survive_the_death_of_one_and_a_restart_with_three(launch: Launch) -> None:
+def test_five_workers_in_two_processes_survive_a_death_and_a_resume(launch: Launch) -> None:
     launcher = launch("--workers", "5", "--processes", "2", "--steps", "80", *FEW, configured(evaluate_every=0.5))
     launcher.until_it_says("5 workers in 2 processes, rule gem")
     launcher.until_version(60)

@@ -168,9 +168,7 @@ def failing(all_: Cluster, worker: Placed, now: float = 0.0, status: int = 1) ->
 
 
 @pytest.mark.parametrize("status", [1, 2, -9])
-def test_a_worker_that_keeps_failing_waits_longer_and_longer_and_is_given_up_while_others_commit(
-    workers: list[Placed], status: int
-) -> None:
+def test_a_worker_that_keeps_failing_is_given_up_after_longer_and_longer_pauses(workers: list[Placed], status: int) -> None:
     all_, said = cluster(workers, together=False)
     all_.tend(healthy=True, now=0.0)
     workers[1].log.write_text("no such device\n")

@@ -32,21 +32,24 @@ from torch.utils.data import TensorDataset
 OPTIONS = {"workers": 2, "evaluate_every": 60.0, "step_seconds": 0.0, "task": "digits", "device": "cpu"}
 
 
-def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(tmp_path: Path) -> None:
+@pytest.fixture
+def monitor(tmp_path: Path) -> Iterator[RunMonitor]:
+    """A monitor of a run whose server nobody has started."""
+    cluster = Cluster([Process("server", tmp_path / "server.log", [])], [], print)
+    watching = RunMonitor("127.0.0.1:1", cluster, RunFolder(tmp_path), load_task("digits", None), Hyperparameters(), OPTIONS)
+    yield watching
+    watching.close()
+
+
+def test_the_summary_counts_no_samples_of_commits_that_the_rule_discarded(monitor: RunMonitor, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.commits.write_text("version,worker,discarded,staleness,samples,pi_median\n1,a,0,0,64,\n1,b,1,9,64,\n2,a,0,1,32,\n")
-    cluster = Cluster([Process("server", tmp_path / "server.log", [])], [], print)
-    settings = Hyperparameters(rule="ringmaster")
-    monitor = RunMonitor("127.0.0.1:1", cluster, folder, load_task("digits", None), settings, OPTIONS)
-    try:
-        summary = monitor._summary("complete", read_curves(folder.commits), None, 1.0)
-    finally:
-        monitor.close()
+    summary = monitor._summary("complete", read_curves(folder.commits), None, 1.0)
     assert summary["samples"] == 64 + 32
 
 
 def test_the_history_is_read_once_and_damaged_lines_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monitor: RunMonitor, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path)
     lines = "".join(f"{n},a,0,{n % 4},64,0.5,0.25\n" for n in range(1, 101))
@@ -58,12 +61,7 @@ def test_the_history_is_read_once_and_damaged_lines_are_said(
         return read_history(path, *arguments)
 
     monkeypatch.setattr(recorded_run, "read_history", read)
-    cluster = Cluster([Process("server", tmp_path / "server.log", [])], [], print)
-    monitor = RunMonitor("127.0.0.1:1", cluster, folder, load_task("digits", None), Hyperparameters(), OPTIONS)
-    try:
-        monitor.end_early("stopped")
-    finally:
-        monitor.close()
+    monitor.end_early("stopped")
     assert opened == [folder.commits]
     assert folder.plot.exists()
     assert "1 damaged lines of commits.csv are left out." in (tmp_path / "report.html").read_text()
@@ -73,16 +71,10 @@ def test_the_history_is_read_once_and_damaged_lines_are_said(
     assert f"1 damaged lines of {folder.commits} are left out" in capsys.readouterr().out
 
 
-def test_a_line_of_progress_shows_the_servers_view(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster = Cluster([Process("server", tmp_path / "server.log", [])], [], print)
-    monitor = RunMonitor("127.0.0.1:1", cluster, RunFolder(tmp_path), load_task("digits", None), Hyperparameters(), OPTIONS)
-    began = monitor._began
-    try:
-        monitor._saw(pb.GetStatusResponse(version=50, commits_per_second=60.0, worker_count=3))
-        monitor._print_progress(began + 11.0)
-        header, line = capsys.readouterr().out.splitlines()
-    finally:
-        monitor.close()
+def test_a_line_of_progress_shows_the_servers_view(monitor: RunMonitor, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor._saw(pb.GetStatusResponse(version=50, commits_per_second=60.0, worker_count=3))
+    monitor._print_progress(monitor._began + 11.0)
+    header, line = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["time", "commits", "commits/s"]
     assert line.split()[:3] == ["0:11", "50", "60.0"]
     assert "3" in line.split()

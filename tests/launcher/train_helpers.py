@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gem_client import Admin, GemError
+from kit.process import environment
 from kit.server import wait_until
 
 PATIENCE = 180.0  # seconds that a whole cluster may take to get anywhere on a busy machine
@@ -33,13 +34,13 @@ class Launcher:
         folder.mkdir(parents=True, exist_ok=True)
         self._output = folder / f"output-{len(list(folder.glob('output-*')))}.txt"
         self._runs = runs or folder / "runs"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path or ""), environment.get("PYTHONPATH", "")]))
         command = [*(IN_BACKGROUND if background else []), sys.executable, "-m", "gem_worker.launcher.cli", *arguments]
         if "--resume" not in arguments:
             command += ["--runs", str(self._runs)]
         with self._output.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment(*([path] if path else []))
+            )
 
     @property
     def output(self) -> str:

@@ -21,10 +21,10 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main
 from gem_server.config import StartError
 from kit.ports import free_address
-from kit.process import Process, gone_at_the_end, process
 from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunk, theta_bits, wired
 from kit.regions import linux_only, queue_length
 from kit.server import Live, config, serving, wait_until
+from kit.server_process import Process, gone_at_the_end, process
 from kit.settings import configured
 from kit.ways import all_ways, opened, read_by_the_server, running
 

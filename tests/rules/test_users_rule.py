@@ -15,8 +15,8 @@ from gem_client import connect
 from gem_server import apply_loop
 from gem_server.durability import segment
 from kit.pages import blocks
-from kit.process import process
 from kit.server import config, serving
+from kit.server_process import process
 from simulation.truth import fingerprint
 
 

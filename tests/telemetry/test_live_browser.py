@@ -13,9 +13,9 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from gem_server.telemetry.live_page import MAX_WORKERS
 from kit.ports import free_address
-from kit.process import process
 from kit.raw_client import SMALL, Wire, wired
 from kit.server import Live, config, serving, wait_until
+from kit.server_process import process
 from kit.settings import configured
 from telemetry.browser import BROWSER, NAMES, Browser
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,35 +22,18 @@ from gem_worker.evaluation.evaluate import Evaluator, RemoteEvaluator
 from gem_worker.tasks import Task, load_task
 from gem_worker.tasks.digits import Digits
 from kit.model import GRADIENT, model
-from kit.server import DEADLINE, Live, config, serving, wait_until
+from kit.process import Process, running
+from kit.server import Live, config, serving, wait_until
 from kit.settings import configured
 from torch import nn
 
 NOBODY = "127.0.0.1:1"
 LINE = '''
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
+import kit.task
 
 
-class Line:
-    """y = 3 x on 100 samples; what is nearer than 1 counts as right."""
-
-    def __init__(self, data):
-        inputs = torch.linspace(-1, 1, 100)[:, None]
-        self.data = TensorDataset(inputs, 3 * inputs)
-
-    def model(self):
-        return nn.Linear(1, 1)
-
-    def training_data(self):
-        return self.data
-
-    def test_data(self):
-        return self.data
-
-    def loss(self, model, batch):
-        return nn.functional.mse_loss(model(batch[0]), batch[1])
+class Line(kit.task.Line):
+    """What is nearer than 1 counts as right."""
 
     def correct(self, model, batch):
         return int(((model(batch[0]) - batch[1]).abs() < 1).sum())
@@ -96,57 +76,20 @@ def worker(live: Live, line: Task) -> Iterator[Session]:
 # -- as a process
 
 
-class Process:
-    """A running gem-evaluator; its log is JSON, one object a line."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self._log = folder / "evaluator.log"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")} | {
-            "GEM_LOG_FORMAT": "json"
-        }
-        command = [sys.executable, "-m", "gem_worker.evaluation.evaluator", *arguments]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, stderr=log, cwd=folder, env=environment)
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-    def told(self, event: str) -> list[dict[str, Any]]:
-        return [entry for entry in self.events if entry["event"] == event]
-
-    @property
-    def versions(self) -> list[int]:
-        """Those that it evaluated, but for the first value."""
-        return [entry["version"] for entry in self.told("evaluated") if entry["version"]]
-
-    def until_it_says(self, event: str) -> None:
-        def said() -> bool:
-            assert self.process.poll() is None or self.told(event), self._log.read_text()
-            return bool(self.told(event))
-
-        wait_until(said, f"the evaluator to say {event!r}", 2 * DEADLINE)
-
-    def wait(self) -> int:
-        return self.process.wait(2 * DEADLINE)
+EVALUATOR = "gem_worker.evaluation.evaluator"
 
 
-@contextmanager
-def evaluating(folder: Path, *arguments: str) -> Iterator[Process]:
-    """A gem-evaluator that does not outlive a `with` block."""
-    running = Process(folder, *arguments)
-    try:
-        yield running
-    finally:
-        running.process.kill()
-        running.process.wait(DEADLINE)
+def versions(process: Process) -> list[int]:
+    """Those that an evaluator says it has evaluated, but for the first value."""
+    return [entry["version"] for entry in process.events("evaluated") if entry["version"]]
 
 
 @pytest.mark.long
 def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp_path: Path, live: Live, line: Task) -> None:
     """Also again after the server has forgotten, as it does when it comes back from a checkpoint."""
-    with evaluating(tmp_path, f"--server={live.address}", "--task=line_task:Line", configured(evaluate_every=0.1)) as running:
-        running.until_it_says("waiting: the server has no model yet; the first worker provides it")
+    arguments = (f"--server={live.address}", "--task=line_task:Line", configured(evaluate_every=0.1))
+    with running(tmp_path, EVALUATOR, *arguments) as process:
+        process.until_it_says("waiting: the server has no model yet; the first worker provides it")
         with connect(live.address, name="worker") as session:
             session.join(parameters(line.model()))
             for version in (1, 2):
@@ -155,30 +98,12 @@ def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp
             assert live.on_loop(lambda: [lease.worker for lease in live.core.leases.live.values()]) == ["worker"]
         live.on_loop(lambda: setattr(live.server.parts.progress, "evaluation", None))
         wait_until(partial(evaluated, live, 2), "version 2 to be evaluated again")
-        wait_until(lambda: len(running.versions) >= 3, "the evaluator to say so")
-        running.process.send_signal(signal.SIGTERM)
-        assert running.wait() == 0
-        assert running.told("stopped")
-        assert running.versions == [1, 2, 2]
-        assert {entry["worker"] for entry in running.events} == {"evaluator"}
-
-
-@pytest.mark.long
-def test_once_reports_how_good_the_servers_model_is(tmp_path: Path, live: Live) -> None:
-    digits = Digits(None)
-    torch.manual_seed(0)
-    with connect(live.address, name="worker") as session:
-        theta = session.join(parameters(digits.model()))
-        theta = session.commit(np.full_like(theta, 0.01), loss=1.0, samples=8).theta.copy()
-        expected = Evaluator(digits).score(session.version, session.layout, theta)
-    with evaluating(tmp_path, f"--server={live.address}", "--once") as running:
-        assert running.wait() == 0
-        found = evaluation(live)
-        assert found is not None
-        assert (found.version, found.accuracy) == (1, pytest.approx(expected.accuracy))
-        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
-        (told,) = running.told("evaluated")
-        assert (told["version"], told["accuracy"]) == (1, round(found.accuracy, 4))
+        wait_until(lambda: len(versions(process)) >= 3, "the evaluator to say so")
+        process.process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+        assert process.events("stopped")
+        assert versions(process) == [1, 2, 2]
+        assert {entry["worker"] for entry in process.entries} == {"evaluator"}
 
 
 # -- in this process
@@ -233,11 +158,11 @@ def run(*arguments: str) -> int:
 
 
 def test_it_reports_loss_and_accuracy_of_what_the_server_holds(live: Live, worker: Session, log: Log) -> None:
-    """y = 0 where y = 3 x is right: an error below 1 for a third of the samples."""
+    """y = 0 is off by less than 1 for the samples above 0."""
     assert run("--server", live.address, "--task", "line_task:Line") == 0
     found = evaluation(live)
     assert found is not None
-    assert (found.version, found.loss, found.accuracy) == (0, pytest.approx(3.06, abs=0.01), pytest.approx(0.32))
+    assert (found.version, found.loss, found.accuracy) == (0, pytest.approx(2.376, abs=0.001), pytest.approx(31 / 64))
     assert [event for event, _ in log.entries] == ["evaluated"]
 
 
@@ -277,22 +202,19 @@ def test_a_wrong_command_line_or_setting_is_wrong_use(log: Log, settings: dict[s
     assert run(configured(**settings), *arguments) == 2
 
 
-def test_a_run_that_trains_another_model_is_a_failure_that_says_so(live: Live, line: Task, log: Log) -> None:
+@pytest.mark.parametrize(
+    "other", [model(), {"weight": np.zeros((2, 1), np.float32), "bias": np.zeros(2, np.float32)}], ids=["names", "shapes"]
+)
+def test_a_run_that_trains_another_model_is_a_failure_that_says_so(
+    live: Live, line: Task, log: Log, other: dict[str, Any]
+) -> None:
     with connect(live.address) as session:
-        session.join(model())
-        session.commit(GRADIENT)
+        session.join(other)
     assert run("--server", live.address, "--task", "line_task:Line") == 1
     ((_, more),) = log.entries
     assert more["error"] == "LayoutMismatch"
     assert "use the same --task as the workers" in more["why"]
     assert evaluation(live) is None
-
-
-def test_a_model_of_the_same_names_and_other_shapes_is_another_model(live: Live, line: Task, log: Log) -> None:
-    with connect(live.address) as session:
-        session.join({"weight": np.zeros((2, 1), np.float32), "bias": np.zeros(2, np.float32)})
-    assert run("--server", live.address, "--task", "line_task:Line") == 1
-    assert log.entries[0][1]["error"] == "LayoutMismatch"
 
 
 def test_a_run_whose_workers_gave_no_names_is_told_how_to_give_them(live: Live, line: Task, log: Log) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -122,14 +123,11 @@ def test_mnist_refuses_more_labels_than_images_and_names_them(tmp_path: Path) ->
     assert str(tmp_path) in str(caught.value)
 
 
-def test_mnist_refuses_images_of_another_size(tmp_path: Path) -> None:
-    write_mnist(tmp_path, images=np.zeros((3, 8, 8), np.uint8))
-    with pytest.raises(TaskError, match="train"):
-        Mnist(tmp_path)
-
-
-def test_mnist_refuses_labels_that_are_no_digits(tmp_path: Path) -> None:
-    write_mnist(tmp_path, labels=np.array([7, 10, 1], np.uint8))
+@pytest.mark.parametrize(
+    "wrong", [{"images": np.zeros((3, 8, 8), np.uint8)}, {"labels": np.array([7, 10, 1], np.uint8)}], ids=["size", "no digit"]
+)
+def test_mnist_refuses_images_of_another_size_and_labels_that_are_no_digits(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    write_mnist(tmp_path, **wrong)
     with pytest.raises(TaskError, match="train"):
         Mnist(tmp_path)
 

@@ -2,116 +2,62 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from kit.model import ended, version, workers
+from kit.process import PATIENCE, Process, running
 from kit.server import Live, config, serving, wait_until
 from kit.settings import configured
 
 pytestmark = pytest.mark.long
 
-PATIENCE = 120.0
-TASK = '''
-"""A line; the one whose workers can be told to fail."""
+TASK = """
 import threading
 
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
+import kit.task
 
 
-class Line:
-    def __init__(self, data):
-        inputs = torch.linspace(-1, 1, 256)[:, None]
-        self.data = TensorDataset(inputs, 3 * inputs)
-
-    def model(self):
-        return nn.Linear(1, 1)
-
+class Line(kit.task.Line):
     def training_data(self):
         print("the data is loaded", flush=True)
-        return self.data
-
-    test_data = training_data
+        return super().training_data()
 
     def loss(self, model, batch):
-        return nn.functional.mse_loss(model(batch[0]), batch[1])
+        if threading.current_thread().name == "ann-1":
+            return self.fail(super().loss(model, batch))
+        return super().loss(model, batch)
 
-    def correct(self, model, batch):
-        return None
+    def fail(self, loss):
+        return loss
 
 
 class OneDiverges(Line):
-    def loss(self, model, batch):
-        factor = float("nan") if threading.current_thread().name == "ann-1" else 1.0
-        return factor * super().loss(model, batch)
+    def fail(self, loss):
+        return float("nan") * loss
 
 
 class OneBreaks(Line):
-    def loss(self, model, batch):
-        if threading.current_thread().name == "ann-1":
-            raise RuntimeError("a bug in the task")
-        return super().loss(model, batch)
+    def fail(self, loss):
+        raise RuntimeError("a bug in the task")
 
 
 class OneExits(Line):
-    def loss(self, model, batch):
-        if threading.current_thread().name == "ann-1":
-            raise SystemExit(0)
-        return super().loss(model, batch)
-'''
+    def fail(self, loss):
+        raise SystemExit(0)
+"""
 
 
-class Process:
-    """A running gem-worker of the task above; its log is JSON, one object a line."""
-
-    def __init__(self, folder: Path, live: Live, *arguments: str, task: str = "Line") -> None:
-        (folder / "lines.py").write_text(TASK)
-        self._log, self._output = folder / "worker.log", folder / "output"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-        environment |= {"OMP_NUM_THREADS": "1", "GEM_LOG_FORMAT": "json"}
-        command = [sys.executable, "-m", "gem_worker", f"--server={live.address}", "--name=ann"]
-        with self._log.open("wb") as log, self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, f"--task=lines:{task}", *arguments], stderr=log, stdout=output, cwd=folder, env=environment
-            )
-
-    def wait(self) -> int:
-        return self.process.wait(PATIENCE)
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text()
-
-    def events(self, event: str) -> list[dict[str, Any]]:
-        logged = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
-        return [entry for entry in logged if entry["event"] == event]
-
-
-@contextmanager
-def process(folder: Path, live: Live, *arguments: str, **settings: Any) -> Iterator[Process]:
-    """A gem-worker for the length of a `with` block."""
-    started = Process(folder, live, *arguments, **settings)
-    try:
-        yield started
-    finally:
-        if started.process.poll() is None:
-            started.process.kill()
-            started.process.wait()
+def process(folder: Path, live: Live, *arguments: str, task: str = "Line") -> AbstractContextManager[Process]:
+    """A gem-worker called ann for the length of a `with` block."""
+    (folder / "lines.py").write_text(TASK)
+    return running(folder, "gem_worker", f"--server={live.address}", "--name=ann", f"--task=lines:{task}", *arguments)
 
 
 @pytest.fixture
@@ -125,48 +71,48 @@ def test_three_workers_of_a_process_train_to_the_end_under_names_of_their_own(tm
     settings = Hyperparameters(rule="downpour", epochs=0, steps=7, shards="replicate", batch_size=16)
     with (
         serving(config(settings)) as live,
-        process(tmp_path, live, "--workers=3", "--first-worker=4", configured(stopped_status=143)) as running,
+        process(tmp_path, live, "--workers=3", "--first-worker=4", configured(stopped_status=143)) as ann,
     ):
-        assert running.wait() == 0, running.log
+        assert ann.wait() == 0, ann.log
         assert version(live) == 21
         assert ended(live) == {"left": 3}
-    done = running.events("done")
+    done = ann.events("done")
     assert {entry["worker"]: entry["commits"] for entry in done} == {"ann-4": 7, "ann-5": 7, "ann-6": 7}
-    (last,) = running.events("ended")
+    (last,) = ann.events("ended")
     assert last["workers"] == 3
     assert last["compute_seconds"] > 0
-    assert running.output.count("the data is loaded") == 1
+    assert ann.output.count("the data is loaded") == 1
 
 
 def test_sigterm_has_every_worker_leave_and_hand_back_its_shard(tmp_path: Path, endless: Live) -> None:
-    with process(tmp_path, endless, "--workers=3") as running:
+    with process(tmp_path, endless, "--workers=3") as ann:
         wait_until(lambda: len(workers(endless)) == 3 and version(endless) > 30, "three workers to train", PATIENCE)
         assert sorted(workers(endless)) == ["ann-0", "ann-1", "ann-2"]
-        running.process.send_signal(signal.SIGTERM)
-        assert running.wait() == 0, running.log
+        ann.process.send_signal(signal.SIGTERM)
+        assert ann.wait() == 0, ann.log
         assert ended(endless) == {"left": 3}
         assert workers(endless) == []
-    assert {entry["worker"] for entry in running.events("stopped; left the run")} == {"ann-0", "ann-1", "ann-2"}
-    assert "Traceback" not in running.log
+    assert {entry["worker"] for entry in ann.events("stopped; left the run")} == {"ann-0", "ann-1", "ann-2"}
+    assert "Traceback" not in ann.log
 
 
 def test_ctrl_c_ends_workers_that_sleep_through_a_simulated_step(tmp_path: Path, endless: Live) -> None:
-    with process(tmp_path, endless, "--workers=2", configured(step_seconds=3600)) as running:
+    with process(tmp_path, endless, "--workers=2", configured(step_seconds=3600)) as ann:
         wait_until(lambda: len(workers(endless)) == 2, "two workers to join", PATIENCE)
-        running.process.send_signal(signal.SIGINT)
-        assert running.wait() == 0, running.log
-        assert ended(endless) == {"left": 2}, running.log
+        ann.process.send_signal(signal.SIGINT)
+        assert ann.wait() == 0, ann.log
+        assert ended(endless) == {"left": 2}, ann.log
         assert version(endless) == 0
 
 
 def test_a_worker_that_is_stopped_before_it_joins_ends_with_the_stopped_status(tmp_path: Path) -> None:
     with serving(config(Hyperparameters())) as gone:
         pass
-    with process(tmp_path, gone, configured(stopped_status=143)) as running:
-        wait_until(lambda: "no server at" in running.log, "a try to reach the server", PATIENCE)
-        running.process.send_signal(signal.SIGTERM)
-        assert running.wait() == 143, running.log
-    assert running.events("stopped before joining the run")
+    with process(tmp_path, gone, configured(stopped_status=143)) as ann:
+        wait_until(lambda: "no server at" in ann.log, "a try to reach the server", PATIENCE)
+        ann.process.send_signal(signal.SIGTERM)
+        assert ann.wait() == 143, ann.log
+    assert ann.events("stopped before joining the run")
 
 
 # The main thread blocks the signal, so the thread `other` receives it, and nothing interrupts the main thread.
@@ -195,22 +141,22 @@ sys.exit(0 if pool.run() else 1)
 
 def test_a_signal_that_another_thread_receives_stops_the_workers() -> None:
     command = [sys.executable, "-c", SIGNAL_FOR_ANOTHER_THREAD]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ann:
         try:
-            assert running.stdout is not None
-            assert running.stdout.readline() == "the worker runs\n"
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(PATIENCE) == 0
+            assert ann.stdout is not None
+            assert ann.stdout.readline() == "the worker runs\n"
+            ann.send_signal(signal.SIGTERM)
+            assert ann.wait(PATIENCE) == 0
         finally:
-            running.kill()
+            ann.kill()
 
 
 def test_the_one_worker_of_a_process_keeps_its_name_and_ends_with_the_stopped_status(tmp_path: Path, endless: Live) -> None:
-    with process(tmp_path, endless, configured(stopped_status=143)) as running:
+    with process(tmp_path, endless, configured(stopped_status=143)) as ann:
         wait_until(lambda: version(endless) > 3, "a worker to train", PATIENCE)
         assert workers(endless) == ["ann"]
-        running.process.send_signal(signal.SIGTERM)
-        assert running.wait() == 143, running.log
+        ann.process.send_signal(signal.SIGTERM)
+        assert ann.wait() == 143, ann.log
         assert ended(endless) == {"left": 1}
 
 
@@ -224,12 +170,12 @@ def test_the_one_worker_of_a_process_keeps_its_name_and_ends_with_the_stopped_st
 )
 def test_a_worker_that_fails_is_named_and_the_others_finish(tmp_path: Path, task: str, status: int, event: str) -> None:
     settings = Hyperparameters(rule="downpour", epochs=0, steps=5, shards="replicate", batch_size=16)
-    with serving(config(settings)) as live, process(tmp_path, live, "--workers=3", task=task) as running:
-        assert running.wait() == status, running.log
+    with serving(config(settings)) as live, process(tmp_path, live, "--workers=3", task=task) as ann:
+        assert ann.wait() == status, ann.log
         assert version(live) == 10
         assert workers(live) == []
-    (failed,) = running.events(event)
+    (failed,) = ann.events(event)
     assert failed["worker"] == "ann-1"
-    assert {entry["worker"] for entry in running.events("done")} == {"ann-0", "ann-2"}
+    assert {entry["worker"] for entry in ann.events("done")} == {"ann-0", "ann-2"}
     if task == "OneBreaks":
         assert "a bug in the task" in failed["exception"]

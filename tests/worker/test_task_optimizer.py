@@ -14,31 +14,11 @@ from gem_worker.process.trainer import train
 from gem_worker.process.worker_task import worker_tasks
 from gem_worker.tasks import Task, TaskError
 from kit.server import config, serving
+from kit.task import Line
 from prometheus_client.registry import CollectorRegistry
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch import nn
 
 OWN = Hyperparameters(optimizer="worker", rule="downpour", batch_size=16, shard_size=32, epochs=5)
-
-
-class Line:
-    """Learns y = 2x − 1."""
-
-    inputs = torch.linspace(-1, 1, 64)[:, None]
-
-    def model(self) -> nn.Module:
-        return nn.Linear(1, 1)
-
-    def training_data(self) -> TensorDataset:
-        return TensorDataset(self.inputs, 2 * self.inputs - 1)
-
-    test_data = training_data
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-    def correct(self, model: nn.Module, batch: Any) -> int | None:
-        return None
 
 
 class WithRprop(Line):

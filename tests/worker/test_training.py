@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gem_api.hyperparameters import Hyperparameters
-from gem_client import NonFiniteGradient, Retry, connect
+from gem_client import Retry, connect
 from gem_worker.evaluation.evaluate import Evaluator
 from gem_worker.process.metrics import WorkerMetrics
 from gem_worker.process.trainer import run_hyperparameters, train
@@ -19,43 +19,11 @@ from gem_worker.tasks import Task, TaskError, load_task
 from gem_worker.tasks.convnet import ConvNet
 from gem_worker.tasks.digits import Digits
 from kit.server import Live, config, serving
+from kit.task import SAMPLES, Line
 from prometheus_client.registry import CollectorRegistry
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-SAMPLES = 64
 TINY = Hyperparameters(rule="downpour", learning_rate=0.2, batch_size=16, shard_size=32, epochs=10, seed=5)
-
-
-class Line:
-    """Learns y = 2x − 1."""
-
-    def __init__(self, data: Path | None = None) -> None:
-        self.data = data
-        self.inputs = torch.linspace(-1, 1, SAMPLES)[:, None]
-
-    def model(self) -> nn.Module:
-        return nn.Linear(1, 1)
-
-    def training_data(self) -> TensorDataset:
-        return TensorDataset(self.inputs, 2 * self.inputs - 1)
-
-    def test_data(self) -> TensorDataset:
-        return self.training_data()
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        inputs, targets = batch
-        return nn.functional.mse_loss(model(inputs), targets)
-
-    def correct(self, model: nn.Module, batch: Any) -> int | None:
-        return None
-
-
-class Diverging(Line):
-    """Its loss has no finite gradient."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return super().loss(model, batch) * float("nan")
 
 
 def run(live: Live, task: Task, name: str = "a") -> tuple[int, CollectorRegistry]:
@@ -119,11 +87,6 @@ def test_training_stops_after_the_steps_of_the_run() -> None:
         assert run(live, Line(), "b")[0] == 3
 
 
-def test_training_that_diverges_says_so() -> None:
-    with serving(config(TINY)) as live, pytest.raises(NonFiniteGradient):
-        run(live, Diverging())
-
-
 def test_the_settings_are_asked_for_before_joining() -> None:
     with serving(config(TINY)) as live:
         assert run_hyperparameters(live.address, Retry()) == TINY
@@ -148,12 +111,6 @@ def test_an_evaluation_weighs_batches_by_their_size() -> None:
     assert (result.version, result.loss, result.accuracy) == pytest.approx((7, 1 / 501, 500 / 501))
 
 
-def test_a_task_without_right_answers_has_no_accuracy() -> None:
-    with serving() as live, connect(live.address) as session:
-        first = session.join({name: value.detach().numpy() for name, value in Line().model().named_parameters()})
-        assert Evaluator(Line()).score(0, session.layout, first).accuracy is None
-
-
 # -- tasks by name
 
 
@@ -173,12 +130,6 @@ def test_a_task_of_the_users_own_is_made_with_the_folder_given(module: types.Mod
     task = load_task("own_task:Line", tmp_path)
     assert isinstance(task, Line)
     assert task.data == tmp_path
-
-
-def test_a_task_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "task_in_this_folder.py").write_text(f"from {Line.__module__} import Line\n")
-    monkeypatch.chdir(tmp_path)
-    assert type(load_task("task_in_this_folder:Line", None)).__name__ == "Line"
 
 
 @pytest.mark.parametrize(

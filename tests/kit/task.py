@@ -1,0 +1,36 @@
+"""A small task, which other tasks of the tests are made from. Processes that `kit.process` starts can import it, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+SAMPLES = 64
+
+
+class Line:
+    """Learns y = 2x − 1."""
+
+    def __init__(self, data: Path | None = None) -> None:
+        self.data = data
+        self.inputs = torch.linspace(-1, 1, SAMPLES)[:, None]
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def training_data(self) -> TensorDataset:
+        return TensorDataset(self.inputs, 2 * self.inputs - 1)
+
+    def test_data(self) -> TensorDataset:
+        return self.training_data()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.mse_loss(model(inputs), targets)
+
+    def correct(self, model: nn.Module, batch: Any) -> int | None:
+        return None
