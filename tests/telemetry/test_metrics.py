@@ -330,14 +330,14 @@ def test_promtool_has_nothing_to_say_about_the_exposition() -> None:
 def test_a_scrape_stands_workers_that_come_and_go_and_new_errors_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape runs beside the server: what it reads changes whenever Python code of its own runs in between."""
     watch, numbers = after_everything(), itertools.count()
-    watch.progress.rejected("ann", "SequenceGap")
+    watch.progress.count_rejected("ann", "SequenceGap")
 
     def come_and_go() -> None:
         number = next(numbers)
         name = f"passer-by {number}"
         watch.core.leave(watch.core.register(name, SMALL, 0.0).lease_id)
         watch.core.register(name, SMALL, 0.0)
-        watch.progress.rejected(name, f"Error{number}")
+        watch.progress.count_rejected(name, f"Error{number}")
 
     def disturbed(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:

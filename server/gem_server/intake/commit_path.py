@@ -156,7 +156,7 @@ class CommitPath:
         self.core.outcomes[Outcome.REJECTED] += 1
         lease = self.core.leases.live.get(header.lease_id)
         worker = lease.worker if lease else None
-        self.progress.rejected(worker, type(error).__name__)
+        self.progress.count_rejected(worker, type(error).__name__)
         self.logger.warning(
             "commit rejected", worker=worker, sequence=header.sequence, error=type(error).__name__, why=str(error)
         )

@@ -150,7 +150,7 @@ class Progress:
         self.received[transport] += 1
         self.workers.setdefault(worker, WorkerProgress()).transport = transport
 
-    def rejected(self, worker: str | None, error: str) -> None:
+    def count_rejected(self, worker: str | None, error: str) -> None:
         """Counts a rejected commit, by the error's name. `worker` is None if the commit belongs to no live lease."""
         self.rejected[error] += 1
         if worker is not None:
