@@ -32,7 +32,7 @@ from kit.model import (
     transports,
     version,
 )
-from kit.processes import python
+from kit.process import python
 from kit.regions import held_open, mapped
 from kit.server import DEADLINE, Live, config, serving, wait_until
 

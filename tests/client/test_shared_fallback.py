@@ -19,7 +19,7 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from kit.listening import answering
 from kit.model import GRADIENT, PLAIN, SIZE, assert_goes_over_the_network, in_background, model
-from kit.processes import python
+from kit.process import python
 from kit.regions import abstract, linux_only, mapped
 from kit.server import DEADLINE, Live, config, serving
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kit.model import ended
-from kit.processes import python
+from kit.process import python
 from kit.server import Live
 
 JOIN = """

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from gem_api.hyperparameters import Hyperparameters
 from kit.model import PLAIN
-from kit.processes import python
+from kit.process import python
 from kit.server import config, serving
 
 STEP = """

@@ -16,7 +16,7 @@ from gem_api.layout import Layout
 from gem_api.v1 import lane_pb2
 from gem_client import Admin, GemError, connect
 from kit.ports import free_address
-from kit.processes import PATIENCE, Process, Start, processes
+from kit.process import PATIENCE, Process, Start, processes
 from kit.raw_client import Wire
 from kit.raw_lane import HELLO, committed, message, offer, opened_in_memory, unix
 from kit.regions import linux_only, mapped, region_at

@@ -116,10 +116,10 @@ def a_run(folder: Path, name: str, workers: int) -> Iterator[Run]:
     crew = {f"{name}-gem-worker-{number}": free_address() for number in range(workers)}
     release = render("ml", name, prometheusRule={"grafanaUrl": GRAFANA_URL})
     with ExitStack() as stack:
-        served = stack.enter_context(running(folder / f"{name}-server", "gem_server", *server)).process
+        served = stack.enter_context(running(folder / f"{name}-server", "-m", "gem_server", *server)).process
         for pod, at in crew.items():
             options = [f"--server={address}", f"--name={pod}", f"--metrics-listen={at}", "--threads=1"]
-            stack.enter_context(running(folder / pod, "gem_worker", *options, configured(step_seconds=0.2)))
+            stack.enter_context(running(folder / pod, "-m", "gem_worker", *options, configured(step_seconds=0.2)))
         yield Run(release, address, metrics, crew, served)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gem_client import Admin, GemError
 from kit.pages import ROOT
-from kit.processes import PATIENCE, Process, Start, processes
+from kit.process import PATIENCE, Process, Start, processes
 from kit.server import wait_until
 from kit.settings import configured
 from torch.utils.data import random_split
@@ -64,4 +64,4 @@ def complete_though_one_is_killed(start: Start, tmp_path: Path, example: str, op
     for worker in (workers[0], workers[2]):
         saved = Path(re.findall(r"of this worker: (\S+)$", worker.output, re.MULTILINE)[0])
         assert saved.is_file() or (saved / "model.safetensors").is_file(), f"no model in {saved}"
-    assert '"reason": "expired"' in server.output, server.output
+    assert '"reason": "expired"' in server.log, server.log

@@ -31,7 +31,7 @@ from integrations.trainer_helpers import (
     theta,
 )
 from kit.model import version, workers
-from kit.processes import python
+from kit.process import python
 from kit.server import Live, config, serving, wait_until
 from safetensors.torch import load_file
 from torch import Tensor, nn

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -21,10 +21,10 @@ from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main
 from gem_server.config import StartError
 from kit.ports import free_address
+from kit.process import server_process
 from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunk, theta_bits, wired
 from kit.regions import linux_only, queue_length
 from kit.server import Live, config, serving, wait_until
-from kit.server_process import Process, gone_at_the_end, process
 from kit.settings import configured
 from kit.ways import all_ways, opened, read_by_the_server, running
 
@@ -211,33 +211,34 @@ def test_a_second_server_that_cannot_start_leaves_the_files_of_the_first_alone(t
 
 
 @pytest.mark.long
-def test_more_ctrl_c_during_the_end_does_not_change_the_exit_status() -> None:
-    with process("--listen", "127.0.0.1:0") as server:
-        server.serving()
-        while server.running:
-            server.signal(signal.SIGINT)
-        assert server.ended() == 0
+def test_more_ctrl_c_during_the_end_does_not_change_the_exit_status(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--listen", "127.0.0.1:0") as server:
+        assert server.address
+        while server.alive:
+            server.process.send_signal(signal.SIGINT)
+        assert server.wait() == 0
 
 
 def test_sigterm_finishes_the_work_writes_a_checkpoint_and_exits_with_0(tmp_path: Path) -> None:
-    flags = ("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path), "--rule", "gem:momentum=0.25")
-    with process(*flags, GEM_LEARNING_RATE="0.5", GEM_RULE="gem:momentum=0.75") as server:
-        address = server.serving()
+    flags = ("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path / "c"), "--rule", "gem:momentum=0.25")
+    variables = {"GEM_LEARNING_RATE": "0.5", "GEM_RULE": "gem:momentum=0.75"}
+    with server_process(tmp_path, *flags, **variables) as server:
+        address = server.address
         wire = Wire(address)
         worker = wire.started("worker")
         settings = worker.registration.hyperparameters
         assert (settings.learning_rate, settings.momentum) == (0.5, 0.25)
         stream = wire.stream("Commit")
         assert worker.commit_on(stream)[0].version == 1
-        with process("--listen", address) as second:
-            assert second.ended() == 2
-            assert second.lines[-1].startswith(f"gem-server: can't listen on {address}: the address is in use")
-        server.signal(signal.SIGTERM)
+        with server_process(tmp_path / "second", "--listen", address) as second:
+            assert second.wait() == 2
+            assert second.log.splitlines()[-1].startswith(f"gem-server: can't listen on {address}: the address is in use")
+        server.process.send_signal(signal.SIGTERM)
         assert stream.refusal().error == "DRAINING"
-        assert server.ended() == 0, server.lines
+        assert server.wait() == 0, server.log
         wire.close()
     # The first one is written as soon as there is a value, which may be after this commit.
-    assert checkpoints(tmp_path)[-1].startswith("checkpoint-000000000001-")
+    assert checkpoints(tmp_path / "c")[-1].startswith("checkpoint-000000000001-")
 
 
 @pytest.mark.long
@@ -258,12 +259,11 @@ def test_a_server_that_cannot_write_its_log_lines_goes_on(trouble: str, durabili
     ]
     with (
         open("/dev/full", "w", encoding="utf-8") as full,
-        gone_at_the_end(Process(flags, {}, full if trouble == "its disk is full" else None)) as server,
+        server_process(tmp_path, *flags, stderr=full if trouble == "its disk is full" else subprocess.PIPE) as server,
         closing(Wire(address)) as wire,
     ):
-        if trouble == "nobody reads it":
-            server.serving()
-            server.close_log()
+        if server.process.stderr is not None:
+            server.process.stderr.close()
         wait_until(partial(answers, wire), "the server to serve")
         first = wire.started("over tcp")
         second = wire.join("in memory")
@@ -277,10 +277,9 @@ def test_a_server_that_cannot_write_its_log_lines_goes_on(trouble: str, durabili
             worker.commit_on(lane)
             lane.cancel()
         assert first.commit()[0].version == 3
-        with gone_at_the_end(Process(["--listen", address], {}, full)) as third:
-            assert third.ended() == 2
-        server.signal(signal.SIGTERM)
-        assert server.ended() == 0
+        with server_process(tmp_path / "third", "--listen", address, stderr=full) as third:
+            assert third.wait() == 2
+        assert server.end() == 0
     assert checkpoints(folder)[-1].startswith("checkpoint-000000000003-")
 
 
@@ -293,16 +292,16 @@ def answers(wire: Wire) -> bool:
 
 @pytest.mark.long
 def test_a_resumed_process_names_the_checkpoint_that_it_refuses(tmp_path: Path) -> None:
-    two_checkpoints(tmp_path)
-    damaged = tmp_path / "checkpoint-000000000002-0001" / "model.safetensors"
+    folder = tmp_path / "checkpoints"
+    two_checkpoints(folder)
+    damaged = folder / "checkpoint-000000000002-0001" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    with process("--listen", "127.0.0.1:0", "--checkpoint-dir", str(tmp_path), "--resume") as server:
-        wire = Wire(server.serving())
+    with server_process(tmp_path, "--listen", "127.0.0.1:0", "--checkpoint-dir", str(folder), "--resume") as server:
+        wire = Wire(server.address)
         assert wire.status().version == 1
         wire.close()
-        server.signal(signal.SIGINT)
-        assert server.ended() == 0
-    refused = [json.loads(line) for line in server.lines if '"checkpoint refused"' in line]
+        assert server.end(signal.SIGINT) == 0
+    refused = server.events("checkpoint refused")
     assert len(refused) == 1
     assert str(damaged) in refused[0]["why"]
     assert "truncated" in refused[0]["why"]

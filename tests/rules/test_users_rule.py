@@ -15,8 +15,8 @@ from gem_client import connect
 from gem_server import apply_loop
 from gem_server.durability import segment
 from kit.pages import blocks
+from kit.process import server_process
 from kit.server import config, serving
-from kit.server_process import process
 from simulation.truth import fingerprint
 
 
@@ -38,10 +38,10 @@ def test_the_printed_rule_is_about_thirty_lines() -> None:
 
 
 @pytest.mark.long
-def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
+def test_the_printed_rule_trains(importable: dict[str, str], tmp_path: Path) -> None:
     """½‖θ‖² from ones: each gradient is θ, cut to a norm of 0.1, until that is more than what is left."""
     flags = ["--listen", "127.0.0.1:0", "--rule", "my_rules:Clipped:bound=0.1", "--learning-rate", "0.5"]
-    with process(*flags, **importable) as server, connect(server.serving(), shared_memory=False) as session:
+    with server_process(tmp_path, *flags, **importable) as server, connect(server.address, shared_memory=False) as session:
         theta = session.join({"w": np.ones(16, np.float32)})
         losses, expected = [], np.ones(16)
         for _ in range(120):
@@ -55,10 +55,11 @@ def test_the_printed_rule_trains(importable: dict[str, str]) -> None:
 
 
 @pytest.mark.long
-def test_a_start_with_a_wrong_rule_fails_with_one_line(importable: dict[str, str]) -> None:
-    with process("--listen", "127.0.0.1:0", "--rule", "my_rules:Clipped:bound=-1", **importable) as server:
-        assert server.ended() == 2
-        (line,) = server.lines
+def test_a_start_with_a_wrong_rule_fails_with_one_line(importable: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--listen", "127.0.0.1:0", "--rule", "my_rules:Clipped:bound=-1")
+    with server_process(tmp_path, *flags, **importable) as server:
+        assert server.wait() == 2
+        (line,) = server.log.splitlines()
         assert line.startswith("gem-server: bound must be above 0")
 
 

@@ -16,7 +16,7 @@ from gem_api.hyperparameters import Hyperparameters
 from gem_client import Admin, InvalidRequest, PermissionDenied, Retry, Unauthenticated, connect
 from gem_ctl.cli import main as ctl
 from kit.model import GRADIENT, model
-from kit.processes import python
+from kit.process import python
 from kit.server import Live, config, serving
 from kit.settings import configured
 from kit.tokens import ADMIN, ALICE, ANY, BOB, EVALUATOR, LINES, write_tokens

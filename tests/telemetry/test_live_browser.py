@@ -13,9 +13,9 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import connect
 from gem_server.telemetry.live_page import MAX_WORKERS
 from kit.ports import free_address
+from kit.process import server_process
 from kit.raw_client import SMALL, Wire, wired
 from kit.server import Live, config, serving, wait_until
-from kit.server_process import process
 from kit.settings import configured
 from telemetry.browser import BROWSER, NAMES, Browser
 
@@ -156,8 +156,8 @@ def test_after_a_kill_the_page_goes_on_with_its_curve(browser: Browser, tmp_path
         "--listen", address, "--metrics-listen", http, configured(lane_listen="127.0.0.1:0"), "--durability", "log",
         "--checkpoint-dir", str(tmp_path / "checkpoints"), "--history", str(history), "--resume",
     )  # fmt: skip
-    with process(*flags) as server:
-        wire = Wire(server.serving())
+    with server_process(tmp_path / "first", *flags) as server:
+        wire = Wire(server.address)
         open_page(browser, f"http://{http}/", WIDE)
         train(wire, ["ann"])
         wire.close()
@@ -165,8 +165,8 @@ def test_after_a_kill_the_page_goes_on_with_its_curve(browser: Browser, tmp_path
         wait_until(lambda: len(history.read_text().splitlines()) == 7, "the history, which is written every second")
     browser.until(f"!{NOTICE}.hidden && {NOTICE}.textContent === 'Server not reachable, retrying …'")
     assert "81.25 %" in browser.text(), "the last state must stay on the page"
-    with process(*flags) as server:
-        server.serving()
+    with server_process(tmp_path / "second", *flags) as server:
+        assert server.address
         browser.until(f"{NOTICE}.hidden && data.start_version === 6")
         assert browser.look("data.curves.loss.filter(known).length") >= 1
         assert "0.4375" in browser.text(), "the loss from before the kill must still be on the curve"

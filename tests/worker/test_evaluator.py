@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -88,7 +87,7 @@ def versions(process: Process) -> list[int]:
 def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp_path: Path, live: Live, line: Task) -> None:
     """Also again after the server has forgotten, as it does when it comes back from a checkpoint."""
     arguments = (f"--server={live.address}", "--task=line_task:Line", configured(evaluate_every=0.1))
-    with running(tmp_path, EVALUATOR, *arguments) as process:
+    with running(tmp_path, "-m", EVALUATOR, *arguments) as process:
         process.until_it_says("waiting: the server has no model yet; the first worker provides it")
         with connect(live.address, name="worker") as session:
             session.join(parameters(line.model()))
@@ -99,8 +98,7 @@ def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp
         live.on_loop(lambda: setattr(live.server.parts.progress, "evaluation", None))
         wait_until(partial(evaluated, live, 2), "version 2 to be evaluated again")
         wait_until(lambda: len(versions(process)) >= 3, "the evaluator to say so")
-        process.process.send_signal(signal.SIGTERM)
-        assert process.wait() == 0
+        assert process.end() == 0
         assert process.events("stopped")
         assert versions(process) == [1, 2, 2]
         assert {entry["worker"] for entry in process.entries} == {"evaluator"}

@@ -57,7 +57,7 @@ class OneExits(Line):
 def process(folder: Path, live: Live, *arguments: str, task: str = "Line") -> AbstractContextManager[Process]:
     """A gem-worker called ann for the length of a `with` block."""
     (folder / "lines.py").write_text(TASK)
-    return running(folder, "gem_worker", f"--server={live.address}", "--name=ann", f"--task=lines:{task}", *arguments)
+    return running(folder, "-m", "gem_worker", f"--server={live.address}", "--name=ann", f"--task=lines:{task}", *arguments)
 
 
 @pytest.fixture
