@@ -194,6 +194,22 @@ def test_an_option_that_is_a_setting_now_is_refused_with_what_to_write(name: str
     assert (result.exit_code, said in result.stderr.splitlines()[-1]) == (2, True), result.stderr
 
 
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("GEM_KAPPA", "GEM_KAPPA is a setting of --rule: write GEM_RULE=gem:kappa=VALUE"),
+        ("GEM_RULE_OPTIONS", "GEM_RULE_OPTIONS is a setting of --rule: write GEM_RULE=NAME:KEY=VALUE"),
+        ("GEM_DECAY_VERSIONS", "GEM_DECAY_VERSIONS is a setting of --schedule: write GEM_SCHEDULE=NAME:versions=VALUE"),
+    ],
+)
+def test_a_variable_that_would_set_nothing_is_refused_with_what_to_write(
+    variable: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "3")
+    result = CliRunner().invoke(server, ["--epochs", "1"])
+    assert (result.exit_code, said in result.stderr.splitlines()[-1]) == (2, True), result.stderr
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_lists_the_settings_without_an_option(name: str) -> None:
     text = " ".join(CliRunner().invoke(COMMANDS[name], ["--help"]).output.split())

@@ -21,7 +21,7 @@ from kit.ways import opened
 ROOT = Path(__file__).parents[2]
 # Every background task of a server that does all that it can.
 CHORES = (
-    "apply", "leases", "view", "health", "lag", "hold", "lane", "regions", "history", "checkpoints", "log",
+    "apply", "leases", "view", "health", "lag", "lane", "regions", "history", "checkpoints", "log",
 )  # fmt: skip
 # What starts a thread or a task, and where it may: every other place must use `gem_server.background`.
 STARTERS = {"Thread", "Timer", "create_task", "ensure_future", "start_new_thread"}
@@ -73,7 +73,7 @@ def test_a_background_task_that_fails_is_named_and_ends_the_server(
     error = ended(busy(tmp_path))
     assert sorted(started) == sorted(CHORES), "list every background task in CHORES"
     assert "planted" in str(error)
-    assert [line["task"] for line in said] == [name]
+    assert {line["task"] for line in said} == {name}
 
 
 THREADS = {"log": (GroupCommit, "_next_batch"), "lane": (Reactor, "_sweep")}
@@ -86,7 +86,7 @@ def test_a_thread_that_fails_ends_the_server(name: str, said: Lines, tmp_path: P
 
     monkeypatch.setattr(*THREADS[name], fail)
     assert "planted" in str(ended(busy(tmp_path)))
-    assert [line["task"] for line in said] == [name]
+    assert {line["task"] for line in said} == {name}
 
 
 @pytest.mark.parametrize("where", ["_watch", "_ready_soon"])

@@ -10,7 +10,7 @@ from gem_ctl.backup import BackupFailed, copy_checkpoint
 from gem_server.durability import checkpoint
 from simulation.client import Request, Response
 from simulation.everywhere import Everywhere
-from simulation.truth import Known
+from simulation.truth import History, Known
 
 
 class Backup:
@@ -26,7 +26,7 @@ class Backup:
 
     Attributes:
         over: Whether it is complete, or has failed.
-        copies: The checkpoints of all ranges, once it is complete.
+        copies: The checkpoints of all ranges, once it is complete, each with what led to it.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class Backup:
     ) -> None:
         self.name = name
         self.over = False
-        self.copies: list[Path] = []
+        self.copies: list[tuple[Path, History]] = []
         self._folder, self._random, self._truth, self._under_way = folder, random, truth, under_way
         self._steps = self.order(range(ranges))
         self._at_first: set[Known] | None = None  # what was under way once the first range was copied
         self._waiting: dict[int, Request] = {}
         self._sent: set[int] = set()
-        self._copied: dict[int, Path] = {}
+        self._copied: dict[int, tuple[Path, History]] = {}
         self._next_step()
 
     def order(self, ranges: range) -> list[range]:
@@ -64,10 +64,11 @@ class Backup:
             if response.error is not None:
                 raise BackupFailed(str(response.error))
             written = response.value
-            self._copied[index] = copy_checkpoint(written.path, written.sha256, self._folder / f"range-{index}")
+            copy = copy_checkpoint(written.path, written.sha256, self._folder / f"range-{index}")
         except BackupFailed:
             self.over = True  # an operator may begin another
             return
+        self._copied[index] = copy, self._truth.ranges[index].until(checkpoint.read_state(copy)["version"])
         del self._waiting[index]
         if self._at_first is None:
             self._at_first = self._under_way()
@@ -75,4 +76,4 @@ class Backup:
             self._next_step()
         elif not self._waiting:
             self.over, self.copies = True, [self._copied[index] for index in sorted(self._copied)]
-            self._truth.backup_is_complete([checkpoint.read_state(path) for path in self.copies], self._at_first)
+            self._truth.backup_is_complete(self.copies, self._at_first)

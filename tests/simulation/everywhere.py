@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-from simulation.truth import Known, Truth, require
+from gem_server.durability import checkpoint
+from simulation.truth import History, Known, Truth, require
 
 
 @dataclass
@@ -72,17 +73,18 @@ class Everywhere:
 
     # -- backups in mid-training
 
-    def backup_is_complete(self, states: Sequence[Mapping[str, Any]], under_way: set[Known]) -> None:
+    def backup_is_complete(self, copies: Sequence[tuple[Path, History]], under_way: set[Known]) -> None:
         """Checks the checkpoints of all ranges: each has what the lead's has, except for commits cut short, and knows the last
         commit of each lease.
 
         Args:
-            states: Each checkpoint's state.
+            copies: The checkpoint of each range, and what led to it.
             under_way: The commits that not all ranges had answered once the lead was copied.
         """
         self.backups += 1
+        states = [checkpoint.read_state(path) for path, _ in copies]
         require(len({state["run_id"] for state in states}) == 1, "a backup holds checkpoints of different runs")
-        held = [set(truth.applied[: state["version"]]) for truth, state in zip(self.ranges, states, strict=True)]
+        held = [set(applied) for _, (applied, _) in copies]
         for index, mine in enumerate(held):
             for lease in states[index]["leases"]:
                 last = max((sequence for lease_id, sequence in mine if lease_id == lease["lease_id"]), default=0)

@@ -17,12 +17,11 @@ from gem_server.core.commits import Arrived, Commit
 from gem_server.core.facts import Admission, Header, LeadsAnswer, PullDecision
 from gem_server.core.leases import Lease
 from gem_server.core.shards import NoShard
-from gem_server.durability import checkpoint
 from simulation.client import SAMPLES, Request, Response
 from simulation.everywhere import Everywhere
 from simulation.host import Host, Setup
 from simulation.server import Plan, Upload, waits_for_checkpoint
-from simulation.truth import Truth, require
+from simulation.truth import History, Truth, require
 
 
 class Machine(Host):
@@ -261,8 +260,9 @@ class Machine(Host):
         self.disk.wipe()
         self.crash()
 
-    def go_back(self, copy: Path) -> None:
-        """An operator starts the server with a folder that holds the copy of one checkpoint, and no log."""
+    def go_back(self, copy: Path, history: History) -> None:
+        """An operator starts the server with a folder that holds the copy of one checkpoint, and no log. The history led to
+        that checkpoint."""
         self.disk.wipe()
         folder = self.disk.root / copy.name
         self.disk.make_directory(folder)
@@ -272,5 +272,5 @@ class Machine(Host):
                 file.sync()
         self.disk.sync_directory(folder)
         self.disk.sync_directory(self.disk.root)
-        self.truth.goes_back(checkpoint.read_state(copy)["version"])
+        self.truth.goes_back(history)
         self.crash()

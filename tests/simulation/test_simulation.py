@@ -37,5 +37,6 @@ def test_no_promise_is_broken(servers: int, first: int, seeds: int, tmp_path: Pa
         torn += len(world.truth.torn)
         backups += world.truth.backups
         went_back += world.went_back
-    tried = [crashes, torn, backups, 3 * went_back] if servers > 1 else [crashes]
+    tried = [crashes, torn, backups] if servers > 1 else [crashes]
     assert min(tried) > seeds // 2  # or nothing was tried
+    assert went_back or servers == 1

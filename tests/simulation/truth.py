@@ -10,6 +10,7 @@ from gem_server.core.facts import Applied
 from gem_server.core.state_machine import Core
 
 Known = tuple[str, int]  # a commit: lease and sequence
+History = tuple[list[Known], list[bytes]]  # the commit of each version from 1 on, and θ of each from 0 on
 
 
 class Violation(AssertionError):
@@ -88,10 +89,14 @@ class Truth:
             self._fleeting.pop()()
         self.begun, self.last_ticket = None, 0
 
-    def goes_back(self, version: int) -> None:
-        """An operator has put a backup of this version in place: what came after it is forgotten."""
-        self.applied, self.theta, self.told = self.applied[:version], self.theta[: version + 1], 0
-        self.acknowledged = {known: at for known, at in self.acknowledged.items() if at <= version}
+    def until(self, version: int) -> History:
+        """What led to a version. A crash may change it later, if nobody was told of it."""
+        return self.applied[:version], self.theta[: version + 1]
+
+    def goes_back(self, history: History) -> None:
+        """An operator has put a backup with this history in place: all else is forgotten."""
+        self.applied, self.theta, self.told = list(history[0]), list(history[1]), 0
+        self.acknowledged = {known: at for known, at in self.acknowledged.items() if known in self.applied}
         self.discarded, self.completed, self.prints, self.shards = {}, set(), {}, {}
         self.begun, self.last_ticket = None, 0
 

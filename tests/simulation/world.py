@@ -297,6 +297,6 @@ class World:
         self.clients = {name: self._new_client(name) for name in self.clients}
         for machine, copy in zip(self.machines, backup.copies, strict=True):
             machine.calm()
-            machine.go_back(copy)
+            machine.go_back(*copy)
         self.truth.goes_back()
         self.went_back += 1

@@ -6,6 +6,7 @@ A command takes the keys that it knows. The command line wins over the environme
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,6 +80,17 @@ def instead(command: click.Command, option: str) -> str | None:
     for param in command.params:
         if isinstance(param, Setting) and name in (key(param), f"no_{key(param)}"):
             return f"{option} is not an option: set {key(param)} in the file of --config, or GEM_{key(param).upper()}"
+    return None
+
+
+def misplaced(command: click.Command) -> str | None:
+    """What to write in the place of a variable of the environment that would set nothing; None if there is none.
+
+    Other unknown names are left alone: a cluster may set GEM_... for purposes of its own."""
+    names = {param.name for param in command.params}
+    for name, declared in DECLARATIONS.items():
+        if declared.option in names and (variable := f"GEM_{name.upper()}") in os.environ:
+            return f"{variable} is a setting of --{declared.option}: write GEM_{declared.option.upper()}={_example(name)}"
     return None
 
 
