@@ -60,6 +60,7 @@ class Project:
     def down(self) -> None:
         """Removes everything, volumes too."""
         self.run("down", "--volumes", "--timeout", "10", "--remove-orphans", check=False)
+        self._settings.close()
 
     def containers(self, service: str) -> list[dict[str, Any]]:
         """The output of `docker inspect` for the service's containers."""
@@ -83,6 +84,15 @@ class Project:
         text = self.run("exec", "--no-TTY", service, "gem-ctl", "status", "--json", check=False)
         answer: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
         return answer
+
+    def evaluated(self, version: int) -> dict[str, Any]:
+        """The status, once the evaluator has reported this version."""
+
+        def reported() -> dict[str, Any] | None:
+            status = self.status()
+            return status if (status.get("evaluation") or {}).get("version") == version else None
+
+        return dict(wait_until(reported, self))
 
     def version(self) -> int:
         return int(self.status().get("version", 0))

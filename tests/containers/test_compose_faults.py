@@ -108,7 +108,7 @@ def test_stopping_everything_and_a_second_up_goes_on_where_it_was(project: Proje
 def test_after_all_that_every_sample_of_every_epoch_was_trained_on(project: Project) -> None:
     wait_until(lambda: project.states("worker") == [("exited", 0)] * 5, project, 400)
     version = project.version()
-    status = wait_until(lambda: (s := project.status())["evaluation"]["version"] == version and s, project)
+    status = project.evaluated(version)
     assert status["state"] == "RUN_STATE_COMPLETE"
     assert status["shards"]["samples_completed"] == EPOCHS * 1438
     assert status["evaluation"]["accuracy"] >= 0.97

@@ -70,7 +70,7 @@ def test_the_run_completes_and_both_servers_have_applied_every_commit(project: P
     wait_until(lambda: project.states("worker") == [("exited", 0)] * WORKERS, project, 400)
     lead, other = versions(project)
     assert lead == other
-    done = wait_until(lambda: (s := project.status())["evaluation"]["version"] == lead and s, project)
+    done = project.evaluated(lead)
     assert done["state"] == "RUN_STATE_COMPLETE"
     assert done["shards"]["samples_completed"] == EPOCHS * 1438
     assert done["evaluation"]["accuracy"] >= 0.97

@@ -76,7 +76,7 @@ def test_no_tensor_went_through_a_socket(run: Run) -> None:
 
 def test_the_evaluator_reports_an_accuracy_of_at_least_97_percent(run: Run) -> None:
     version = run.project.version()
-    status = wait_until(lambda: (s := run.project.status())["evaluation"]["version"] == version and s, run.project)
+    status = run.project.evaluated(version)
     assert status["evaluation"]["accuracy"] >= 0.97
 
 

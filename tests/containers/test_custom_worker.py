@@ -18,7 +18,7 @@ def test_an_image_with_one_module_more_trains_its_own_task() -> None:
         project.up(2)
         wait_until(lambda: project.states("worker") == [("exited", 0)] * 2, project)
         version = project.version()
-        status = wait_until(lambda: (s := project.status())["evaluation"]["version"] == version and s, project)
+        status = project.evaluated(version)
         assert status["shards"]["samples_completed"] == 100 * 2048
         assert status["evaluation"]["loss"] < 0.05
         assert status["evaluation"]["accuracy"] is None

@@ -129,7 +129,7 @@ def test_a_run_goes_on_to_its_end_after_a_stopped_worker_and_a_killed_server(rel
     assert sorted(each.status or 0 for each in job.ended) == [0, 0, 143]
     final = status(server)
     assert final["state"] == "RUN_STATE_COMPLETE"
-    last = wait_until(lambda: (s := status(server))["evaluation"].get("version") == final["version"] and s, "evaluated")
+    last = wait_until(lambda: ((s := status(server))["evaluation"] or {}).get("version") == final["version"] and s, "evaluated")
     assert last["evaluation"]["accuracy"] > 0.9
 
     test = release.start("Pod")
