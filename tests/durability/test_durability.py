@@ -33,8 +33,19 @@ from kit.server import DEADLINE, Live, config, serving, wait_until
 from simulation.truth import fingerprint
 
 
-def state(live: Live) -> bytes:
-    return live.on_loop(lambda: fingerprint(live.core))
+def state(live: Live) -> dict[str, Any]:
+    """What a recovered server must have, bit for bit, and by name, so that a difference shows where it is."""
+
+    def read() -> dict[str, Any]:
+        core = live.core
+        leases = {
+            lease.worker: (lease.sequence, lease.base_version, {name: array.tobytes() for name, array in lease.buffers.items()})
+            for lease in core.leases.live.values()
+        }
+        held = sorted(core.ledger.state()["held"])
+        return {"θ": core.central.theta.tobytes(), "leases": leases, "held": held, "all": fingerprint(core)}
+
+    return dict(live.on_loop(read))
 
 
 def leased_shard(live: Live, session: Session) -> int:
