@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gem_api.errors import CheckpointFailed, GemError, InvalidRequest
+from gem_api.ranges import most_apart
 from gem_api.v1 import admin_pb2 as pb
 from gem_api.v1 import training_pb2
 
@@ -99,12 +100,11 @@ def drain_all(servers: Sequence[RangeServer], timeout: float) -> int:
     return queued
 
 
-def most_apart(one: training_pb2.GetStatusResponse, other: training_pb2.GetStatusResponse) -> int:
-    """By how many versions two ranges of a run may differ: by the commits that were cut short, with at most one for each
-    lease and two for one that overlaps, and by those that one range rejected or discarded."""
-    return sum(
-        2 * (len(each.workers) + sum(each.leases_ended.values())) + each.commits["rejected"] + each.commits["discarded"]
-        for each in (one, other)
+def ranges_apart(*ranges: training_pb2.GetStatusResponse) -> int:
+    """As `gem_api.ranges.most_apart`, of two ranges with these statuses."""
+    return most_apart(
+        sum(len(each.workers) + sum(each.leases_ended.values()) for each in ranges),
+        sum(each.commits["rejected"] + each.commits["discarded"] for each in ranges),
     )
 
 
@@ -113,7 +113,7 @@ def _require_none_older(
 ) -> None:
     """Raises CheckpointFailed if a range is older than the lead, which was copied before it, by more than workers can cause."""
     for index, each in enumerate(written):
-        if written[0].version - each.version > most_apart(statuses[0], statuses[index]):
+        if written[0].version - each.version > ranges_apart(statuses[0], statuses[index]):
             raise CheckpointFailed(
                 f"the checkpoints do not belong together: range {index} is at version {each.version}, range 0 at "
                 f"{written[0].version}. The folder of range {index} was probably replaced by an older copy: stop all "

@@ -13,7 +13,7 @@ from gem_api.process.message_json import as_dict
 from gem_api.process.printable import printable
 from gem_api.v1 import training_pb2 as pb
 from gem_client.admin import Admin
-from gem_client.range_checkpoint import most_apart
+from gem_client.range_checkpoint import ranges_apart
 
 from gem_ctl import text
 
@@ -124,7 +124,7 @@ class _Server:
 
 def _age(status: pb.GetStatusResponse, lead: pb.GetStatusResponse) -> str:
     """Whether this server is more behind the lead, which was asked before it, than workers can cause; empty if not."""
-    if status.run_id != lead.run_id or lead.version - status.version <= most_apart(lead, status):
+    if status.run_id != lead.run_id or lead.version - status.version <= ranges_apart(lead, status):
         return ""
     return f"older than range 0, at version {lead.version}: its folder was probably replaced; see gem-ctl reshard --help"
 

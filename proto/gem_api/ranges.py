@@ -73,6 +73,12 @@ def _boundary(parameters: int, index: int, count: int) -> int:
     return parameters if index == count else parameters * index // count // UNIT * UNIT
 
 
+def most_apart(leases: int, uncounted: int) -> int:
+    """By how many versions two ranges of a run may differ. `leases` counts those that either has or had: a commit of each may
+    have been cut short, and two of one that overlaps. `uncounted` are the commits that either has rejected or discarded."""
+    return 2 * leases + uncounted
+
+
 def older_than_known(known: int, held: int) -> str:
     """The error if the data of a range is older than a worker knows it."""
     return (

@@ -14,7 +14,7 @@ from ctl.test_ctl import as_json, ctl, names_of, on
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, Session, connect
-from gem_client.range_checkpoint import most_apart
+from gem_client.range_checkpoint import ranges_apart
 from gem_ctl.ranges import Peers, _Server, lines
 from gem_server.durability import reshard
 from kit.server import config, serving
@@ -161,7 +161,7 @@ def test_a_range_that_is_older_than_workers_can_cause_is_named(several: Ranges, 
     lead = _admin(several.address).status()
     with Peers(_admin) as peers:
         assert [state.trouble for state in peers.look(lead, 10.0)] == ["", ""]
-        lead.version += most_apart(lead, lead)
+        lead.version += ranges_apart(lead, lead)
         assert [state.trouble for state in peers.look(lead, 10.0)] == ["", ""]
         lead.version += 1
         troubles = [state.trouble for state in peers.look(lead, 10.0)]

@@ -14,16 +14,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from gem_api.process.settings_file import key
-from gem_ctl.cli import main as ctl
-from gem_server.cli import main as server
-from gem_worker.evaluation.evaluator import main as evaluator
-from gem_worker.launcher.cli import main as train
-from gem_worker.process.cli import main as worker
+from kit.commands import COMMANDS, with_subcommands
 from kit.pages import ROOT, Block, blocks, pages
 
-COMMANDS: dict[str, click.Command] = {
-    "gem-server": server, "gem-worker": worker, "gem-evaluator": evaluator, "gem-train": train, "gem-ctl": ctl,
-}  # fmt: skip
 SETTING = re.compile(r"^(\w+)=")
 
 
@@ -48,17 +41,6 @@ def lines(block: Block) -> Iterator[list[str]]:
 
 def options(command: click.Command) -> set[str]:
     return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help", "-h"}
-
-
-def with_subcommands(command: click.Command) -> Iterator[click.Command]:
-    """A command and all those beneath it."""
-    yield command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            subcommand = command.get_command(context, name)
-            assert subcommand is not None
-            yield from with_subcommands(subcommand)
 
 
 def all_commands() -> list[click.Command]:
@@ -151,7 +133,7 @@ PLANS = [block for block in blocks(language="") if block.text.lstrip().startswit
 @pytest.mark.parametrize("block", PLANS, ids=str)
 def test_gem_ctl_plan_prints_what_a_page_shows(block: Block) -> None:
     line, _, shown = textwrap.dedent(block.text).partition("\n")
-    assert CliRunner().invoke(ctl, shlex.split(line)[2:]).output == shown
+    assert CliRunner().invoke(COMMANDS["gem-ctl"], shlex.split(line)[2:]).output == shown
 
 
 def test_the_readme_shows_a_plan() -> None:

@@ -14,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from docs.test_commands import COMMANDS, check, variables
+from docs.test_commands import check, variables
 from engines.slurm_cluster import PATIENCE, Slurm, left_behind, missing
 from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError
+from kit.commands import COMMANDS
 from kit.pages import ROOT
 from kit.server import wait_until
 

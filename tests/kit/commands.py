@@ -21,12 +21,18 @@ def options(command: click.Command) -> Iterator[click.Option]:
     yield from (each for each in command.params if isinstance(each, click.Option) and each.name != "version")
 
 
-def all_options(command: click.Command) -> Iterator[click.Option]:
-    """The options of a command, and of those in it."""
-    yield from options(command)
+def with_subcommands(command: click.Command) -> Iterator[click.Command]:
+    """A command and all those beneath it."""
+    yield command
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
             assert inner is not None
-            yield from all_options(inner)
+            yield from with_subcommands(inner)
+
+
+def all_options(command: click.Command) -> Iterator[click.Option]:
+    """The options of a command, and of those beneath it."""
+    for each in with_subcommands(command):
+        yield from options(each)

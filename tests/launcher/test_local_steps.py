@@ -43,4 +43,4 @@ def test_workers_that_do_not_fit_the_run_end_it_at_once_and_say_why(launch: Laun
     launcher = launch("--workers", "2", "--rule", "agn", "--local-steps", "3", "--overlap", SELDOM)
     assert launcher.wait() == 1
     assert "overlap is not available in this run" in launcher.output
-    assert "again" not in launcher.output  # nobody was started a second time
+    assert "again" not in launcher.output  # no worker is started a second time

@@ -89,8 +89,8 @@ class Truth:
             self._fleeting.pop()()
         self.begun, self.last_ticket = None, 0
 
-    def until(self, version: int) -> History:
-        """What led to a version. A crash may change it later, if nobody was told of it."""
+    def history(self, version: int) -> History:
+        """The commits and values of θ up to a version. A crash may change them later, unless a client was told of them."""
         return self.applied[:version], self.theta[: version + 1]
 
     def goes_back(self, history: History) -> None:

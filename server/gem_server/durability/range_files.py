@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gem_api.framing import empty
 from gem_api.layout import Layout, Vector
-from gem_api.ranges import Range
+from gem_api.ranges import Range, most_apart
 from safetensors import SafetensorError, safe_open
 
 from gem_server.core.facts import Outcome
@@ -168,20 +168,17 @@ def _require_none_older(found: Sequence[RangeFiles]) -> None:
     for files in found[1:]:
         behind = lead.state["version"] - files.state["version"]
         drained = lead.state["last"] and files.state["last"]
-        if behind > most_apart(lead.state, files.state) and not drained:
+        if behind > _most_apart(lead.state, files.state) and not drained:
             raise BadRanges(
                 f"{files.path} is {behind} versions older than {lead.path}, and lacks what that counts as done: take the "
                 "checkpoints of one `gem-ctl checkpoint`, or copy those of range 0 before the others"
             )
 
 
-def most_apart(*states: dict[str, Any]) -> int:
-    """By how many versions two ranges of a run may differ: by the commits that were cut short, with at most one for each lease
-    and two for one that overlaps, and by those that one range rejected or discarded."""
-    return sum(
-        2 * (len(state["leases"]) + sum(state["ended"].values()))
-        + sum(state["outcomes"].get(outcome, 0) for outcome in (Outcome.REJECTED, Outcome.DISCARDED))
-        for state in states
+def _most_apart(*states: dict[str, Any]) -> int:
+    return most_apart(
+        sum(len(state["leases"]) + sum(state["ended"].values()) for state in states),
+        sum(state["outcomes"].get(outcome, 0) for outcome in (Outcome.REJECTED, Outcome.DISCARDED) for state in states),
     )
 
 
