@@ -347,7 +347,8 @@ def checkpoint(target: Target, to: Path | None) -> None:
     --resume --checkpoint-dir and that folder.
 
     Several servers that hold the model together write one each. A backup of them taken in mid-training copies range 0 first;
-    the other ranges may be some commits ahead of it, and the run continues with the counts of range 0. --to copies them to range-0, range-1, ... in the folder, if all servers run here. gem-ctl reshard reads it.
+    the other ranges may be some commits ahead of it, and the run continues with the counts of range 0. --to copies them to
+    range-0, range-1, ... in the folder, if all servers run here. gem-ctl reshard reads it.
     """
     with target.admin() as admin:
         written = admin.checkpoint_all()
