@@ -62,6 +62,7 @@ def attack(
                     f"{report.worker_kills} times, {cluster.diaries.count()} commits acknowledged"
                 )
         cluster.wait_acknowledged(50)
+        cluster.wait_shard_completed()
         versions = cluster.finish()
     finally:
         cluster.close()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,7 @@ class Diaries:
     folder: Path
     read: dict[Path, int] = field(default_factory=dict)
     acknowledged: int = 0
+    shards_completed: int = 0
 
     def paths(self) -> list[Path]:
         return sorted(self.folder.glob("*.jsonl"))
@@ -55,6 +56,7 @@ class Diaries:
                 file.seek(self.read.get(path, 0))
                 whole = file.read().rpartition(b"\n")[0]
             self.acknowledged += whole.count(b'"event": "committed"')
+            self.shards_completed += whole.count(b'"event": "completed"')
             self.read[path] = self.read.get(path, 0) + len(whole)
         return self.acknowledged
 
@@ -165,16 +167,25 @@ class Cluster:
     def wait_acknowledged(self, more: int) -> float:
         """Waits until workers got this number of further acknowledgements. Returns the seconds that it took."""
         began, due = time.monotonic(), self.diaries.count() + more
+        self._wait(lambda: self.diaries.count() >= due, f"{more} more acknowledged commits")
+        return time.monotonic() - began
+
+    def wait_shard_completed(self) -> None:
+        """Waits until a worker has completed a shard, if one works on shards."""
+        if any(worker.kind.shards for worker in self.workers):
+            self._wait(lambda: bool(self.diaries.count() and self.diaries.shards_completed), "a completed shard")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for a condition while all processes live."""
 
         def reached() -> bool:
             for worker in self.workers:
                 assert worker.process.poll() is None, self._ended_by_itself(worker)
             for server in self.servers:
                 server.require_alive()
-            return self.diaries.count() >= due
+            return condition()
 
-        wait_until(reached, f"{more} more acknowledged commits", DEADLINE)
-        return time.monotonic() - began
+        wait_until(reached, what, DEADLINE)
 
     def finish(self) -> list[int]:
         """Stops the workers, waits until their leases have ended, then stops the servers, gracefully. Returns the servers'

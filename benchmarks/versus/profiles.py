@@ -1,0 +1,89 @@
+"""Kinds of clusters: how long each gradient of each worker takes, from a table that depends on seed, worker and step alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+_BLOCK = 256  # times drawn at once
+_NEARLY = 0.05  # the spread of workers that are called equal
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A kind of cluster. Times are in units: the mean time that one gradient takes an equal worker.
+
+    Attributes:
+        name: Its name on the command line.
+        meaning: A few words for the page.
+        factor: How many times as long a worker's gradients take: a function of its number and the number of workers.
+        draw: Draws times with a mean of 1.
+        killed_every: In units, how often a worker is killed; 0 for never. The workers take turns.
+        away: In units, how long it stays away.
+        far: How many workers, the last ones, are behind a slow link.
+    """
+
+    name: str
+    meaning: str
+    factor: Callable[[int, int], float]
+    draw: Callable[[np.random.Generator, int], np.ndarray]
+    killed_every: float = 0.0
+    away: float = 0.0
+    far: int = 0
+
+    def times(self, seed: int, worker: int, workers: int) -> Callable[[int], float]:
+        """The time of a worker's step, by its number from 0."""
+        random, drawn, scale = np.random.default_rng([7, seed, worker]), list[float](), self.factor(worker, workers)
+
+        def time(step: int) -> float:
+            while step >= len(drawn):
+                drawn.extend((scale * self.draw(random, _BLOCK)).tolist())
+            return drawn[step]
+
+        return time
+
+    def kills(self, workers: int) -> Callable[[int], tuple[float, int]]:
+        """When the k-th kill happens, in units from the start, and which worker it hits. Worker 0 is spared."""
+        return lambda number: ((number + 1) * self.killed_every, 1 + number * 3 % (workers - 1))
+
+
+def _equal(random: np.random.Generator, size: int) -> np.ndarray:
+    return np.clip(random.normal(1.0, _NEARLY, size), 0.5, 1.5)
+
+
+def _noisy(random: np.random.Generator, size: int) -> np.ndarray:
+    sigma = math.sqrt(math.log(1 + 0.5**2))
+    return random.lognormal(-(sigma**2) / 2, sigma, size)
+
+
+def _exponential(random: np.random.Generator, size: int) -> np.ndarray:
+    return random.exponential(1.0, size)
+
+
+def _same(worker: int, workers: int) -> float:
+    return 1.0
+
+
+def _last_slow(worker: int, workers: int) -> float:
+    return 5.0 if worker == workers - 1 else 1.0
+
+
+def _half_slow(worker: int, workers: int) -> float:
+    return 3.0 if worker >= workers - workers // 2 else 1.0
+
+
+PROFILES: Mapping[str, Profile] = {
+    each.name: each
+    for each in (
+        Profile("equal", "all alike, spread 0.05", _same, _equal),
+        Profile("noisy", "log-normal times, spread 0.5", _same, _noisy),
+        Profile("straggler", "one worker 5 times slower", _last_slow, _equal),
+        Profile("mixed", "half of the workers 3 times slower", _half_slow, _equal),
+        Profile("exponential", "exponential times", _same, _exponential),
+        Profile("spot", "a worker is killed every 20 units and back after 10", _same, _equal, killed_every=20, away=10),
+        Profile("far", "two workers behind 100 Mbit/s and 40 ms", _same, _equal, far=2),
+    )
+}
