@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ class Convnet(Problem):
     batch_size = 16
 
     def __init__(self, data: Path | None) -> None:
-        self._task: Any = load_task("mnist", data)
+        self._task = cast(Any, load_task("mnist", data))
         self._images = self._task.training_data()
         self._size = len(self._images)
         self._held_out = _together(self._task.test_data(), torch.arange(_SCORED))
