@@ -1,0 +1,221 @@
+"""How commits become a new θ: the candidates, what the literature has, and rounds that everybody waits for. NumPy, float32."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from gem_api.layout import Vector
+
+BETA1, BETA2, EPSILON, DECAY = 0.9, 0.999, np.float32(1e-8), 0.01  # PyTorch's AdamW
+F = np.float32
+
+
+class Adam:
+    """The moments of AdamW, whose memory may be longer: h commits instead of each one."""
+
+    def __init__(self, size: int) -> None:
+        self._first, self._second = np.zeros(size, F), np.zeros(size, F)
+        self._left1, self._left2 = 1.0, 1.0  # what is left of the zeros that the moments began with
+
+    def take(self, gradient: Vector, h: float = 1.0) -> tuple[Vector, Vector]:
+        """Takes a gradient in. Returns the bias-corrected m̂ and v̂."""
+        beta1, beta2 = BETA1 ** (1 / h), BETA2 ** (1 / h)
+        self._first = F(beta1) * self._first + F(1 - beta1) * gradient
+        self._second = F(beta2) * self._second + F(1 - beta2) * gradient * gradient
+        self._left1, self._left2 = self._left1 * beta1, self._left2 * beta2
+        return self._first / F(1 - self._left1), self._second / F(1 - self._left2)
+
+
+@dataclass
+class Synchronous:
+    """Rounds: a step with the mean gradient of all workers.
+
+    Args:
+        rate: The learning rate.
+        optimizer: "adamw" or "sgd" (with momentum 0.9).
+    """
+
+    rate: float
+    optimizer: str = "adamw"
+    theta: Vector = field(init=False)
+
+    def start(self, theta: Vector) -> None:
+        self.theta, self._adam, self._moment = theta, Adam(theta.size), np.zeros_like(theta)
+
+    def step(self, gradient: Vector) -> Vector:
+        if self.optimizer == "sgd":
+            self._moment = F(0.9) * self._moment + gradient
+            self.theta = self.theta - F(self.rate) * self._moment
+            return self.theta
+        mean, square = self._adam.take(gradient)
+        self.theta = self.theta - F(self.rate) * (mean / (np.sqrt(square) + EPSILON) + F(DECAY) * self.theta)
+        return self.theta
+
+
+class Asynchronous:
+    """Commits one by one.
+
+    Attributes:
+        theta: The central variable.
+    """
+
+    theta: Vector
+
+    def start(self, theta: Vector) -> None:
+        """Begins a run."""
+        self.theta = theta
+
+    def join(self, worker: int) -> Vector:
+        """A worker joins. Returns the point of its first gradient."""
+        return self.theta
+
+    def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
+        """Takes the gradient that a worker computed on a point. Returns the point of its next one."""
+        raise NotImplementedError
+
+
+def matched(kappa: float, delta: Vector, moved: Vector, most: float = 1.0) -> Vector:
+    """π = clip(κ − |moved|/|Δ|, 0, most), element by element (GEM's Eq. 19 if Δ is its own proxy)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pi = F(kappa) - np.abs(moved) / np.abs(delta)
+    return np.clip(np.nan_to_num(pi, nan=0.0), F(0), F(most))
+
+
+@dataclass
+class Gem(Asynchronous):
+    """GEM around an AdamW that all workers share, as it was before: π = clip(κ − |θ − s|/|Δ|, 0, 1), s = θ."""
+
+    rate: float
+    kappa: float = 2.0
+
+    def start(self, theta: Vector) -> None:
+        super().start(theta)
+        self._adam = Adam(theta.size)
+
+    def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
+        mean, square = self._adam.take(gradient)
+        delta = -F(self.rate) * (mean / (np.sqrt(square) + EPSILON) + F(DECAY) * self.theta)
+        self.theta = self.theta + matched(self.kappa, delta, self.theta - point) * delta
+        return self.theta
+
+
+@dataclass
+class PaperGem(Asynchronous):
+    """The paper's rule: each worker has a moment; SGD.
+
+    Args:
+        ahead: s = θ + ahead·τ̂·v̄, with the moving mean v̄ of a commit's movement; 0: the paper's own.
+    """
+
+    rate: float
+    kappa: float = 1.0
+    ahead: float = 0.0
+
+    def start(self, theta: Vector) -> None:
+        super().start(theta)
+        self._moments: dict[int, Vector] = {}
+        self._moved = np.zeros_like(theta)
+
+    def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
+        delta = -F(self.rate) * gradient
+        moment = self._moments[worker] = F(0.9) * self._moments.get(worker, np.zeros_like(delta)) + delta
+        with np.errstate(divide="ignore", invalid="ignore"):
+            pi = (F(self.kappa) * np.abs(moment) - np.abs(self.theta - point)) / (np.abs(delta) + F(1e-16))
+        step = np.clip(np.nan_to_num(pi, nan=0.0), F(0), F(5)) * delta
+        self.theta = self.theta + step
+        if not self.ahead:
+            return self.theta
+        self._moved += F(1 / workers) * (step - self._moved)
+        return self.theta + F(self.ahead * (workers - 1)) * self._moved
+
+
+@dataclass
+class LookAhead(Asynchronous):
+    """Energy matching against the movement that was not foreseen, with n workers and h = (n + 1)/2:
+
+        m ← β₁'·m + (1 − β₁')·g    v ← β₂'·v + (1 − β₂')·g⊙g     β' = β^(1/h)
+        Δ = −η·(m̂/(√(v̂ + (h − 1)·m̂⊙m̂) + ε) + λ·θ)
+        π = clip(κ·√n − |θ − s|/|Δ|, 0, 1)
+        θ ← θ + π·Δ
+        s ← θ + ρ·(n − 1)·π·Δ
+
+    Args:
+        rate: η, that of one worker.
+        reach: ρ.
+        kappa: κ.
+        memory: "rounds", or "commits": β' = β and h = 1.
+        split: Whether the mean's part of v̂ counts h times; if not, the rate is divided by √h instead.
+        horizon: In place of n − 1: "workers", "own" (moving mean of the worker's staleness), "last" (its last staleness).
+        predict: "step" (π·Δ), "raw" (Δ), or "mean" (moving mean of π·Δ over n commits).
+        bound: π: "energy", "gap" (1/G of Gap-Aware, for each element), or "none".
+        optimizer: "adamw" or "lion" or "sgd" (momentum, whose moment is a mean: η·m/(1 − μ)).
+        kappa_form: κ·√n ("root"), κ·n/2 ("half"), κ ("one").
+    """
+
+    rate: float
+    reach: float = 1.5
+    kappa: float = 1.5
+    memory: str = "rounds"
+    split: bool = True
+    horizon: str = "workers"
+    predict: str = "step"
+    bound: str = "energy"
+    optimizer: str = "adamw"
+    kappa_form: str = "root"
+    power: float = 1.0
+    decay_split: bool = False
+
+    def start(self, theta: Vector) -> None:
+        super().start(theta)
+        self._adam, self._mean_staleness = Adam(theta.size), dict[int, float]()
+        self._moved = np.zeros_like(theta)
+
+    def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
+        delta = self._step(gradient, workers)
+        step = self._pi(delta, self.theta - point, workers) * delta
+        self.theta = self.theta + step
+        self._moved += F(1 / workers) * (step - self._moved)
+        ahead = {"step": step, "raw": delta, "mean": self._moved}[self.predict]
+        return self.theta + F(self.reach * self._horizon(worker, staleness, workers)) * ahead
+
+    def _step(self, gradient: Vector, workers: int) -> Vector:
+        h = ((workers + 1) / 2) ** self.power
+        if self.optimizer != "adamw":
+            return self._other_step(gradient, h)
+        mean, square = self._adam.take(gradient, h if self.memory == "rounds" else 1.0)
+        if self.split:
+            direction = mean / (np.sqrt(square + F(h - 1) * mean * mean) + EPSILON)
+        else:
+            direction = mean / (np.sqrt(square) + EPSILON) / F(math.sqrt(h))
+        decay = DECAY / math.sqrt(h) if self.decay_split else DECAY
+        return -F(self.rate) * (direction + F(decay) * self.theta)
+
+    def _other_step(self, gradient: Vector, h: float) -> Vector:
+        if self.optimizer == "sgd":
+            mean, _ = self._adam.take(gradient, h)
+            return -F(self.rate * 10 / h) * mean
+        first = self._adam._first
+        beta1, beta2 = 0.9 ** (1 / h), 0.99 ** (1 / h)
+        sign = np.sign(F(beta1) * first + F(1 - beta1) * gradient)
+        self._adam._first = F(beta2) * first + F(1 - beta2) * gradient
+        return -F(self.rate / math.sqrt(h)) * sign - F(self.rate * DECAY) * self.theta
+
+    def _pi(self, delta: Vector, moved: Vector, workers: int) -> Vector:
+        kappa = self.kappa * {"root": math.sqrt(workers), "half": workers / 2, "one": 1.0}[self.kappa_form]
+        if self.bound == "energy":
+            return matched(kappa, delta, moved)
+        if self.bound == "gap":
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return 1 / np.maximum(F(1), np.nan_to_num(np.abs(moved) / np.abs(delta), nan=0.0))
+        return np.ones_like(delta)
+
+    def _horizon(self, worker: int, staleness: int, workers: int) -> float:
+        if self.horizon == "last":
+            return staleness
+        if self.horizon == "own":
+            mean = self._mean_staleness.get(worker, workers - 1.0)
+            mean = self._mean_staleness[worker] = 0.7 * mean + 0.3 * staleness
+            return mean
+        return workers - 1
