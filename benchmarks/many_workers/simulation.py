@@ -121,7 +121,7 @@ def train(
         update, loss = _update(model, worker, rule, settings, turn.samples, random)
         if not np.isfinite(update).all():
             return [*rows, {"version": version, "loss": float("nan")}]
-        rule_input = RuleInput(version - worker.base, version, worker.commits, factor(settings, version), shared)
+        rule_input = RuleInput(version - worker.base, version, worker.commits, factor(settings, version), len(crowd), shared)
         if rule.accepts(rule_input):
             facts = rule.apply(model.layout, theta, update, worker.buffers, rule_input)
             version += 1

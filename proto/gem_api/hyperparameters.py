@@ -119,12 +119,12 @@ class Hyperparameters:
     )
     kappa: float = _declare(
         1.0,
-        "Amplification κ of the proxy (gem, Eq. 27).",
+        "Amplification κ of the proxy (gem, Eq. 27). With another optimizer than sgd it is multiplied by √n, with n workers.",
         heading="Rule",
         option="rule",
         key="kappa",
         values=Range(gt=0),
-        other_defaults={("optimizer", name): 2.0 for name in _NOT_SGD},
+        other_defaults={("optimizer", name): 1.5 for name in _NOT_SGD},
     )
     epsilon: float = _declare(
         1e-16,

@@ -109,7 +109,7 @@ def test_the_command_refuses_it_with_the_range(flags: list[str]) -> None:
         ({"snapshot": "reference"}, {"pi_max": 5.0, "epsilon": 1e-12}),
         ({"snapshot": "reference", "epsilon": 1e-16}, {"epsilon": 1e-16}),
         ({"rule": "aeasgd", "snapshot": "reference"}, {"epsilon": 1e-16}),
-        ({"optimizer": "adamw"}, {"learning_rate": 0.001, "weight_decay": 0.01, "kappa": 2.0, "pi_max": 1.0}),
+        ({"optimizer": "adamw"}, {"learning_rate": 0.001, "weight_decay": 0.01, "kappa": 1.5, "pi_max": 1.0}),
         ({"optimizer": "adamw", "rule": "downpour", "weight_decay": 0.0}, {"learning_rate": 0.001, "weight_decay": 0.0}),
     ],
     ids=str,

@@ -166,11 +166,22 @@ class Cluster:
                 reply = replies[worker] = Reply(method.join(worker), version)
             basis = replies[worker] if self.overlap else reply  # with overlap it began before the reply came
             replies[worker] = reply
-            flying[worker] = self._gradient(basis.point, worker, steps[worker]).copy(), basis
+            update, seconds = self._work(method, worker, basis.point, steps[worker])
+            flying[worker] = update, basis
             order += 1
-            heapq.heappush(events, (now + self._times[worker](steps[worker]), order, worker, life))
-            steps[worker] += 1
+            heapq.heappush(events, (now + seconds, order, worker, life))
+            steps[worker] += method.local_steps
         return curve
+
+    def _work(self, method: Asynchronous, worker: int, point: Vector, step: int) -> tuple[Vector, float]:
+        """A worker's update, and how long it takes: a gradient, or the change that local steps make to its parameters."""
+        seconds = sum(self._times[worker](step + each) for each in range(method.local_steps))
+        if method.local_steps == 1:
+            return self._gradient(point, worker, step).copy(), seconds
+        x = point
+        for each in range(method.local_steps):
+            x = x + method.local_step(worker, self._gradient(x, worker, step + each), x)
+        return x - point, seconds
 
     def _gradient(self, theta: Vector, worker: int, step: int) -> Vector:
         gradient = self._network.gradient(theta, self.seed, worker, step)

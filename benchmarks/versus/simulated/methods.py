@@ -62,6 +62,7 @@ class Asynchronous:
     """
 
     theta: Vector
+    local_steps: int = 1
 
     def start(self, theta: Vector) -> None:
         """Begins a run."""
@@ -73,6 +74,11 @@ class Asynchronous:
 
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
         """Takes the gradient that a worker computed on a point. Returns the point of its next one."""
+        raise NotImplementedError
+
+    def local_step(self, worker: int, gradient: Vector, x: Vector) -> Vector:
+        """The change that a worker's own optimizer makes to its parameters x. With more local steps than one, a commit has the
+        sum of theirs in place of a gradient."""
         raise NotImplementedError
 
 
@@ -99,6 +105,41 @@ class Gem(Asynchronous):
         delta = -F(self.rate) * (mean / (np.sqrt(square) + EPSILON) + F(DECAY) * self.theta)
         self.theta = self.theta + matched(self.kappa, delta, self.theta - point) * delta
         return self.theta
+
+
+@dataclass
+class OwnSteps(Asynchronous):
+    """GEM around the steps of an AdamW that each worker has for itself.
+
+    Args:
+        root: Whether κ is multiplied by √n.
+        shrink: Whether steps are divided by √h.
+        ahead: ρ of `LookAhead`.
+    """
+
+    rate: float
+    kappa: float = 2.0
+    root: bool = False
+    ahead: float = 0.0
+    shrink: bool = False
+    local_steps: int = 1
+
+    def start(self, theta: Vector) -> None:
+        super().start(theta)
+        self._adams: dict[int, Adam] = {}
+
+    def local_step(self, worker: int, gradient: Vector, x: Vector) -> Vector:
+        mean, square = self._adams.setdefault(worker, Adam(gradient.size)).take(gradient)
+        return -F(self.rate) * (mean / (np.sqrt(square) + EPSILON) + F(DECAY) * x)
+
+    def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
+        delta = gradient if self.local_steps > 1 else self.local_step(worker, gradient, point)
+        if self.shrink:
+            delta /= F(math.sqrt((workers + 1) / 2))
+        kappa = self.kappa * (math.sqrt(workers) if self.root else 1.0)
+        step = matched(kappa, delta, self.theta - point) * delta
+        self.theta = self.theta + step
+        return self.theta + F(self.ahead * (workers - 1)) * step
 
 
 @dataclass

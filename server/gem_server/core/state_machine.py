@@ -404,7 +404,8 @@ class Core:
         """
         lease, version = self.leases.get(commit.header.lease_id), self.central.version
         staleness = version - commit.header.base_version
-        rule_input = RuleInput(staleness, version, lease.sequence, factor(self.settings, version), self.shared)
+        eta_factor, workers = factor(self.settings, version), len(self.leases.live)
+        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, workers, self.shared)
         accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
         if commit.norm is not None:  # now and not with its ticket: a checkpoint has what the log does not tell
             self.norms.accepted(commit.norm)

@@ -17,7 +17,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -381,9 +381,10 @@ def _restore_lease(state: dict[str, Any], tensors: Any, core: Core, now: float) 
     core.leases.add(lease)
 
 
-def _numbers(names: Iterable[str], kept: dict[str, float]) -> dict[str, float]:
-    """The numbers that the rule shares between workers. Raises KeyError if one is missing, ValueError if one is not finite."""
-    numbers = {name: float(kept[name]) for name in names}
+def _numbers(initial: Mapping[str, float], kept: dict[str, float]) -> dict[str, float]:
+    """The numbers that the rule shares between workers. One that an earlier release did not have keeps its initial value.
+    Raises ValueError if one is not finite."""
+    numbers = {name: float(kept.get(name, value)) for name, value in initial.items()}
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError(f"the rule's numbers must be finite: {numbers}")
     return numbers

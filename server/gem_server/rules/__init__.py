@@ -12,6 +12,7 @@ from gem_server.rules.diloco import DiLoCo
 from gem_server.rules.fedasync import FedAsync
 from gem_server.rules.fedbuff import FedBuff
 from gem_server.rules.gem import Gem
+from gem_server.rules.gem_ahead import GemAhead
 from gem_server.rules.gradient_rule import GradientRule
 from gem_server.rules.make import load, make, where_raised
 from gem_server.rules.plain import Adaptive, Agn, Downpour
@@ -39,7 +40,7 @@ __all__ = [
 
 def is_users(rule: UpdateRule) -> bool:
     """Whether a rule is a user's own, which may raise an exception at any point."""
-    return type(rule) not in RULES.values()
+    return type(rule) not in {GemAhead, *RULES.values()}
 
 
 def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRule:
@@ -53,9 +54,9 @@ def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRu
     Raises:
         ValueError: There is no such rule, or a value is invalid; the message names the valid ones.
     """
-    kind = RULES.get(rule) or _users(rule)
-    made = make(kind, rule_options, settings)
     optimizer = settings.get("optimizer", "sgd")
+    kind = GemAhead if rule == Gem.name and optimizer != "sgd" else RULES.get(rule) or _users(rule)
+    made = make(kind, rule_options, settings)
     takes_it = isinstance(made, GradientRule) or (optimizer == "worker" and made.kind == "delta")
     if optimizer != "sgd" and not takes_it:
         raise ValueError(f"rule {rule} can't apply --optimizer {optimizer}: use gem, downpour or adaptive")

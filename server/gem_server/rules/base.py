@@ -40,7 +40,7 @@ class PiFacts:
         edges: float32, shape (bins,): the bins' lower edges.
         median: Median of π, interpolated inside its bin.
         tensor_medians: float32, shape (tensors,): median of π per tensor.
-        proxy_energy: ½Σ(κ·m)² (Eq. 15); with a shared optimizer ½Σ(κ·Δ)².
+        proxy_energy: ½Σ(κ·m)² (Eq. 15); with another optimizer than SGD ½Σ(κ·√n·Δ)².
         central_energy: ½Σ(θ_{t+1} − s)² (Eq. 16).
     """
 
@@ -98,6 +98,7 @@ class RuleInput:
         version: t, commits applied so far.
         commits: Number of the worker's earlier commits under its lease.
         factor: The schedule's factor for η at this version, in [0, 1].
+        workers: n, the workers in the run: those with a lease.
         shared: The rule's state for the whole run; the rule may change it.
     """
 
@@ -105,6 +106,7 @@ class RuleInput:
     version: int = 0
     commits: int = 0
     factor: float = 1.0
+    workers: int = 1
     shared: Shared = field(default_factory=Shared)
 
 

@@ -16,6 +16,7 @@ def first_bin(pi_max: np.float32) -> int:
     return int((np.float32(pi_max).view(np.int32) - 1) >> BITS_PER_BIN) - (BINS - 2)
 
 
+@lru_cache
 def bin_edges(pi_max: float) -> npt.NDArray[np.float32]:
     """Lower edges of the bins of π: float32, shape (BINS,). Bin 0 holds π = 0 alone, the last one π = π_max alone. Any other
     bin i holds (edges[i], edges[i + 1]], closed above like Prometheus's buckets."""

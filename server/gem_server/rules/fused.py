@@ -51,6 +51,7 @@ class Scalars(NamedTuple):
         pi_max: π_max.
         limit: The largest |g| that is applied; beyond it, g counts as 0.
         against: How much |θ_t − s| counts if θ has moved against Δ.
+        ahead: How many times a commit's movement s lies ahead of θ.
     """
 
     eta: float
@@ -62,6 +63,7 @@ class Scalars(NamedTuple):
     pi_max: float
     limit: np.float32
     against: float
+    ahead: float
 
 
 @njit(fastmath={"reassoc", "contract"}, **_OPTIONS)
@@ -99,24 +101,25 @@ def _clip(value, bound):  # type: ignore[no-untyped-def]
 @njit(**_OPTIONS)
 def _adam(theta, block, first, second, begin, end, scalars, rate, decay, limit, bound):  # type: ignore[no-untyped-def]
     """block: g → Δ of Adam and AdamW (`optimizers.Adam`, `optimizers.AdamW`) on [begin, end); updates both moments."""
-    beta1, rest1, beta2, rest2, correct1, correct2, epsilon = scalars
+    beta1, rest1, beta2, rest2, correct1, correct2, epsilon, extra = scalars
     for i in range(begin, end):
         g = _within(block[i - begin], limit)
         m = beta1 * first[i] + rest1 * g
         v = beta2 * second[i] + rest2 * g * g
         first[i] = m
         second[i] = v
-        step = m * correct1 / (np.sqrt(v * correct2) + epsilon) + decay * theta[i]
+        mean = m * correct1
+        step = mean / (np.sqrt(v * correct2 + extra * (mean * mean)) + epsilon) + decay * theta[i]
         block[i - begin] = _clip(-rate * step, bound)
 
 
 @njit(**_OPTIONS)
 def _lion(theta, block, first, begin, end, scalars, rate, decay, limit, bound):  # type: ignore[no-untyped-def]
     """block: g → Δ of Lion (`optimizers.Lion`) on [begin, end); updates the moment."""
-    beta1, rest1, beta2, rest2 = scalars
+    beta1, rest1, beta2, rest2, size = scalars
     for i in range(begin, end):
         g, m = _within(block[i - begin], limit), first[i]
-        sign = np.sign(beta1 * m + rest1 * g)
+        sign = size * np.sign(beta1 * m + rest1 * g)
         first[i] = beta2 * m + rest2 * g
         block[i - begin] = _clip(-rate * (sign + decay * theta[i]), bound)
 
@@ -125,13 +128,14 @@ def _lion(theta, block, first, begin, end, scalars, rate, decay, limit, bound): 
 def _step(code, theta, block, first, second, begin, end, numbers, rate, decay, limit, bound):  # type: ignore[no-untyped-def]
     """block: g → Δ of the optimizer that `code` names. `numbers` are its `scalars`, float32; rate and decay its η_t and λ."""
     if code == ADAM:
-        scalars = (numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6])
-        _adam(theta, block, first, second, begin, end, scalars, rate, decay, limit, bound)
+        adam = (numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7])
+        _adam(theta, block, first, second, begin, end, adam, rate, decay, limit, bound)
     elif code == LION:
-        _lion(theta, block, first, begin, end, (numbers[0], numbers[1], numbers[2], numbers[3]), rate, decay, limit, bound)
+        lion = (numbers[0], numbers[1], numbers[2], numbers[3], numbers[4])
+        _lion(theta, block, first, begin, end, lion, rate, decay, limit, bound)
     elif code == GIVEN:
         for i in range(end - begin):
-            block[i] = _clip(_within(block[i], limit), bound)
+            block[i] = _clip(numbers[0] * _within(block[i], limit), bound)
     else:
         for i in range(end - begin):
             block[i] = _delta(block[i], rate, limit)
@@ -156,21 +160,22 @@ def _used(moved, delta, against):  # type: ignore[no-untyped-def]
 
 
 @njit(**_OPTIONS)
-def _match(theta, block, snapshot, begin, end, scalars, snapshot_after):  # type: ignore[no-untyped-def]
-    """Eq. 19 on [begin, end) for the step Δ in `block`, which is its own proxy: moves θ and s. `block` receives π. Returns the
-    sums of (κ·Δ)² and (θ_{t+1} − s)²."""
-    _, _, _, kappa, inside, outside, pi_max, _, against = scalars
+def _match(theta, block, snapshot, begin, end, scalars):  # type: ignore[no-untyped-def]
+    """Eq. 19 on [begin, end) for the step Δ in `block`, which is its own proxy: moves θ, and s ahead of it. `block` receives π.
+    Returns the sums of (κ·Δ)² and (θ_{t+1} − s)²."""
+    _, _, _, kappa, _, outside, pi_max, _, _, ahead = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):
         delta, before, s = block[i - begin], theta[i], snapshot[i]
         speed = kappa * abs(delta)
-        factor = (speed - _used(before - s, delta, against)) / (abs(delta + inside) + outside)
+        factor = (speed - abs(before - s)) / (abs(delta) + outside)
         factor = factor if factor > _ZERO else _ZERO  # also turns 0/0 into 0
         factor = factor if factor < pi_max else pi_max
-        after = before + factor * delta
+        move = factor * delta
+        after = before + move
         block[i - begin] = factor
         theta[i] = after
-        snapshot[i] = after if snapshot_after else before
+        snapshot[i] = after + ahead * move
         proxy = _plus_square(proxy, speed)
         central = _plus_square(central, after - s)
     return proxy, central
@@ -180,7 +185,7 @@ def _match(theta, block, snapshot, begin, end, scalars, snapshot_after):  # type
 def _update(theta, block, moment, snapshot, begin, end, scalars, snapshot_after):  # type: ignore[no-untyped-def]
     """Eqs. 24, 19 and 27 on [begin, end): updates m, θ and s with the gradient in `block`, which receives π. All arrays must be
     distinct, so that the loop vectorises. Returns the sums of (κ·m)² and (θ_{t+1} − s)²."""
-    eta, mu, own, kappa, inside, outside, pi_max, limit, against = scalars
+    eta, mu, own, kappa, inside, outside, pi_max, limit, against, _ = scalars
     proxy, central = _ZERO, _ZERO
     for i in range(begin, end):
         delta = _delta(block[i - begin], eta, limit)
@@ -316,11 +321,12 @@ def gem_part(  # type: ignore[no-untyped-def]
         offsets: int64, shape (tensors + 1,): where each tensor lies.
         factors: float32, shape (tensors, 2): by what η and λ are multiplied in each tensor.
         edges: float32, shape (BINS,), from `bins.bin_edges`.
-        settings: float32, shape (9,): the values of `Scalars`. An array, because numba takes longer to accept nine numbers.
+        settings: float32, shape (10,): the values of `Scalars`. An array, because numba takes longer to accept ten numbers.
         optimizer: SGD if Δ = −η·g is matched with the proxy in `moment`; else the shared optimizer whose step is matched.
         numbers: float32: its `scalars`.
         decay, bound: float32: its weight decay λ, and the largest |Δ|.
-        snapshot_after, answer_after: Whether s and the answer become θ_{t+1} (else θ_t).
+        snapshot_after: Whether s becomes θ_{t+1}, else θ_t, if Δ is matched with the proxy.
+        answer_after: Whether the answer becomes θ_{t+1}, else s.
         counts: int64, shape (parts, 3, BINS): [part, 0] receives the histogram of π over the tensors that lie completely in
             the range; [part, 1] and [part, 2] the counts of a tensor that begins before it, or ends after it.
         shared: int64, shape (parts, 2): receives the numbers of these two tensors, or -1.
@@ -341,6 +347,7 @@ def gem_part(  # type: ignore[no-untyped-def]
         rate, tensor_decay = settings[0] * factors[tensor, 0], decay * factors[tensor, 1]
         scalars = (  # in the order of `Scalars`
             rate, settings[1], settings[2], settings[3], settings[4], settings[5], settings[6], settings[7], settings[8],
+            settings[9],
         )  # fmt: skip
         for start in range(max(first, begin), until, BLOCK):
             low, high = np.uint64(start), np.uint64(min(start + BLOCK, last))
@@ -350,7 +357,7 @@ def gem_part(  # type: ignore[no-untyped-def]
             else:
                 limit = settings[7]
                 _step(optimizer, theta, block, moment, second, low, high, numbers, rate, tensor_decay, limit, bound)
-                proxy, central = _match(theta, block, snapshot, low, high, scalars, snapshot_after)
+                proxy, central = _match(theta, block, snapshot, low, high, scalars)
             _reply(theta if answer_after else snapshot, answer, low, high)
             energies[part, 0] += proxy
             energies[part, 1] += central

@@ -8,13 +8,12 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from gem_api.hyperparameters import SNAPSHOTS
 from gem_api.layout import Layout, Vector
 
 from gem_server.rules.base import MAX_MOVE, NO_REPLY, Buffers, PiFacts, RuleInput, require, require_uniform
-from gem_server.rules.bins import bin_edges
-from gem_server.rules.fused import BINS, Scalars, gem_part, join_parts
+from gem_server.rules.fused import Scalars
+from gem_server.rules.gem_pass import Step, match_energy
 from gem_server.rules.gradient_rule import GradientRule
 from gem_server.rules.proxies import PROXIES, Displacement, Momentum, Proxy
 
@@ -36,13 +35,7 @@ class Gem(GradientRule):
         reference  s = θ_t, but the next gradient is computed at θ_{t+1}, and |Δ + ε| divides (the authors' code, which has
                    ε = 1e-12); the first s is the θ that the worker pulls before its first commit
 
-    With another optimizer than SGD, Δ is the step that it would take, one state for all workers, and Δ is its own proxy:
-
-        Δ = the optimizer's step (`rules/optimizers.py`), weight decay included if it is decoupled
-        π = clip((κ|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)
-        θ_{t+1} = θ_t + π·Δ
-
-    So during one round of a worker, all workers together move a parameter by at most about κ of the optimizer's steps.
+    With another optimizer than SGD it is the rule of `rules/gem_ahead.py`.
 
     `against`, ours: |θ_t − s| counts that many times, at most once, if θ has moved against Δ. In the paper a commit that would
     take back what the others have overdone is held back like one that adds to it (docs/results/many-workers).
@@ -69,19 +62,15 @@ class Gem(GradientRule):
         if self.proxy_rate:
             require(1e-30 <= self.proxy_rate <= 1e3, f"proxy_rate must be 0 or lie in [1e-30, 1000], not {self.proxy_rate}")
         require(0 <= self.against <= 1, f"against must lie in [0, 1], not {self.against}")
-        require(
-            self._is_sgd or self.proxy == "momentum",
-            f"the step of --optimizer {self.optimizer} is its own proxy: leave out proxy={self.proxy}",
-        )
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
-        mine = (*self._proxy.buffers, "snapshot") if self._is_sgd else ("snapshot",)
+        mine = (*self._proxy.buffers, "snapshot")
         return (*mine, "answer") if self._by_reference else mine
 
     @property
     def shared(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._proxy.shared if self._is_sgd else self._optimizer.shared
+        return self._proxy.shared
 
     @property
     def numbers(self) -> Mapping[str, float]:  # type: ignore[override]
@@ -113,16 +102,9 @@ class Gem(GradientRule):
 
     @cached_property
     def largest(self) -> np.float32:
-        plain = self._optimizer.largest(self.learning_rate)
-        if not self._is_sgd:
-            return plain
         bounded = MAX_MOVE / (self.learning_rate * self.pi_max)  # π_max·|Δ| must not exceed MAX_MOVE
-        plain = np.float32(min(float(plain), bounded))
+        plain = np.float32(min(float(self._optimizer.largest(self.learning_rate)), bounded))
         return plain if self.reads_once else min(plain, np.float32(1e12))  # other proxies square it
-
-    @cached_property
-    def _edges(self) -> npt.NDArray[np.float32]:
-        return bin_edges(self.pi_max)
 
     @cached_property
     def _proxy(self) -> Proxy:
@@ -140,6 +122,7 @@ class Gem(GradientRule):
             pi_max=self.pi_max,
             limit=self.largest,
             against=self.against,
+            ahead=0.0,
         )
 
     def pull(self, theta: Vector, buffers: Buffers) -> None:
@@ -151,43 +134,14 @@ class Gem(GradientRule):
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
         eta = self.learning_rate * rule_input.factor
-        if self._is_sgd:
-            return self._match_proxy(layout, theta, update, buffers, eta, rule_input)
-        first, second = self._optimizer.state(rule_input.shared.buffers)
-        scalars = self._scalars(eta, Displacement(first, 0.0))
-        return self._match(layout, theta, update, buffers, (first, second), scalars, rule_input)
-
-    def _match_proxy(
-        self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, eta: float, rule_input: RuleInput
-    ) -> PiFacts:
-        """Matches Δ = −η·g with the proxy."""
         displacement = self._proxy.displacement(update, eta, buffers, rule_input)
+        moments = (displacement.moment, NO_REPLY)
+        step = Step(moments, self._optimizer.code, self._numbers(rule_input), self._decay, self._bound(self.pi_max))
         scalars = self._scalars(eta, displacement)
-        facts = self._match(layout, theta, update, buffers, (displacement.moment, NO_REPLY), scalars, rule_input)
+        facts = match_energy(self.threads, layout, theta, update, buffers, step, scalars, self.snapshot)
         self._proxy.matched(displacement, rule_input)
         return facts
 
     def require_fitting(self, layout: Layout) -> None:
         if not self.reads_once:
             require_uniform(layout, f"the proxy {self.proxy}")
-
-    def _match(
-        self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, state: tuple[Vector, Vector],
-        scalars: Scalars, rule_input: RuleInput,
-    ) -> PiFacts:  # fmt: skip
-        """Eqs. 19 and 27. `state` is the proxy's displacement, which the kernel completes, or the optimizer's moments."""
-        parts = self.threads.parts(theta.size)
-        offsets, edges = layout.offsets, self._edges
-        counts = np.empty((parts, 3, BINS), np.int64)
-        shared = np.empty((parts, 2), np.int64)
-        medians = np.zeros(offsets.size - 1, np.float32)
-        energies = np.empty((parts, 2))
-        settings = np.array(scalars, np.float32)
-        arguments = (
-            parts, theta, update, *state, buffers["snapshot"], buffers.get("answer", NO_REPLY), offsets, layout.factors, edges,
-            settings, self._optimizer.code, self._numbers(rule_input), self._decay, self._bound(self.pi_max),
-            self.snapshot == "after", self.snapshot != "paper", counts, shared, medians, energies,
-        )  # fmt: skip
-        self.threads.run(lambda part: gem_part(part, *arguments), parts)
-        median, proxy_energy, central_energy = join_parts(offsets, edges, counts, shared, medians, energies)
-        return PiFacts(counts[0, 0], edges, float(median), medians, proxy_energy, central_energy)

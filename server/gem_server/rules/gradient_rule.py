@@ -63,4 +63,4 @@ class GradientRule(UpdateRule):
 
     def _numbers(self, rule_input: RuleInput) -> Vector:
         """The numbers of the optimizer's step for this commit."""
-        return np.array(self._optimizer.scalars(rule_input.version), np.float32)
+        return np.array(self._optimizer.scalars(rule_input.version + 1), np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,19 +26,26 @@ class SharedOptimizer(ABC):
         code: Which of the compiled steps it is.
         shared: Names of the float32 buffers of shape (P,) that it keeps for the run; they start at zero.
         decoupled: Whether it applies the run's weight decay here; if not, workers add the decay to their gradients.
+        reach: ρ of `GemAhead`: how much of the other workers' next steps a step foretells.
     """
 
     code: ClassVar[int]
     shared: ClassVar[tuple[str, ...]] = ()
     decoupled: ClassVar[bool] = False
+    reach: ClassVar[float] = 1.5
 
     @abstractmethod
     def largest(self, learning_rate: float) -> np.float32:
         """The largest |g| that it takes in."""
 
-    @abstractmethod
-    def scalars(self, version: int) -> tuple[float, ...]:
-        """The numbers of its equations for the commit that makes version + 1, in the order that its compiled step takes."""
+    def scalars(self, age: float, span: float = 1.0) -> tuple[float, ...]:
+        """The numbers of its equations for a commit, in the order that its compiled step takes.
+
+        Args:
+            age: k, the sum of 1/h over the commits so far, this one included.
+            span: h: how many commits count as one gradient.
+        """
+        return (1 / math.sqrt(span),)  # an update that is a step already is multiplied by it
 
     def state(self, shared: Buffers) -> tuple[Vector, Vector]:
         """The buffers that the compiled step updates; an empty one if there is none."""
@@ -54,9 +62,6 @@ class Sgd(SharedOptimizer):
     def largest(self, learning_rate: float) -> np.float32:
         return largest(learning_rate)
 
-    def scalars(self, version: int) -> tuple[float, ...]:
-        return ()
-
 
 @dataclass(frozen=True)
 class Adam(SharedOptimizer):
@@ -64,6 +69,9 @@ class Adam(SharedOptimizer):
 
     m ← β₁·m + (1 − β₁)·g    v ← β₂·v + (1 − β₂)·g⊙g
     Δ = −η_t·m̂/(√v̂ + ε)      m̂ = m/(1 − β₁ᵏ)   v̂ = v/(1 − β₂ᵏ)
+
+    With h > 1, ours, β₁ and β₂ become β₁^(1/h) and β₂^(1/h), and √v̂ becomes √(v̂ + (h − 1)·m̂⊙m̂). That is the h-th part of a step
+    at the rate √h·η_t with the mean of h gradients, whose mean square is m̂⊙m̂ + (v̂ − m̂⊙m̂)/h.
 
     Weight decay is in the gradients: workers add it.
     """
@@ -81,10 +89,10 @@ class Adam(SharedOptimizer):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(1e18)  # it is squared
 
-    def scalars(self, version: int) -> tuple[float, ...]:
-        count = version + 1
-        correct1, correct2 = 1 / (1 - self.beta1**count), 1 / (1 - self.beta2**count)
-        return (self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, correct1, correct2, self.epsilon)
+    def scalars(self, age: float, span: float = 1.0) -> tuple[float, ...]:
+        beta1, beta2 = _of_span(self.beta1, span), _of_span(self.beta2, span)
+        correct1, correct2 = 1 / (1 - self.beta1**age), 1 / (1 - self.beta2**age)
+        return (beta1, 1 - beta1, beta2, 1 - beta2, correct1, correct2, self.epsilon, span - 1)
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,8 @@ class Lion(SharedOptimizer):
     """Lion (Chen et al. 2023, arXiv 2302.06675), Algorithm 2, with decoupled weight decay λ:
 
     Δ = −η_t·(sign(β₁·m + (1 − β₁)·g) + λ·θ_t)    m ← β₂·m + (1 − β₂)·g
+
+    With h > 1, ours, β₁ and β₂ become β₁^(1/h) and β₂^(1/h), and the sign is divided by √h.
     """
 
     beta1: float = 0.9
@@ -116,22 +126,21 @@ class Lion(SharedOptimizer):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(MAX_MAGNITUDE)
 
-    def scalars(self, version: int) -> tuple[float, ...]:
-        return (self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2)
+    def scalars(self, age: float, span: float = 1.0) -> tuple[float, ...]:
+        beta1, beta2 = _of_span(self.beta1, span), _of_span(self.beta2, span)
+        return (beta1, 1 - beta1, beta2, 1 - beta2, 1 / math.sqrt(span))
 
 
 @dataclass(frozen=True)
 class Workers(SharedOptimizer):
-    """Δ is the change that a worker's own optimizer made to its parameters; the server keeps no state."""
+    """Δ is the change that a worker's own optimizer made to its parameters, divided by √h. The server keeps no state."""
 
     code = GIVEN
     decoupled = True
+    reach = 0.5
 
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(MAX_MAGNITUDE)
-
-    def scalars(self, version: int) -> tuple[float, ...]:
-        return ()
 
 
 OPTIMIZERS: Mapping[str, type[SharedOptimizer]] = {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "lion": Lion, "worker": Workers}
@@ -141,6 +150,11 @@ def make_optimizer(optimizer: str, options: str) -> SharedOptimizer:
     """Makes the optimizer of that name. Raises ValueError for an unknown name or an invalid option; lists the valid ones."""
     require(optimizer in OPTIMIZERS, f"no optimizer is named {optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
     return make(OPTIMIZERS[optimizer], options, {}, what="optimizer")
+
+
+def _of_span(beta: float, span: float) -> float:
+    """β^(1/h), but so far below 1 that a float32 sum with the weight 1 − β still grows."""
+    return float(min(beta ** (1 / span), max(beta, 0.999999)))
 
 
 def _require_betas(beta1: float, beta2: float) -> None:

@@ -38,32 +38,39 @@ def used(moved: Vector, delta: Vector, against: np.float32) -> Vector:
 
 
 def adam(
-    theta: Vector, first: Vector, second: Vector, gradient: Vector, version: int,
+    theta: Vector, first: Vector, second: Vector, gradient: Vector, age: float, span: float,
     eta: np.float32, beta1: float, beta2: float, epsilon: np.float32, decay: np.float32,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
-    """The step of Adam, or with a weight decay of AdamW, that makes version + 1: Δ and both new moments."""
+    """The step of Adam, or with a weight decay of AdamW: Δ and both new moments. `span` is h, `age` k, the sum of 1/h over the
+    commits so far, this one included; with h = 1 it is the papers' step."""
     f = np.float32
+    correct1, correct2 = 1 / (1 - beta1**age), 1 / (1 - beta2**age)
+    beta1, beta2 = beta1 ** (1 / span), beta2 ** (1 / span)
     first = f(beta1) * first + f(1 - beta1) * gradient
     second = f(beta2) * second + f(1 - beta2) * gradient * gradient
-    mean, square = (f(1 / (1 - beta ** (version + 1))) for beta in (beta1, beta2))
-    return -eta * (first * mean / (np.sqrt(second * square) + epsilon) + decay * theta), first, second
+    mean = first * f(correct1)
+    square = second * f(correct2) + f(span - 1) * (mean * mean)
+    return -eta * (mean / (np.sqrt(square) + epsilon) + decay * theta), first, second
 
 
 def lion(
-    theta: Vector, moment: Vector, gradient: Vector, eta: np.float32, beta1: float, beta2: float, decay: np.float32,
+    theta: Vector, moment: Vector, gradient: Vector, span: float,
+    eta: np.float32, beta1: float, beta2: float, decay: np.float32,
 ) -> tuple[Vector, Vector]:  # fmt: skip
-    """The step of Lion: Δ and the new moment."""
-    f = np.float32
-    sign = np.sign(f(beta1) * moment + f(1 - beta1) * gradient)
+    """The step of Lion: Δ and the new moment. `span` is h; with h = 1 it is the paper's step."""
+    f, beta1, beta2 = np.float32, beta1 ** (1 / span), beta2 ** (1 / span)
+    sign = f(1 / np.sqrt(span)) * np.sign(f(beta1) * moment + f(1 - beta1) * gradient)
     return -eta * (sign + decay * theta), f(beta2) * moment + f(1 - beta2) * gradient
 
 
 def match(
-    theta: Vector, snapshot: Vector, delta: Vector, kappa: np.float32, epsilon: np.float32, pi_max: np.float32,
-    against: np.float32 = FULLY,
-) -> tuple[Vector, Vector]:  # fmt: skip
-    """Matches the step Δ of a shared optimizer, its own proxy, under the convention "after": θ_{t+1}, also the new s, and π."""
+    theta: Vector, snapshot: Vector, delta: Vector, workers: int, kappa: np.float32, epsilon: np.float32, pi_max: np.float32,
+    reach: np.float32,
+) -> tuple[Vector, Vector, Vector]:  # fmt: skip
+    """Matches the step Δ of an optimizer, its own proxy, with n = `workers` workers: θ_{t+1}, the new s, and π."""
+    kappa, ahead = np.float32(kappa * np.sqrt(workers)), np.float32(reach * (workers - 1))
     with np.errstate(divide="ignore", invalid="ignore"):
-        pi = (kappa * abs(delta) - used(theta - snapshot, delta, against)) / (abs(delta) + epsilon)
+        pi = (kappa * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), np.float32(0), pi_max)
-    return theta + pi * delta, pi
+    move = pi * delta
+    return theta + move, theta + move + ahead * move, pi

@@ -1,0 +1,88 @@
+"""Energy matching around an optimizer of the server's, against the movement of θ that was not foreseen. Ours; docs/method.md
+derives it and measures its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+from gem_api.layout import Layout, Vector
+
+from gem_server.rules.base import Buffers, PiFacts, RuleInput, require
+from gem_server.rules.fused import Scalars
+from gem_server.rules.gem_pass import Step, match_energy
+from gem_server.rules.gradient_rule import GradientRule
+
+_NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
+
+
+@dataclass(frozen=True)
+class GemAhead(GradientRule):
+    """Sends each worker the θ that its gradient will probably meet, and limits a commit by what others moved besides.
+
+    `rules/specification.py` has these equations in NumPy. With n workers and h = (n + 1)/2:
+
+        Δ = the optimizer's step, with h commits for one gradient        (`rules/optimizers.py`)
+        π = clip((κ·√n·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)           (Eqs. 19, 27; Δ is its own proxy)
+        θ_{t+1} = θ_t + π·Δ
+        s = θ_{t+1} + ρ·(n − 1)·π·Δ                                      what the worker gets, and computes its next gradient on
+
+    One worker alone makes the optimizer's own steps: h = 1, s = θ and π = 1. With n workers, n − 1 commits pass until a
+    worker's next one. If they move θ as this one did, θ_t − s is small then, and π is 1. If they move it elsewhere, they do so
+    at random: the sum of n such steps grows with √n.
+
+    θ itself is what evaluators, readers and checkpoints get.
+
+    ρ = 1.5 was found by trying (docs/method.md). If Δ is the step of a worker's own optimizer, it foretells less of what the
+    others will do: ρ = 0.5.
+    """
+
+    kappa: float = 1.5
+    epsilon: float = 1e-16
+    pi_max: float = 1.0
+    name: ClassVar[str] = "gem"
+    reads_once = True
+    by_element = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.kappa <= 1e3, f"kappa must be above 0 and at most 1000, not {self.kappa}")
+        require(1e-30 <= self.epsilon <= 1, f"epsilon must lie in [1e-30, 1], not {self.epsilon}")
+        require(1e-3 <= self.pi_max <= 1e6, f"pi-max must lie in [0.001, 1e6], not {self.pi_max}")
+
+    @property
+    def numbers(self) -> Mapping[str, float]:  # type: ignore[override]
+        return _NUMBERS
+
+    def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
+        workers = rule_input.workers
+        span = (workers + 1) / 2
+        numbers = np.array(self._optimizer.scalars(self._aged(rule_input, span), span), np.float32)
+        moments = self._optimizer.state(rule_input.shared.buffers)
+        step = Step(moments, self._optimizer.code, numbers, self._decay, self._bound(self.pi_max))
+        return match_energy(self.threads, layout, theta, update, buffers, step, self._scalars(rule_input.factor, workers))
+
+    def _aged(self, rule_input: RuleInput, span: float) -> float:
+        """k, the sum of 1/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""
+        numbers = rule_input.shared.numbers
+        before = numbers.get("age", -1.0)
+        numbers["age"] = (before if before >= 0 else rule_input.version) + 1 / span
+        return numbers["age"]
+
+    def _scalars(self, factor: float, workers: int) -> Scalars:
+        return Scalars(
+            eta=self.learning_rate * factor,
+            mu=0.0,
+            own=0.0,
+            kappa=self.kappa * math.sqrt(workers),
+            inside=0.0,
+            outside=self.epsilon,
+            pi_max=self.pi_max,
+            limit=self.largest,
+            against=1.0,
+            ahead=self._optimizer.reach * (workers - 1),
+        )

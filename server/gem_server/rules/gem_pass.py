@@ -1,0 +1,52 @@
+"""Runs the compiled pass of energy matching over a rule's threads, and gathers its statistics."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from gem_api.layout import Layout, Vector
+
+from gem_server.rules.base import NO_REPLY, Buffers, PiFacts
+from gem_server.rules.bins import bin_edges
+from gem_server.rules.fused import BINS, Scalars, gem_part, join_parts
+from gem_server.rules.threads import Threads
+
+
+class Step(NamedTuple):
+    """How the pass makes Δ from a gradient.
+
+    Attributes:
+        moments: The proxy's displacement, which the pass completes, and an empty array; or the optimizer's moments.
+        code: The compiled step.
+        numbers: float32: the optimizer's numbers for this commit.
+        decay: float32: λ.
+        bound: float32: the largest |Δ|.
+    """
+
+    moments: tuple[Vector, Vector]
+    code: int
+    numbers: Vector
+    decay: np.float32
+    bound: np.float32
+
+
+def match_energy(
+    threads: Threads, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, step: Step, scalars: Scalars,
+    snapshot: str = "after",
+) -> PiFacts:  # fmt: skip
+    """Applies one commit in place; `snapshot` is the convention. Returns the facts about π."""
+    parts = threads.parts(theta.size)
+    offsets, edges = layout.offsets, bin_edges(scalars.pi_max)
+    counts = np.empty((parts, 3, BINS), np.int64)
+    shared = np.empty((parts, 2), np.int64)
+    medians = np.zeros(offsets.size - 1, np.float32)
+    energies = np.empty((parts, 2))
+    arguments = (
+        parts, theta, update, *step.moments, buffers["snapshot"], buffers.get("answer", NO_REPLY), offsets, layout.factors,
+        edges, np.array(scalars, np.float32), step.code, step.numbers, step.decay, step.bound, snapshot == "after",
+        snapshot == "reference", counts, shared, medians, energies,
+    )  # fmt: skip
+    threads.run(lambda part: gem_part(part, *arguments), parts)
+    median, proxy_energy, central_energy = join_parts(offsets, edges, counts, shared, medians, energies)
+    return PiFacts(counts[0, 0], edges, float(median), medians, proxy_energy, central_energy)
