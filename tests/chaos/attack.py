@@ -34,6 +34,7 @@ def attack(
     parameters: int,
     bytes_between_faults: int,
     kinds: list[Kind] = KINDS,
+    optimizer: str = "sgd",
     progress: Callable[[str], object] = lambda line: None,
 ) -> Report:
     """Kills each server and workers so many times, at moments drawn from the seed, and checks the result.
@@ -48,10 +49,13 @@ def attack(
         parameters: Size of the model.
         bytes_between_faults: Of a connection, on average.
         kinds: The workers.
+        optimizer: The one that the servers keep: "sgd", or "adamw", with which workers are sent a point ahead of θ.
         progress: Is told how far the run is.
     """
     report, began = Report(seed, parameters, len(kinds), [0] * servers), time.monotonic()
-    cluster = Cluster(folder, seed, parameters, kinds, servers=servers, bytes_between_faults=bytes_between_faults)
+    cluster = Cluster(
+        folder, seed, parameters, kinds, servers=servers, optimizer=optimizer, bytes_between_faults=bytes_between_faults
+    )
     faults = _Attack(cluster, report, random.Random(seed), server_kills, worker_kills)
     try:
         cluster.wait_acknowledged(10)

@@ -72,6 +72,7 @@ class Cluster:
         servers: Number of servers; each holds a range of θ if there are several.
         checkpoints: Where the checkpoints and the log go; in the folder by default. With several servers, each has a folder in
             there.
+        optimizer: The one that the servers keep: "sgd" or "adamw".
         checkpoint_interval: Seconds between two of them; 0 for none.
         bytes_between_faults: Of the proxies.
 
@@ -90,6 +91,7 @@ class Cluster:
         *,
         servers: int = 1,
         checkpoints: Path | None = None,
+        optimizer: str = "sgd",
         checkpoint_interval: float = 2.0,
         bytes_between_faults: int,
     ) -> None:
@@ -103,7 +105,7 @@ class Cluster:
         self.servers = [
             ServerProcess(
                 folder, home if servers == 1 else home / f"range-{index}", Range(index, servers), seed + 1000 * index,
-                checkpoint_interval, bytes_between_faults,
+                optimizer, checkpoint_interval, bytes_between_faults,
             )
             for index in range(servers)
         ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""A second implementation of GEM and of the server's state for its workers, in NumPy: replays a log.
+"""A second implementation of GEM and of the server's state for its workers, in NumPy: replays a log. With AdamW it is GEM
+around an AdamW that all workers share, which looks ahead (docs/method.md).
 
 Each operation of the equations is one operation on float32 arrays, rounded as IEEE 754 has it, so equal means equal to the
 bit. Nothing here calls the server. Numbers in brackets are equations of Hermans & Louppe 2018; the snapshot is that of the
@@ -8,6 +9,7 @@ convention "after".
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +33,8 @@ class Contradiction(Exception):
 
 @dataclass
 class Worker:
-    """The state of one lease. `spare` is the older of the two snapshots of a worker that overlaps."""
+    """The state of one lease. `spare` is the older of the two snapshots of a worker that overlaps. `moment` is empty if all
+    workers share an optimizer."""
 
     name: str
     moment: Floats
@@ -47,6 +50,7 @@ class Checkpoint:
     Attributes:
         state: Its state.json.
         theta: float32, shape (P,); P is the number of elements that the server holds.
+        shared: The moments that all workers share, float32, shape (P,), by name.
         workers: By lease.
         number: The log's last record before it.
     """
@@ -57,10 +61,11 @@ class Checkpoint:
         model, kept = load_file(path / "model.safetensors"), load_file(path / "workers.safetensors")
         self.theta = np.concatenate([model[name].ravel() for name in _in_order(model, self.state["layout"])])
         self.number = self.state["log"][1]
+        self.shared = {name[1:]: array for name, array in kept.items() if name.startswith("/")}
         self.workers = {
             lease["lease_id"]: Worker(
                 lease["worker"],
-                kept[f"{lease['lease_id']}/moment"],
+                kept.get(f"{lease['lease_id']}/moment", np.empty(0, F)),
                 kept[f"{lease['lease_id']}/snapshot"],
                 kept.get(f"{lease['lease_id']}/spare_snapshot"),
                 lease["sequence"],
@@ -88,6 +93,7 @@ class Replay:
 
     Attributes:
         theta: float32, shape (P,).
+        sent: What the worker of the last commit was sent: θ, or a point ahead of it.
         version: Its version.
         workers: Live ones, by lease.
         steps: Commits applied, by worker's name.
@@ -95,11 +101,13 @@ class Replay:
 
     def __init__(self, start: Checkpoint) -> None:
         settings = start.state["hyperparameters"]
-        if (settings["rule"], settings["snapshot"]) != ("gem", "after"):
-            raise ValueError("only the rule gem with snapshots after a commit is replayed here")
+        if (settings["rule"], settings["snapshot"]) != ("gem", "after") or settings["optimizer"] not in ("sgd", "adamw"):
+            raise ValueError("only the rule gem with SGD, or around AdamW, and snapshots after a commit are replayed here")
         names = ("learning_rate", "momentum", "kappa", "epsilon", "pi_max")
         self._eta, self._mu, self._kappa, self._epsilon, self._pi_max = (F(settings[name]) for name in names)
+        self._settings, self.shared, self._age = settings, start.shared, 0.0
         self.theta, self.version, self.workers = start.theta.copy(), start.state["version"], start.workers
+        self.sent = self.theta
         self.steps: Counter[str] = Counter(start.state["steps_done"])
 
     def happens(self, entry: Entry) -> None:
@@ -108,8 +116,9 @@ class Replay:
         if entry.kind == "began":
             return  # a life of the server: this run's settings never change
         if entry.kind == "opened":
-            zeros: list[Any] = [np.zeros_like(self.theta) for _ in range(3 if fields["overlap"] else 2)]
-            self.workers[fields["lease"]] = Worker(fields["worker"], *zeros)
+            moment, *zeros = [np.zeros_like(self.theta) for _ in range(3 if fields["overlap"] else 2)]
+            moment = moment if self._settings["optimizer"] == "sgd" else moment[:0]
+            self.workers[fields["lease"]] = Worker(fields["worker"], moment, *zeros)
         elif fields["lease"] not in self.workers:
             raise Contradiction(f"record {entry.number} ({entry.kind}) is of a lease that is not live")
         elif entry.kind == "ended":
@@ -132,7 +141,9 @@ class Replay:
             older = worker.spare
             worker.spare = worker.snapshot
             worker.snapshot = worker.spare if fields["base_version"] == worker.base else older
-        self._gem(worker, decoded(fields["dtype"], entry.payload, self.theta.size))
+        step = self._gem if self._settings["optimizer"] == "sgd" else self._gem_around_adamw
+        step(worker, decoded(fields["dtype"], entry.payload, self.theta.size))
+        self.sent = worker.snapshot
         self.version += 1
         worker.sequence, worker.base = fields["sequence"], self.version
         self.steps[worker.name] += 1
@@ -146,6 +157,25 @@ class Replay:
             pi = np.where(pi > 0, np.minimum(pi, self._pi_max), F(0))
             self.theta = self.theta + pi * delta
         worker.snapshot = self.theta.copy()
+
+    def _gem_around_adamw(self, worker: Worker, gradient: Floats) -> None:
+        """With n live leases, AdamW remembers h = (n + 1)/2 times as many commits; docs/method.md has the equations."""
+        count = len(self.workers)
+        h = (count + 1) / 2
+        self._age += 1 / h
+        beta1, beta2 = 0.9 ** (1 / h), 0.999 ** (1 / h)
+        shared = self.shared
+        shared["first_moment"] = F(beta1) * shared["first_moment"] + F(1 - beta1) * gradient
+        shared["second_moment"] = F(beta2) * shared["second_moment"] + F(1 - beta2) * gradient * gradient
+        mean = shared["first_moment"] * F(1 / (1 - 0.9**self._age))
+        square = shared["second_moment"] * F(1 / (1 - 0.999**self._age)) + F(count - 1) * (mean * mean)
+        delta = -self._eta * (mean / (np.sqrt(square) + F(1e-8)) + F(self._settings["weight_decay"]) * self.theta)
+        kappa, ahead = F(self._settings["kappa"] * math.sqrt(count)), F(1.5 * (count - 1) * self._age / (self._age + 1))
+        with np.errstate(all="ignore"):
+            pi = (kappa * abs(delta) - abs(self.theta - worker.snapshot)) / (abs(delta) + self._epsilon)
+        move = np.where(pi > 0, np.minimum(pi, self._pi_max), F(0)) * delta
+        self.theta = self.theta + move
+        worker.snapshot = self.theta + ahead * move
 
 
 def decoded(dtype: int, payload: memoryview, size: int) -> Floats:

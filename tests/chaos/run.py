@@ -57,6 +57,7 @@ def main(
             results[phase] = attack(
                 folder / phase, servers=servers, seed=seed, server_kills=kills, worker_kills=workers,
                 suspensions=min(3, workers) if servers > 1 else 0, parameters=servers * parameters,
+                optimizer="sgd" if phase == "one" else "adamw",
                 bytes_between_faults=bytes_between_faults, progress=click.echo,
             )  # fmt: skip
         click.echo(results[phase].text())

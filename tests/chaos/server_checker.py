@@ -80,14 +80,14 @@ class Testimony:
         tries: How often each commit was tried.
         sent: The gradients' CRC-32 (None where not told) and base versions of each.
         acknowledged: The version and staleness that each was told, once for each answer.
-        seen: Each θ that came: version, dtype, CRC-32.
+        seen: Each θ that came: version, dtype, CRC-32, and whether it came with a commit: it may lie ahead of θ then.
         completed: Shards that were told to be done: lease and shard.
     """
 
     tries: Counter[Known] = field(default_factory=Counter)
     sent: dict[Known, set[tuple[int | None, int]]] = field(default_factory=dict)
     acknowledged: dict[Known, set[tuple[int, int]]] = field(default_factory=dict)
-    seen: list[tuple[int, str, int]] = field(default_factory=list)
+    seen: list[tuple[int, str, int, bool]] = field(default_factory=list)
     completed: set[tuple[str, int]] = field(default_factory=set)
 
     def hear(self, line: dict[str, Any]) -> None:
@@ -97,9 +97,9 @@ class Testimony:
             self.sent.setdefault(known, set()).add((line["gradient"], line["base"]))
         elif line["event"] == "ack":
             self.acknowledged.setdefault(known, set()).add((line["version"], line["staleness"]))
-            self.seen.append((line["base"], line["dtype"], line["theta"]))
+            self.seen.append((line["base"], line["dtype"], line["theta"], True))
         elif line["event"] == "read":
-            self.seen.append((line["version"], line["dtype"], line["theta"]))
+            self.seen.append((line["version"], line["dtype"], line["theta"], False))
         elif line["event"] == "completed":
             self.completed.add((line["lease"], line["shard"]))
 
@@ -173,9 +173,9 @@ class _Judge:
             self._due.setdefault(_number(path), []).append(path)
         self._last = paths[-1]
         self._applied, self._completed = self.content.applied, self.content.completed
-        self._wanted: dict[int, set[tuple[str, int]]] = {}
-        for version, dtype, check in told.seen:
-            self._wanted.setdefault(version, set()).add((dtype, check))
+        self._wanted: dict[int, set[tuple[str, int, bool]]] = {}
+        for version, *seen in told.seen:
+            self._wanted.setdefault(version, set()).add(tuple(seen))
 
     def hold_court(self) -> None:
         self._look(self._first - 1)
@@ -219,8 +219,8 @@ class _Judge:
 
     def _compare_seen(self) -> None:
         seen = self._wanted.pop(self._replay.version, set())
-        for dtype, check in seen:
-            if check != _crc(self._replay.theta, dtype):
+        for dtype, check, sent in seen:
+            if check != _crc(self._replay.sent if sent else self._replay.theta, dtype):
                 self._verdict.thetas_wrong += 1
                 self._verdict.object_to(
                     f"a worker saw a θ of version {self._replay.version} ({dtype}) that is not the replay's"
@@ -263,6 +263,9 @@ def _difference(checkpoint: Checkpoint, replay: Replay) -> str:
         return f"its version is {checkpoint.state['version']}, not {replay.version}"
     if checkpoint.theta.tobytes() != replay.theta.tobytes():
         return "θ"
+    for name, buffer in checkpoint.shared.items():
+        if _bytes(buffer) != _bytes(replay.shared[name]):
+            return name
     if checkpoint.workers.keys() != replay.workers.keys():
         return f"leases {sorted(checkpoint.workers.keys() ^ replay.workers.keys())}"
     for lease, kept in checkpoint.workers.items():

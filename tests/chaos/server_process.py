@@ -26,6 +26,7 @@ class ServerProcess:
         checkpoints: Where its checkpoints and its log go.
         part: The part of θ that it holds.
         seed: What the faults of its proxies are drawn from.
+        optimizer: The one that the server keeps: "sgd" or "adamw".
         checkpoint_interval: Seconds between two checkpoints; 0 for none.
         bytes_between_faults: Of the proxies.
 
@@ -37,12 +38,19 @@ class ServerProcess:
     """
 
     def __init__(
-        self, folder: Path, checkpoints: Path, part: Range, seed: int, checkpoint_interval: float, bytes_between_faults: int
+        self,
+        folder: Path,
+        checkpoints: Path,
+        part: Range,
+        seed: int,
+        optimizer: str,
+        checkpoint_interval: float,
+        bytes_between_faults: int,
     ) -> None:
         self._folder = folder
         self.checkpoints = checkpoints
         self.part = part
-        self._interval = checkpoint_interval
+        self._optimizer, self._interval = optimizer, checkpoint_interval
         self.port, self.lane_port, self.metrics_port = free_port(), free_port(), free_port()
         self.proxy = Proxy(self.port, seed, bytes_between_faults)
         self.lane_proxy = Proxy(self.lane_port, seed, bytes_between_faults, self.lane_port)
@@ -80,6 +88,7 @@ class ServerProcess:
         options = [
             f"--listen={self.address}", f"--metrics-listen=127.0.0.1:{self.metrics_port}",
             f"--checkpoint-dir={self.checkpoints}", "--resume", "--durability=log", "--epochs=1000000",
+            f"--optimizer={self._optimizer}",
             configured(
                 lane_listen=f"127.0.0.1:{self.lane_port}", checkpoint_keep=1_000_000, checkpoint_interval=self._interval,
                 lease_seconds=5, shard_size=128,

@@ -12,11 +12,15 @@ from chaos.worker import Kind
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("servers", "kills", "kinds"), [(1, 5, KINDS), (2, 2, KINDS[:4])], ids=["one", "two"])
-def test_nothing_acknowledged_is_lost_or_doubled(servers: int, kills: int, kinds: list[Kind], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("servers", "kills", "kinds", "optimizer"), [(1, 5, KINDS, "sgd"), (2, 2, KINDS[:4], "adamw")], ids=["one", "two"]
+)
+def test_nothing_acknowledged_is_lost_or_doubled(
+    servers: int, kills: int, kinds: list[Kind], optimizer: str, tmp_path: Path
+) -> None:
     report = attack(
         tmp_path / "run", servers=servers, seed=1, server_kills=kills, worker_kills=kills, parameters=20_000,
-        bytes_between_faults=500_000, kinds=kinds,
+        bytes_between_faults=500_000, kinds=kinds, optimizer=optimizer,
     )  # fmt: skip
     verdict = report.verdict
     assert verdict.good, report.text()

@@ -21,14 +21,14 @@ COMMITS = 12
 OPTIMIZERS = {"adam": 0.0, "adamw": 0.1, "lion": 0.1}  # with their decay on the server
 
 
-def step(optimizer: str, theta: Vector, state: dict[str, Vector], update: Vector, age: float, span: float) -> Vector:
+def step(optimizer: str, theta: Vector, state: dict[str, Vector], update: Vector, age: float, workers: int) -> Vector:
     """Δ by the specification; updates the state."""
     decay = F(OPTIMIZERS[optimizer])
     if optimizer == "lion":
-        delta, state["first_moment"] = lion(theta, state["first_moment"], update, span, F(0.01), 0.9, 0.99, decay)
+        delta, state["first_moment"] = lion(theta, state["first_moment"], update, workers, F(0.01), 0.9, 0.99, decay)
         return delta
     delta, state["first_moment"], state["second_moment"] = adam(
-        theta, state["first_moment"], state["second_moment"], update, age, span, F(0.01), 0.9, 0.999, F(1e-8), decay
+        theta, state["first_moment"], state["second_moment"], update, age, workers, F(0.01), 0.9, 0.999, F(1e-8), decay
     )
     return delta
 
@@ -50,11 +50,11 @@ def test_the_compiled_pass_equals_the_specification_bit_by_bit(name: str, optimi
             run.workers.pop()
         workers = len(run.workers)
         update, buffers = gradient(random, size), run.workers[version % workers]
-        staleness, span = min(version, workers - 1), (workers + 1) / 2 if name == "gem" else 1.0
-        age += 1 / span
-        delta = step(optimizer, theta, state, update, age, span)
+        staleness, counted = min(version, workers - 1), workers if name == "gem" else 1
+        age += 2 / (counted + 1)
+        delta = step(optimizer, theta, state, update, age, counted)
         if name == "gem":
-            expected, sent, _ = match(theta, buffers["snapshot"], delta, workers, F(1.5), F(1e-12), F(1), F(1.5))
+            expected, sent, _ = match(theta, buffers["snapshot"], delta, age, workers, 1.5, F(1e-12), F(1), 1.5)
         else:
             expected = sent = theta + delta / F(staleness + 1 if name == "adaptive" else 1)
         run.commit(update, version % workers, staleness)

@@ -207,6 +207,8 @@ class LookAhead(Asynchronous):
     kappa_form: str = "root"
     power: float = 1.0
     decay_split: bool = False
+    form: str = "h"
+    warm: bool | str = False
 
     def start(self, theta: Vector) -> None:
         super().start(theta)
@@ -219,15 +221,26 @@ class LookAhead(Asynchronous):
         self.theta = self.theta + step
         self._moved += F(1 / workers) * (step - self._moved)
         ahead = {"step": step, "raw": delta, "mean": self._moved}[self.predict]
-        return self.theta + F(self.reach * self._horizon(worker, staleness, workers)) * ahead
+        self._age = getattr(self, "_age", 0) + 2 / (workers + 1)
+        known = 1.0
+        if self.warm == "age":
+            known = self._age / (self._age + 1)
+        elif self.warm == "age4":
+            known = self._age / (self._age + 4)
+        elif self.warm == "square":
+            known = 1 - self._adam._left1**2
+        elif self.warm:
+            known = 1 - self._adam._left1
+        return self.theta + F(known * self.reach * self._horizon(worker, staleness, workers)) * ahead
 
     def _step(self, gradient: Vector, workers: int) -> Vector:
         h = ((workers + 1) / 2) ** self.power
         if self.optimizer != "adamw":
             return self._other_step(gradient, h)
-        mean, square = self._adam.take(gradient, h if self.memory == "rounds" else 1.0)
+        mean, square = self._adam.take(gradient, {"rounds": h, "commits": 1.0, "n": float(workers)}[self.memory])
         if self.split:
-            direction = mean / (np.sqrt(square + F(h - 1) * mean * mean) + EPSILON)
+            extra = h - 1 if self.form == "h" else workers - 1
+            direction = mean / (np.sqrt(square + F(extra) * mean * mean) + EPSILON)
         else:
             direction = mean / (np.sqrt(square) + EPSILON) / F(math.sqrt(h))
         decay = DECAY / math.sqrt(h) if self.decay_split else DECAY

@@ -16,6 +16,7 @@ from gem_server.rules.base import Buffers, PiFacts, RuleInput, require
 from gem_server.rules.fused import Scalars
 from gem_server.rules.gem_pass import Step, match_energy
 from gem_server.rules.gradient_rule import GradientRule
+from gem_server.rules.optimizers import span
 
 _NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
 
@@ -26,10 +27,12 @@ class GemAhead(GradientRule):
 
     `rules/specification.py` has these equations in NumPy. With n workers and h = (n + 1)/2:
 
-        Δ = the optimizer's step, with h commits for one gradient        (`rules/optimizers.py`)
+        Δ = the optimizer's step, with n gradients for one              (`rules/optimizers.py`)
         π = clip((κ·√n·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)           (Eqs. 19, 27; Δ is its own proxy)
         θ_{t+1} = θ_t + π·Δ
-        s = θ_{t+1} + ρ·(n − 1)·π·Δ                                      what the worker gets, and computes its next gradient on
+        s = θ_{t+1} + ρ·(n − 1)·k/(k + 1)·π·Δ                            what the worker gets, and computes its next gradient on
+
+    k is the sum of 1/h over the commits so far: the first steps foretell little.
 
     One worker alone makes the optimizer's own steps: h = 1, s = θ and π = 1. With n workers, n − 1 commits pass until a
     worker's next one. If they move θ as this one did, θ_t − s is small then, and π is 1. If they move it elsewhere, they do so
@@ -59,23 +62,24 @@ class GemAhead(GradientRule):
         return _NUMBERS
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
-        workers = rule_input.workers
-        span = (workers + 1) / 2
-        numbers = np.array(self._optimizer.scalars(self._aged(rule_input, span), span), np.float32)
+        workers, age = rule_input.workers, self._aged(rule_input)
+        numbers = np.array(self._optimizer.scalars(age, workers), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
         step = Step(moments, self._optimizer.code, numbers, self._decay, self._bound(self.pi_max))
-        return match_energy(self.threads, layout, theta, update, buffers, step, self._scalars(rule_input.factor, workers))
+        ahead = self._optimizer.reach * (workers - 1) * age / (age + 1)
+        scalars = self._scalars(self.learning_rate * rule_input.factor, workers, ahead)
+        return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
-    def _aged(self, rule_input: RuleInput, span: float) -> float:
+    def _aged(self, rule_input: RuleInput) -> float:
         """k, the sum of 1/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""
         numbers = rule_input.shared.numbers
         before = numbers.get("age", -1.0)
-        numbers["age"] = (before if before >= 0 else rule_input.version) + 1 / span
+        numbers["age"] = (before if before >= 0 else rule_input.version) + 1 / span(rule_input.workers)
         return numbers["age"]
 
-    def _scalars(self, factor: float, workers: int) -> Scalars:
+    def _scalars(self, eta: float, workers: int, ahead: float) -> Scalars:
         return Scalars(
-            eta=self.learning_rate * factor,
+            eta=eta,
             mu=0.0,
             own=0.0,
             kappa=self.kappa * math.sqrt(workers),
@@ -84,5 +88,5 @@ class GemAhead(GradientRule):
             pi_max=self.pi_max,
             limit=self.largest,
             against=1.0,
-            ahead=self._optimizer.reach * (workers - 1),
+            ahead=ahead,
         )

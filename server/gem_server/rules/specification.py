@@ -38,39 +38,41 @@ def used(moved: Vector, delta: Vector, against: np.float32) -> Vector:
 
 
 def adam(
-    theta: Vector, first: Vector, second: Vector, gradient: Vector, age: float, span: float,
+    theta: Vector, first: Vector, second: Vector, gradient: Vector, age: float, workers: int,
     eta: np.float32, beta1: float, beta2: float, epsilon: np.float32, decay: np.float32,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
-    """The step of Adam, or with a weight decay of AdamW: Δ and both new moments. `span` is h, `age` k, the sum of 1/h over the
-    commits so far, this one included; with h = 1 it is the papers' step."""
-    f = np.float32
+    """The step of Adam, or with a weight decay of AdamW: Δ and both new moments. With n = `workers` workers, h = (n + 1)/2
+    and `age`, k, is the sum of 1/h over the commits so far, this one included. With n = 1 it is the papers' step."""
+    f, span = np.float32, (workers + 1) / 2
     correct1, correct2 = 1 / (1 - beta1**age), 1 / (1 - beta2**age)
     beta1, beta2 = beta1 ** (1 / span), beta2 ** (1 / span)
     first = f(beta1) * first + f(1 - beta1) * gradient
     second = f(beta2) * second + f(1 - beta2) * gradient * gradient
     mean = first * f(correct1)
-    square = second * f(correct2) + f(span - 1) * (mean * mean)
+    square = second * f(correct2) + f(workers - 1) * (mean * mean)
     return -eta * (mean / (np.sqrt(square) + epsilon) + decay * theta), first, second
 
 
 def lion(
-    theta: Vector, moment: Vector, gradient: Vector, span: float,
+    theta: Vector, moment: Vector, gradient: Vector, workers: int,
     eta: np.float32, beta1: float, beta2: float, decay: np.float32,
 ) -> tuple[Vector, Vector]:  # fmt: skip
-    """The step of Lion: Δ and the new moment. `span` is h; with h = 1 it is the paper's step."""
-    f, beta1, beta2 = np.float32, beta1 ** (1 / span), beta2 ** (1 / span)
-    sign = f(1 / np.sqrt(span)) * np.sign(f(beta1) * moment + f(1 - beta1) * gradient)
+    """The step of Lion: Δ and the new moment. With n = `workers` = 1 it is the paper's step."""
+    f, span = np.float32, (workers + 1) / 2
+    beta1, beta2 = beta1 ** (1 / span), beta2 ** (1 / span)
+    sign = f(1 / np.sqrt(workers)) * np.sign(f(beta1) * moment + f(1 - beta1) * gradient)
     return -eta * (sign + decay * theta), f(beta2) * moment + f(1 - beta2) * gradient
 
 
 def match(
-    theta: Vector, snapshot: Vector, delta: Vector, workers: int, kappa: np.float32, epsilon: np.float32, pi_max: np.float32,
-    reach: np.float32,
+    theta: Vector, snapshot: Vector, delta: Vector, age: float, workers: int,
+    kappa: float, epsilon: np.float32, pi_max: np.float32, reach: float,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
     """Matches the step Δ of an optimizer, its own proxy, with n = `workers` workers: θ_{t+1}, the new s, and π."""
-    kappa, ahead = np.float32(kappa * np.sqrt(workers)), np.float32(reach * (workers - 1))
+    f = np.float32
+    ahead = f(reach * (workers - 1) * age / (age + 1))
     with np.errstate(divide="ignore", invalid="ignore"):
-        pi = (kappa * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
-    pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), np.float32(0), pi_max)
+        pi = (f(kappa * np.sqrt(workers)) * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
+    pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), f(0), pi_max)
     move = pi * delta
     return theta + move, theta + move + ahead * move, pi
