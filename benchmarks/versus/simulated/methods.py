@@ -27,6 +27,13 @@ class Adam:
         self._left1, self._left2 = self._left1 * beta1, self._left2 * beta2
         return self._first / F(1 - self._left1), self._second / F(1 - self._left2)
 
+    def lion(self, gradient: Vector, h: float) -> Vector:
+        """Takes a gradient in as Lion does. Returns the direction of its step."""
+        beta1, beta2 = 0.9 ** (1 / h), 0.99 ** (1 / h)
+        sign = np.sign(F(beta1) * self._first + F(1 - beta1) * gradient)
+        self._first = F(beta2) * self._first + F(1 - beta2) * gradient
+        return np.asarray(sign, F)
+
 
 @dataclass
 class Synchronous:
@@ -113,7 +120,7 @@ class OwnSteps(Asynchronous):
 
     Args:
         root: Whether κ is multiplied by √n.
-        shrink: Whether steps are divided by √h.
+        shrink: Whether steps are divided by √n.
         ahead: ρ of `LookAhead`.
     """
 
@@ -135,7 +142,7 @@ class OwnSteps(Asynchronous):
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
         delta = gradient if self.local_steps > 1 else self.local_step(worker, gradient, point)
         if self.shrink:
-            delta /= F(math.sqrt((workers + 1) / 2))
+            delta = delta / F(math.sqrt(workers))
         kappa = self.kappa * (math.sqrt(workers) if self.root else 1.0)
         step = matched(kappa, delta, self.theta - point) * delta
         self.theta = self.theta + step
@@ -177,92 +184,74 @@ class LookAhead(Asynchronous):
     """Energy matching against the movement that was not foreseen, with n workers and h = (n + 1)/2:
 
         m ← β₁'·m + (1 − β₁')·g    v ← β₂'·v + (1 − β₂')·g⊙g     β' = β^(1/h)
-        Δ = −η·(m̂/(√(v̂ + (h − 1)·m̂⊙m̂) + ε) + λ·θ)
+        Δ = −η·(m̂/(√(v̂ + (n − 1)·m̂⊙m̂) + ε) + λ·θ)
         π = clip(κ·√n − |θ − s|/|Δ|, 0, 1)
         θ ← θ + π·Δ
-        s ← θ + ρ·(n − 1)·π·Δ
+        s ← θ + ρ·(n − 1)·k/(k + 1)·π·Δ                          k: the sum of 1/h over all commits
 
     Args:
         rate: η, that of one worker.
         reach: ρ.
         kappa: κ.
-        memory: "rounds", or "commits": β' = β and h = 1.
-        split: Whether the mean's part of v̂ counts h times; if not, the rate is divided by √h instead.
-        horizon: In place of n − 1: "workers", "own" (moving mean of the worker's staleness), "last" (its last staleness).
+        memory: "h"; "n": β' = β^(1/n); "commits": β' = β.
+        split: Whether the mean's part of v̂ counts n times; if not, the rate is divided by √n instead.
+        horizon: In place of n − 1: "own" (moving mean of the worker's staleness), "last" (its last staleness).
         predict: "step" (π·Δ), "raw" (Δ), or "mean" (moving mean of π·Δ over n commits).
         bound: π: "energy", "gap" (1/G of Gap-Aware, for each element), or "none".
-        optimizer: "adamw" or "lion" or "sgd" (momentum, whose moment is a mean: η·m/(1 − μ)).
-        kappa_form: κ·√n ("root"), κ·n/2 ("half"), κ ("one").
+        grows: κ grows with √n ("root") or n ("half": κ·n/2), or not ("not").
+        gradual: Whether ρ is multiplied by k/(k + 1).
+        optimizer: "adamw", "lion", or "sgd": a momentum that is a mean, so that the rate is 10 times that of PyTorch's.
     """
 
     rate: float
     reach: float = 1.5
     kappa: float = 1.5
-    memory: str = "rounds"
+    memory: str = "h"
     split: bool = True
     horizon: str = "workers"
     predict: str = "step"
     bound: str = "energy"
+    grows: str = "root"
+    gradual: bool = True
     optimizer: str = "adamw"
-    kappa_form: str = "root"
-    power: float = 1.0
-    decay_split: bool = False
-    form: str = "h"
-    warm: bool | str = False
 
     def start(self, theta: Vector) -> None:
         super().start(theta)
-        self._adam, self._mean_staleness = Adam(theta.size), dict[int, float]()
+        self._adam, self._mean_staleness, self._age = Adam(theta.size), dict[int, float](), 0.0
         self._moved = np.zeros_like(theta)
 
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
+        self._age += 2 / (workers + 1)
         delta = self._step(gradient, workers)
         step = self._pi(delta, self.theta - point, workers) * delta
         self.theta = self.theta + step
         self._moved += F(1 / workers) * (step - self._moved)
         ahead = {"step": step, "raw": delta, "mean": self._moved}[self.predict]
-        self._age = getattr(self, "_age", 0) + 2 / (workers + 1)
-        known = 1.0
-        if self.warm == "age":
-            known = self._age / (self._age + 1)
-        elif self.warm == "age4":
-            known = self._age / (self._age + 4)
-        elif self.warm == "square":
-            known = 1 - self._adam._left1**2
-        elif self.warm:
-            known = 1 - self._adam._left1
+        known = self._age / (self._age + 1) if self.gradual else 1.0
         return self.theta + F(known * self.reach * self._horizon(worker, staleness, workers)) * ahead
 
     def _step(self, gradient: Vector, workers: int) -> Vector:
-        h = ((workers + 1) / 2) ** self.power
-        if self.optimizer != "adamw":
-            return self._other_step(gradient, h)
-        mean, square = self._adam.take(gradient, {"rounds": h, "commits": 1.0, "n": float(workers)}[self.memory])
-        if self.split:
-            extra = h - 1 if self.form == "h" else workers - 1
-            direction = mean / (np.sqrt(square + F(extra) * mean * mean) + EPSILON)
+        h = {"h": (workers + 1) / 2, "n": float(workers), "commits": 1.0}[self.memory]
+        if self.optimizer == "lion":
+            direction = self._adam.lion(gradient, h) / F(math.sqrt(workers))
         else:
-            direction = mean / (np.sqrt(square) + EPSILON) / F(math.sqrt(h))
-        decay = DECAY / math.sqrt(h) if self.decay_split else DECAY
+            mean, square = self._adam.take(gradient, h)
+            if self.optimizer == "sgd":
+                direction = mean / F(math.sqrt(workers))
+            elif self.split:
+                direction = mean / (np.sqrt(square + F(workers - 1) * mean * mean) + EPSILON)
+            else:
+                direction = mean / (np.sqrt(square) + EPSILON) / F(math.sqrt(workers))
+        decay = 0.0 if self.optimizer == "sgd" else DECAY
         return -F(self.rate) * (direction + F(decay) * self.theta)
 
-    def _other_step(self, gradient: Vector, h: float) -> Vector:
-        if self.optimizer == "sgd":
-            mean, _ = self._adam.take(gradient, h)
-            return -F(self.rate * 10 / h) * mean
-        first = self._adam._first
-        beta1, beta2 = 0.9 ** (1 / h), 0.99 ** (1 / h)
-        sign = np.sign(F(beta1) * first + F(1 - beta1) * gradient)
-        self._adam._first = F(beta2) * first + F(1 - beta2) * gradient
-        return -F(self.rate / math.sqrt(h)) * sign - F(self.rate * DECAY) * self.theta
-
     def _pi(self, delta: Vector, moved: Vector, workers: int) -> Vector:
-        kappa = self.kappa * {"root": math.sqrt(workers), "half": workers / 2, "one": 1.0}[self.kappa_form]
         if self.bound == "energy":
-            return matched(kappa, delta, moved)
+            return matched(self.kappa * {"root": math.sqrt(workers), "half": workers / 2, "not": 1.0}[self.grows], delta, moved)
         if self.bound == "gap":
             with np.errstate(divide="ignore", invalid="ignore"):
-                return 1 / np.maximum(F(1), np.nan_to_num(np.abs(moved) / np.abs(delta), nan=0.0))
+                gap = np.nan_to_num(np.abs(moved) / np.abs(delta), nan=0.0)
+            return np.asarray(1 / np.maximum(F(1), gap), F)
         return np.ones_like(delta)
 
     def _horizon(self, worker: int, staleness: int, workers: int) -> float:
@@ -273,3 +262,36 @@ class LookAhead(Asynchronous):
             mean = self._mean_staleness[worker] = 0.7 * mean + 0.3 * staleness
             return mean
         return workers - 1
+
+
+@dataclass
+class DanaAdamW(Asynchronous):
+    """DANA's look-ahead around the AdamW of each worker: a worker gets θ plus the next step of every worker's own AdamW, as
+    they are now. No π.
+
+    Args:
+        gap: Whether each gradient is divided by 1 + |θ − s|/C, as in Gap-Aware.
+    """
+
+    rate: float
+    gap: bool = False
+
+    def start(self, theta: Vector) -> None:
+        super().start(theta)
+        self._adams: dict[int, Adam] = {}
+        self._steps: dict[int, Vector] = {}
+        self._sum, self._length, self._age = np.zeros_like(theta), np.zeros_like(theta), 0
+
+    def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
+        if self.gap and self._age:
+            gradient = np.asarray(
+                gradient / (1 + np.abs(self.theta - point) / (self._length / (1 - 0.999**self._age) + 1e-12)), F
+            )
+        mean, square = self._adams.setdefault(worker, Adam(gradient.size)).take(gradient)
+        step = -F(self.rate) * (mean / (np.sqrt(square) + EPSILON) + F(DECAY) * self.theta)
+        self._sum += step - self._steps.get(worker, np.zeros_like(step))
+        self._steps[worker] = step
+        self._length = F(0.999) * self._length + F(0.001) * np.abs(step)
+        self._age += 1
+        self.theta = self.theta + step
+        return self.theta + F(0.9) * self._sum

@@ -1,0 +1,140 @@
+"""The page docs/results/versus/simulated.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.lib.page import table
+from benchmarks.lib.results import write
+from benchmarks.versus.profiles import PROFILES
+from benchmarks.versus.simulated import plan
+from benchmarks.versus.simulated.runs import Outcome, Run
+
+Results = Mapping[Run, Outcome]
+Cell = tuple[object, ...]  # model, profile, workers, method, settings
+
+
+class Times:
+    """The times to a model's second loss, by what was run, each with its seeds."""
+
+    def __init__(self, results: Results) -> None:
+        self._outcomes: dict[Cell, list[Outcome]] = {}
+        for run, outcome in sorted(results.items(), key=lambda item: item[0].seed):
+            cell = (run.model, run.profile, run.workers, run.method, run.settings)
+            self._outcomes.setdefault(cell, []).append(outcome)
+
+    def seconds(self, *cell: object) -> list[float | None]:
+        """Of each seed; None: not reached."""
+        return [outcome.second for outcome in self._outcomes.get(cell, [])]
+
+    def mean(self, *cell: object) -> float | None:
+        """Over the seeds; None if one did not reach the loss, or there are no runs."""
+        times = self.seconds(*cell)
+        reached = [time for time in times if time is not None]
+        return mean(reached) if reached and len(reached) == len(times) else None
+
+    def best(self, model: str, profile: str, workers: int, method: str, settings: Iterable[str]) -> tuple[str, float] | None:
+        """The settings with the lowest mean time."""
+        times = {each: self.mean(model, profile, workers, method, each) for each in settings}
+        reached = {each: time for each, time in times.items() if time is not None}
+        return min(reached.items(), key=lambda item: item[1]) if reached else None
+
+    def text(self, *cell: object) -> str:
+        """The mean, then each seed; "–" for a loss that was not reached, and the lowest loss then."""
+        outcomes = self._outcomes.get(cell, [])
+        if not outcomes:
+            return ""
+        each = [f"{one.second:.0f}" if one.second is not None else f"– ({one.lowest:.2f})" for one in outcomes]
+        average = self.mean(*cell)
+        return (f"**{average:.0f}** · " if average is not None else "") + ", ".join(each)
+
+
+def write_page(results: Results, folder: Path) -> Path:
+    """Writes the page, as far as there are runs for it. Returns its path."""
+    times = Times(results)
+    body = (Path(__file__).parent / "page.txt").read_text(encoding="utf-8")
+    parts = {
+        "equal": _equal(times),
+        "kinds": _kinds(times),
+        "rates": _rates(times),
+        "parts": _changes(times, plan.PARTS),
+        "choices": _changes(times, plan.CHOICES),
+        "cases": _changes(times, plan.CASES, ("equal", "exponential")),
+        "rivals": _settings(times, "dana", [16], ["equal"], plan.QUESTIONS["rivals"]),
+        "own": _settings(times, "own", [4, 16], plan.ABLATED, plan.QUESTIONS["own"]),
+        "convnet": _convnet(times),
+        "missing": str(sum(run not in results for run in plan.runs(plan.QUESTIONS))),
+    }
+    write(folder / "simulated.md", body.format(**parts))
+    return folder / "simulated.md"
+
+
+def _ahead(setting: str = "") -> str:
+    return f"rate={plan.RATE} {setting}".strip()
+
+
+def _ratio(ours: float | None, theirs: float | None) -> str:
+    return f"{ours / theirs:.2f}" if ours is not None and theirs is not None else ""
+
+
+def _equal(times: Times) -> str:
+    rows = []
+    for count in (*plan.COUNTS, *plan.MANY):
+        ours = ("transformer", "equal", count, "ahead", _ahead())
+        rates = {run.settings for run in plan.runs(["equal", "many"]) if run.method == "rounds"}
+        best = times.best("transformer", "equal", count, "rounds", sorted(rates))
+        theirs = ("transformer", "equal", count, "rounds", best[0]) if best else None
+        words = f"{times.text(*theirs)} ({best[0].removeprefix('rate=')})" if theirs and best else ""
+        rows.append((count, words, times.text(*ours), _ratio(times.mean(*ours), best[1] if best else None)))
+    return table(["Workers", "Rounds at their best rate", "Look-ahead, 0.003", "Ratio"], rows)
+
+
+def _kinds(times: Times) -> str:
+    rows = []
+    for kind in ("equal", *plan.KINDS):
+        cells = [
+            ("transformer", kind, 16, method, f"rate={rate}")
+            for method, rate in (("rounds", plan.ROUNDS_RATE), ("before", plan.RATE), ("ahead", plan.RATE))
+        ]
+        ratio = _ratio(times.mean(*cells[2]), times.mean(*cells[0]))
+        rows.append((f"{kind}: {PROFILES[kind].meaning}", *(times.text(*cell) for cell in cells), ratio))
+    return table(["Kind", "Rounds, 0.01", "Before, 0.003", "Look-ahead, 0.003", "Ratio to rounds"], rows)
+
+
+def _rates(times: Times) -> str:
+    rates = (0.001, 0.0015, plan.RATE, 0.006, 0.009)
+    return table(
+        ["Rate", *map(str, rates)],
+        [("time to 2.3", *(times.text("transformer", "equal", 16, "ahead", f"rate={rate}") for rate in rates))],
+    )
+
+
+def _changes(times: Times, changes: Mapping[str, str], profiles: Sequence[str] = plan.ABLATED) -> str:
+    named = {"all parts": "", **changes}
+    rows = [
+        (name, *(times.text("transformer", profile, 16, "ahead", _ahead(setting)) for profile in profiles))
+        for name, setting in named.items()
+    ]
+    return table(["", *profiles], rows)
+
+
+def _settings(times: Times, method: str, counts: Sequence[int], profiles: Sequence[str], runs: Iterable[Run]) -> str:
+    settings = dict.fromkeys(run.settings for run in runs)
+    heads = [f"{profile}, {count}" for count in counts for profile in profiles]
+    rows = [
+        (f"`{each}`", *(times.text("transformer", profile, count, method, each) for count in counts for profile in profiles))
+        for each in settings
+    ]
+    return table(["Settings", *heads], rows)
+
+
+def _convnet(times: Times) -> str:
+    asked = dict.fromkeys((run.method, run.settings) for run in plan.QUESTIONS["convnet"])
+    places = [(profile, count) for count in (4, 16) for profile in plan.ABLATED]
+    rows = [
+        (method, f"`{settings}`", *(times.text("convnet", *place, method, settings) for place in places))
+        for method, settings in asked
+    ]
+    return table(["Method", "Settings", *(f"{profile}, {count}" for profile, count in places)], rows)
