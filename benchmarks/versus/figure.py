@@ -6,6 +6,7 @@ from pathlib import Path
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from benchmarks.paper.style import panels
 from benchmarks.versus.analysis import Cell, cell, tuned
@@ -34,8 +35,9 @@ def draw(folder: Path, results: Results, limit: float) -> bool:
             _panel(axes, *shown[number], results, limit)
         else:
             axes.set_axis_off()
-    entries = {label: handle for axes in places for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    drawing.figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4, fontsize=9)
+    names = [name for name in contenders() if any(name in _cells(*each, results) for each in shown)]
+    patches = [Patch(color=_colour(name), label=contenders()[name].label) for name in names]
+    drawing.figure.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=9)
     folder.mkdir(parents=True, exist_ok=True)
     drawing.figure.savefig(folder / NAME, dpi=110)
     plt.close(drawing.figure)
@@ -58,22 +60,24 @@ def _panel(axes: Axes, model: str, width: int, results: Results, limit: float) -
     cells = _cells(model, width, results)
     profiles = [profile for profile in PROFILES if any(profile in each for each in cells.values())]
     thick = _WHOLE / len(cells)
-    names = list(contenders())
     for number, (name, of) in enumerate(cells.items()):
-        colour, label = _COLOURS[names.index(name) % len(_COLOURS)], contenders()[name].label
         for place, profile in enumerate(profiles):
             if profile in of:
                 x = place + (number - (len(cells) - 1) / 2) * thick
-                _bar(axes, x, thick, of[profile], colour, label, limit)
+                _bar(axes, x, thick, of[profile], _colour(name), limit)
     axes.set_xticks(range(len(profiles)), profiles)
     axes.set(title=f"{model}, {width} workers: loss {GOALS[model].losses[1]:g}", ylabel="time in units of a gradient")
     axes.grid(axis="x", visible=False)
 
 
-def _bar(axes: Axes, x: float, thick: float, of: Cell, colour: str, label: str, limit: float) -> None:
+def _colour(name: str) -> str:
+    return _COLOURS[list(contenders()).index(name) % len(_COLOURS)]
+
+
+def _bar(axes: Axes, x: float, thick: float, of: Cell, colour: str, limit: float) -> None:
     mean, times = of.mean(1), of.times(1)
     height = limit if mean is None else mean
-    axes.bar(x, height, thick * 0.92, color=colour, label=label, alpha=0.35 if mean is None else 1.0)
+    axes.bar(x, height, thick * 0.92, color=colour, alpha=0.35 if mean is None else 1.0)
     if mean is None:
         axes.text(x, height, "▲", ha="center", va="bottom", fontsize=8, color=colour)
         return

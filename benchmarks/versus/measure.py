@@ -29,9 +29,19 @@ _KEPT_OUTPUT = Path("runs/versus-failed")  # what the processes of a failed run 
 
 def measure(run: Run, data: Path | None, limit: float) -> Outcome:
     """Trains until the lower loss is reached, or the limit is. Raises RunFailed."""
+    return Outcome.of(_raced(run, data, limit))
+
+
+def measure_exchange(run: Run, data: Path | None) -> float:
+    """The mean milliseconds of an exchange alone; rate, profile and seed mean nothing. Raises RunFailed."""
+    return float(_raced(run, data, 1.0, exchange_only=True))
+
+
+def _raced(run: Run, data: Path | None, limit: float, exchange_only: bool = False) -> Any:
+    """What a race leaves."""
     with tempfile.TemporaryDirectory(prefix="versus-", dir=_MEMORY if _MEMORY.is_dir() else None) as name:
-        folder = Path(name)
-        Setup(**asdict(run), unit=UNIT_SECONDS, limit=limit, data=str(data.resolve()) if data else None, folder=name).save()
+        files = str(data.resolve()) if data else None
+        Setup(**asdict(run), unit=UNIT_SECONDS, limit=limit, data=files, folder=name, exchange_only=exchange_only).save()
         command = [sys.executable, "-m", "benchmarks.versus.race", name]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
         process = subprocess.Popen(
@@ -43,10 +53,10 @@ def measure(run: Run, data: Path | None, limit: float) -> Outcome:
         finally:
             _stop(process)
         if process.returncode:
-            shutil.copytree(folder, _KEPT_OUTPUT, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pt", "*.npz"))
+            shutil.copytree(name, _KEPT_OUTPUT, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pt", "*.npz"))
             last = (said.strip().splitlines() or ["it said nothing"])[-1]
             raise RunFailed(f"{last} (what its processes printed is in {_KEPT_OUTPUT})")
-        return Outcome.of(json.loads((folder / OUTCOME).read_text()))
+        return json.loads((Path(name) / OUTCOME).read_text())
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

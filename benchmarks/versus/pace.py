@@ -4,8 +4,10 @@ publishes θ."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from benchmarks.versus.setup import Setup
 SNAPSHOT_UNITS = 2.0  # between two published snapshots
 _GATE, _SNAPSHOT = "go", "theta.npz"
 _POLL_SECONDS = 0.01
+_EXCHANGES = 100  # in a measurement of their overhead
 
 
 class Gate:
@@ -121,6 +124,24 @@ def last_snapshot(folder: Path) -> Snapshot | None:
             return Snapshot(float(file["time"]), samples, exchanges, file["theta"])
     except FileNotFoundError:
         return None
+
+
+def time_exchanges(setup: Setup, worker: int, exchange: Callable[[], None]) -> NoReturn:
+    """Exchanges as fast as possible, and leaves the milliseconds of each in the run's folder."""
+    began = Gate(setup.path).enter(worker)
+    for _ in range(_EXCHANGES):
+        exchange()
+    milliseconds = 1000 * (time.monotonic() - began) / _EXCHANGES
+    unfinished = setup.path / f"exchange.part-{worker}"
+    unfinished.write_text(repr(milliseconds))
+    unfinished.rename(setup.path / f"exchanged-{worker}")
+    while True:  # others may still need this process
+        time.sleep(1)
+
+
+def exchange_times(folder: Path) -> list[float]:
+    """The milliseconds of an exchange of each worker that is done."""
+    return [float(file.read_text()) for file in folder.glob("exchanged-*")]
 
 
 def flat(model: nn.Module) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ Rate = Callable[[Case, Results], float | None]
 
 def write(
     folder: Path, results: Results, head: Mapping[str, Any], choice: Choice, drawn: bool,
-    overhead: Mapping[tuple[str, str, int], float],
+    overhead: Mapping[Case, float],
 ) -> Path:  # fmt: skip
     """Writes README.md, from page.txt.
 
@@ -33,7 +33,7 @@ def write(
         head: The unit, the limit and the conditions that the results name.
         choice: What is wanted: the page says what of it is missing.
         drawn: Whether the figure is there.
-        overhead: Milliseconds of an exchange, by contender, model and number of workers.
+        overhead: Milliseconds of an exchange.
     """
     remarks, conditions = folder / _REMARKS, head["conditions"]
     parts = {
@@ -124,10 +124,11 @@ def _rates(results: Results) -> str:
     return table(["Model", "Workers", "Contender", "Rates"], rows) if rows else "Not measured yet; a quick run has given rates."
 
 
-def _overhead(found: Mapping[tuple[str, str, int], float]) -> str:
+def _overhead(found: Mapping[Case, float]) -> str:
     if not found:
         return "Not measured yet: `python -m benchmarks.versus --overhead`."
     rows = [
-        [model, width, contenders()[name].label, f"{milliseconds:.1f}"] for (name, model, width), milliseconds in found.items()
+        [case.model, case.workers, contenders()[case.contender].label, f"{milliseconds:.1f}"]
+        for case, milliseconds in found.items()
     ]
     return table(["Model", "Workers", "Contender", "ms"], rows)

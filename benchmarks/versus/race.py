@@ -25,7 +25,7 @@ from torch.nn.utils import vector_to_parameters
 from benchmarks.versus.contenders import contenders
 from benchmarks.versus.family import DIVERGED, Family
 from benchmarks.versus.outcome import Outcome, Point, finite, outcome
-from benchmarks.versus.pace import Gate, last_snapshot
+from benchmarks.versus.pace import Gate, exchange_times, last_snapshot
 from benchmarks.versus.setup import OUTCOME, Setup
 
 _READY_SECONDS = 240.0
@@ -51,10 +51,12 @@ class Race:
         self._curve: list[Point] = []
         self._start = 0.0
 
-    def run(self) -> Outcome:
-        """Raises RaceError if a process fails."""
+    def run(self) -> Outcome | float:
+        """The outcome, or the mean milliseconds of an exchange. Raises RaceError if a process fails."""
         self._curve.append((0.0, self._scores.recv(), 0, 0))
         self._start = self._begin()
+        if self._setup.exchange_only:
+            return self._exchange_time()
         diverged = self._watch()
         return outcome(self._curve, self._setup.losses, diverged, time.monotonic() - self._began)
 
@@ -67,6 +69,12 @@ class Race:
                 raise RaceError(f"{gate.ready()} of {self._started.members} processes were ready after {_READY_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
         return gate.open()
+
+    def _exchange_time(self) -> float:
+        while len(times := exchange_times(self._setup.path)) < self._setup.workers:
+            self._gradients_are_finite()
+            time.sleep(_POLL_SECONDS)
+        return sum(times) / len(times)
 
     def _watch(self) -> bool:
         """Waits for the end; returns whether the run has diverged."""
@@ -131,7 +139,7 @@ def main() -> None:
         sys.exit(str(error))
     finally:
         family.end()
-    (setup.path / OUTCOME).write_text(json.dumps(asdict(found)))
+    (setup.path / OUTCOME).write_text(json.dumps(found if isinstance(found, float) else asdict(found)))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class Setup:
         limit: Units after which the run ends.
         data: The folder of MNIST's files, if the model needs it.
         folder: The run's folder. It lies in memory, so that nobody waits for a disk.
+        exchange_only: Whether the workers only exchange, without computing and sleeping: their overhead is measured.
     """
 
     contender: str
@@ -41,6 +42,7 @@ class Setup:
     limit: float
     data: str | None
     folder: str
+    exchange_only: bool = False
 
     @property
     def path(self) -> Path:

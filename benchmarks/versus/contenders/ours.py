@@ -16,7 +16,7 @@ from gem_worker.launcher.cluster import WORKER_NICENESS, free_port
 
 from benchmarks.versus.contenders import Contender
 from benchmarks.versus.family import DIVERGED, Family
-from benchmarks.versus.pace import Gate, Pace, Publisher
+from benchmarks.versus.pace import Gate, Pace, Publisher, time_exchanges
 from benchmarks.versus.setup import Setup
 
 _POLL_SECONDS = 0.02
@@ -76,6 +76,8 @@ def _work(address: str, setup: Setup, worker: int) -> None:
     with gem_client.connect(address) as session:
         optimizer = Optimizer(model.named_parameters(), session)
         problem.loss(model, problem.batch(setup.seed, worker, 0)).backward()  # a first gradient, which is discarded
+        if setup.exchange_only:
+            time_exchanges(setup, worker, optimizer.step)
         pace = Pace(setup, worker, Gate(setup.path).enter(worker))
         while True:
             optimizer.zero_grad()

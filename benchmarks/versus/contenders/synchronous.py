@@ -14,7 +14,7 @@ from benchmarks.versus.contenders import Contender
 from benchmarks.versus.contenders.methods import Ddp, DiLoCo, LocalSgd, Method
 from benchmarks.versus.contenders.torchrun import Torchrun, checkpoint_path
 from benchmarks.versus.family import Family
-from benchmarks.versus.pace import Gate, Pace, Publisher, flat, last_snapshot
+from benchmarks.versus.pace import Gate, Pace, Publisher, flat, last_snapshot, time_exchanges
 from benchmarks.versus.setup import Setup
 
 _CHECKPOINT_UNITS = 10.0
@@ -37,6 +37,8 @@ class Loop:
         self._resume()
         self._compute(0)  # a first gradient, which is discarded: it opens the connections
         dist.barrier()
+        if self._setup.exchange_only:
+            time_exchanges(self._setup, self._worker, self._method.exchange)
         self._pace = pace = Pace(self._setup, self._worker, Gate(self._setup.path).enter(self._worker))
         while True:
             self._compute(pace.step)

@@ -7,6 +7,7 @@ own, and all agents meet again whenever one has gone or come back. Workers are f
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Torchrun:
         self._setup, self._family, self._work, self.members = setup, family, work, setup.workers
         self._endpoint = f"{_HOST}:{free_port()}"
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        # Agents count restarts differently: with one store for all rounds, workers find addresses of an earlier round in it.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if setup.kind.killed_every:
             for worker in range(setup.workers):
                 self.revive(worker)
@@ -65,6 +68,7 @@ def _agent(config: LaunchConfig, work: Work, setup: Setup, worker: int | None) -
 def _work(work: Work, setup: Setup, worker: int | None) -> None:
     """The body of a worker's process. Its number is its rank, unless it has an agent of its own: ranks then change."""
     end_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's own handler would wait for the end of an all-reduce
     work(setup, int(os.environ["RANK"]) if worker is None else worker)
 
 
