@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.integrations
 
-.PHONY: help train test test-all test-slow test-docker test-wheel check format hooks proto dashboards chart docs-api wheel bench paper models chaos soak fuzz clean
+.PHONY: help train test test-all test-slow test-docker test-wheel check format hooks proto dashboards chart docs-api wheel bench paper models versus chaos soak fuzz clean
 help:
 	@echo "make train   train the embedded digits with a server and 4 workers (ARGS='--workers 8 ...' for more)"
 	@echo "make test    run the tests that protect a change (3 minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench   round trips per second beside other parameter servers, then many sessions (ARGS=--quick for a rough figure)"
 	@echo "make paper   the paper's figures from MNIST's four files in DATA=DIR (hours); ARGS=--quick for a rough look (12 minutes)"
 	@echo "make models  optimizers under 1 to 32 workers, on a character transformer (hours); MNIST too with its files in DATA=DIR"
+	@echo "make versus  time to a loss beside PyTorch DDP and others, in equal and unequal clusters (many hours; ARGS=--quick ten minutes); MNIST too with DATA=DIR"
 	@echo "make chaos   kill servers and workers 100 times each, then two servers of one model, fill a disk, and look for what was lost (15 minutes)"
 	@echo "make soak    a million small commits from workers that come and go, then MINUTES=10 of the simulation"
 	@echo "make fuzz    coverage-guided fuzzing of what reads frames, log and checkpoints, SECONDS=60 each (Linux, Python up to 3.13)"
@@ -109,6 +110,9 @@ paper: $(READY)
 
 models: $(READY)
 	@$(BIN)/python -m benchmarks.models $(if $(DATA),--mnist "$(DATA)") $(ARGS)
+
+versus: $(READY)
+	@$(BIN)/python -m benchmarks.versus $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 chaos: $(READY)
 	@PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)

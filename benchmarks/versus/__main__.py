@@ -1,0 +1,3 @@
+from benchmarks.versus.cli import main
+
+main(prog_name="python -m benchmarks.versus")

@@ -1,0 +1,109 @@
+"""The command: makes the missing runs, most valuable first, draws what there is, writes the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from gem_api.process.lifetime import interruptible
+
+from benchmarks.lib.results import DamagedError, Store
+from benchmarks.lib.runs import make_missing
+from benchmarks.versus import far, figure, overhead, page
+from benchmarks.versus.contenders import contenders
+from benchmarks.versus.measure import LIMIT_UNITS, measure, measure_exchange, stored
+from benchmarks.versus.models import GOALS
+from benchmarks.versus.outcome import Outcome, Run
+from benchmarks.versus.plan import QUICK_RATES, RATE_PROFILE, Case, Choice, missing
+from benchmarks.versus.profiles import PROFILES
+
+_OUT, _QUICK_OUT = Path("docs/results/versus"), Path("runs/versus-quick")
+_QUICK_PROFILES = ("equal", "noisy", "straggler")
+
+
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="A rough look in ten minutes: the transformer, 8 workers, three profiles, one seed, given rates.",
+)
+@click.option("--only", multiple=True, type=click.Choice(list(contenders())), help="Contenders to run.")
+@click.option("--profile", "profiles", multiple=True, type=click.Choice(list(PROFILES)), help="Kinds of clusters.")
+@click.option("--model", "models", multiple=True, type=click.Choice(list(GOALS)), help="Models; the convnet needs --data.")
+@click.option("--workers", "widths", multiple=True, type=int, help="Numbers of workers.")
+@click.option("--seeds", type=click.IntRange(1), default=3, help="Seeds of each profile.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path),
+              help="Folder for results.json, figure and page; runs whose results are in it are not repeated.  "
+              f"[default: {_OUT}; with --quick {_QUICK_OUT}]")  # fmt: skip
+@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="Folder of MNIST's four IDX files. Without it the convnet is left out.")  # fmt: skip
+@click.option("--overhead", "exchanges", is_flag=True, help="Measure only what an exchange costs; takes minutes.")
+@click.option("--draw-only", is_flag=True, help="Run nothing; draw and describe the existing results.")
+@click.option("--limit", type=click.FloatRange(1), help=f"Units after which a run ends.  [default: {LIMIT_UNITS:g}]")
+@interruptible()
+def main(
+    quick: bool, only: tuple[str, ...], profiles: tuple[str, ...], models: tuple[str, ...], widths: tuple[int, ...], seeds: int,
+    out: Path | None, data: Path | None, exchanges: bool, draw_only: bool, limit: float | None,
+) -> None:  # fmt: skip
+    """Measures how soon each contender reaches a held-out loss, in kinds of clusters that real processes with simulated compute
+    times stand for. Ctrl-C ends it; the same command continues later."""
+    if quick:
+        only, profiles, widths = only or tuple(QUICK_RATES), profiles or _QUICK_PROFILES, widths or (8,)
+        choice = Choice(only, ("transformer",), profiles, widths, 1, quick=True)
+    else:
+        choice = Choice(only, _with_data(models, data), profiles, widths, seeds)
+    out = out or (_QUICK_OUT if quick else _OUT)
+    limit = limit or LIMIT_UNITS
+    try:
+        store = stored(out / "results.json", limit)
+        if store.head["limit"] != limit:
+            raise DamagedError(
+                f"the results in {store.path} end at {store.head['limit']:g} units: give the same --limit, or another --out"
+            )
+    except DamagedError as error:
+        raise click.ClickException(str(error)) from None
+    if exchanges:
+        _measure_exchanges(out, store, choice, data)
+    else:
+        _make_runs(out, store, choice, data, nothing=draw_only)
+
+
+def _make_runs(out: Path, store: Store[Run, Outcome], choice: Choice, data: Path | None, nothing: bool) -> None:
+    """Makes the missing runs, or only draws."""
+    skipped = [] if far.possible() else ["far"]
+    if skipped and "far" in choice.kinds() and not nothing:
+        click.echo(f"profile far is left out: {far.REASON}", err=True)
+    runs = () if nothing else ((run.name, run) for run in missing(choice, store.get, skipped))
+
+    def make(run: Run) -> str:
+        store.add(run, outcome := measure(run, data, store.head["limit"]))
+        reached = ", ".join("not" if units is None else f"after {units:.1f} units" for units in outcome.units)
+        return f"losses reached {reached}; lowest {outcome.lowest}{', diverged' if outcome.diverged else ''}"
+
+    make_missing(runs, make, lambda: _draw(out, store, choice))
+
+
+def _draw(out: Path, store: Store[Run, Outcome], choice: Choice) -> Path:
+    """Draws what has results, and writes the page. Returns the page's path."""
+    drawn = figure.draw(out, store.get, store.head["limit"])
+    return page.write(out, store.get, store.head, choice, drawn, overhead.stored(out))
+
+
+def _measure_exchanges(out: Path, store: Store[Run, Outcome], choice: Choice, data: Path | None) -> None:
+    """Measures each exchange that has no figure yet."""
+    found = overhead.stored(out)
+    cases = [case for group in choice.groups() for case in group if case not in found]
+
+    def make(case: Case) -> str:
+        found.add(case, milliseconds := measure_exchange(case.run(RATE_PROFILE, 1e-6, 0), data))
+        return f"{milliseconds:.1f} ms"
+
+    named = ((f"{case.model}, {case.workers} workers: exchange of {case.contender}", case) for case in cases)
+    make_missing(named, make, lambda: _draw(out, store, choice))
+
+
+def _with_data(models: tuple[str, ...], data: Path | None) -> tuple[str, ...]:
+    """The models to run. Raises UsageError."""
+    if "convnet" in models and data is None:
+        raise click.UsageError("the convnet needs --data DIR, the folder of MNIST's four IDX files")
+    return models or tuple(name for name in GOALS if data or name != "convnet")

@@ -1,0 +1,122 @@
+"""This server, with the optimizer on it: a server process, and workers that use the SDK as any training loop does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import gem_client
+import torch
+from gem_client.torch import Optimizer
+from gem_worker.launcher.cluster import WORKER_NICENESS, free_port
+
+from benchmarks.versus.contenders import Contender
+from benchmarks.versus.family import DIVERGED, Family
+from benchmarks.versus.pace import Gate, Pace, Publisher, time_exchanges
+from benchmarks.versus.setup import Setup
+
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Flags of the server.
+
+    Attributes:
+        label: As in tables and plots.
+        flags: By the model's optimizer.
+        rates: The learning rates to try first, by the model's optimizer.
+    """
+
+    label: str
+    flags: Mapping[str, tuple[str, ...]]
+    rates: Mapping[str, tuple[float, ...]]
+
+
+_RATES = {"adamw": (0.001, 0.002, 0.003, 0.006), "sgd": (0.025, 0.05, 0.1, 0.2)}
+VARIANTS = {
+    "gem": Variant("this server", {"adamw": ("--rule=gem", "--optimizer=adamw"), "sgd": ("--rule=gem",)}, _RATES),
+}
+
+
+class Ours:
+    """The processes of a run: the server, the workers, and one that reads θ as an evaluator does."""
+
+    members: int
+
+    def __init__(self, flags: Mapping[str, tuple[str, ...]], setup: Setup, family: Family) -> None:
+        self._setup, self._family, self.members = setup, family, setup.workers + 1
+        self._address = f"127.0.0.1:{free_port()}"
+        family.start("server", _serve, self._address, (*flags[setup.optimizer], f"--learning-rate={setup.rate}"), setup)
+        for worker in range(setup.workers):
+            self.revive(worker)
+        family.start("reader", _read, self._address, setup)
+
+    def revive(self, worker: int) -> None:
+        self._family.start(f"worker-{worker}", _work, self._address, self._setup, worker)
+
+
+def _serve(address: str, flags: tuple[str, ...], setup: Setup) -> None:
+    command = [sys.executable, "-m", "gem_server", f"--listen={address}", "--metrics-listen=", "--until-stopped", *flags]
+    command += ["--shards=replicate", f"--batch-size={setup.problem().batch_size}", f"--seed={setup.seed}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
+    os.execvpe(command[0], command, environment | {"GEM_LANE_LISTEN": "127.0.0.1:0"})
+
+
+def _work(address: str, setup: Setup, worker: int) -> None:
+    """The body of a worker's process."""
+    torch.set_num_threads(1)
+    os.nice(WORKER_NICENESS)  # as gem-train does
+    problem = setup.problem()
+    model = problem.model(setup.seed)
+    with gem_client.connect(address) as session:
+        optimizer = Optimizer(model.named_parameters(), session)
+        problem.loss(model, problem.batch(setup.seed, worker, 0)).backward()  # a first gradient, which is discarded
+        if setup.exchange_only:
+            time_exchanges(setup, worker, optimizer.step)
+        pace = Pace(setup, worker, Gate(setup.path).enter(worker))
+        while True:
+            optimizer.zero_grad()
+            loss = problem.loss(model, problem.batch(setup.seed, worker, pace.step))
+            loss.backward()
+            pace.wait()
+            _commit(optimizer, loss)
+            pace.begin()
+
+
+def _commit(optimizer: Optimizer, loss: torch.Tensor) -> None:
+    try:
+        optimizer.step(loss=loss)
+    except gem_client.NonFiniteGradient as error:
+        print(error)
+        sys.exit(DIVERGED)
+
+
+def _read(address: str, setup: Setup) -> None:
+    """Publishes what an evaluator gets."""
+    size = setup.problem().batch_size
+    with gem_client.connect(address) as session:
+        while not _initialized(session):
+            time.sleep(_POLL_SECONDS)
+        Gate(setup.path).enter(setup.workers)
+        publisher = Publisher(setup)
+        while True:
+            theta = session.pull()
+            publisher.publish(theta, session.version * size, session.version)
+            time.sleep(publisher.wait_seconds)
+
+
+def _initialized(session: gem_client.Session) -> bool:
+    """Whether the server has a model."""
+    try:
+        session.pull()
+    except gem_client.NotInitialized:
+        return False
+    return True
+
+
+CONTENDERS = {name: Contender(each.label, partial(Ours, each.flags), each.rates) for name, each in VARIANTS.items()}

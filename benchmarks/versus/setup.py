@@ -1,0 +1,77 @@
+"""What a race and its workers agree on: the settings of one run, in a folder that all of its processes read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from benchmarks.versus.models import GOALS, Problem
+from benchmarks.versus.profiles import PROFILES, Profile
+
+_FILE = "setup.json"
+OUTCOME = "outcome.json"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The settings of one run.
+
+    Attributes:
+        contender: A key of CONTENDERS.
+        model: A key of GOALS.
+        workers: How many.
+        profile: A key of PROFILES.
+        rate: The learning rate.
+        seed: Of the first θ, the batches and the times.
+        unit: Seconds of one unit of simulated time.
+        limit: Units after which the run ends.
+        data: The folder of MNIST's files, if the model needs it.
+        folder: The run's folder. It lies in memory, so that nobody waits for a disk.
+        exchange_only: Whether the workers only exchange, without computing and sleeping: their overhead is measured.
+    """
+
+    contender: str
+    model: str
+    workers: int
+    profile: str
+    rate: float
+    seed: int
+    unit: float
+    limit: float
+    data: str | None
+    folder: str
+    exchange_only: bool = False
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+    @property
+    def kind(self) -> Profile:
+        return PROFILES[self.profile]
+
+    @property
+    def optimizer(self) -> str:
+        return GOALS[self.model].optimizer
+
+    @property
+    def losses(self) -> tuple[float, float]:
+        return GOALS[self.model].losses
+
+    def problem(self) -> Problem:
+        """The model and its data, loaded once in a process and those forked from it."""
+        return _problem(self.model, self.data)
+
+    def save(self) -> None:
+        (self.path / _FILE).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> Setup:
+        return replace(cls(**json.loads((folder / _FILE).read_text())), folder=str(folder))
+
+
+@lru_cache
+def _problem(model: str, data: str | None) -> Problem:
+    return GOALS[model].make(Path(data) if data else None)
