@@ -89,11 +89,12 @@ class Asynchronous:
         raise NotImplementedError
 
 
-def matched(kappa: float, delta: Vector, moved: Vector, most: float = 1.0) -> Vector:
-    """π = clip(κ − |moved|/|Δ|, 0, most), element by element (GEM's Eq. 19 if Δ is its own proxy)."""
+def matched(kappa: float, delta: Vector, moved: Vector, against: float = 1.0) -> Vector:
+    """π = clip(κ − |moved|/|Δ|, 0, 1), element by element (GEM's Eq. 19 if Δ is its own proxy). What was moved against Δ counts
+    `against` times."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        pi = F(kappa) - np.abs(moved) / np.abs(delta)
-    return np.clip(np.nan_to_num(pi, nan=0.0), F(0), F(most))
+        pi = F(kappa) - np.abs(moved) / np.abs(delta) * np.where((moved < 0) == (delta < 0), F(1), F(against))
+    return np.clip(np.nan_to_num(pi, nan=0.0), F(0), F(1))
 
 
 @dataclass
@@ -199,6 +200,7 @@ class LookAhead(Asynchronous):
         predict: "step" (π·Δ), "raw" (Δ), or "mean" (moving mean of π·Δ over n commits).
         bound: π: "energy", "gap" (1/G of Gap-Aware, for each element), or "none".
         grows: κ grows with √n ("root") or n ("half": κ·n/2), or not ("not").
+        against: How often |θ − s| counts if θ has moved less far than s in the direction of Δ.
         gradual: Whether ρ is multiplied by k/(k + 1).
         optimizer: "adamw", "lion", or "sgd": a momentum that is a mean, so that the rate is 10 times that of PyTorch's.
     """
@@ -214,6 +216,7 @@ class LookAhead(Asynchronous):
     grows: str = "root"
     gradual: bool = True
     optimizer: str = "adamw"
+    against: float = 1.0
 
     def start(self, theta: Vector) -> None:
         super().start(theta)
@@ -247,7 +250,12 @@ class LookAhead(Asynchronous):
 
     def _pi(self, delta: Vector, moved: Vector, workers: int) -> Vector:
         if self.bound == "energy":
-            return matched(self.kappa * {"root": math.sqrt(workers), "half": workers / 2, "not": 1.0}[self.grows], delta, moved)
+            return matched(
+                self.kappa * {"root": math.sqrt(workers), "half": workers / 2, "not": 1.0}[self.grows],
+                delta,
+                moved,
+                self.against,
+            )
         if self.bound == "gap":
             with np.errstate(divide="ignore", invalid="ignore"):
                 gap = np.nan_to_num(np.abs(moved) / np.abs(delta), nan=0.0)

@@ -194,7 +194,8 @@ GEM = Dashboard(
         Panel(
             "Energy of proxy and central variable",
             "Energy of the proxy, ½|κm|² (Eq. 15), and of the central variable, ½|θ − s|² (Eq. 16), of the scraped commits. "
-            "GEM steers the second towards the first. Good: the two move together, and fall as training settles.",
+            "GEM steers the second towards the first. With another optimizer than SGD the second is the movement that was not "
+            "foreseen. Good: the two move together, and fall as training settles.",
             (
                 Query(f"sum(avg_over_time(gem_proxy_energy{WINDOW}) {OF_RUN})", "proxy"),
                 Query(f"sum(avg_over_time(gem_central_energy{WINDOW}) {OF_RUN})", "central variable"),
@@ -203,8 +204,8 @@ GEM = Dashboard(
         ),
         Panel(
             "Central energy ÷ proxy energy",
-            "How well the two energies match. Good: about 1. Far above 1: the workers together move the model further than "
-            "the proxy would. π falls to counter it.",
+            "How well the two energies match. Good: about 1; with another optimizer than SGD below 1: predictions hold. Far "
+            "above 1: the workers together move the model further than the proxy would. π falls to counter it.",
             (
                 Query(
                     f"sum(avg_over_time(gem_central_energy{WINDOW}) {OF_RUN}) "

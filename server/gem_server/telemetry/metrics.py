@@ -211,9 +211,12 @@ class Metrics(Collector):
         clamped.add_metric(["zero"], pi.zero_ratio)
         clamped.add_metric(["max"], pi.max_ratio)
         yield clamped
-        help_ = "Kinetic energy of the proxy, last commit (Eq. 15); of κ optimizer steps if --optimizer is not sgd."
+        help_ = "Kinetic energy of the proxy, last commit (Eq. 15); of κ√n optimizer steps if --optimizer is not sgd."
         yield _gauge("gem_proxy_energy", help_, pi.proxy_energy)
-        help_ = "Kinetic energy of θ's movement since the worker's snapshot, last commit (Eq. 16)."
+        help_ = (
+            "Kinetic energy of θ's movement since the worker's snapshot, last commit (Eq. 16); with an optimizer, of the "
+            "movement that was not foreseen."
+        )
         yield _gauge("gem_central_energy", help_, pi.central_energy)
 
 
