@@ -11,6 +11,7 @@ import click
 import numpy as np
 from gem_api.layout import Layout
 from gem_server.rules import RuleInput, Shared, make_rule
+from gem_server.rules.bins import bin_edges
 from gem_server.rules.fused import BINS, BLOCK, SGD, _delta, _reply, _take, gem_part
 from gem_server.rules.gem import Gem
 from gem_server.rules.proxies import Displacement
@@ -92,7 +93,7 @@ def _passes(size: int, tensors: int, threads: tuple[int, ...], answer: bool) -> 
         rule.use_threads(Threads(count, least=1))
         return lambda: rule.apply(layout, theta, gradient, buffers, RuleInput(0))
 
-    part = (*arrays[:3], nothing, *arrays[3:], layout.offsets, layout.factors, rule._edges, settings, *optimizer)
+    part = (*arrays[:3], nothing, *arrays[3:], layout.offsets, layout.factors, bin_edges(rule.pi_max), settings, *optimizer)
     return {
         "bare": lambda: bare_pass(*arrays, settings),
         "pass": lambda: gem_part(0, 1, *part, True, True, *results),

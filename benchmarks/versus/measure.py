@@ -17,6 +17,7 @@ from benchmarks.lib import machine
 from benchmarks.lib.launch import RunFailed
 from benchmarks.lib.results import Store
 from benchmarks.versus.outcome import Outcome, Run
+from benchmarks.versus.profiles import PROFILES
 from benchmarks.versus.setup import OUTCOME, Setup
 
 UNIT_SECONDS = 0.25
@@ -41,7 +42,8 @@ def _raced(run: Run, data: Path | None, limit: float, exchange_only: bool = Fals
     """What a race leaves."""
     with tempfile.TemporaryDirectory(prefix="versus-", dir=_MEMORY if _MEMORY.is_dir() else None) as name:
         files = str(data.resolve()) if data else None
-        Setup(**asdict(run), unit=UNIT_SECONDS, limit=limit, data=files, folder=name, exchange_only=exchange_only).save()
+        unit = UNIT_SECONDS * PROFILES[run.profile].unit
+        Setup(**asdict(run), unit=unit, limit=limit, data=files, folder=name, exchange_only=exchange_only).save()
         command = [sys.executable, "-m", "benchmarks.versus.race", name]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GEM_")}
         process = subprocess.Popen(

@@ -37,7 +37,7 @@ def write(
     """
     remarks, conditions = folder / _REMARKS, head["conditions"]
     parts = {
-        "unit": head["unit"], "limit": head["limit"], "rate_seed": RATE_SEED,
+        "unit": head["unit"], "spot_unit": head["unit"] * PROFILES["spot"].unit, "limit": head["limit"], "rate_seed": RATE_SEED,
         "verdict": remarks.read_text(encoding="utf-8").strip() if remarks.exists() else _NO_VERDICT,
         "progress": _progress(results, choice),
         "figure": f"![Time to the lower loss by kind of cluster]({figure.NAME})" if drawn else "",

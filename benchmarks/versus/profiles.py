@@ -24,6 +24,8 @@ class Profile:
         killed_every: In units, how often a worker is killed; 0 for never. The workers take turns.
         away: In units, how long it stays away.
         far: How many workers, the last ones, are behind a slow link.
+        unit: How many times as long a unit takes here in a comparison of real processes. What workers need to find each other
+            again, in seconds, is then a smaller part of it.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Profile:
     killed_every: float = 0.0
     away: float = 0.0
     far: int = 0
+    unit: float = 1.0
 
     def times(self, seed: int, worker: int, workers: int) -> Callable[[int], float]:
         """The time of a worker's step, by its number from 0."""
@@ -83,7 +86,7 @@ PROFILES: Mapping[str, Profile] = {
         Profile("straggler", "one worker 5 times slower", _last_slow, _equal),
         Profile("mixed", "half of the workers 3 times slower", _half_slow, _equal),
         Profile("exponential", "exponential times", _same, _exponential),
-        Profile("spot", "a worker is killed every 20 units and back after 10", _same, _equal, killed_every=20, away=10),
+        Profile("spot", "a worker is killed every 20 units and back after 10", _same, _equal, killed_every=20, away=10, unit=4),
         Profile("far", "two workers behind 100 Mbit/s and 40 ms", _same, _equal, far=2),
     )
 }

@@ -116,9 +116,9 @@ class Replay:
         if entry.kind == "began":
             return  # a life of the server: this run's settings never change
         if entry.kind == "opened":
-            moment, *zeros = [np.zeros_like(self.theta) for _ in range(3 if fields["overlap"] else 2)]
-            moment = moment if self._settings["optimizer"] == "sgd" else moment[:0]
-            self.workers[fields["lease"]] = Worker(fields["worker"], moment, *zeros)
+            moment = np.zeros_like(self.theta if self._settings["optimizer"] == "sgd" else self.theta[:0])
+            answer = np.zeros_like(self.theta) if fields["overlap"] else None
+            self.workers[fields["lease"]] = Worker(fields["worker"], moment, np.zeros_like(self.theta), answer)
         elif fields["lease"] not in self.workers:
             raise Contradiction(f"record {entry.number} ({entry.kind}) is of a lease that is not live")
         elif entry.kind == "ended":
@@ -169,7 +169,8 @@ class Replay:
         shared["second_moment"] = F(beta2) * shared["second_moment"] + F(1 - beta2) * gradient * gradient
         mean = shared["first_moment"] * F(1 / (1 - 0.9**self._age))
         square = shared["second_moment"] * F(1 / (1 - 0.999**self._age)) + F(count - 1) * (mean * mean)
-        delta = -self._eta * (mean / (np.sqrt(square) + F(1e-8)) + F(self._settings["weight_decay"]) * self.theta)
+        step = mean / (np.sqrt(square) + F(1e-8)) + F(self._settings["weight_decay"]) * self.theta
+        delta = np.asarray(-self._eta * step, F)
         kappa, ahead = F(self._settings["kappa"] * math.sqrt(count)), F(1.5 * (count - 1) * self._age / (self._age + 1))
         with np.errstate(all="ignore"):
             pi = (kappa * abs(delta) - abs(self.theta - worker.snapshot)) / (abs(delta) + self._epsilon)

@@ -174,8 +174,8 @@ class _Judge:
         self._last = paths[-1]
         self._applied, self._completed = self.content.applied, self.content.completed
         self._wanted: dict[int, set[tuple[str, int, bool]]] = {}
-        for version, *seen in told.seen:
-            self._wanted.setdefault(version, set()).add(tuple(seen))
+        for version, dtype, check, sent in told.seen:
+            self._wanted.setdefault(version, set()).add((dtype, check, sent))
 
     def hold_court(self) -> None:
         self._look(self._first - 1)

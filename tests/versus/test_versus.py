@@ -126,12 +126,12 @@ def test_the_page_shows_times_ratios_and_what_is_missing(tmp_path: Path) -> None
         for seed in range(3):
             store.add(case.run("noisy", rate, seed), reached(120 if case == DDP else 60 + seed))
     store.add(DDP.run("straggler", 0.01, 0), reached(None, 2.42))
-    text = CliRunner().invoke(main, ["--draw-only", "--out", str(tmp_path)], catch_exceptions=False)
-    assert text.exit_code == 0
+    done = CliRunner().invoke(main, ["--draw-only", "--out", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0
     written = (tmp_path / "README.md").read_text()
     assert "| transformer | 8 | noisy | this server | 0.003 | 30 (30–31) | 0.51 | 61 (60–62) | 0.51 |" in written
-    assert "| transformer | 8 | straggler | PyTorch DDP | 0.01 |" in written and "not (2.420)" in written
-    assert "**0.01**: 80" in written and "are missing**" in written
+    for text in ("| transformer | 8 | straggler | PyTorch DDP | 0.01 |", "not (2.420)", "**0.01**: 80", "are missing**"):
+        assert text in written
     assert (tmp_path / figure.NAME).exists()
 
 

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 LOCAL_STEPS = 8  # of Local SGD, between two averages
@@ -94,6 +93,8 @@ class LocalSgd(Method):
 
     def __init__(self, model: nn.Module, kind: str, rate: float, wait: Callable[[], None]) -> None:
         super().__init__(model, kind, rate, wait)
+        from torch.distributed.optim import PostLocalSGDOptimizer  # here, because its import warns of what it uses itself
+
         averager = PeriodicModelAverager(period=LOCAL_STEPS, process_group=dist.group.WORLD)
         averager.step = 1  # its first average would come after the first step instead of the eighth
         self.optimizer = PostLocalSGDOptimizer(self.optimizer, averager)

@@ -27,6 +27,11 @@ class Adam:
         self._left1, self._left2 = self._left1 * beta1, self._left2 * beta2
         return self._first / F(1 - self._left1), self._second / F(1 - self._left2)
 
+    def direction(self, gradient: Vector, theta: Vector) -> Vector:
+        """Takes a gradient in. Returns the direction of AdamW's step from θ."""
+        mean, square = self.take(gradient)
+        return np.asarray(mean / (np.sqrt(square) + EPSILON) + F(DECAY) * theta, F)
+
     def lion(self, gradient: Vector, h: float) -> Vector:
         """Takes a gradient in as Lion does. Returns the direction of its step."""
         beta1, beta2 = 0.9 ** (1 / h), 0.99 ** (1 / h)
@@ -56,8 +61,7 @@ class Synchronous:
             self._moment = F(0.9) * self._moment + gradient
             self.theta = self.theta - F(self.rate) * self._moment
             return self.theta
-        mean, square = self._adam.take(gradient)
-        self.theta = self.theta - F(self.rate) * (mean / (np.sqrt(square) + EPSILON) + F(DECAY) * self.theta)
+        self.theta = self.theta - F(self.rate) * self._adam.direction(gradient, self.theta)
         return self.theta
 
 
@@ -109,8 +113,7 @@ class Gem(Asynchronous):
         self._adam = Adam(theta.size)
 
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
-        mean, square = self._adam.take(gradient)
-        delta = -F(self.rate) * (mean / (np.sqrt(square) + EPSILON) + F(DECAY) * self.theta)
+        delta = -F(self.rate) * self._adam.direction(gradient, self.theta)
         self.theta = self.theta + matched(self.kappa, delta, self.theta - point) * delta
         return self.theta
 
@@ -137,8 +140,7 @@ class OwnSteps(Asynchronous):
         self._adams: dict[int, Adam] = {}
 
     def local_step(self, worker: int, gradient: Vector, x: Vector) -> Vector:
-        mean, square = self._adams.setdefault(worker, Adam(gradient.size)).take(gradient)
-        return -F(self.rate) * (mean / (np.sqrt(square) + EPSILON) + F(DECAY) * x)
+        return -F(self.rate) * self._adams.setdefault(worker, Adam(gradient.size)).direction(gradient, x)
 
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
         delta = gradient if self.local_steps > 1 else self.local_step(worker, gradient, point)
@@ -295,8 +297,7 @@ class DanaAdamW(Asynchronous):
             gradient = np.asarray(
                 gradient / (1 + np.abs(self.theta - point) / (self._length / (1 - 0.999**self._age) + 1e-12)), F
             )
-        mean, square = self._adams.setdefault(worker, Adam(gradient.size)).take(gradient)
-        step = -F(self.rate) * (mean / (np.sqrt(square) + EPSILON) + F(DECAY) * self.theta)
+        step = -F(self.rate) * self._adams.setdefault(worker, Adam(gradient.size)).direction(gradient, self.theta)
         self._sum += step - self._steps.get(worker, np.zeros_like(step))
         self._steps[worker] = step
         self._length = F(0.999) * self._length + F(0.001) * np.abs(step)

@@ -11,7 +11,7 @@ SEEDS = (0, 1, 2)
 RATE = 0.003  # the best rate of one worker with AdamW on the transformer
 ROUNDS_RATE = 0.01  # the best one of rounds, with 8, 16 and 32 workers
 COUNTS = (4, 8, 16, 32)
-MANY = (64, 100)
+MANY = (100,)
 KINDS = ("noisy", "straggler", "mixed", "exponential", "spot")
 ABLATED = ("equal", "mixed", "exponential")
 
@@ -36,6 +36,8 @@ CHOICES: Mapping[str, str] = {
     "ρ = 2": "reach=2.0",
     "memory of n": "memory=n",
     "ρ at once": "gradual=False",
+    "to fall short of s counts half": "against=0.5",
+    "to fall short of s does not count": "against=0.0",
 }
 CASES: Mapping[str, str] = {
     "overlap": "overlap=True",
