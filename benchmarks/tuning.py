@@ -73,11 +73,11 @@ class Choice:
 def plan() -> Iterator[Choice]:
     """Every run, those that the page needs most first."""
     yield from (Choice(16, learning_rate=rate) for rate in RATES)
-    yield from (Choice(16, learning_rate=1e-3, kappa=kappa) for kappa in (0.1, 16, 1, 4))
+    yield from (Choice(16, learning_rate=1e-3, kappa=kappa) for kappa in (0.1, 12, 0.75, 3))
     yield from (Choice(1, learning_rate=rate) for rate in RATES)
     yield from (Choice(16, learning_rate=rate, rule="downpour") for rate in RATES[:4])
     yield from (Choice(30, learning_rate=rate) for rate in RATES[:4])
-    yield Choice(30, learning_rate=1e-3, epochs=8)
+    yield from (Choice(workers, learning_rate=1e-3, epochs=8) for workers in (30, 100))
     yield from (Choice(16, "worker", rate, local_steps=steps) for steps in (1, 4) for rate in RATES[1:3])
     yield from (Choice(4, learning_rate=rate) for rate in RATES[1:3])
     yield from (Choice(16, "sgd", rate) for rate in (0.05, 0.5))
@@ -193,8 +193,8 @@ def stored() -> Store[Choice, Run]:
 
 
 SHOWN = {
-    "healthy: rate 0.001, κ 2": Choice(16, learning_rate=1e-3),
-    "too hot: rate 0.03, κ 2": Choice(16, learning_rate=3e-2),
+    "healthy: rate 0.001, κ 1.5": Choice(16, learning_rate=1e-3),
+    "too hot: rate 0.03, κ 1.5": Choice(16, learning_rate=3e-2),
     "starved: rate 0.001, κ 0.1": Choice(16, learning_rate=1e-3, kappa=0.1),
 }  # the columns of the picture
 
@@ -235,7 +235,7 @@ def write_page(runs: dict[Choice, Run], folder: Path) -> Path:
     """Writes README.md and, if its runs are there, curves.png. Returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     order = sorted(
-        runs, key=lambda c: (c.rule, c.optimizer, c.workers, c.epochs, c.local_steps, c.kappa or 2, c.learning_rate or 0)
+        runs, key=lambda c: (c.rule, c.optimizer, c.workers, c.epochs, c.local_steps, c.kappa or 1.5, c.learning_rate or 0)
     )
     order.sort(key=lambda choice: (choice.rule != "gem", choice.optimizer))
     page = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").format(

@@ -78,7 +78,7 @@ def test_the_first_workers_settings_are_the_runs() -> None:
         settings = live.server.core.settings
         assert (settings.optimizer, settings.learning_rate, settings.weight_decay) == ("adamw", 0.01, 0.1)
         assert settings.optimizer_options == "beta1=0.8 beta2=0.95 epsilon=1e-08"
-        assert (settings.kappa, settings.pi_max) == (2.0, 1.0)  # the defaults for this optimizer
+        assert (settings.kappa, settings.pi_max) == (1.5, 1.0)  # the defaults for this optimizer
         layout = live.server.core.central.layout
         assert layout is not None
         assert layout.groups == {

@@ -20,7 +20,7 @@ def test_every_planned_run_has_valid_settings_and_is_planned_once() -> None:
 
 def test_the_defaults_of_the_page_are_the_servers() -> None:
     settings = Choice(16, learning_rate=1e-3).hyperparameters()
-    assert (settings.kappa, settings.pi_max, settings.weight_decay) == (2.0, 1.0, 0.01)
+    assert (settings.kappa, settings.pi_max, settings.weight_decay) == (1.5, 1.0, 0.01)
 
 
 @pytest.mark.parametrize("choice", [Choice(2, learning_rate=0.01), Choice(2, "worker", 0.01, local_steps=2)])
