@@ -274,3 +274,63 @@ class GloballyMatched(Matched):
         if self.since_taken[k] >= staleness + 1:
             self.shared[k], self.since_taken[k] = wished, 0
         return wished
+
+
+class LookingAhead(Oracle):
+    """GEM around an optimizer, for three workers (docs/method.md). The optimizer here is a worker's own."""
+
+    n, kappa, reach = 3, 1.5, 0.5
+
+    def __init__(self, theta: np.ndarray, workers: list[str], rate: Rate) -> None:
+        super().__init__(theta, workers, rate)
+        self.h, self.k = (self.n + 1) / 2, 0.0
+        self.first, self.second = self.zeros(), self.zeros()
+
+    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
+        self.k += 1 / self.h
+        ahead = self.reach * (self.n - 1) * self.k / (self.k + 1)
+        sent = []
+        for i, value in enumerate(update):
+            delta = self.direction(i, value)
+            missed = abs(self.theta[i] - worker.snapshot[i])
+            pi = min(max(self.kappa * math.sqrt(self.n) - missed / abs(delta), 0.0), 1.0) if delta else 0.0
+            self.theta[i] += pi * delta
+            sent.append(self.theta[i] + ahead * pi * delta)
+        self.sent = sent
+
+    def hand_over(self, name: str) -> None:
+        super().hand_over(name)
+        worker = self.workers[name]
+        worker.snapshot, worker.answer = list(self.sent), list(self.sent)
+
+    def direction(self, i: int, change: float) -> float:
+        """Δ of one element."""
+        return change / math.sqrt(self.n)
+
+
+class AdamWLookingAhead(LookingAhead):
+    """One AdamW for all, λ = 0.1: a step of the mean of n gradients, shared by n commits."""
+
+    reach = 1.5
+
+    def direction(self, i: int, gradient: float) -> float:
+        beta1, beta2 = 0.9 ** (1 / self.h), 0.999 ** (1 / self.h)
+        self.first[i] = beta1 * self.first[i] + (1 - beta1) * gradient
+        self.second[i] = beta2 * self.second[i] + (1 - beta2) * gradient**2
+        mean, square = self.first[i] / (1 - 0.9**self.k), self.second[i] / (1 - 0.999**self.k)
+        of_the_mean = mean**2 + (square - mean**2) / self.n  # the mean square of the mean of n gradients
+        step = math.sqrt(self.n) * mean / (math.sqrt(of_the_mean) + 1e-8) / self.n
+        return -self.rate(self.version) * (step + 0.1 * self.theta[i])
+
+
+class LionLookingAhead(LookingAhead):
+    """One Lion for all, λ = 0.1."""
+
+    reach = 1.5
+
+    def direction(self, i: int, gradient: float) -> float:
+        beta1, beta2 = 0.9 ** (1 / self.h), 0.99 ** (1 / self.h)
+        mixed = beta1 * self.first[i] + (1 - beta1) * gradient
+        self.first[i] = beta2 * self.first[i] + (1 - beta2) * gradient
+        sign = (mixed > 0) - (mixed < 0)
+        return -self.rate(self.version) * (sign / math.sqrt(self.n) + 0.1 * self.theta[i])

@@ -33,6 +33,10 @@ def gem(proxy: str, options: str = "", **settings: Any) -> Hyperparameters:
     return rule("gem", f"proxy={proxy} {options}", kappa=1.5, **settings)
 
 
+def around(optimizer: str, **settings: Any) -> Hyperparameters:
+    return rule("gem", optimizer=optimizer, kappa=1.5, pi_max=1.0, **settings)
+
+
 def oracle(kind: type[Oracle], **settings: Any) -> type[Oracle]:
     return type(kind.__name__, (kind,), settings)
 
@@ -82,6 +86,9 @@ CASES: dict[str, tuple[Hyperparameters, type[Oracle]]] = {
     "global, paper": (gem("global", snapshot="paper"), oracle(by_hand.GloballyMatched, convention="paper")),
     "yellowfin": (gem("yellowfin"), YellowFinMatched),
     "yellowfin, from 0": (gem("yellowfin", momentum=0.0), oracle(YellowFinMatched, mu=0.0)),
+    "around adamw": (around("adamw", weight_decay=0.1), by_hand.AdamWLookingAhead),
+    "around lion": (around("lion", weight_decay=0.1), by_hand.LionLookingAhead),
+    "around workers' own": (around("worker"), by_hand.LookingAhead),
 }  # fmt: skip
 EXACT = {"agn", "ringmaster, 1", "ringmaster, 3"}
 
