@@ -37,6 +37,11 @@ class Gate:
         time.sleep(max(0.0, start - time.monotonic()))
         return start
 
+    @property
+    def closed(self) -> bool:
+        """Whether the start is yet to come."""
+        return not (self._folder / _GATE).exists()
+
     def ready(self) -> int:
         """How many workers are ready."""
         return sum(1 for _ in self._folder.glob("ready-*"))

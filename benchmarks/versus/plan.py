@@ -64,11 +64,15 @@ class Choice:
             for model in self.models or GOALS
             for width in self.widths or WIDTHS
         ]
-        kept = [[case for case in group if not self.only or case.contender in self.only] for group in found]
+        kept = [[case for case in group if case.contender in (self.only or _installed())] for group in found]
         return [group for group in kept if group]
 
     def kinds(self, skipped: Sequence[str] = ()) -> list[str]:
         return [name for name in PROFILES if (name in self.profiles or not self.profiles) and name not in skipped]
+
+
+def _installed() -> set[str]:
+    return {name for name, each in contenders().items() if each.installed}
 
 
 def merit(outcome: Outcome) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 from benchmarks.versus.family import Family
@@ -32,16 +33,22 @@ class Contender:
         start: Starts its processes; the gate holds the workers until all are ready.
         rates: The learning rates to try first, ascending, by optimizer.
         widths: The numbers of workers it is measured with.
+        needs: A module that the project's environment lacks; without it the contender is left out.
     """
 
     label: str
     start: Callable[[Setup, Family], Started]
     rates: Mapping[str, tuple[float, ...]]
     widths: tuple[int, ...] = (4, 8, 16)
+    needs: str | None = None
+
+    @property
+    def installed(self) -> bool:
+        return self.needs is None or find_spec(self.needs) is not None
 
 
 def contenders() -> Mapping[str, Contender]:
     """All contenders by name. Their modules are imported here, as not every command needs them."""
-    from benchmarks.versus.contenders import ours, synchronous
+    from benchmarks.versus.contenders import fault_tolerant, ours, synchronous
 
-    return {**synchronous.CONTENDERS, **ours.CONTENDERS}
+    return {**synchronous.CONTENDERS, **fault_tolerant.CONTENDERS, **ours.CONTENDERS}
