@@ -189,8 +189,8 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Energy of proxy and central variable",
-            "Energy of the proxy (Eq. 15) and of the central variable (Eq. 16). GEM steers the second towards the first. Good: "
-            "the two move together, and fall as training settles.",
+            "Energy of the proxy (Eq. 15) and of the central variable (Eq. 16), or with an optimizer of what was not foreseen. "
+            "Good: the two move together, and fall as training settles.",
             {
                 "proxy": (versions, curves.smoothed("proxy_energy", _SMOOTHED)),
                 "central variable": (versions, curves.smoothed("central_energy", _SMOOTHED)),

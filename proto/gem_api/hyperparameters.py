@@ -148,8 +148,8 @@ class Hyperparameters:
     )
     snapshot: str = _declare(
         "after",
-        "The θ that the server keeps as a worker's snapshot (gem). after: θ after the worker's own commit; paper: as in the "
-        "paper's Algorithm 1; reference: as in the authors' code.",
+        "The θ that the server keeps as a worker's snapshot (gem with SGD). after: θ after the worker's own commit; paper: as in "
+        "the paper's Algorithm 1; reference: as in the authors' code.",
         heading="Rule",
         option="rule",
         key="snapshot",

@@ -171,7 +171,9 @@ class Replay:
         square = shared["second_moment"] * F(1 / (1 - 0.999**self._age)) + F(count - 1) * (mean * mean)
         step = mean / (np.sqrt(square) + F(1e-8)) + F(self._settings["weight_decay"]) * self.theta
         delta = np.asarray(-self._eta * step, F)
-        kappa, ahead = F(self._settings["kappa"] * math.sqrt(count)), F(1.5 * (count - 1) * self._age / (self._age + 1))
+        under_way = count if worker.spare is None else 2 * count
+        kappa = F(self._settings["kappa"] * math.sqrt(under_way))
+        ahead = F(1.5 * (under_way - 1) * self._age / (self._age + 1))
         with np.errstate(all="ignore"):
             pi = (kappa * abs(delta) - abs(self.theta - worker.snapshot)) / (abs(delta) + self._epsilon)
         move = np.where(pi > 0, np.minimum(pi, self._pi_max), F(0)) * delta

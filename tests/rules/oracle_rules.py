@@ -320,7 +320,7 @@ class AdamWLookingAhead(LookingAhead):
         mean, square = self.first[i] / (1 - 0.9**self.k), self.second[i] / (1 - 0.999**self.k)
         of_the_mean = mean**2 + (square - mean**2) / self.n  # the mean square of the mean of n gradients
         step = math.sqrt(self.n) * mean / (math.sqrt(of_the_mean) + 1e-8) / self.n
-        return -self.rate(self.version) * (step + 0.1 * self.theta[i])
+        return float(-self.rate(self.version) * (step + 0.1 * self.theta[i]))
 
 
 class LionLookingAhead(LookingAhead):
@@ -333,4 +333,4 @@ class LionLookingAhead(LookingAhead):
         mixed = beta1 * self.first[i] + (1 - beta1) * gradient
         self.first[i] = beta2 * self.first[i] + (1 - beta2) * gradient
         sign = (mixed > 0) - (mixed < 0)
-        return -self.rate(self.version) * (sign / math.sqrt(self.n) + 0.1 * self.theta[i])
+        return float(-self.rate(self.version) * (sign / math.sqrt(self.n) + 0.1 * self.theta[i]))

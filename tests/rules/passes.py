@@ -39,9 +39,16 @@ class Run:
         return run
 
     def commit(
-        self, gradient: Vector, worker: int = 0, staleness: int = 0, *, layout: Layout | None = None, factor: float = 1.0
+        self,
+        gradient: Vector,
+        worker: int = 0,
+        staleness: int = 0,
+        *,
+        layout: Layout | None = None,
+        factor: float = 1.0,
+        rounds: int = 1,
     ) -> PiFacts | None:
-        rule_input = RuleInput(staleness, self.version, self.version, factor, len(self.workers), self.shared)
+        rule_input = RuleInput(staleness, self.version, self.version, factor, len(self.workers), self.shared, rounds)
         self.version += 1
         layout = layout or Layout.of({"w": (self.theta.size,)})
         return self.rule.apply(layout, self.theta, gradient, self.workers[worker], rule_input)

@@ -53,6 +53,17 @@ def test_one_worker_alone_is_sent_theta_itself(optimizer: str) -> None:
         assert facts.max_ratio == 1.0
 
 
+def test_a_worker_alone_that_overlaps_is_not_held_back_by_its_own_step() -> None:
+    """Its gradient is one commit late, and was computed on the point that the reply before the last one held."""
+    run, sent = Run.of(ahead(), np.zeros(SIZE, F)), [np.zeros(SIZE, F)] * 2
+    for _ in range(12):
+        run.workers[0]["snapshot"][:] = sent[-2]
+        facts = run.commit(np.ones(SIZE, F), rounds=2)
+        assert facts is not None
+        assert facts.max_ratio == 1.0
+        sent.append(run.workers[0]["snapshot"].copy())
+
+
 def test_movement_that_was_foreseen_costs_nothing_and_a_surprise_does() -> None:
     """θ arrives where a worker was sent, many more than κ·√n steps away, and π is 1. Then it is that far from the point of
     another worker."""

@@ -198,6 +198,7 @@ class LookAhead(Asynchronous):
         kappa: κ.
         memory: "h"; "n": β' = β^(1/n); "commits": β' = β.
         split: Whether the mean's part of v̂ counts n times; if not, the rate is divided by √n instead.
+        rounds: How many rounds old a gradient is: 2 with overlap. Takes part in the horizon and in κ.
         horizon: In place of n − 1: "own" (moving mean of the worker's staleness), "last" (its last staleness).
         predict: "step" (π·Δ), "raw" (Δ), or "mean" (moving mean of π·Δ over n commits).
         bound: π: "energy", "gap" (1/G of Gap-Aware, for each element), or "none".
@@ -219,6 +220,7 @@ class LookAhead(Asynchronous):
     gradual: bool = True
     optimizer: str = "adamw"
     against: float = 1.0
+    rounds: int = 1
 
     def start(self, theta: Vector) -> None:
         super().start(theta)
@@ -253,7 +255,7 @@ class LookAhead(Asynchronous):
     def _pi(self, delta: Vector, moved: Vector, workers: int) -> Vector:
         if self.bound == "energy":
             return matched(
-                self.kappa * {"root": math.sqrt(workers), "half": workers / 2, "not": 1.0}[self.grows],
+                self.kappa * {"root": math.sqrt(workers * self.rounds), "half": workers / 2, "not": 1.0}[self.grows],
                 delta,
                 moved,
                 self.against,
@@ -271,7 +273,7 @@ class LookAhead(Asynchronous):
             mean = self._mean_staleness.get(worker, workers - 1.0)
             mean = self._mean_staleness[worker] = 0.7 * mean + 0.3 * staleness
             return mean
-        return workers - 1
+        return workers * self.rounds - 1
 
 
 @dataclass

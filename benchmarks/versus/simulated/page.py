@@ -58,12 +58,13 @@ def write_page(results: Results, folder: Path) -> Path:
     parts = {
         "equal": _equal(times),
         "kinds": _kinds(times),
-        "rates": _rates(times),
+        "rates": _by_rate(times, 16, (0.001, 0.0015, plan.RATE, 0.006, 0.009)),
         "parts": _changes(times, plan.PARTS),
         "choices": _changes(times, plan.CHOICES),
         "cases": _changes(times, plan.CASES, ("equal", "exponential")),
         "rivals": _settings(times, "dana", [16], ["equal"], plan.QUESTIONS["rivals"]),
-        "own": _settings(times, "own", [4, 16], plan.ABLATED, plan.QUESTIONS["own"]),
+        "own": _own(times),
+        "alone": _by_rate(times, 1, plan.ALONE),
         "convnet": _convnet(times),
         "missing": str(sum(run not in results for run in plan.runs(plan.QUESTIONS))),
     }
@@ -103,11 +104,10 @@ def _kinds(times: Times) -> str:
     return table(["Kind", "Rounds, 0.01", "Before, 0.003", "Look-ahead, 0.003", "Ratio to rounds"], rows)
 
 
-def _rates(times: Times) -> str:
-    rates = (0.001, 0.0015, plan.RATE, 0.006, 0.009)
+def _by_rate(times: Times, workers: int, rates: Sequence[float]) -> str:
     return table(
         ["Rate", *map(str, rates)],
-        [("time to 2.3", *(times.text("transformer", "equal", 16, "ahead", f"rate={rate}") for rate in rates))],
+        [("time to 2.3", *(times.text("transformer", "equal", workers, "ahead", f"rate={rate}") for rate in rates))],
     )
 
 
@@ -128,6 +128,15 @@ def _settings(times: Times, method: str, counts: Sequence[int], profiles: Sequen
         for each in settings
     ]
     return table(["Settings", *heads], rows)
+
+
+def _own(times: Times) -> str:
+    places = [(profile, count) for count in (4, 16) for profile in plan.ABLATED]
+    rows = [
+        (name, *(times.text("transformer", *place, "own", _ahead(setting)) for place in places))
+        for name, setting in plan.OWN.items()
+    ]
+    return table(["", *(f"{profile}, {count}" for profile, count in places)], rows)
 
 
 def _convnet(times: Times) -> str:

@@ -39,8 +39,10 @@ CHOICES: Mapping[str, str] = {
     "to fall short of s counts half": "against=0.5",
     "to fall short of s does not count": "against=0.0",
 }
+OWN: Mapping[str, str] = {"before": "", "now": "kappa=1.5 root=True shrink=True ahead=0.5"}
+ALONE = (0.001, 0.002, RATE, 0.006, 0.01)
 CASES: Mapping[str, str] = {
-    "overlap": "overlap=True",
+    "overlap": "overlap=True rounds=2",
     "int8 gradients": "altered=int8",
     "clipped to norm 1": "altered=clipped",
     "a worker joins every 2 units": "joining=late",
@@ -66,7 +68,7 @@ def _rates(*rates: float) -> list[str]:
 
 
 def _with(settings: Mapping[str, str]) -> list[str]:
-    return [f"rate={RATE} {setting}" for setting in settings.values()]
+    return [f"rate={RATE} {setting}".strip() for setting in settings.values()]
 
 
 def _convnet() -> list[Run]:
@@ -110,6 +112,7 @@ QUESTIONS: Mapping[str, list[Run]] = {
         ["equal"],
         160.0,
     ),
-    "own": _of("own", [f"rate={RATE}", f"rate={RATE} kappa=1.5 root=True shrink=True ahead=0.5"], [4, 16], ABLATED, 160.0),
+    "own": _of("own", _with(OWN), [4, 16], ABLATED, 160.0),
+    "alone": _of("ahead", _rates(*ALONE), [1], ["equal"], 800.0),
     "convnet": _convnet(),
 }

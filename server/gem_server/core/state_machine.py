@@ -405,7 +405,8 @@ class Core:
         lease, version = self.leases.get(commit.header.lease_id), self.central.version
         staleness = version - commit.header.base_version
         eta_factor, workers = factor(self.settings, version), len(self.leases.live)
-        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, workers, self.shared)
+        rounds = 2 if lease.overlaps else 1
+        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, workers, self.shared, rounds)
         accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
         if commit.norm is not None:  # now and not with its ticket: a checkpoint has what the log does not tell
             self.norms.accepted(commit.norm)

@@ -100,6 +100,7 @@ class RuleInput:
         factor: The schedule's factor for η at this version, in [0, 1].
         workers: n, the workers in the run: those with a lease.
         shared: The rule's state for the whole run; the rule may change it.
+        rounds: How many rounds old a gradient is: 1, or 2 if the worker overlaps.
     """
 
     staleness: int
@@ -108,6 +109,7 @@ class RuleInput:
     factor: float = 1.0
     workers: int = 1
     shared: Shared = field(default_factory=Shared)
+    rounds: int = 1
 
 
 class UpdateRule(ABC):

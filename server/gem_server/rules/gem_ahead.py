@@ -34,13 +34,14 @@ class GemAhead(GradientRule):
 
     k is the sum of 1/h over the commits so far: the first steps foretell little.
 
-    One worker alone makes the optimizer's own steps: h = 1, s = θ and π = 1. With n workers, n − 1 commits pass until a
-    worker's next one. If they move θ as this one did, θ_t − s is small then, and π is 1. If they move it elsewhere, they do so
-    at random: the sum of n such steps grows with √n.
+    A worker that overlaps has two gradients under way: 2·n takes the place of n in π and s then.
+
+    One worker alone, without overlap, makes the optimizer's own steps: h = 1, s = θ and π = 1. With n workers, n − 1 commits
+    pass until a worker's next one. Movement of θ as foreseen leaves room for it; movement elsewhere does not.
 
     θ itself is what evaluators, readers and checkpoints get.
 
-    ρ = 1.5 was found by trying (docs/method.md). If Δ is the step of a worker's own optimizer, it foretells less of what the
+    ρ = 1.5 and κ = 1.5 were found by trying (docs/method.md). If Δ is the step of a worker's own optimizer, it foretells less of what the
     others will do: ρ = 0.5.
     """
 
@@ -66,8 +67,9 @@ class GemAhead(GradientRule):
         numbers = np.array(self._optimizer.scalars(age, workers), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
         step = Step(moments, self._optimizer.code, numbers, self._decay, self._bound(self.pi_max))
-        ahead = self._optimizer.reach * (workers - 1) * age / (age + 1)
-        scalars = self._scalars(self.learning_rate * rule_input.factor, workers, ahead)
+        under_way = workers * rule_input.rounds
+        ahead = self._optimizer.reach * (under_way - 1) * age / (age + 1)
+        scalars = self._scalars(self.learning_rate * rule_input.factor, under_way, ahead)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
     def _aged(self, rule_input: RuleInput) -> float:
@@ -77,12 +79,12 @@ class GemAhead(GradientRule):
         numbers["age"] = (before if before >= 0 else rule_input.version) + 1 / span(rule_input.workers)
         return numbers["age"]
 
-    def _scalars(self, eta: float, workers: int, ahead: float) -> Scalars:
+    def _scalars(self, eta: float, under_way: int, ahead: float) -> Scalars:
         return Scalars(
             eta=eta,
             mu=0.0,
             own=0.0,
-            kappa=self.kappa * math.sqrt(workers),
+            kappa=self.kappa * math.sqrt(under_way),
             inside=0.0,
             outside=self.epsilon,
             pi_max=self.pi_max,

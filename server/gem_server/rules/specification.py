@@ -65,14 +65,15 @@ def lion(
 
 
 def match(
-    theta: Vector, snapshot: Vector, delta: Vector, age: float, workers: int,
+    theta: Vector, snapshot: Vector, delta: Vector, age: float, under_way: int,
     kappa: float, epsilon: np.float32, pi_max: np.float32, reach: float,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
-    """Matches the step Δ of an optimizer, its own proxy, with n = `workers` workers: θ_{t+1}, the new s, and π."""
+    """Matches the step Δ of an optimizer, its own proxy, with `under_way` gradients under way, one of each worker, or two if it
+    overlaps: θ_{t+1}, the new s, and π."""
     f = np.float32
-    ahead = f(reach * (workers - 1) * age / (age + 1))
+    ahead = f(reach * (under_way - 1) * age / (age + 1))
     with np.errstate(divide="ignore", invalid="ignore"):
-        pi = (f(kappa * np.sqrt(workers)) * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
+        pi = (f(kappa * np.sqrt(under_way)) * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), f(0), pi_max)
     move = pi * delta
     return theta + move, theta + move + ahead * move, pi
