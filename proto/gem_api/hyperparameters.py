@@ -148,7 +148,7 @@ class Hyperparameters:
     )
     snapshot: str = _declare(
         "after",
-        "The θ that the server keeps as a worker's snapshot (gem with SGD). after: θ after the worker's own commit; paper: as in "
+        "The θ that the server keeps as a worker's snapshot (gem, SGD). after: θ after the worker's own commit; paper: as in "
         "the paper's Algorithm 1; reference: as in the authors' code.",
         heading="Rule",
         option="rule",

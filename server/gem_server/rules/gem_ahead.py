@@ -23,11 +23,11 @@ _NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
 
 @dataclass(frozen=True)
 class GemAhead(GradientRule):
-    """Sends each worker the θ that its gradient will probably meet, and limits a commit by what others moved besides.
+    """Sends each worker the θ that its gradient will probably meet, and limits a commit by how far θ is from there.
 
     `rules/specification.py` has these equations in NumPy. With n workers and h = (n + 1)/2:
 
-        Δ = the optimizer's step, with n gradients for one              (`rules/optimizers.py`)
+        Δ = the n-th part of a step with the mean of n gradients        (`rules/optimizers.py`)
         π = clip((κ·√n·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)           (Eqs. 19, 27; Δ is its own proxy)
         θ_{t+1} = θ_t + π·Δ
         s = θ_{t+1} + ρ·(n − 1)·k/(k + 1)·π·Δ                            what the worker gets, and computes its next gradient on
@@ -41,8 +41,8 @@ class GemAhead(GradientRule):
 
     θ itself is what evaluators, readers and checkpoints get.
 
-    ρ = 1.5 and κ = 1.5 were found by trying (docs/method.md). If Δ is the step of a worker's own optimizer, it foretells less of what the
-    others will do: ρ = 0.5.
+    ρ = 1.5 and κ = 1.5 were found by trying (docs/method.md). If Δ is the step of a worker's own optimizer, it foretells less
+    of what the others will do: ρ = 0.5.
     """
 
     kappa: float = 1.5
