@@ -65,7 +65,7 @@ def _panel(axes: Axes, model: str, width: int, results: Results, limit: float) -
             if profile in of:
                 x = place + (number - (len(cells) - 1) / 2) * thick
                 _bar(axes, x, thick, of[profile], _colour(name), limit)
-    axes.set_xticks(range(len(profiles)), profiles)
+    axes.set_xticks(range(len(profiles)), profiles, rotation=20)
     axes.set(title=f"{model}, {width} workers: loss {GOALS[model].losses[1]:g}", ylabel="time in units of a gradient")
     axes.grid(axis="x", visible=False)
 
