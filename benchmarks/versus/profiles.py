@@ -74,6 +74,14 @@ def _last_slow(worker: int, workers: int) -> float:
     return 5.0 if worker == workers - 1 else 1.0
 
 
+def _quarter_fast(worker: int, workers: int) -> float:
+    return 1.0 if worker < max(1, workers // 4) else 10.0
+
+
+def _first_fast(worker: int, workers: int) -> float:
+    return 1.0 if worker == 0 else 5.0
+
+
 def _half_slow(worker: int, workers: int) -> float:
     return 3.0 if worker >= workers - workers // 2 else 1.0
 
@@ -88,5 +96,14 @@ PROFILES: Mapping[str, Profile] = {
         Profile("exponential", "exponential times", _same, _exponential),
         Profile("spot", "a worker is killed every 20 units and back after 10", _same, _equal, killed_every=20, away=10, unit=4),
         Profile("far", "two workers behind 100 Mbit/s and 40 ms", _same, _equal, far=2),
+    )
+}
+
+# Simulated alone.
+FEW_FAST: Mapping[str, Profile] = {
+    each.name: each
+    for each in (
+        Profile("quarter", "a quarter of the workers 10 times faster than the others", _quarter_fast, _equal),
+        Profile("first", "one worker 5 times faster than the others", _first_fast, _equal),
     )
 }

@@ -141,8 +141,11 @@ class Replay:
             older = worker.spare
             worker.spare = worker.snapshot
             worker.snapshot = worker.spare if fields["base_version"] == worker.base else older
-        step = self._gem if self._settings["optimizer"] == "sgd" else self._gem_around_adamw
-        step(worker, decoded(fields["dtype"], entry.payload, self.theta.size))
+        gradient = decoded(fields["dtype"], entry.payload, self.theta.size)
+        if self._settings["optimizer"] == "sgd":
+            self._gem(worker, gradient)
+        else:
+            self._gem_around_adamw(worker, gradient, self.version - fields["base_version"])
         self.sent = worker.snapshot
         self.version += 1
         worker.sequence, worker.base = fields["sequence"], self.version
@@ -158,9 +161,10 @@ class Replay:
             self.theta = self.theta + pi * delta
         worker.snapshot = self.theta.copy()
 
-    def _gem_around_adamw(self, worker: Worker, gradient: Floats) -> None:
-        """With n live leases, AdamW remembers h = (n + 1)/2 times as many commits; docs/method.md has the equations."""
-        count = len(self.workers)
+    def _gem_around_adamw(self, worker: Worker, gradient: Floats, staleness: int) -> None:
+        """The equations of docs/method.md."""
+        under_way = len(self.workers) * (1 if worker.spare is None else 2)
+        count = min(staleness + 1, under_way)
         h = (count + 1) / 2
         self._age += 1 / h
         beta1, beta2 = 0.9 ** (1 / h), 0.999 ** (1 / h)
@@ -171,9 +175,8 @@ class Replay:
         square = shared["second_moment"] * F(1 / (1 - 0.999**self._age)) + F(count - 1) * (mean * mean)
         step = mean / (np.sqrt(square) + F(1e-8)) + F(self._settings["weight_decay"]) * self.theta
         delta = np.asarray(-self._eta * step, F)
-        under_way = count if worker.spare is None else 2 * count
-        kappa = F(self._settings["kappa"] * math.sqrt(under_way))
-        ahead = F(1.5 * (under_way - 1) * self._age / (self._age + 1))
+        kappa = F(self._settings["kappa"] * math.sqrt(count))
+        ahead = F(1.5 * (count - 1) * self._age / (self._age + 1))
         with np.errstate(all="ignore"):
             pi = (kappa * abs(delta) - abs(self.theta - worker.snapshot)) / (abs(delta) + self._epsilon)
         move = np.where(pi > 0, np.minimum(pi, self._pi_max), F(0)) * delta

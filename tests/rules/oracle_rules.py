@@ -277,16 +277,18 @@ class GloballyMatched(Matched):
 
 
 class LookingAhead(Oracle):
-    """GEM around an optimizer, for three workers (docs/method.md). The optimizer here is a worker's own."""
+    """GEM around an optimizer (docs/method.md). The optimizer here is a worker's own."""
 
-    n, kappa, reach = 3, 1.5, 0.5
+    kappa, reach = 1.5, 0.5
 
     def __init__(self, theta: np.ndarray, workers: list[str], rate: Rate) -> None:
         super().__init__(theta, workers, rate)
-        self.h, self.k = (self.n + 1) / 2, 0.0
+        self.n, self.h, self.k = 1, 1.0, 0.0
         self.first, self.second = self.zeros(), self.zeros()
 
     def step(self, worker: Worker, update: list[float], staleness: int) -> None:
+        self.n = min(staleness + 1, len(self.workers))
+        self.h = (self.n + 1) / 2
         self.k += 1 / self.h
         ahead = self.reach * (self.n - 1) * self.k / (self.k + 1)
         sent = []

@@ -48,7 +48,7 @@ class Run:
         factor: float = 1.0,
         rounds: int = 1,
     ) -> PiFacts | None:
-        rule_input = RuleInput(staleness, self.version, self.version, factor, len(self.workers), self.shared, rounds)
+        rule_input = RuleInput(staleness, self.version, self.version, factor, len(self.workers) * rounds, self.shared)
         self.version += 1
         layout = layout or Layout.of({"w": (self.theta.size,)})
         return self.rule.apply(layout, self.theta, gradient, self.workers[worker], rule_input)

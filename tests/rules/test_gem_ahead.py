@@ -30,7 +30,7 @@ def undisturbed(workers: int, gradients: Iterable[float]) -> tuple[Run, Vector]:
     for version, gradient in enumerate(gradients):
         before, worker = run.theta.copy(), version % workers
         run.workers[worker]["snapshot"][:] = run.theta
-        facts = run.commit(np.full(SIZE, gradient, F), worker)
+        facts = run.commit(np.full(SIZE, gradient, F), worker, workers - 1)
         assert facts is not None
         assert facts.max_ratio == 1.0
     return run, run.theta - before
@@ -55,13 +55,14 @@ def test_one_worker_alone_is_sent_theta_itself(optimizer: str) -> None:
 
 def test_a_worker_alone_that_overlaps_is_not_held_back_by_its_own_step() -> None:
     """Its gradient is one commit late, and was computed on the point that the reply before the last one held."""
-    run, sent = Run.of(ahead(), np.zeros(SIZE, F)), [np.zeros(SIZE, F)] * 2
-    for _ in range(12):
+    run, sent, full = Run.of(ahead(), np.zeros(SIZE, F)), [np.zeros(SIZE, F)] * 2, []
+    for version in range(12):
         run.workers[0]["snapshot"][:] = sent[-2]
-        facts = run.commit(np.ones(SIZE, F), rounds=2)
+        facts = run.commit(np.ones(SIZE, F), 0, min(1, version), rounds=2)
         assert facts is not None
-        assert facts.max_ratio == 1.0
+        full.append(facts.max_ratio == 1.0)
         sent.append(run.workers[0]["snapshot"].copy())
+    assert all(full[2:])
 
 
 def test_movement_that_was_foreseen_costs_nothing_and_a_surprise_does() -> None:
@@ -71,11 +72,11 @@ def test_movement_that_was_foreseen_costs_nothing_and_a_surprise_does() -> None:
     far, sent = 1.5 * math.sqrt(16) * abs(step).max(), run.workers[15]["snapshot"]
     assert abs(sent - run.theta).max() > 3 * far
     run.theta[:] = sent
-    facts = run.commit(np.ones(SIZE, F), 15)
+    facts = run.commit(np.ones(SIZE, F), 15, 15)
     assert facts is not None
     assert facts.max_ratio == 1.0
     run.workers[1]["snapshot"][:] = run.theta - F(2 * far)
-    facts = run.commit(np.ones(SIZE, F), 1)
+    facts = run.commit(np.ones(SIZE, F), 1, 15)
     assert facts is not None
     assert facts.zero_ratio == 1.0
 
@@ -91,22 +92,25 @@ def test_in_doubt_a_commit_moves_as_far_as_that_of_one_worker_and_with_a_clear_s
     assert abs(step).max() == pytest.approx(0.01 * mean, rel=0.01)
 
 
-def test_the_number_of_workers_is_that_of_the_leases_and_follows_who_joins_and_leaves() -> None:
-    """Commits of one worker, in runs that differ in how many others hold a lease, and in one where the others leave."""
-    layout, theta = Layout.of({"w": (SIZE,)}), np.ones(SIZE, F)
+def test_n_is_the_staleness_of_a_commit_and_one_but_no_more_than_gradients_are_under_way() -> None:
+    """Bob's commits are late by Ann's; then Cy's one is as late as if 60 workers were there, and counts as that of three."""
+    layout, theta = Layout.of({"w": (SIZE,)}), np.zeros(SIZE, F)
     settings = Hyperparameters(optimizer="adamw", learning_rate=0.01, kappa=1.5, pi_max=1.0)
-    moved = {}
-    for others in (0, 3):
-        core = make_core(settings)
-        lease, *rest = start(core, ["ann", *"bcd"[:others]], layout, theta)
-        commit(core, lease, 1, np.ones(SIZE, F))
-        moved[others] = core.central.theta - theta
-        assert (bits(core.reply(core.leases.get(lease))) == bits(core.central.theta)) == (others == 0)
-        for other in rest:
-            core.leave(other)
-        commit(core, lease, 2, np.ones(SIZE, F))
-        assert bits(core.reply(core.leases.get(lease))) == bits(core.central.theta)
-    np.testing.assert_allclose(moved[3], moved[0] / 2, rtol=1e-4)
+    core = make_core(settings)
+    ann, bob, cy = start(core, ["ann", "bob", "cy"], layout, theta)
+
+    def steps(lease: str, sequence: int) -> float:
+        """1/h of a commit."""
+        before = max(core.shared.numbers["age"], 0.0)
+        commit(core, lease, sequence, np.ones(SIZE, F))
+        return core.shared.numbers["age"] - before
+
+    assert steps(ann, 1) == 1
+    assert bits(core.reply(core.leases.get(ann))) == bits(core.central.theta)
+    assert steps(bob, 1) == pytest.approx(1 / 1.5)
+    for sequence in range(2, 60):
+        assert steps(ann, sequence) == pytest.approx(1 / (1.5 if sequence == 2 else 1))
+    assert steps(cy, 1) == pytest.approx(1 / 2)
 
 
 def test_a_checkpoint_of_an_earlier_release_goes_on_with_its_number_of_commits() -> None:
@@ -120,3 +124,13 @@ def test_a_checkpoint_of_an_earlier_release_goes_on_with_its_number_of_commits()
     for run in (new, old):
         run.commit(np.full(SIZE, 0.5, F))
     assert bits(new.theta) == bits(old.theta)
+
+
+def test_the_bias_correction_holds_where_a_moment_can_remember_no_longer() -> None:
+    """β₂ = 0.99999 with 100 workers: v̂ of gradients that are all 1 is 1, so that |Δ| = η/√n."""
+    run = Run.of(ahead(weight_decay=0.0, optimizer_options="beta2=0.99999"), np.zeros(SIZE, F), 100)
+    for _ in range(50):
+        before = run.theta.copy()
+        run.workers[0]["snapshot"][:] = run.theta
+        run.commit(np.ones(SIZE, F), 0, 99)
+    np.testing.assert_allclose(before - run.theta, 0.01 / 10, rtol=1e-3)

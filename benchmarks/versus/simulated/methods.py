@@ -184,7 +184,8 @@ class PaperGem(Asynchronous):
 
 @dataclass
 class LookAhead(Asynchronous):
-    """Energy matching against the movement that was not foreseen, with n workers and h = (n + 1)/2:
+    """Energy matching against the movement that was not foreseen, with n = τ + 1, at most one for each worker (two with
+    overlap), and h = (n + 1)/2:
 
         m ← β₁'·m + (1 − β₁')·g    v ← β₂'·v + (1 − β₂')·g⊙g     β' = β^(1/h)
         Δ = −η·(m̂/(√(v̂ + (n − 1)·m̂⊙m̂) + ε) + λ·θ)
@@ -198,7 +199,8 @@ class LookAhead(Asynchronous):
         kappa: κ.
         memory: "h"; "n": β' = β^(1/n); "commits": β' = β.
         split: Whether the mean's part of v̂ counts n times; if not, the rate is divided by √n instead.
-        rounds: How many rounds old a gradient is: 2 with overlap. Takes part in the horizon and in κ.
+        count: n; "leases" for the number of workers.
+        rounds: How many gradients a worker has under way: 2 with overlap.
         horizon: In place of n − 1: "own" (moving mean of the worker's staleness), "last" (its last staleness).
         predict: "step" (π·Δ), "raw" (Δ), or "mean" (moving mean of π·Δ over n commits).
         bound: π: "energy", "gap" (1/G of Gap-Aware, for each element), or "none".
@@ -220,6 +222,7 @@ class LookAhead(Asynchronous):
     gradual: bool = True
     optimizer: str = "adamw"
     against: float = 1.0
+    count: str = "staleness"
     rounds: int = 1
 
     def start(self, theta: Vector) -> None:
@@ -228,14 +231,15 @@ class LookAhead(Asynchronous):
         self._moved = np.zeros_like(theta)
 
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
-        self._age += 2 / (workers + 1)
-        delta = self._step(gradient, workers)
-        step = self._pi(delta, self.theta - point, workers) * delta
+        count = workers if self.count == "leases" else min(staleness + 1, workers * self.rounds)
+        self._age += 2 / (count + 1)
+        delta = self._step(gradient, count)
+        step = self._pi(delta, self.theta - point, count) * delta
         self.theta = self.theta + step
         self._moved += F(1 / workers) * (step - self._moved)
         ahead = {"step": step, "raw": delta, "mean": self._moved}[self.predict]
         known = self._age / (self._age + 1) if self.gradual else 1.0
-        return self.theta + F(known * self.reach * self._horizon(worker, staleness, workers)) * ahead
+        return self.theta + F(known * self.reach * self._horizon(worker, staleness, count)) * ahead
 
     def _step(self, gradient: Vector, workers: int) -> Vector:
         h = {"h": (workers + 1) / 2, "n": float(workers), "commits": 1.0}[self.memory]
@@ -255,7 +259,7 @@ class LookAhead(Asynchronous):
     def _pi(self, delta: Vector, moved: Vector, workers: int) -> Vector:
         if self.bound == "energy":
             return matched(
-                self.kappa * {"root": math.sqrt(workers * self.rounds), "half": workers / 2, "not": 1.0}[self.grows],
+                self.kappa * {"root": math.sqrt(workers), "half": workers / 2, "not": 1.0}[self.grows],
                 delta,
                 moved,
                 self.against,
@@ -273,7 +277,7 @@ class LookAhead(Asynchronous):
             mean = self._mean_staleness.get(worker, workers - 1.0)
             mean = self._mean_staleness[worker] = 0.7 * mean + 0.3 * staleness
             return mean
-        return workers * self.rounds - 1
+        return workers - 1
 
 
 @dataclass

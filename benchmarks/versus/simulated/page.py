@@ -10,7 +10,9 @@ from benchmarks.lib.page import table
 from benchmarks.lib.results import write
 from benchmarks.versus.profiles import PROFILES
 from benchmarks.versus.simulated import plan
-from benchmarks.versus.simulated.runs import Outcome, Run
+from benchmarks.versus.simulated.runs import KINDS, Outcome, Run
+
+_FORMS = {"before": "Before, 0.003", "leased": "n = leases, 0.003", "ahead": "Look-ahead, 0.003"}
 
 Results = Mapping[Run, Outcome]
 Cell = tuple[object, ...]  # model, profile, workers, method, settings
@@ -58,13 +60,14 @@ def write_page(results: Results, folder: Path) -> Path:
     parts = {
         "equal": _equal(times),
         "kinds": _kinds(times),
-        "rates": _by_rate(times, 16, (0.001, 0.0015, plan.RATE, 0.006, 0.009)),
+        "rates": _by_rate(times, "leased", 16, (0.001, 0.0015, plan.RATE, 0.006, 0.009)),
+        "few": _few(times),
         "parts": _changes(times, plan.PARTS),
-        "choices": _changes(times, plan.CHOICES),
+        "choices": _changes(times, plan.CHOICES, method="leased"),
         "cases": _changes(times, plan.CASES, ("equal", "exponential")),
         "rivals": _settings(times, "dana", [16], ["equal"], plan.QUESTIONS["rivals"]),
         "own": _own(times),
-        "alone": _by_rate(times, 1, plan.ALONE),
+        "alone": _by_rate(times, "leased", 1, plan.ALONE),
         "convnet": _convnet(times),
         "missing": str(sum(run not in results for run in plan.runs(plan.QUESTIONS))),
     }
@@ -97,24 +100,32 @@ def _kinds(times: Times) -> str:
     for kind in ("equal", *plan.KINDS):
         cells = [
             ("transformer", kind, 16, method, f"rate={rate}")
-            for method, rate in (("rounds", plan.ROUNDS_RATE), ("before", plan.RATE), ("ahead", plan.RATE))
+            for method, rate in (("rounds", plan.ROUNDS_RATE), *((each, plan.RATE) for each in _FORMS))
         ]
-        ratio = _ratio(times.mean(*cells[2]), times.mean(*cells[0]))
+        ratio = _ratio(times.mean(*cells[3]), times.mean(*cells[0]))
         rows.append((f"{kind}: {PROFILES[kind].meaning}", *(times.text(*cell) for cell in cells), ratio))
-    return table(["Kind", "Rounds, 0.01", "Before, 0.003", "Look-ahead, 0.003", "Ratio to rounds"], rows)
+    return table(["Kind", "Rounds, 0.01", *_FORMS.values(), "Ratio to rounds"], rows)
 
 
-def _by_rate(times: Times, workers: int, rates: Sequence[float]) -> str:
+def _by_rate(times: Times, method: str, workers: int, rates: Sequence[float]) -> str:
     return table(
         ["Rate", *map(str, rates)],
-        [("time to 2.3", *(times.text("transformer", "equal", workers, "ahead", f"rate={rate}") for rate in rates))],
+        [("time to 2.3", *(times.text("transformer", "equal", workers, method, f"rate={rate}") for rate in rates))],
     )
 
 
-def _changes(times: Times, changes: Mapping[str, str], profiles: Sequence[str] = plan.ABLATED) -> str:
+def _few(times: Times) -> str:
+    rows = [
+        (f"{kind}: {KINDS[kind].meaning}", *(times.text("transformer", kind, 16, each, _ahead()) for each in _FORMS))
+        for kind in plan.FEW
+    ]
+    return table(["Kind", *_FORMS.values()], rows)
+
+
+def _changes(times: Times, changes: Mapping[str, str], profiles: Sequence[str] = plan.ABLATED, method: str = "ahead") -> str:
     named = {"all parts": "", **changes}
     rows = [
-        (name, *(times.text("transformer", profile, 16, "ahead", _ahead(setting)) for profile in profiles))
+        (name, *(times.text("transformer", profile, 16, method, _ahead(setting)) for profile in profiles))
         for name, setting in named.items()
     ]
     return table(["", *profiles], rows)

@@ -13,6 +13,7 @@ ROUNDS_RATE = 0.01  # the best one of rounds, with 8, 16 and 32 workers
 COUNTS = (4, 8, 16, 32)
 MANY = (100,)
 KINDS = ("noisy", "straggler", "mixed", "exponential", "spot")
+FEW = ("quarter", "first")
 ABLATED = ("equal", "mixed", "exponential")
 
 # What is left out, or replaced, and the settings that do it.
@@ -76,7 +77,7 @@ def _convnet() -> list[Run]:
         "rounds": ["rate=0.01 optimizer=sgd", "rate=0.02 optimizer=sgd", "rate=0.04 optimizer=sgd", *_rates(0.003, 0.006)],
         "paper": ["rate=0.05", "rate=0.05 ahead=1.0"],
         "before": _rates(0.001),
-        "ahead": _rates(0.001, 0.002, 0.003),
+        "leased": _rates(0.001, 0.002, 0.003),
     }
     return [
         Run("convnet", profile, count, seed, method, setting, 240.0)
@@ -94,12 +95,14 @@ QUESTIONS: Mapping[str, list[Run]] = {
     ],
     "kinds": [
         *_of("ahead", _rates(RATE), [16], KINDS),
+        *_of("leased", _rates(RATE), [16], ("equal", *KINDS)),
         *_of("before", _rates(RATE), [16], ["equal", *KINDS]),
         *_of("rounds", _rates(ROUNDS_RATE), [16], KINDS[:-1], 600.0),
     ],
-    "rates": _of("ahead", _rates(0.001, 0.0015, 0.006, 0.009), [16], ["equal"]),
+    "few": [run for method in ("before", "leased", "ahead") for run in _of(method, _rates(RATE), [16], FEW, 320.0)],
+    "rates": _of("leased", _rates(0.001, 0.0015, 0.006, 0.009), [16], ["equal"]),
     "parts": _of("ahead", _with(PARTS), [16], ABLATED, 160.0),
-    "choices": _of("ahead", _with(CHOICES), [16], ABLATED, 160.0),
+    "choices": _of("leased", _with(CHOICES), [16], ABLATED, 160.0),
     "cases": _of("ahead", _with(CASES), [16], ["equal", "exponential"], 160.0),
     "many": [
         *_of("ahead", _rates(RATE), MANY, ["equal", "exponential"]),
@@ -113,6 +116,6 @@ QUESTIONS: Mapping[str, list[Run]] = {
         160.0,
     ),
     "own": _of("own", _with(OWN), [4, 16], ABLATED, 160.0),
-    "alone": _of("ahead", _rates(*ALONE), [1], ["equal"], 800.0),
+    "alone": _of("leased", _rates(*ALONE), [1], ["equal"], 800.0),
     "convnet": _convnet(),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gem_api.layout import Vector
 
 from benchmarks.lib.results import Store, plain
 from benchmarks.versus.models import GOALS, Problem
-from benchmarks.versus.profiles import PROFILES
+from benchmarks.versus.profiles import FEW_FAST, PROFILES
 from benchmarks.versus.simulated import methods
 from benchmarks.versus.simulated.engine import Cluster, Curve
 
@@ -20,10 +21,12 @@ METHODS: Mapping[str, Any] = {
     "rounds": methods.Synchronous,  # DDP
     "before": methods.Gem,
     "ahead": methods.LookAhead,
+    "leased": partial(methods.LookAhead, count="leases"),
     "own": methods.OwnSteps,
     "paper": methods.PaperGem,
     "dana": methods.DanaAdamW,
 }
+KINDS = {**PROFILES, **FEW_FAST}
 WORDS = {"True": True, "False": False}
 
 
@@ -85,7 +88,7 @@ def make(run: Run, problem: Problem) -> Outcome:
         given[name] = WORDS[text] if text in WORDS else _number(text)
     cluster = Cluster(
         problem,
-        PROFILES[run.profile],
+        KINDS[run.profile],
         run.workers,
         run.seed,
         run.limit,

@@ -98,18 +98,16 @@ class RuleInput:
         version: t, commits applied so far.
         commits: Number of the worker's earlier commits under its lease.
         factor: The schedule's factor for η at this version, in [0, 1].
-        workers: n, the workers in the run: those with a lease.
+        under_way: At most how many gradients all workers compute at a time: one for each lease, or two if this worker overlaps.
         shared: The rule's state for the whole run; the rule may change it.
-        rounds: How many rounds old a gradient is: 1, or 2 if the worker overlaps.
     """
 
     staleness: int
     version: int = 0
     commits: int = 0
     factor: float = 1.0
-    workers: int = 1
+    under_way: int = 1
     shared: Shared = field(default_factory=Shared)
-    rounds: int = 1
 
 
 class UpdateRule(ABC):

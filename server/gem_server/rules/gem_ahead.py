@@ -16,7 +16,6 @@ from gem_server.rules.base import Buffers, PiFacts, RuleInput, require
 from gem_server.rules.fused import Scalars
 from gem_server.rules.gem_pass import Step, match_energy
 from gem_server.rules.gradient_rule import GradientRule
-from gem_server.rules.optimizers import span
 
 _NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
 
@@ -25,7 +24,8 @@ _NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
 class GemAhead(GradientRule):
     """Sends each worker the θ that its gradient will probably meet, and limits a commit by how far θ is from there.
 
-    `rules/specification.py` has these equations in NumPy. With n workers and h = (n + 1)/2:
+    `rules/specification.py` has these equations in NumPy. With n = τ + 1, but at most as many as gradients are under way, and
+    h = (n + 1)/2:
 
         Δ = the n-th part of a step with the mean of n gradients        (`rules/optimizers.py`)
         π = clip((κ·√n·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)           (Eqs. 19, 27; Δ is its own proxy)
@@ -34,10 +34,9 @@ class GemAhead(GradientRule):
 
     k is the sum of 1/h over the commits so far: the first steps foretell little.
 
-    A worker that overlaps has two gradients under way: 2·n takes the place of n in π and s then.
-
-    One worker alone, without overlap, makes the optimizer's own steps: h = 1, s = θ and π = 1. With n workers, n − 1 commits
-    pass until a worker's next one. Movement of θ as foreseen leaves room for it; movement elsewhere does not.
+    n is how many commits shared the round that this gradient took: with equal workers their number. A fast worker among slow
+    ones has a small n, and its commits count nearly as those of one alone. The bound is for a worker that was silent for long.
+    One worker alone, without overlap, makes the optimizer's own steps: h = 1, s = θ and π = 1.
 
     θ itself is what evaluators, readers and checkpoints get.
 
@@ -63,28 +62,28 @@ class GemAhead(GradientRule):
         return _NUMBERS
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
-        workers, age = rule_input.workers, self._aged(rule_input)
-        numbers = np.array(self._optimizer.scalars(age, workers), np.float32)
+        count = min(rule_input.staleness + 1, rule_input.under_way)
+        age = self._aged(rule_input, count)
+        numbers = np.array(self._optimizer.scalars(age, count), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
         step = Step(moments, self._optimizer.code, numbers, self._decay, self._bound(self.pi_max))
-        under_way = workers * rule_input.rounds
-        ahead = self._optimizer.reach * (under_way - 1) * age / (age + 1)
-        scalars = self._scalars(self.learning_rate * rule_input.factor, under_way, ahead)
+        ahead = self._optimizer.reach * (count - 1) * age / (age + 1)
+        scalars = self._scalars(self.learning_rate * rule_input.factor, count, ahead)
         return match_energy(self.threads, layout, theta, update, buffers, step, scalars)
 
-    def _aged(self, rule_input: RuleInput) -> float:
+    def _aged(self, rule_input: RuleInput, count: int) -> float:
         """k, the sum of 1/h over all commits with this one. A checkpoint of an earlier release has none: then h was 1."""
         numbers = rule_input.shared.numbers
         before = numbers.get("age", -1.0)
-        numbers["age"] = (before if before >= 0 else rule_input.version) + 1 / span(rule_input.workers)
+        numbers["age"] = (before if before >= 0 else rule_input.version) + 1 / self._optimizer.span(count)
         return numbers["age"]
 
-    def _scalars(self, eta: float, under_way: int, ahead: float) -> Scalars:
+    def _scalars(self, eta: float, count: int, ahead: float) -> Scalars:
         return Scalars(
             eta=eta,
             mu=0.0,
             own=0.0,
-            kappa=self.kappa * math.sqrt(under_way),
+            kappa=self.kappa * math.sqrt(count),
             inside=0.0,
             outside=self.epsilon,
             pi_max=self.pi_max,

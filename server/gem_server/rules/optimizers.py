@@ -15,6 +15,7 @@ from gem_server.rules.base import MAX_MAGNITUDE, Buffers, largest, require
 from gem_server.rules.fused import ADAM, GIVEN, LION, SGD
 from gem_server.rules.make import make
 
+_MAX_BETA = 0.999999  # of a moment in float32
 _NOTHING: Vector = np.empty(0, np.float32)
 
 
@@ -38,14 +39,18 @@ class SharedOptimizer(ABC):
     def largest(self, learning_rate: float) -> np.float32:
         """The largest |g| that it takes in."""
 
-    def scalars(self, age: float, workers: int = 1) -> tuple[float, ...]:
+    def span(self, count: int) -> float:
+        """h = (n + 1)/2: how many commits count as one gradient in its memory."""
+        return (count + 1) / 2
+
+    def scalars(self, age: float, count: int = 1) -> tuple[float, ...]:
         """The numbers of its equations for a commit, in the order that its compiled step takes.
 
         Args:
             age: k, the sum of 1/h over the commits so far, this one included.
-            workers: n, for which all workers together make the steps of one optimizer that sees the mean of n gradients.
+            count: n: n commits together make a step of one optimizer that sees the mean of n gradients.
         """
-        return (1 / math.sqrt(workers),)  # an update that is a step already is multiplied by it
+        return (1 / math.sqrt(count),)  # an update that is a step already is multiplied by it
 
     def state(self, shared: Buffers) -> tuple[Vector, Vector]:
         """The buffers that the compiled step updates; an empty one if there is none."""
@@ -70,7 +75,7 @@ class Adam(SharedOptimizer):
     m ← β₁·m + (1 − β₁)·g    v ← β₂·v + (1 − β₂)·g⊙g
     Δ = −η_t·m̂/(√v̂ + ε)      m̂ = m/(1 − β₁ᵏ)   v̂ = v/(1 − β₂ᵏ)
 
-    With n > 1 workers, ours, β₁ and β₂ become β₁^(1/h) and β₂^(1/h), and √v̂ becomes √(v̂ + (n − 1)·m̂⊙m̂). That is the n-th part
+    With n > 1, ours, β₁ and β₂ become β₁^(1/h) and β₂^(1/h), and √v̂ becomes √(v̂ + (n − 1)·m̂⊙m̂). That is the n-th part
     of a step at the rate √n·η_t with the mean of n gradients, whose mean square is m̂⊙m̂ + (v̂ − m̂⊙m̂)/n.
 
     Weight decay is in the gradients: workers add it.
@@ -89,10 +94,14 @@ class Adam(SharedOptimizer):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(1e18)  # it is squared
 
-    def scalars(self, age: float, workers: int = 1) -> tuple[float, ...]:
-        beta1, beta2 = _in_rounds(self.beta1, workers), _in_rounds(self.beta2, workers)
+    def span(self, count: int) -> float:
+        return _span(count, self.beta2)
+
+    def scalars(self, age: float, count: int = 1) -> tuple[float, ...]:
+        h = self.span(count)
+        beta1, beta2 = self.beta1 ** (1 / h), self.beta2 ** (1 / h)
         correct1, correct2 = 1 / (1 - self.beta1**age), 1 / (1 - self.beta2**age)
-        return (beta1, 1 - beta1, beta2, 1 - beta2, correct1, correct2, self.epsilon, workers - 1)
+        return (beta1, 1 - beta1, beta2, 1 - beta2, correct1, correct2, self.epsilon, count - 1)
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class Lion(SharedOptimizer):
 
     Δ = −η_t·(sign(β₁·m + (1 − β₁)·g) + λ·θ_t)    m ← β₂·m + (1 − β₂)·g
 
-    With n > 1 workers, ours, β₁ and β₂ become β₁^(1/h) and β₂^(1/h), and the sign is divided by √n.
+    With n > 1, ours, β₁ and β₂ become β₁^(1/h) and β₂^(1/h), and the sign is divided by √n.
     """
 
     beta1: float = 0.9
@@ -126,9 +135,13 @@ class Lion(SharedOptimizer):
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(MAX_MAGNITUDE)
 
-    def scalars(self, age: float, workers: int = 1) -> tuple[float, ...]:
-        beta1, beta2 = _in_rounds(self.beta1, workers), _in_rounds(self.beta2, workers)
-        return (beta1, 1 - beta1, beta2, 1 - beta2, 1 / math.sqrt(workers))
+    def span(self, count: int) -> float:
+        return _span(count, self.beta2)
+
+    def scalars(self, age: float, count: int = 1) -> tuple[float, ...]:
+        h = self.span(count)
+        beta1, beta2 = self.beta1 ** (1 / h), self.beta2 ** (1 / h)
+        return (beta1, 1 - beta1, beta2, 1 - beta2, 1 / math.sqrt(count))
 
 
 @dataclass(frozen=True)
@@ -152,14 +165,9 @@ def make_optimizer(optimizer: str, options: str) -> SharedOptimizer:
     return make(OPTIMIZERS[optimizer], options, {}, what="optimizer")
 
 
-def span(workers: int) -> float:
-    """h = (n + 1)/2: how many commits count as one gradient in the optimizer's memory."""
-    return (workers + 1) / 2
-
-
-def _in_rounds(beta: float, workers: int) -> float:
-    """β^(1/h), but so far below 1 that a float32 sum with the weight 1 − β still grows."""
-    return float(min(beta ** (1 / span(workers)), max(beta, 0.999999)))
+def _span(count: int, beta2: float) -> float:
+    """h, but no longer than a float32 sum with the weight 1 − β₂^(1/h) still grows."""
+    return max(1.0, min((count + 1) / 2, math.log(max(beta2, 1e-9)) / math.log(_MAX_BETA)))
 
 
 def _require_betas(beta1: float, beta2: float) -> None:

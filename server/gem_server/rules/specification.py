@@ -5,6 +5,8 @@ It defines the rule, and the server never runs it: the compiled kernel does the 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from gem_api.layout import Vector
 
@@ -37,43 +39,47 @@ def used(moved: Vector, delta: Vector, against: np.float32) -> Vector:
     return abs(moved) * np.where((moved < 0) == (delta < 0), np.float32(1), against)
 
 
+def spanned(count: int, beta2: float) -> float:
+    """h = (n + 1)/2, but so that β₂^(1/h) is at most 0.999999: a float32 sum with a smaller weight does not grow."""
+    return max(1.0, min((count + 1) / 2, math.log(max(beta2, 1e-9)) / math.log(0.999999)))
+
+
 def adam(
-    theta: Vector, first: Vector, second: Vector, gradient: Vector, age: float, workers: int,
+    theta: Vector, first: Vector, second: Vector, gradient: Vector, age: float, count: int,
     eta: np.float32, beta1: float, beta2: float, epsilon: np.float32, decay: np.float32,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
-    """The step of Adam, or with a weight decay of AdamW: Δ and both new moments. With n = `workers` workers, h = (n + 1)/2
-    and `age`, k, is the sum of 1/h over the commits so far, this one included. With n = 1 it is the papers' step."""
-    f, span = np.float32, (workers + 1) / 2
+    """The step of Adam, or with a weight decay of AdamW: Δ and both new moments. With n = `count`, h = (n + 1)/2 and
+    `age`, k, is the sum of 1/h over the commits so far, this one included. With n = 1 it is the papers' step."""
+    f, span = np.float32, spanned(count, beta2)
     correct1, correct2 = 1 / (1 - beta1**age), 1 / (1 - beta2**age)
     beta1, beta2 = beta1 ** (1 / span), beta2 ** (1 / span)
     first = f(beta1) * first + f(1 - beta1) * gradient
     second = f(beta2) * second + f(1 - beta2) * gradient * gradient
     mean = first * f(correct1)
-    square = second * f(correct2) + f(workers - 1) * (mean * mean)
+    square = second * f(correct2) + f(count - 1) * (mean * mean)
     return -eta * (mean / (np.sqrt(square) + epsilon) + decay * theta), first, second
 
 
 def lion(
-    theta: Vector, moment: Vector, gradient: Vector, workers: int,
+    theta: Vector, moment: Vector, gradient: Vector, count: int,
     eta: np.float32, beta1: float, beta2: float, decay: np.float32,
 ) -> tuple[Vector, Vector]:  # fmt: skip
-    """The step of Lion: Δ and the new moment. With n = `workers` = 1 it is the paper's step."""
-    f, span = np.float32, (workers + 1) / 2
+    """The step of Lion: Δ and the new moment. With n = `count` = 1 it is the paper's step."""
+    f, span = np.float32, spanned(count, beta2)
     beta1, beta2 = beta1 ** (1 / span), beta2 ** (1 / span)
-    sign = f(1 / np.sqrt(workers)) * np.sign(f(beta1) * moment + f(1 - beta1) * gradient)
+    sign = f(1 / np.sqrt(count)) * np.sign(f(beta1) * moment + f(1 - beta1) * gradient)
     return -eta * (sign + decay * theta), f(beta2) * moment + f(1 - beta2) * gradient
 
 
 def match(
-    theta: Vector, snapshot: Vector, delta: Vector, age: float, under_way: int,
+    theta: Vector, snapshot: Vector, delta: Vector, age: float, count: int,
     kappa: float, epsilon: np.float32, pi_max: np.float32, reach: float,
 ) -> tuple[Vector, Vector, Vector]:  # fmt: skip
-    """Matches the step Δ of an optimizer, its own proxy, with `under_way` gradients under way, one of each worker, or two if it
-    overlaps: θ_{t+1}, the new s, and π."""
+    """Matches the step Δ of an optimizer, its own proxy, with n = `count`: θ_{t+1}, the new s, and π."""
     f = np.float32
-    ahead = f(reach * (under_way - 1) * age / (age + 1))
+    ahead = f(reach * (count - 1) * age / (age + 1))
     with np.errstate(divide="ignore", invalid="ignore"):
-        pi = (f(kappa * np.sqrt(under_way)) * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
+        pi = (f(kappa * np.sqrt(count)) * abs(delta) - abs(theta - snapshot)) / (abs(delta) + epsilon)
     pi = np.clip(np.nan_to_num(pi, nan=0.0, posinf=np.inf), f(0), pi_max)
     move = pi * delta
     return theta + move, theta + move + ahead * move, pi
