@@ -119,7 +119,7 @@ class Hyperparameters:
     )
     kappa: float = _declare(
         1.0,
-        "Amplification κ of the proxy (gem, Eq. 27). With another optimizer than sgd it is multiplied by √n, with n workers.",
+        "Amplification κ of the proxy (gem, Eq. 27). With another optimizer than sgd it is multiplied by √n, with n = τ + 1.",
         heading="Rule",
         option="rule",
         key="kappa",

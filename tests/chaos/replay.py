@@ -163,8 +163,7 @@ class Replay:
 
     def _gem_around_adamw(self, worker: Worker, gradient: Floats, staleness: int) -> None:
         """The equations of docs/method.md."""
-        under_way = len(self.workers) * (1 if worker.spare is None else 2)
-        count = min(staleness + 1, under_way)
+        count = min(staleness + 1, 4 * len(self.workers))
         h = (count + 1) / 2
         self._age += 1 / h
         beta1, beta2 = 0.9 ** (1 / h), 0.999 ** (1 / h)

@@ -287,7 +287,7 @@ class LookingAhead(Oracle):
         self.first, self.second = self.zeros(), self.zeros()
 
     def step(self, worker: Worker, update: list[float], staleness: int) -> None:
-        self.n = min(staleness + 1, len(self.workers))
+        self.n = min(staleness + 1, 4 * len(self.workers))
         self.h = (self.n + 1) / 2
         self.k += 1 / self.h
         ahead = self.reach * (self.n - 1) * self.k / (self.k + 1)

@@ -46,9 +46,8 @@ class Run:
         *,
         layout: Layout | None = None,
         factor: float = 1.0,
-        rounds: int = 1,
     ) -> PiFacts | None:
-        rule_input = RuleInput(staleness, self.version, self.version, factor, len(self.workers) * rounds, self.shared)
+        rule_input = RuleInput(staleness, self.version, self.version, factor, len(self.workers), self.shared)
         self.version += 1
         layout = layout or Layout.of({"w": (self.theta.size,)})
         return self.rule.apply(layout, self.theta, gradient, self.workers[worker], rule_input)

@@ -184,8 +184,8 @@ class PaperGem(Asynchronous):
 
 @dataclass
 class LookAhead(Asynchronous):
-    """Energy matching against the movement that was not foreseen, with n = τ + 1, at most one for each worker (two with
-    overlap), and h = (n + 1)/2:
+    """Energy matching against the movement that was not foreseen, with n = τ + 1, at most four for each worker, and
+    h = (n + 1)/2:
 
         m ← β₁'·m + (1 − β₁')·g    v ← β₂'·v + (1 − β₂')·g⊙g     β' = β^(1/h)
         Δ = −η·(m̂/(√(v̂ + (n − 1)·m̂⊙m̂) + ε) + λ·θ)
@@ -200,7 +200,6 @@ class LookAhead(Asynchronous):
         memory: "h"; "n": β' = β^(1/n); "commits": β' = β.
         split: Whether the mean's part of v̂ counts n times; if not, the rate is divided by √n instead.
         count: n; "leases" for the number of workers.
-        rounds: How many gradients a worker has under way: 2 with overlap.
         horizon: In place of n − 1: "own" (moving mean of the worker's staleness), "last" (its last staleness).
         predict: "step" (π·Δ), "raw" (Δ), or "mean" (moving mean of π·Δ over n commits).
         bound: π: "energy", "gap" (1/G of Gap-Aware, for each element), or "none".
@@ -223,7 +222,6 @@ class LookAhead(Asynchronous):
     optimizer: str = "adamw"
     against: float = 1.0
     count: str = "staleness"
-    rounds: int = 1
 
     def start(self, theta: Vector) -> None:
         super().start(theta)
@@ -231,7 +229,7 @@ class LookAhead(Asynchronous):
         self._moved = np.zeros_like(theta)
 
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
-        count = workers if self.count == "leases" else min(staleness + 1, workers * self.rounds)
+        count = workers if self.count == "leases" else min(staleness + 1, 4 * workers)
         self._age += 2 / (count + 1)
         delta = self._step(gradient, count)
         step = self._pi(delta, self.theta - point, count) * delta

@@ -43,7 +43,7 @@ CHOICES: Mapping[str, str] = {
 OWN: Mapping[str, str] = {"before": "", "now": "kappa=1.5 root=True shrink=True ahead=0.5"}
 ALONE = (0.001, 0.002, RATE, 0.006, 0.01)
 CASES: Mapping[str, str] = {
-    "overlap": "overlap=True rounds=2",
+    "overlap": "overlap=True",
     "int8 gradients": "altered=int8",
     "clipped to norm 1": "altered=clipped",
     "a worker joins every 2 units": "joining=late",

@@ -404,9 +404,8 @@ class Core:
         """
         lease, version = self.leases.get(commit.header.lease_id), self.central.version
         staleness = version - commit.header.base_version
-        under_way = len(self.leases.live) * (2 if lease.overlaps else 1)
-        eta_factor = factor(self.settings, version)
-        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, under_way, self.shared)
+        eta_factor, workers = factor(self.settings, version), len(self.leases.live)
+        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, workers, self.shared)
         accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
         if commit.norm is not None:  # now and not with its ticket: a checkpoint has what the log does not tell
             self.norms.accepted(commit.norm)

@@ -98,7 +98,7 @@ class RuleInput:
         version: t, commits applied so far.
         commits: Number of the worker's earlier commits under its lease.
         factor: The schedule's factor for η at this version, in [0, 1].
-        under_way: At most how many gradients all workers compute at a time: one for each lease, or two if this worker overlaps.
+        workers: The number of workers that hold a lease.
         shared: The rule's state for the whole run; the rule may change it.
     """
 
@@ -106,7 +106,7 @@ class RuleInput:
     version: int = 0
     commits: int = 0
     factor: float = 1.0
-    under_way: int = 1
+    workers: int = 1
     shared: Shared = field(default_factory=Shared)
 
 

@@ -17,6 +17,7 @@ from gem_server.rules.fused import Scalars
 from gem_server.rules.gem_pass import Step, match_energy
 from gem_server.rules.gradient_rule import GradientRule
 
+_MOST = 4  # of n for each worker: with overlap n is two for each, and staleness varies
 _NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
 
 
@@ -24,8 +25,7 @@ _NUMBERS = MappingProxyType({"age": -1.0})  # before the first commit
 class GemAhead(GradientRule):
     """Sends each worker the θ that its gradient will probably meet, and limits a commit by how far θ is from there.
 
-    `rules/specification.py` has these equations in NumPy. With n = τ + 1, but at most as many as gradients are under way, and
-    h = (n + 1)/2:
+    `rules/specification.py` has these equations in NumPy. With n = τ + 1, at most four for each worker, and h = (n + 1)/2:
 
         Δ = the n-th part of a step with the mean of n gradients        (`rules/optimizers.py`)
         π = clip((κ·√n·|Δ| − |θ_t − s|) / (|Δ| + ε), 0, π_max)           (Eqs. 19, 27; Δ is its own proxy)
@@ -62,7 +62,7 @@ class GemAhead(GradientRule):
         return _NUMBERS
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
-        count = min(rule_input.staleness + 1, rule_input.under_way)
+        count = min(rule_input.staleness + 1, _MOST * rule_input.workers)
         age = self._aged(rule_input, count)
         numbers = np.array(self._optimizer.scalars(age, count), np.float32)
         moments = self._optimizer.state(rule_input.shared.buffers)
