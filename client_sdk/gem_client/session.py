@@ -245,7 +245,8 @@ class Session:
         kind: UpdateKind = "gradient",
         decay: bool = True,
     ) -> Answer:
-        """Sends a gradient (or a delta) to be applied, and returns the new θ. Takes one round trip.
+        """Sends a gradient (or a delta) to be applied, and returns the new θ. With an optimizer on the server that is a point
+        ahead of θ, for the next gradient. Takes one round trip.
 
         If the run has weight decay, weight_decay·θ is added to a gradient first, with the θ handed out last. This changes a
         gradient in the session's own buffer in place. A delta stays as it is: its local steps contain the decay already.

@@ -172,14 +172,14 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Median π of a commit",
-            "The scaling factor (Eq. 19), smoothed. Good: steady. It falls as workers are added; with dozens it is 0.",
+            "The scaling factor (Eq. 19), smoothed. Good: steady. It falls as workers are added; with dozens it is about 0.",
             {"smoothed": (versions, curves.smoothed("pi_median", _SMOOTHED))},
         ),
         _picture(
             run,
             "Share of π at its bounds",
             "Share of parameters with π = 0 and with π = π_max. Good: steady. Near 100 % at 0, commits have no effect. Many at "
-            "the maximum: gradients are nearly 0, or pi_max is too low.",
+            "the maximum with SGD: gradients are nearly 0, or pi_max is too low.",
             {
                 "π = 0": (versions, curves.smoothed("pi_zero_ratio", _SMOOTHED)),
                 "π = π_max": (versions, curves.smoothed("pi_max_ratio", _SMOOTHED)),

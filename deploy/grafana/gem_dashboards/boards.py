@@ -164,7 +164,8 @@ GEM = Dashboard(
         heatmap(
             "π of all parameters",
             "Histogram of the scaling factor over all parameters of all commits (Eq. 19). Good: a broad band. All at 0: "
-            "commits have no effect. All at the maximum: the other workers hardly move the model.",
+            "commits have no effect. All at the maximum: the other workers hardly move the model; with an optimizer, as "
+            "foreseen.",
             f"increase(gem_pi_bucket{WINDOW}) {OF_RUN}",
         ),
         Panel(
@@ -184,9 +185,10 @@ GEM = Dashboard(
         ),
         Panel(
             "Share of π at its bounds",
-            "Share of parameters with π = 0 (they have already moved at least as far as the proxy would move them), and with "
-            "π = π_max. Good: steady. The share at 0 grows with the number of workers: two thirds with 30, four fifths with "
-            "100. Near 100 % commits have no effect. Many at the maximum: gradients are nearly 0, or pi_max is too low.",
+            "Share of parameters with π = 0 (they have already moved at least as far as the proxy would move them; with an "
+            "optimizer, elsewhere than foreseen), and with π = π_max. Good: steady. The share at 0 grows with the number of "
+            "workers: two thirds with 30, four fifths with 100. Near 100 % commits have no effect. Many at the maximum with SGD: "
+            "gradients are nearly 0, or pi_max is too low.",
             (Query(f"avg by (bound) (avg_over_time(gem_pi_clamped_ratio{WINDOW}) {OF_RUN})", "{{bound}}"),),
             "percentunit",
             most=1,
