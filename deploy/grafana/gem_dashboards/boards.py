@@ -187,8 +187,8 @@ GEM = Dashboard(
             "Share of π at its bounds",
             "Share of parameters with π = 0 (they have already moved at least as far as the proxy would move them; with an "
             "optimizer, elsewhere than foreseen), and with π = π_max. Good: steady. The share at 0 grows with the number of "
-            "workers: two thirds with 30, four fifths with 100. Near 100 % commits have no effect. Many at the maximum with SGD: "
-            "gradients are nearly 0, or pi_max is too low.",
+            "workers: two thirds with 30, four fifths with 100. Near 100 % commits have no effect. Many at the maximum with "
+            "SGD: gradients are nearly 0, or pi_max is too low.",
             (Query(f"avg by (bound) (avg_over_time(gem_pi_clamped_ratio{WINDOW}) {OF_RUN})", "{{bound}}"),),
             "percentunit",
             most=1,
