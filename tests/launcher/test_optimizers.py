@@ -29,7 +29,7 @@ def test_adamw_on_the_server_learns_though_the_server_is_killed(launch: Launch) 
     with Admin(launcher.address) as admin:
         settings = admin.status().hyperparameters
         assert (settings.optimizer, settings.optimizer_options) == ("adamw", "beta2=0.99")
-        assert (settings.kappa, settings.pi_max, settings.weight_decay) == (2.0, 1.0, 0.01)
+        assert (settings.kappa, settings.pi_max, settings.weight_decay) == (1.5, 1.0, 0.01)
     launcher.kill_member("gem_server")
     launcher.until_it_says("server was killed by SIGKILL; restarting it")
     assert launcher.wait() == 0, launcher.output
