@@ -64,7 +64,8 @@ class Choice:
             for model in self.models or GOALS
             for width in self.widths or WIDTHS
         ]
-        kept = [[case for case in group if case.contender in (self.only or _installed())] for group in found]
+        asked = self.only or _installed()
+        kept = [[case for case in group if case.contender in asked] for group in found]
         return [group for group in kept if group]
 
     def kinds(self, skipped: Sequence[str] = ()) -> list[str]:

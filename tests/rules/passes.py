@@ -39,13 +39,7 @@ class Run:
         return run
 
     def commit(
-        self,
-        gradient: Vector,
-        worker: int = 0,
-        staleness: int = 0,
-        *,
-        layout: Layout | None = None,
-        factor: float = 1.0,
+        self, gradient: Vector, worker: int = 0, staleness: int = 0, *, layout: Layout | None = None, factor: float = 1.0
     ) -> PiFacts | None:
         rule_input = RuleInput(staleness, self.version, self.version, factor, len(self.workers), self.shared)
         self.version += 1

@@ -13,17 +13,15 @@ from gem_worker.launcher.cluster import free_port
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from benchmarks.versus.contenders import Contender
-from benchmarks.versus.contenders.methods import optimizer_of
+from benchmarks.versus.contenders.methods import RATES, optimizer_of
 from benchmarks.versus.family import Family
 from benchmarks.versus.pace import Gate, Pace, Publisher, flat, time_exchanges
 from benchmarks.versus.setup import Setup
 
-_MODULE = "torchft"
 _HEARTBEAT_MS = 2000  # how long a silent worker counts as alive; torchft's default is 5 s
 _TIMEOUT = timedelta(seconds=60)
-_REDUCE_TIMEOUT = timedelta(
-    seconds=5
-)  # of an all-reduce that a killed worker leaves hanging; the longest step takes half of it
+# Of an all-reduce that a killed worker leaves hanging. The longest step takes half of it.
+_REDUCE_TIMEOUT = timedelta(seconds=5)
 
 
 class Replicas:
@@ -73,10 +71,9 @@ class _Replica:
         self.manager.allreduce(packed).wait()
         if not self.manager.should_commit():
             return False
-        begin = 0
-        for parameter in self.model.parameters():
-            parameter.grad = packed[begin : begin + parameter.numel()].view_as(parameter)
-            begin += parameter.numel()
+        parameters = list(self.model.parameters())
+        for parameter, part in zip(parameters, packed.split([each.numel() for each in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
         self.optimizer.step()
         return True
 
@@ -128,5 +125,4 @@ def _exchange(replica: _Replica) -> None:
     replica.step(torch.from_numpy(flat(replica.model)))
 
 
-_RATES = {"adamw": (0.001, 0.003, 0.01, 0.03), "sgd": (0.01, 0.03, 0.1, 0.3)}
-CONTENDERS = {"torchft": Contender("torchft", Replicas, _RATES, (8,), needs=_MODULE)}
+CONTENDERS = {"torchft": Contender("torchft", Replicas, RATES, (8,), needs="torchft")}

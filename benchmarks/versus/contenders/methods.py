@@ -15,6 +15,7 @@ LOCAL_STEPS = 8  # of Local SGD, between two averages
 OUTER_STEPS = 16  # of DiLoCo, between two outer steps
 _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9  # as in the paper
 _MOMENTUM = 0.9
+RATES = {"adamw": (0.001, 0.003, 0.01, 0.03), "sgd": (0.01, 0.03, 0.1, 0.3)}  # to try first, by optimizer
 
 Loss = Callable[[nn.Module], Tensor]
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.versus.contenders import Contender
-from benchmarks.versus.contenders.methods import Ddp, DiLoCo, LocalSgd, Method
+from benchmarks.versus.contenders.methods import RATES, Ddp, DiLoCo, LocalSgd, Method
 from benchmarks.versus.contenders.torchrun import Torchrun, checkpoint_path
 from benchmarks.versus.family import Family
 from benchmarks.versus.pace import Gate, Pace, Publisher, flat, last_snapshot, time_exchanges
@@ -86,9 +86,8 @@ def _start(make: Make, setup: Setup, family: Family) -> Torchrun:
     return Torchrun(setup, family, partial(work, make))
 
 
-_RATES = {"adamw": (0.001, 0.003, 0.01, 0.03), "sgd": (0.01, 0.03, 0.1, 0.3)}
 CONTENDERS = {
-    "ddp": Contender("PyTorch DDP", partial(_start, Ddp), _RATES),
-    "local-sgd": Contender("Local SGD, 8 steps", partial(_start, LocalSgd), _RATES, (8,)),
-    "diloco": Contender("DiLoCo, 16 steps", partial(_start, DiLoCo), _RATES, (8,)),
+    "ddp": Contender("PyTorch DDP", partial(_start, Ddp), RATES),
+    "local-sgd": Contender("Local SGD, 8 steps", partial(_start, LocalSgd), RATES, (8,)),
+    "diloco": Contender("DiLoCo, 16 steps", partial(_start, DiLoCo), RATES, (8,)),
 }

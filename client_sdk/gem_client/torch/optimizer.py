@@ -56,8 +56,8 @@ class Optimizer(torch.optim.Optimizer):
 
     **The end.** Call `finish` after the last step: it commits a window or an accumulation that the end of the data cut short.
     The parameters then hold the θ of this worker's last commit (with an optimizer on the server a point ahead of it), while
-    other workers still train. Call `load_final` instead to
-    wait for them and load the run's final θ. Call `skip` for a batch that gets no step.
+    other workers still train. Call `load_final` instead to wait for them and load the run's final θ. Call `skip` for a batch
+    that gets no step.
 
     **The learning rate and the weight decay** are the server's. `param_groups` shows η_t at the version that the parameters
     hold. A step raises InvalidRequest if something else, such as a scheduler, has changed the rate. Weight decay is added to

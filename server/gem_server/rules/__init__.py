@@ -38,9 +38,12 @@ __all__ = [
 ]
 
 
+_BUILT_IN = frozenset({GemAhead, *RULES.values()})
+
+
 def is_users(rule: UpdateRule) -> bool:
     """Whether a rule is a user's own, which may raise an exception at any point."""
-    return type(rule) not in {GemAhead, *RULES.values()}
+    return type(rule) not in _BUILT_IN
 
 
 def make_rule(rule: str, rule_options: str = "", **settings: object) -> UpdateRule:

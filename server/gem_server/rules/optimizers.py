@@ -69,7 +69,29 @@ class Sgd(SharedOptimizer):
 
 
 @dataclass(frozen=True)
-class Adam(SharedOptimizer):
+class _WithMoments(SharedOptimizer):
+    """An optimizer that remembers means of the gradients, with the weights β₁ and β₂ for what it remembers."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+
+    def __post_init__(self) -> None:
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            require(0 <= beta <= 0.99999, f"{name} must lie in [0, 0.99999], not {beta}")
+
+    def span(self, count: int) -> float:
+        """h, but no longer than a float32 sum with the weight 1 − β₂^(1/h) still grows."""
+        return max(1.0, min(super().span(count), math.log(max(self.beta2, 1e-9)) / math.log(_MAX_BETA)))
+
+    def _weights(self, count: int) -> tuple[float, float, float, float]:
+        """β₁^(1/h) and β₂^(1/h), each followed by what it leaves for the new gradient."""
+        h = self.span(count)
+        beta1, beta2 = self.beta1 ** (1 / h), self.beta2 ** (1 / h)
+        return beta1, 1 - beta1, beta2, 1 - beta2
+
+
+@dataclass(frozen=True)
+class Adam(_WithMoments):
     """Adam (Kingma & Ba 2014, arXiv 1412.6980), Algorithm 1. k = t + 1 counts the commits of all workers:
 
     m ← β₁·m + (1 − β₁)·g    v ← β₂·v + (1 − β₂)·g⊙g
@@ -81,27 +103,20 @@ class Adam(SharedOptimizer):
     Weight decay is in the gradients: workers add it.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
     epsilon: float = 1e-8
     code = ADAM
     shared = ("first_moment", "second_moment")
 
     def __post_init__(self) -> None:
-        _require_betas(self.beta1, self.beta2)
+        super().__post_init__()
         require(1e-12 <= self.epsilon <= 1, f"the optimizer's epsilon must lie in [1e-12, 1], not {self.epsilon}")
 
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(1e18)  # it is squared
 
-    def span(self, count: int) -> float:
-        return _span(count, self.beta2)
-
     def scalars(self, age: float, count: int = 1) -> tuple[float, ...]:
-        h = self.span(count)
-        beta1, beta2 = self.beta1 ** (1 / h), self.beta2 ** (1 / h)
         correct1, correct2 = 1 / (1 - self.beta1**age), 1 / (1 - self.beta2**age)
-        return (beta1, 1 - beta1, beta2, 1 - beta2, correct1, correct2, self.epsilon, count - 1)
+        return (*self._weights(count), correct1, correct2, self.epsilon, count - 1)
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,7 @@ class AdamW(Adam):
 
 
 @dataclass(frozen=True)
-class Lion(SharedOptimizer):
+class Lion(_WithMoments):
     """Lion (Chen et al. 2023, arXiv 2302.06675), Algorithm 2, with decoupled weight decay λ:
 
     Δ = −η_t·(sign(β₁·m + (1 − β₁)·g) + λ·θ_t)    m ← β₂·m + (1 − β₂)·g
@@ -123,25 +138,16 @@ class Lion(SharedOptimizer):
     With n > 1, ours, β₁ and β₂ become β₁^(1/h) and β₂^(1/h), and the sign is divided by √n.
     """
 
-    beta1: float = 0.9
     beta2: float = 0.99
     code = LION
     shared = ("first_moment",)
     decoupled = True
 
-    def __post_init__(self) -> None:
-        _require_betas(self.beta1, self.beta2)
-
     def largest(self, learning_rate: float) -> np.float32:
         return np.float32(MAX_MAGNITUDE)
 
-    def span(self, count: int) -> float:
-        return _span(count, self.beta2)
-
     def scalars(self, age: float, count: int = 1) -> tuple[float, ...]:
-        h = self.span(count)
-        beta1, beta2 = self.beta1 ** (1 / h), self.beta2 ** (1 / h)
-        return (beta1, 1 - beta1, beta2, 1 - beta2, 1 / math.sqrt(count))
+        return (*self._weights(count), 1 / math.sqrt(count))
 
 
 @dataclass(frozen=True)
@@ -163,13 +169,3 @@ def make_optimizer(optimizer: str, options: str) -> SharedOptimizer:
     """Makes the optimizer of that name. Raises ValueError for an unknown name or an invalid option; lists the valid ones."""
     require(optimizer in OPTIMIZERS, f"no optimizer is named {optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
     return make(OPTIMIZERS[optimizer], options, {}, what="optimizer")
-
-
-def _span(count: int, beta2: float) -> float:
-    """h, but no longer than a float32 sum with the weight 1 − β₂^(1/h) still grows."""
-    return max(1.0, min((count + 1) / 2, math.log(max(beta2, 1e-9)) / math.log(_MAX_BETA)))
-
-
-def _require_betas(beta1: float, beta2: float) -> None:
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        require(0 <= beta <= 0.99999, f"{name} must lie in [0, 0.99999], not {beta}")
