@@ -12,12 +12,34 @@ from pathlib import Path
 
 import pytest
 from engines.ray_cluster import OnRay, RayCluster
+from kit.process import environment
 from kit.server import wait_until
 from kit.settings import configured
 from launcher.train_helpers import PATIENCE, assert_every_sample_accounted_for, commits, read_json
 
 pytestmark = pytest.mark.timeout(900)
-EPOCHS = 300  # joining takes minutes on a busy machine, and the run must not end before
+EPOCHS = 60
+# Joining takes minutes on a busy machine, and the run must not end before.
+OWN_TASK = '''
+from pathlib import Path
+
+from gem_worker.tasks.digits import Digits
+from kit.server import wait_until
+
+GATE = Path(__file__).with_name("gate")
+
+
+class Gated(Digits):
+    """Digits that train on when the gate is open; until then a worker computes ten gradients at most."""
+
+    computed = 0
+
+    def loss(self, model, batch):
+        self.computed += model.training
+        if self.computed > 10:
+            wait_until(GATE.exists, "the gate to open", 600)
+        return super().loss(model, batch)
+'''
 # Needs a resource that only the head has, since its CPUs are taken when the other node is gone.
 JOIN = """
 import sys
@@ -25,16 +47,17 @@ from pathlib import Path
 import gem_worker.ray
 address, run, ray_address = sys.argv[1:]
 token = (Path(run) / "worker-token").read_text().strip()
-gem_worker.ray.join(address, "digits", workers=2, token=token, resources_per_worker={"CPU": 0, "joiner": 1},
+gem_worker.ray.join(address, "own_task:Gated", workers=2, token=token, resources_per_worker={"CPU": 0, "joiner": 1},
                     ray_address=ray_address, logs=Path(run) / "logs")
 print("the run is over")
 """
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
     cluster = RayCluster(token=True)
-    for name, value in cluster.environment.items():
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    for name, value in {**cluster.environment, "PYTHONPATH": environment(tmp_path)["PYTHONPATH"]}.items():
         monkeypatch.setenv(name, value)
     try:
         cluster.start_head(cpus=6, joiner=2)
@@ -46,21 +69,22 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
 
 def test_eight_actors_one_killed_two_joined_one_node_stopped(cluster: RayCluster, tmp_path: Path) -> None:
     run = OnRay(
-        tmp_path, "--on", "ray", "--workers", "8", "--epochs", str(EPOCHS),
+        tmp_path, "--on", "ray", "--workers", "8", "--task", "own_task:Gated", "--epochs", str(EPOCHS),
         configured(ray_address=cluster.address, lease_seconds=5),
     )  # fmt: skip
     try:
         run.until_version(1)
         with joining(run, cluster) as join:
-            wait_until(lambda: len(live_workers(run)) >= 8, "eight workers", PATIENCE)
+            wait_until(lambda: len(workers_with_commits(run)) >= 8, "eight workers", PATIENCE)
             assert cluster.actors("127.0.0.2"), "no worker runs on the second node"
             os.kill(cluster.actors(cluster.head)[0], signal.SIGKILL)
             run.until_it_says(r"(worker-\d) died; Ray restarted it on ")
             joined = wait_until(lambda: joiners(run), "two more workers", PATIENCE)
 
             lost = len(cluster.actors("127.0.0.2"))
-            before = run.until_version(100)
+            before = run.until_version(0)
             cluster.stop_node("127.0.0.2")
+            (tmp_path / "gate").touch()
             assert run.wait() == 0, run.output
             output, _ = join.communicate(timeout=PATIENCE)
             assert (join.returncode, output.splitlines()[-1]) == (0, "the run is over"), output
@@ -88,13 +112,13 @@ def joining(run: OnRay, cluster: RayCluster) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def live_workers(run: OnRay) -> set[str]:
-    """The names of the workers in the run."""
+def workers_with_commits(run: OnRay) -> set[str]:
+    """The names of the workers in the run whose commits have been applied."""
     with run.admin() as admin:
-        return {worker.name for worker in admin.status().workers}
+        return {worker.name for worker in admin.status().workers if worker.commits}
 
 
 def joiners(run: OnRay) -> set[str]:
-    """The names of the workers that joined, once both have."""
-    names = {name for name in live_workers(run) if name.startswith("joined-")}
+    """The names of the workers that joined, once both have committed."""
+    names = {name for name in workers_with_commits(run) if name.startswith("joined-")}
     return names if len(names) == 2 else set()
