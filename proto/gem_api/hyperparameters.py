@@ -21,6 +21,7 @@ SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "worker")
 _NOT_SGD = OPTIMIZERS[1:]
+_PAPERS = ("momentum", "snapshot")  # settings of rule gem that mean nothing around another optimizer than SGD
 SCHEDULES = ("constant", "step", "cosine", "onecycle")
 SHARD_SIZE = 256  # the default; a larger batch raises it
 
@@ -330,13 +331,24 @@ class Hyperparameters:
             require_valid(name, getattr(self, name))
 
     def with_defaults(self, given: Collection[str]) -> Hyperparameters:
-        """Applies `other_defaults` to the hyper-parameters of a new run, except to those that the user has given."""
+        """Applies `other_defaults` to the hyper-parameters of a new run, except to those that the user has given.
+
+        Raises:
+            ValueError: One of those is of the paper's rule alone, and the run has another optimizer.
+        """
         changes: dict[str, Any] = {}
         for name in DECLARATIONS.keys() - set(given):
             for (other, word), default in DECLARATIONS[name].other_defaults.items():
                 applies = other == "optimizer" or self.rule == "gem"  # the others are of rule gem alone
                 if applies and word in getattr(self, other).split():
                     changes[name] = default
+        around = self.rule == "gem" and self.optimizer != "sgd"
+        for name in _PAPERS if around else ():
+            if getattr(self, name) != DEFAULTS[name]:
+                raise ValueError(
+                    f"--rule gem uses {DECLARATIONS[name].key} with SGD alone, not with --optimizer {self.optimizer}: leave it "
+                    "out, or give --optimizer sgd"
+                )
         return replace(self, **changes)
 
     def to_message(self) -> pb.Hyperparameters:

@@ -260,4 +260,7 @@ def _hyperparameters(options: dict[str, Any], stated: set[str]) -> tuple[Hyperpa
     if options["until_stopped"]:
         hyperparameters = without_end(hyperparameters, stated)
         stated = stated | {"epochs", "steps"}
-    return hyperparameters.with_defaults(stated), stated
+    try:
+        return hyperparameters.with_defaults(stated), stated
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None

@@ -117,3 +117,11 @@ def test_the_command_refuses_it_with_the_range(flags: list[str]) -> None:
 def test_defaults_follow_the_proxy_and_the_convention_unless_given(flags: dict[str, Any], expected: dict[str, float]) -> None:
     settings = Hyperparameters(**flags).with_defaults(flags.keys())
     assert {name: getattr(settings, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("name", "value"), [("momentum", 0.5), ("snapshot", "paper")])
+def test_a_setting_of_the_papers_rule_is_refused_around_another_optimizer(name: str, value: object) -> None:
+    flags: dict[str, Any] = {"optimizer": "adamw", name: value}
+    with pytest.raises(ValueError, match=f"--rule gem uses {name} with SGD alone, not with --optimizer adamw: leave it out"):
+        Hyperparameters(**flags).with_defaults(flags.keys())
+    Hyperparameters(optimizer="adamw", momentum=0.9).with_defaults({"momentum"})  # the default means nothing, too

@@ -62,6 +62,12 @@ def test_an_invalid_rate_is_named(rate: float) -> None:
     assert not core.leases.live
 
 
+def test_a_worker_can_not_bring_an_optimizer_that_ignores_what_the_user_stated() -> None:
+    core = make_core(Hyperparameters(momentum=0.5), stated={"momentum"})
+    with pytest.raises(InvalidRequest, match="--rule gem uses momentum with SGD alone"):
+        core.register("ann", SMALL, 0.0, choice=OptimizerChoice("adamw"))
+
+
 COSINE = Schedule("cosine", 10, 0.1, 90, 0.0)
 
 

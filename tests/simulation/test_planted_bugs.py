@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gem_server import apply_loop
-from gem_server.core import checks
+from gem_server.core import checks, state_machine
 from gem_server.core.commits import Commit, Step
 from gem_server.core.facts import Applied, LeadsAnswer, Registration
 from gem_server.core.leases import Lease, LeaseTable
@@ -220,6 +220,26 @@ def forgets_the_numbers_that_are_shared(patch: pytest.MonkeyPatch) -> None:
         core.shared.numbers = dict(core.rule.numbers)
 
     patch.setattr(checkpoint, "restore", forgetful)
+
+
+@planted(servers=1)
+def looks_ahead_by_the_staleness_at_arrival(patch: pytest.MonkeyPatch) -> None:
+    """A commit waits for its turn meanwhile, and in a replay it does not."""
+    ticket, begin, versions = Core.ticket, Core.begin, dict[int, int]()
+
+    def noted(core: Core, *arguments: Any, **options: Any) -> Commit:
+        commit = ticket(core, *arguments, **options)
+        versions[id(commit.header)] = core.central.version
+        return commit
+
+    def early(core: Core, commit: Commit) -> Step:
+        waited = core.central.version - versions[id(commit.header)]
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(state_machine, "RuleInput", lambda staleness, *others: RuleInput(staleness - waited, *others))
+            return begin(core, commit)
+
+    patch.setattr(Core, "ticket", noted)
+    patch.setattr(Core, "begin", early)
 
 
 @planted(servers=1, seed=17)

@@ -23,7 +23,7 @@ from gem_worker.device import devices
 from gem_worker.launcher.cluster import Cluster, ClusterError, WrongSettings
 from gem_worker.launcher.members import Host, Place, make_cluster, places
 from gem_worker.launcher.monitor import RunMonitor
-from gem_worker.launcher.options import hyperparameters_of
+from gem_worker.launcher.options import hyperparameters_of, with_defaults
 from gem_worker.launcher.run_folder import RunFolder
 from gem_worker.launcher.tracebacks import users_part
 from gem_worker.tasks import Task, TaskError, has_optimizer, load_task
@@ -71,8 +71,7 @@ def _with_optimizer_of_task(options: dict[str, Any], user_gave: set[str]) -> dic
     """The options of a new run whose task has an optimizer: workers make its steps, unless the user named another."""
     if "optimizer" in user_gave:
         return options
-    options = {**options, "optimizer": "worker"}
-    return options | vars(hyperparameters_of(options).with_defaults(user_gave))
+    return with_defaults({**options, "optimizer": "worker"}, user_gave)
 
 
 def _own_device(options: dict[str, Any], host: Host) -> str:

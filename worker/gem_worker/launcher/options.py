@@ -73,7 +73,16 @@ def _effective(context: click.Context, options: dict[str, Any], user_gave: set[s
     named = [pair.partition("=")[0].strip() for pair in options["resources"].split(",")]
     if options["on"] == "ray" and "GPU" in named and "device" not in user_gave:
         options["device"] = "auto"
-    return options | vars(hyperparameters_of(options).with_defaults(user_gave))
+    return with_defaults(options, user_gave)
+
+
+def with_defaults(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
+    """The options with the defaults that follow from the rule and the optimizer. Raises ClusterError if a setting of the rule
+    is not for that optimizer."""
+    try:
+        return options | vars(hyperparameters_of(options).with_defaults(user_gave))
+    except ValueError as error:
+        raise ClusterError(str(error)) from None
 
 
 def _with_durability(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
