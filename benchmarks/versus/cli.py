@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 from gem_api.process.lifetime import interruptible
 
+from benchmarks.lib import wire
 from benchmarks.lib.results import DamagedError, Store
 from benchmarks.lib.runs import make_missing
-from benchmarks.versus import far, figure, overhead, page
+from benchmarks.versus import figure, overhead, page
 from benchmarks.versus.contenders import contenders
 from benchmarks.versus.measure import LIMIT_UNITS, measure, measure_exchange, stored
 from benchmarks.versus.models import GOALS
@@ -70,9 +71,9 @@ def main(
 
 def _make_runs(out: Path, store: Store[Run, Outcome], choice: Choice, data: Path | None, nothing: bool) -> None:
     """Makes the missing runs, or only draws."""
-    skipped = [] if far.possible() else ["far"]
-    if skipped and "far" in choice.kinds() and not nothing:
-        click.echo(f"profile far is left out: {far.REASON}", err=True)
+    skipped = [] if wire.possible() else [name for name, kind in PROFILES.items() if kind.far]
+    if set(skipped) & set(choice.kinds()) and not nothing:
+        click.echo("profile far is left out: its slow link needs Linux, root and /dev/net/tun", err=True)
     runs = () if nothing else ((run.name, run) for run in missing(choice, store.get, skipped))
 
     def make(run: Run) -> str:

@@ -32,6 +32,10 @@ class Case:
     def run(self, profile: str, rate: float, seed: int) -> Run:
         return Run(self.contender, self.model, self.workers, profile, rate, seed)
 
+    def possible(self, profile: str) -> bool:
+        """Whether the contender can have such a cluster."""
+        return contenders()[self.contender].far or not PROFILES[profile].far
+
     @property
     def optimizer(self) -> str:
         return GOALS[self.model].optimizer
@@ -126,10 +130,12 @@ def wanted(choice: Choice, results: Results, skipped: Sequence[str] = ()) -> Ite
         chosen = {case: QUICK_RATES.get(case.contender) if choice.quick else best_rate(case, results) for case in group}
         settings = [(profile, seed) for seed in range(choice.seeds) for profile in choice.kinds(skipped)]
         for profile, seed in settings:
-            yield from (case.run(profile, rate, seed) for case, rate in chosen.items() if rate is not None)
+            yield from (
+                case.run(profile, rate, seed) for case, rate in chosen.items() if rate is not None and case.possible(profile)
+            )
         if not choice.quick:
             for profile, seed in settings:
-                yield from (case.run(profile, ONE_WORKER[case.optimizer], seed) for case in group)
+                yield from (case.run(profile, ONE_WORKER[case.optimizer], seed) for case in group if case.possible(profile))
 
 
 def missing(choice: Choice, results: Results, skipped: Sequence[str] = ()) -> Iterator[Run]:

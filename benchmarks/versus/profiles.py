@@ -10,6 +10,7 @@ import numpy as np
 
 _BLOCK = 256  # times drawn at once
 _NEARLY = 0.05  # the spread of workers that are called equal
+LINK_RATE, LINK_DELAY = 100e6, 0.02  # of the slow link: bits per second, and seconds one way
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Profile:
         away: In units, how long it stays away.
         far: How many workers, the last ones, are behind a slow link.
         unit: How many times as long a unit takes here in a comparison of real processes. What workers need to find each other
-            again, in seconds, is then a smaller part of it.
+            again, or the link, in seconds, is then a smaller part of it.
     """
 
     name: str
@@ -95,7 +96,7 @@ PROFILES: Mapping[str, Profile] = {
         Profile("mixed", "half of the workers 3 times slower", _half_slow, _equal),
         Profile("exponential", "exponential times", _same, _exponential),
         Profile("spot", "a worker is killed every 20 units and back after 10", _same, _equal, killed_every=20, away=10, unit=4),
-        Profile("far", "two workers behind 100 Mbit/s and 40 ms", _same, _equal, far=2),
+        Profile("far", "two workers share a link of 100 Mbit/s with a round trip of 40 ms", _same, _equal, far=2, unit=4),
     )
 }
 

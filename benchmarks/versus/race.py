@@ -22,10 +22,12 @@ import torch
 from gem_api.process.lifetime import interruptible
 from torch.nn.utils import vector_to_parameters
 
+from benchmarks.lib import wire
 from benchmarks.versus.contenders import contenders
 from benchmarks.versus.family import DIVERGED, Family
 from benchmarks.versus.outcome import Outcome, Point, finite, outcome
 from benchmarks.versus.pace import Gate, exchange_times, last_snapshot
+from benchmarks.versus.profiles import LINK_DELAY, LINK_RATE
 from benchmarks.versus.setup import OUTCOME, Setup
 
 _READY_SECONDS = 240.0
@@ -47,9 +49,17 @@ class Race:
         setup.problem()
         self._scores, theirs = Pipe(duplex=False)
         family.start("scorer", score, setup, theirs)
+        if setup.kind.far:
+            self._lay_wire()
         self._started = contenders()[setup.contender].start(setup, family)
         self._curve: list[Point] = []
         self._start = 0.0
+
+    def _lay_wire(self) -> None:
+        self._family.start("wire", wire.run, self._setup.path, LINK_RATE, LINK_DELAY)
+        while not wire.is_up(self._setup.path):
+            self._gradients_are_finite()
+            time.sleep(_POLL_SECONDS)
 
     def run(self) -> Outcome | float:
         """The outcome, or the mean milliseconds of an exchange. Raises RaceError if a process fails."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from benchmarks.lib import wire
 from benchmarks.versus.models import GOALS, Problem
 from benchmarks.versus.profiles import PROFILES, Profile
 
@@ -63,6 +64,16 @@ class Setup:
     def problem(self) -> Problem:
         """The model and its data, loaded once in a process and those forked from it."""
         return _problem(self.model, self.data)
+
+    @property
+    def host(self) -> str:
+        """The address where all workers reach the others and the server."""
+        return wire.NEAR if self.kind.far else "127.0.0.1"
+
+    def take_place(self, worker: int) -> None:
+        """Moves this process behind the slow link if the worker belongs there. Call this before it opens a connection."""
+        if worker >= self.workers - self.kind.far:
+            wire.enter(self.path)
 
     def save(self) -> None:
         (self.path / _FILE).write_text(json.dumps(asdict(self)))

@@ -33,6 +33,7 @@ class Contender:
         start: Starts its processes; the gate holds the workers until all are ready.
         rates: The learning rates to try first, ascending, by optimizer.
         widths: The numbers of workers it is measured with.
+        far: Whether it can have workers behind a link.
         needs: A module that the project's environment lacks; without it the contender is left out.
     """
 
@@ -40,6 +41,7 @@ class Contender:
     start: Callable[[Setup, Family], Started]
     rates: Mapping[str, tuple[float, ...]]
     widths: tuple[int, ...] = (4, 8, 16)
+    far: bool = True
     needs: str | None = None
 
     @property

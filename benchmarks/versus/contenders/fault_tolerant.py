@@ -125,4 +125,4 @@ def _exchange(replica: _Replica) -> None:
     replica.step(torch.from_numpy(flat(replica.model)))
 
 
-CONTENDERS = {"torchft": Contender("torchft", Replicas, RATES, (8,), needs="torchft")}
+CONTENDERS = {"torchft": Contender("torchft", Replicas, RATES, (8,), far=False, needs="torchft")}

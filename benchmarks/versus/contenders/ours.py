@@ -50,7 +50,7 @@ class Ours:
 
     def __init__(self, flags: Mapping[str, tuple[str, ...]], setup: Setup, family: Family) -> None:
         self._setup, self._family, self.members = setup, family, setup.workers + 1
-        self._address = f"127.0.0.1:{free_port()}"
+        self._address = f"{setup.host}:{free_port()}"
         family.start("server", _serve, self._address, (*flags[setup.optimizer], f"--learning-rate={setup.rate}"), setup)
         for worker in range(setup.workers):
             self.revive(worker)
@@ -64,13 +64,14 @@ def _serve(address: str, flags: tuple[str, ...], setup: Setup) -> None:
     command = [sys.executable, "-m", "gem_server", f"--listen={address}", "--metrics-listen=", "--until-stopped", *flags]
     command += ["--shards=replicate", f"--batch-size={setup.problem().batch_size}", f"--seed={setup.seed}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GEM_")}
-    os.execvpe(command[0], command, environment | {"GEM_LANE_LISTEN": "127.0.0.1:0"})
+    os.execvpe(command[0], command, environment | {"GEM_LANE_LISTEN": f"{setup.host}:0"})
 
 
 def _work(address: str, setup: Setup, worker: int) -> None:
     """The body of a worker's process."""
     torch.set_num_threads(1)
     os.nice(WORKER_NICENESS)  # as gem-train does
+    setup.take_place(worker)
     problem = setup.problem()
     model = problem.model(setup.seed)
     with gem_client.connect(address) as session:

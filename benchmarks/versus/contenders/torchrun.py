@@ -14,14 +14,15 @@ from pathlib import Path
 from gem_worker.launcher.cluster import free_port
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from benchmarks.lib import wire
 from benchmarks.versus.family import Family, end_with_parent
 from benchmarks.versus.setup import Setup
 
 Work = Callable[[Setup, int], None]
-_HOST = "127.0.0.1"
 # The shortest that torchrun takes, in seconds (its defaults are 30, 5 and 3): how long it waits for further machines once there
 # are enough, how often a machine says that it is alive, and how often it may fail to.
 _RENDEZVOUS = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 2, "timeout": 300}
+_HOSTING = {"is_host": True}  # it does not take the address of a wire for its own
 _RESTARTS = 10_000
 _MONITOR_SECONDS = 0.05
 
@@ -31,8 +32,8 @@ class Torchrun:
 
     def __init__(self, setup: Setup, family: Family, work: Work) -> None:
         self._setup, self._family, self._work, self.members = setup, family, work, setup.workers
-        self._endpoint = f"{_HOST}:{free_port()}"
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        self._endpoint = f"{setup.host}:{free_port()}"
+        os.environ["GLOO_SOCKET_IFNAME"] = wire.DEVICE if setup.kind.far else "lo"
         # Agents count restarts differently: with one store for all rounds, workers find addresses of an earlier round in it.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if setup.kind.killed_every:
@@ -53,11 +54,11 @@ class Torchrun:
             run_id="versus",
             rdzv_backend="c10d",
             rdzv_endpoint=self._endpoint,
-            rdzv_configs=dict(_RENDEZVOUS),
+            rdzv_configs={**_RENDEZVOUS, **_HOSTING} if self._setup.kind.far else dict(_RENDEZVOUS),
             max_restarts=_RESTARTS if self._setup.kind.killed_every else 0,
             monitor_interval=_MONITOR_SECONDS,
             start_method="fork",
-            local_addr=_HOST,
+            local_addr=self._setup.host,
         )
 
 
@@ -69,7 +70,9 @@ def _work(work: Work, setup: Setup, worker: int | None) -> None:
     """The body of a worker's process. Its number is its rank, unless it has an agent of its own: ranks then change."""
     end_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's own handler would wait for the end of an all-reduce
-    work(setup, int(os.environ["RANK"]) if worker is None else worker)
+    number = int(os.environ["RANK"]) if worker is None else worker
+    setup.take_place(number)
+    work(setup, number)
 
 
 def checkpoint_path(setup: Setup) -> Path:
