@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from kit.server import wait_until
+
 from benchmarks.lib import wire
 from benchmarks.lib.wire import Direction
-from kit.server import wait_until
 
 KILOBYTE = bytes(1000)
 DELAY = 0.02
@@ -29,7 +30,7 @@ def test_packets_wait_for_those_before_them_and_arrive_after_the_delay() -> None
 
 
 def test_a_full_queue_loses_packets() -> None:
-    way = Direction(rate=8e6, delay=0.0, longest=0.01)
+    way = Direction(rate=8e6, delay=0.0, longest=0.0105)
     for _ in range(100):
         way.put(KILOBYTE, now=0.0)
     assert len(way.arrived(1.0)) == 11  # the last one waits for ten
