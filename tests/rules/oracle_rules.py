@@ -229,10 +229,17 @@ class Matched(Oracle):
         raise NotImplementedError
 
     def moment(self, kept: dict[str, list[float]], update: list[float], eta: float, mu: float) -> list[float]:
-        """m ← μ·m − η·g (24)."""
+        """m ← μ·m + g, and the step is −η·m: (24), with the rate of now for all gradients."""
         before = kept.get("m", self.zeros())
-        kept["m"] = [float(F(mu * m - eta * g)) for m, g in zip(before, update, strict=True)]
-        return kept["m"]
+        kept["m"] = [float(F(mu * m + g)) for m, g in zip(before, update, strict=True)]
+        return [-eta * m for m in kept["m"]]
+
+
+class MomentumMatched(Matched):
+    """Momentum SGD as the paper has it (24)."""
+
+    def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
+        return self.moment(worker.kept, update, eta, self.mu)
 
 
 class NesterovMatched(Matched):
@@ -269,10 +276,10 @@ class GloballyMatched(Matched):
 
     def displacement(self, worker: Worker, update: list[float], eta: float, staleness: int) -> list[float]:
         k = self.version * 2654435761 % 2**32 // 2**29
-        wished = self.moment({"m": list(self.shared[k])}, update, eta, self.mu)
+        wished = self.moment(kept := {"m": list(self.shared[k])}, update, eta, self.mu)
         self.since_taken = [since + 1 for since in self.since_taken]
         if self.since_taken[k] >= staleness + 1:
-            self.shared[k], self.since_taken[k] = wished, 0
+            self.shared[k], self.since_taken[k] = kept["m"], 0
         return wished
 
 

@@ -77,6 +77,8 @@ CASES: dict[str, tuple[Hyperparameters, type[Oracle]]] = {
     ),
     "diloco, eager": (rule("diloco", "delay=4 eager=0.1"), oracle(by_hand.DelayedNesterov, every=4, eager=0.1)),
     "diloco, most eager": (rule("diloco", "delay=4 eager=0.25"), oracle(by_hand.DelayedNesterov, every=4, eager=0.25)),
+    "momentum": (gem("momentum"), by_hand.MomentumMatched),
+    "momentum, paper": (gem("momentum", snapshot="paper"), oracle(by_hand.MomentumMatched, convention="paper")),
     "nesterov": (gem("nesterov"), by_hand.NesterovMatched),
     "nesterov, paper": (gem("nesterov", snapshot="paper"), oracle(by_hand.NesterovMatched, convention="paper")),
     "adam": (gem("adam", pi_max=1e6), oracle(by_hand.AdamMatched, pi_max=1e6)),

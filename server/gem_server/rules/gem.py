@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -25,9 +25,11 @@ class Gem(GradientRule):
     `rules/specification.py` has these equations in NumPy.
 
         Δ = −η·g
-        m ← μ·m + Δ                                             (Eq. 24; `proxy` names others, in `rules/proxies.py`)
+        m ← μ·m·η_t/η' + Δ                                      (Eq. 24; `proxy` names others, in `rules/proxies.py`)
         π = clip((κ|m| − |θ_t − s|) / (|Δ| + ε), 0, π_max)      (Eqs. 19, 27; the clip is the authors' code)
         θ_{t+1} = θ_t + π·Δ
+
+    η' is η at the worker's last commit: the paper has no schedule. `reference` leaves it out.
 
     The snapshot s, by convention:
         after      s = θ_{t+1}, where the worker's next gradient is computed (Eq. 16 as written)
@@ -134,12 +136,14 @@ class Gem(GradientRule):
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> PiFacts:
         eta = self.learning_rate * rule_input.factor
+        if self._by_reference:
+            rule_input = replace(rule_input, eta_change=1.0)
         displacement = self._proxy.displacement(update, eta, buffers, rule_input)
         moments = (displacement.moment, NO_REPLY)
         step = Step(moments, self._optimizer.code, self._numbers(rule_input), self._decay, self._bound(self.pi_max))
         scalars = self._scalars(eta, displacement)
         facts = match_energy(self.threads, layout, theta, update, buffers, step, scalars, self.snapshot)
-        self._proxy.matched(displacement, rule_input)
+        self._proxy.matched(displacement, eta, rule_input)
         return facts
 
     def require_fitting(self, layout: Layout) -> None:

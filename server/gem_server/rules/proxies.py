@@ -1,5 +1,8 @@
 """The proxies of Gradient Energy Matching: all workers together should move θ with the energy of such an optimizer. The paper's
-§3.1 allows any."""
+§3.1 allows any.
+
+A moment m holds steps, −η·g. When a schedule changes η, it changes m alike: steps are then as those of PyTorch's momentum,
+which holds gradients. Without that, m stays too large for 1/(1 − μ) rounds after η falls."""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Proxy(ABC):
         """Updates the proxy with a worker's gradient (float32, shape (P,)), and returns its displacement. Δ = −η·g; `buffers`
         are the worker's."""
 
-    def matched(self, displacement: Displacement, rule_input: RuleInput) -> None:  # noqa: B027  most proxies need nothing here
+    def matched(self, displacement: Displacement, eta: float, rule_input: RuleInput) -> None:  # noqa: B027  most need nothing
         """Called after the kernel: `displacement.moment` holds the displacement."""
 
 
@@ -61,7 +64,7 @@ class Momentum(Proxy):
     """m ← μ·m + Δ (Eq. 24), for each worker: the step of sequential momentum SGD. The default."""
 
     def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
-        return Displacement(buffers["moment"], self.momentum)
+        return Displacement(buffers["moment"], self.momentum * rule_input.eta_change)
 
 
 class Nesterov(Proxy):
@@ -71,7 +74,7 @@ class Nesterov(Proxy):
 
     def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
         moment = buffers["moment"]
-        moment *= np.float32(self.momentum)
+        moment *= np.float32(self.momentum * rule_input.eta_change)
         moment += np.float32(-eta) * gradient
         return Displacement(moment.copy(), self.momentum)
 
@@ -114,19 +117,21 @@ class Global(Proxy):
 
     buffers = ()
     shared = tuple(f"moment_{number}" for number in range(MOMENTS))
-    numbers = MappingProxyType({f"since_{number}": 0.0 for number in range(MOMENTS)})
+    numbers = MappingProxyType({f"{name}_{number}": 0.0 for name in ("since", "eta") for number in range(MOMENTS)})
     temporaries = 1
 
     def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
-        return Displacement(rule_input.shared.buffers[f"moment_{_drawn(rule_input.version)}"].copy(), self.momentum)
+        shared, drawn = rule_input.shared, _drawn(rule_input.version)
+        stored = shared.numbers[f"eta_{drawn}"] or eta  # 0 if it holds nothing, or in a checkpoint of an earlier release
+        return Displacement(shared.buffers[f"moment_{drawn}"].copy(), self.momentum * (eta / stored if stored else 1.0))
 
-    def matched(self, displacement: Displacement, rule_input: RuleInput) -> None:
+    def matched(self, displacement: Displacement, eta: float, rule_input: RuleInput) -> None:
         numbers, drawn = rule_input.shared.numbers, _drawn(rule_input.version)
         for number in range(MOMENTS):
             numbers[f"since_{number}"] += 1
         if numbers[f"since_{drawn}"] > rule_input.staleness:
             np.copyto(rule_input.shared.buffers[f"moment_{drawn}"], displacement.moment)
-            numbers[f"since_{drawn}"] = 0.0
+            numbers[f"since_{drawn}"], numbers[f"eta_{drawn}"] = 0.0, eta
 
 
 def _drawn(version: int) -> int:
@@ -144,7 +149,8 @@ class TunedMomentum(Proxy):
     by_element = False  # YellowFin measures the norm of the whole gradient
 
     def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
-        return Displacement(buffers["moment"], tuned_momentum(gradient, rule_input.shared, self.momentum))
+        mu = tuned_momentum(gradient, rule_input.shared, self.momentum)
+        return Displacement(buffers["moment"], mu * rule_input.eta_change)
 
 
 PROXIES: dict[str, Callable[[float, float], Proxy]] = {
