@@ -344,7 +344,7 @@ class Hyperparameters:
                     changes[name] = default
         around = self.rule == "gem" and self.optimizer != "sgd"
         for name in _PAPERS if around else ():
-            if getattr(self, name) != DEFAULTS[name]:
+            if name in given and getattr(self, name) != DEFAULTS[name]:
                 raise ValueError(
                     f"--rule gem uses {DECLARATIONS[name].key} with SGD alone, not with --optimizer {self.optimizer}: leave it "
                     "out, or give --optimizer sgd"
