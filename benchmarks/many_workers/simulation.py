@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gem_api.hyperparameters import Hyperparameters
 from gem_api.layout import Layout, Vector
-from gem_api.schedule import factor, rate
+from gem_api.schedule import eta_change, factor, rate
 from gem_server.rules import PiFacts, RuleInput, Shared, UpdateRule, rule_of
 from gem_worker.tasks import Task
 from torch.utils.data import default_collate
@@ -121,7 +121,11 @@ def train(
         update, loss = _update(model, worker, rule, settings, turn.samples, random)
         if not np.isfinite(update).all():
             return [*rows, {"version": version, "loss": float("nan")}]
-        rule_input = RuleInput(version - worker.base, version, worker.commits, factor(settings, version), len(crowd), shared)
+        last = worker.base - 1 if worker.commits else None
+        rule_input = RuleInput(
+            version - worker.base, version, worker.commits, factor(settings, version), len(crowd), shared,
+            eta_change(settings, last, version),
+        )  # fmt: skip
         if rule.accepts(rule_input):
             facts = rule.apply(model.layout, theta, update, worker.buffers, rule_input)
             version += 1

@@ -331,25 +331,25 @@ class Hyperparameters:
             require_valid(name, getattr(self, name))
 
     def with_defaults(self, given: Collection[str]) -> Hyperparameters:
-        """Applies `other_defaults` to the hyper-parameters of a new run, except to those that the user has given.
-
-        Raises:
-            ValueError: One of those is of the paper's rule alone, and the run has another optimizer.
-        """
+        """Applies `other_defaults` to the hyper-parameters of a new run, except to those that the user has given."""
         changes: dict[str, Any] = {}
         for name in DECLARATIONS.keys() - set(given):
             for (other, word), default in DECLARATIONS[name].other_defaults.items():
                 applies = other == "optimizer" or self.rule == "gem"  # the others are of rule gem alone
                 if applies and word in getattr(self, other).split():
                     changes[name] = default
-        around = self.rule == "gem" and self.optimizer != "sgd"
-        for name in _PAPERS if around else ():
+        return replace(self, **changes)
+
+    def require_used(self, given: Collection[str]) -> None:
+        """Raises ValueError if the user has given a setting of the paper's rule, and the run has another optimizer."""
+        if self.rule != "gem" or self.optimizer == "sgd":
+            return
+        for name in _PAPERS:
             if name in given and getattr(self, name) != DEFAULTS[name]:
                 raise ValueError(
                     f"--rule gem uses {DECLARATIONS[name].key} with SGD alone, not with --optimizer {self.optimizer}: leave it "
                     "out, or give --optimizer sgd"
                 )
-        return replace(self, **changes)
 
     def to_message(self) -> pb.Hyperparameters:
         """The wire form."""

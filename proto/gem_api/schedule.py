@@ -36,6 +36,9 @@ class Schedule:
         return ", then ".join(parts) or "constant"
 
 
+SMALLEST = 1e-30  # of a factor that another is divided by: steps with a smaller one are nearly 0 in float32
+
+
 def factor(hyperparameters: Hyperparameters, version: int) -> float:
     """The factor of η at version t, in [0, 1]: η_t = η · warm-up · decay.
 
@@ -62,6 +65,15 @@ def factor(hyperparameters: Hyperparameters, version: int) -> float:
 def _fall(passed: float) -> float:
     """Half a period of a cosine, from 1 at 0 to 0 at 1, and 0 from there on."""
     return 0.5 * (1 + math.cos(math.pi * min(1.0, passed)))
+
+
+def eta_change(hyperparameters: Hyperparameters, before: int | None, version: int) -> float:
+    """η_version divided by η_before: how a moment changes that holds steps of a commit at version `before`. It is 1 if there
+    was no such commit, or if η was nearly 0 then."""
+    if before is None:
+        return 1.0
+    then = factor(hyperparameters, before)
+    return factor(hyperparameters, version) / then if then > SMALLEST else 1.0
 
 
 def rate(hyperparameters: Hyperparameters, version: int) -> float:

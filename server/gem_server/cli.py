@@ -260,7 +260,4 @@ def _hyperparameters(options: dict[str, Any], stated: set[str]) -> tuple[Hyperpa
     if options["until_stopped"]:
         hyperparameters = without_end(hyperparameters, stated)
         stated = stated | {"epochs", "steps"}
-    try:
-        return hyperparameters.with_defaults(stated), stated
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    return hyperparameters.with_defaults(stated), stated

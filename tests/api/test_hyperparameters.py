@@ -123,5 +123,6 @@ def test_defaults_follow_the_proxy_and_the_convention_unless_given(flags: dict[s
 def test_a_setting_of_the_papers_rule_is_refused_around_another_optimizer(name: str, value: object) -> None:
     flags: dict[str, Any] = {"optimizer": "adamw", name: value}
     with pytest.raises(ValueError, match=f"--rule gem uses {name} with SGD alone, not with --optimizer adamw: leave it out"):
-        Hyperparameters(**flags).with_defaults(flags.keys())
-    Hyperparameters(optimizer="adamw", momentum=0.9).with_defaults({"momentum"})  # the default means nothing, too
+        Hyperparameters(**flags).require_used(flags.keys())
+    Hyperparameters(**flags).require_used({"optimizer"})  # an older run goes on
+    Hyperparameters(optimizer="adamw").require_used({name})  # the default means nothing, too

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout
-from gem_api.schedule import Schedule, factor
+from gem_api.schedule import Schedule, eta_change, factor
 from gem_server.durability.resume import resumed_hyperparameters
 from kit.core import commit, make_core, restored, save_core, start
 
@@ -134,3 +134,20 @@ def test_a_resumed_run_refuses_a_schedule_that_means_nothing() -> None:
     core = make_core(Hyperparameters())
     with pytest.raises(ValueError, match="needs the number of commits"):
         core.change(Hyperparameters(schedule="cosine"))
+
+
+def test_a_moment_changes_with_the_rate_unless_that_was_nearly_zero() -> None:
+    falling = Hyperparameters(schedule="step", decay_versions=10, decay_factor=0.1)
+    assert eta_change(falling, 9, 10) == pytest.approx(0.1)
+    assert eta_change(falling, 3, 25) == pytest.approx(0.01)
+    assert eta_change(falling, None, 25) == 1
+    for begin in (1e-40, 5e-324):  # the ratio would overflow, and 0 times infinity is no number
+        assert eta_change(Hyperparameters(warmup_versions=2, warmup_factor=begin), 0, 5) == 1
+
+
+def test_a_resumed_run_refuses_a_changed_setting_that_its_rule_does_not_use_and_keeps_an_old_one() -> None:
+    kept = Hyperparameters(optimizer="adamw", momentum=0.5)
+    given = frozenset({"momentum"})
+    assert resumed_hyperparameters(kept, kept, given) == kept
+    with pytest.raises(ValueError, match="uses momentum with SGD alone"):
+        resumed_hyperparameters(kept, Hyperparameters(optimizer="adamw", momentum=0.25), given)

@@ -40,9 +40,10 @@ def adopted(settings: Hyperparameters, stated: Collection[str], choice: Choice) 
     if choice is None:
         return settings
     changes = {name: value for name, value in _as_settings(choice, stated).items() if name not in stated}
+    settings = replace(settings, **changes).with_defaults({*stated, *changes})
     try:
-        settings = replace(settings, **changes).with_defaults({*stated, *changes})
         settings.require_valid()
+        settings.require_used(stated)
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
     require_agreement(settings, choice, stated)

@@ -16,7 +16,7 @@ from gem_api.hyperparameters import FIXED, Hyperparameters
 from gem_api.layout import Layout, Vector
 from gem_api.ranges import WHOLE, Range
 from gem_api.region import Region
-from gem_api.schedule import factor
+from gem_api.schedule import eta_change, factor
 
 from gem_server.core import arithmetic, checks, optimizer_choice
 from gem_server.core.central_variable import CentralVariable, Copy
@@ -406,9 +406,8 @@ class Core:
         staleness = version - commit.header.base_version
         eta_factor, workers = factor(self.settings, version), len(self.leases.live)
         last = lease.last_applied
-        before = factor(self.settings, max(0, last.version - 1)) if last is not None else eta_factor
-        change = eta_factor / before if before else 1.0
-        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, workers, self.shared, change)
+        ratio = eta_change(self.settings, max(0, last.version - 1) if last is not None else None, version)
+        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, workers, self.shared, ratio)
         accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
         if commit.norm is not None:  # now and not with its ticket: a checkpoint has what the log does not tell
             self.norms.accepted(commit.norm)

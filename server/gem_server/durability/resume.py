@@ -76,8 +76,10 @@ def _require_end(settings: Hyperparameters, config: ServerConfig) -> None:
 
 
 def _new_hyperparameters(config: ServerConfig, logger: Logger) -> Hyperparameters:
-    """The hyperparameters of a new run. Raises ValueError if the user wants shards smaller than a batch."""
+    """The hyperparameters of a new run. Raises ValueError if the user wants shards smaller than a batch, or has given a setting
+    that the rule does not use."""
     settings = config.hyperparameters
+    settings.require_used(config.given)
     if settings.shard_size == SHARD_SIZE and "shard_size" not in config.given:
         settings = replace(settings, shard_size=settings.default_shard_size)
         if settings.shard_size != SHARD_SIZE:
@@ -195,11 +197,14 @@ def lock_directory(directory: Path) -> IO[bytes]:
 
 
 def resumed_hyperparameters(kept: Hyperparameters, asked: Hyperparameters, given: frozenset[str]) -> Hyperparameters:
-    """The checkpoint's hyper-parameters with the user's changes. Raises ValueError if a fixed one would change."""
+    """The checkpoint's hyper-parameters with the user's changes. Raises ValueError if a fixed one would change, or one that the
+    rule does not use."""
     changes = {name: getattr(asked, name) for name in given if getattr(asked, name) != getattr(kept, name)}
     fixed = [f"{flag(name)} was {getattr(kept, name)}" for name in FIXED if name in changes]
     if fixed:
         raise ValueError(
             f"a resumed run can't change: {', '.join(fixed)}; leave them out, or start a new run in another folder"
         )
-    return replace(kept, **changes)
+    changed = replace(kept, **changes)
+    changed.require_used(changes)
+    return changed

@@ -100,7 +100,7 @@ class RuleInput:
         factor: The schedule's factor for η at this version, in [0, 1].
         workers: The number of workers that hold a lease.
         shared: The rule's state for the whole run; the rule may change it.
-        eta_change: η_t divided by η at the worker's last commit; 1 if it has none, or if η was 0 then.
+        eta_change: η_t divided by η at the worker's last commit; 1 if it has none, or if η was nearly 0 then.
     """
 
     staleness: int

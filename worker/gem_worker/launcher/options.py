@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,15 @@ def _effective(context: click.Context, options: dict[str, Any], user_gave: set[s
 def with_defaults(options: dict[str, Any], user_gave: set[str]) -> dict[str, Any]:
     """The options with the defaults that follow from the rule and the optimizer. Raises ClusterError if a setting of the rule
     is not for that optimizer."""
+    hyperparameters = hyperparameters_of(options).with_defaults(user_gave)
+    require_used(hyperparameters, user_gave)
+    return options | vars(hyperparameters)
+
+
+def require_used(hyperparameters: Hyperparameters, user_gave: Collection[str]) -> None:
+    """Raises ClusterError if the rule does not use a setting that the user gave."""
     try:
-        return options | vars(hyperparameters_of(options).with_defaults(user_gave))
+        hyperparameters.require_used(user_gave)
     except ValueError as error:
         raise ClusterError(str(error)) from None
 
@@ -132,6 +140,7 @@ def _resumed(context: click.Context, options: dict[str, Any], user_gave: set[str
     changed = {name for name, value in changes.items() if name not in stored or str(value) != str(stored[name])}
     _require_changeable(context.command, changed)
     resumed = {**options, **stored, **changes, "servers": ranges, "resume": path}
+    require_used(hyperparameters_of(resumed), changed)
     if {"epochs", "steps"} & changes.keys():
         return _with_an_end({**resumed, "until_stopped": options["until_stopped"]})
     return resumed
