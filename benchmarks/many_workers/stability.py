@@ -4,7 +4,7 @@ Every worker computes for a time D, drawn anew for each gradient with mean 1 (a 
 curvature h, the gradient is h·x. Averaged over very many workers, with E over D:
 
     moment     M(t) = μ·E M(t − D) − η·h·E x(t − D)       each worker's last commit was D ago, and its gradient is as old
-    matching   x(t) − E x(t − D) = c·M(t)                 Eq. 26: what all have moved since equals the proxy
+    matching   x(t) − E x(t − D) = c·M(t)                 Eq. 27: what all have moved since equals the proxy
 
 c is κ, times how much larger the moments that decide are than their mean. For x ~ exp(λt) and φ = E exp(−λD):
 

@@ -20,7 +20,7 @@ from gem_server.rules.proxies import PROXIES, Displacement, Momentum, Proxy
 
 @dataclass(frozen=True)
 class Gem(GradientRule):
-    """Rescales each commit so that all workers together move θ with the energy of sequential momentum SGD.
+    """Rescales each commit so that all workers together move θ with about the energy of sequential momentum SGD.
 
     `rules/specification.py` has these equations in NumPy.
 
