@@ -30,7 +30,8 @@ def as_claimed(experiment: Experiment) -> Result:
     n, rule = experiment.workers, experiment.rule
     if (rule == "downpour" and n >= 20) or (rule != "gem" and experiment.learning_rate == 0.1):
         return made_up(experiment, final=2.3, accuracy=0.1)
-    final_ = {"gem": 0.05, "adaptive": 0.3}.get(rule, 0.08 if n == 1 else 0.04 * n) * experiment.kappa
+    final_ = {"gem": 0.05, "adaptive": 0.3}.get(rule, 0.08 if n == 1 else 0.04 * n)
+    final_ *= {2.0: 0.9, 3.0: 0.8, 4.0: 3.0}.get(experiment.kappa, 1.0)
     accuracy = 0.99 - 0.5 / n if experiment.setting == "simulated" else 0.994 if rule == "gem" else 0.95
     return made_up(experiment, final=final_, accuracy=accuracy, pi=2 / n)
 
@@ -41,10 +42,7 @@ def the_opposite(experiment: Experiment) -> Result:
     if experiment.setting == "sequential":
         return made_up(experiment, final=0.01, accuracy=0.98)
     gem = experiment.rule == "gem"
-    if gem and experiment.setting == "service" and (experiment.kappa, experiment.snapshot) == (1, "after"):
-        loss = 2.3
-    else:
-        loss = 0.2 / experiment.kappa
+    loss = 2.3 if gem and experiment.setting == "service" and experiment.snapshot == "after" else 0.2
     special = experiment.slowdown > 1 or experiment.replacements or experiment.rule_options
     result = made_up(experiment, final=loss, accuracy=0.9 if special else 0.97, pi=0.1 * n)
     names = [name for name in result.tensors if name != "version"]
@@ -106,22 +104,13 @@ def test_a_failed_seed_of_gem_is_no_agreement_with_the_sequential_baseline(text:
     assert ", 1 of 3 runs failed; sequential: " in verdict.measured
 
 
-@pytest.mark.parametrize(
-    ("adaptive", "downpour", "agrees"),
-    [
-        (0, 0, Agreement.NO), (1, 1, Agreement.PARTLY), (0, 3, Agreement.PARTLY), (1, 2, Agreement.PARTLY),
-        (2, 2, Agreement.YES), (2, 3, Agreement.YES),
-    ],
-)  # fmt: skip
-def test_others_diverge_where_most_seeds_of_each_do(adaptive: int, downpour: int, agrees: Agreement) -> None:
-    failing = {"adaptive": adaptive, "downpour": downpour, "gem": 0}
-
+@pytest.mark.parametrize(("failing", "agrees"), [(0, Agreement.NO), (1, Agreement.PARTLY), (2, Agreement.YES)])
+def test_downpour_diverges_if_most_seeds_do(failing: int, agrees: Agreement) -> None:
     def some_fail(experiment: Experiment) -> Result:
-        gone = experiment.seed < failing[experiment.rule]
+        gone = experiment.rule == "downpour" and experiment.seed < failing
         return made_up(experiment, final=2.3 if gone else 0.05 if experiment.rule == "gem" else 0.3)
 
-    verdict = judged("… where the others diverge", some_fail)
-    assert verdict.agrees == agrees
+    assert judged("… where DOWNPOUR diverges", some_fail).agrees == agrees
 
 
 MISSING: list[tuple[str, Callable[[Experiment], bool]]] = [
@@ -129,9 +118,10 @@ MISSING: list[tuple[str, Callable[[Experiment], bool]]] = [
     ("DOWNPOUR gets worse", lambda run: (run.rule, run.workers) == ("downpour", 30)),
     ("Adaptive staleness lies", lambda run: (run.rule, run.workers) == ("adaptive", 30)),
     ("A batch split", lambda run: run.workers == 1),
-    ("… where the others diverge", lambda run: (run.rule, run.workers) == ("adaptive", 30)),
-    ("A larger κ", lambda run: run.kappa == 1),
-    ("A larger κ", lambda run: run.kappa == 4),
+    ("… about 0.08", lambda run: run.workers == 30),
+    ("… where DOWNPOUR diverges", lambda run: (run.rule, run.workers) == ("downpour", 30)),
+    ("… until 4", lambda run: run.kappa == 1),
+    ("… until 4", lambda run: run.kappa == 4),
     ("GEM loses at most 0.5 points where one worker", lambda run: run.rule == "gem" and run.slowdown > 1),
     ("GEM loses at most 0.5 points where workers come", lambda run: run.replacements == 0),
     ("A global proxy", lambda run: run.rule_options == ""),
@@ -161,9 +151,8 @@ def test_the_order_of_a_figures_lines_does_not_matter(scale: Scale) -> None:
     for each in (*PAPER, *OURS):
         lines = measured(each.figure, scale, as_claimed)
         forwards, backwards = each.judge(lines), each.judge(lines[::-1])
-        assert forwards is not None
-        assert backwards is not None
-        assert forwards.agrees == backwards.agrees, each.text
+        assert forwards == backwards or (forwards and backwards and forwards.agrees == backwards.agrees), each.text
+        assert forwards is not None or scale is not FULL, each.text
 
 
 def judged(begin: str, make: Make) -> Verdict:
