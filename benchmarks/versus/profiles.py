@@ -67,6 +67,10 @@ def _exponential(random: np.random.Generator, size: int) -> np.ndarray:
     return random.exponential(1.0, size)
 
 
+def _pausing(random: np.random.Generator, size: int) -> np.ndarray:
+    return _equal(random, size) * np.where(random.random(size) < 1 / 50, 30.0, 1.0)
+
+
 def _same(worker: int, workers: int) -> float:
     return 1.0
 
@@ -101,10 +105,11 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 # Simulated alone.
-FEW_FAST: Mapping[str, Profile] = {
+SIMULATED: Mapping[str, Profile] = {
     each.name: each
     for each in (
         Profile("quarter", "a quarter of the workers 10 times faster than the others", _quarter_fast, _equal),
         Profile("first", "one worker 5 times faster than the others", _first_fast, _equal),
+        Profile("pausing", "one gradient in 50 takes 30 units", _same, _pausing),
     )
 }

@@ -98,6 +98,7 @@ class Cluster:
         overlap: Whether a worker computes its next gradient while its commit is on its way, on the θ of the commit before.
         alter: Changes a gradient before it is sent, given its worker and step; None: not at all.
         begins: When each worker joins.
+        accumulated: How many gradients each worker's commit is the mean of.
     """
 
     problem: Problem
@@ -109,6 +110,7 @@ class Cluster:
     overlap: bool = False
     alter: Callable[[Vector, int, int], Vector] | None = None
     begins: Callable[[int], float] = lambda worker: 0.0
+    accumulated: Callable[[int], int] = lambda worker: 1
 
     def __post_init__(self) -> None:
         self._network = Network(self.problem, self.seed)
@@ -160,28 +162,30 @@ class Cluster:
                 active = len(flying)
                 point = method.commit(worker, gradient, computed_on.point, version - computed_on.version, active)
                 version += 1
-                curve.gradients += 1
+                curve.gradients += max(method.local_steps, self.accumulated(worker))
                 reply = Reply(point, version)
             else:
                 reply = replies[worker] = Reply(method.join(worker), version)
             basis = replies[worker] if self.overlap else reply  # with overlap it began before the reply came
             replies[worker] = reply
-            update, seconds = self._work(method, worker, basis.point, steps[worker])
+            count = max(method.local_steps, self.accumulated(worker))
+            update = self._work(method, worker, basis.point, steps[worker], count)
+            seconds = sum(self._times[worker](steps[worker] + each) for each in range(count))
             flying[worker] = update, basis
             order += 1
             heapq.heappush(events, (now + seconds, order, worker, life))
-            steps[worker] += method.local_steps
+            steps[worker] += count
         return curve
 
-    def _work(self, method: Asynchronous, worker: int, point: Vector, step: int) -> tuple[Vector, float]:
-        """A worker's update, and how long it takes: a gradient, or the change that local steps make to its parameters."""
-        seconds = sum(self._times[worker](step + each) for each in range(method.local_steps))
+    def _work(self, method: Asynchronous, worker: int, point: Vector, step: int, count: int) -> Vector:
+        """A worker's update from so many gradients: their mean, or the change that local steps make to its parameters."""
         if method.local_steps == 1:
-            return self._gradient(point, worker, step).copy(), seconds
+            gradients = [self._gradient(point, worker, step + each).copy() for each in range(count)]
+            return np.asarray(sum(gradients[1:], gradients[0]) / np.float32(count), np.float32)
         x = point
-        for each in range(method.local_steps):
+        for each in range(count):
             x = x + method.local_step(worker, self._gradient(x, worker, step + each), x)
-        return x - point, seconds
+        return x - point
 
     def _gradient(self, theta: Vector, worker: int, step: int) -> Vector:
         gradient = self._network.gradient(theta, self.seed, worker, step)

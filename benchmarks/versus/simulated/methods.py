@@ -199,8 +199,8 @@ class LookAhead(Asynchronous):
         kappa: κ.
         memory: "h"; "n": β' = β^(1/n); "commits": β' = β.
         split: Whether the mean's part of v̂ counts n times; if not, the rate is divided by √n instead.
-        count: n; "leases" for the number of workers.
-        horizon: In place of n − 1: "own" (moving mean of the worker's staleness), "last" (its last staleness).
+        count: n; "leases" for the number of workers, "mean" for a moving mean of the worker's staleness, and 1.
+        horizon: In place of n − 1: "mean" (moving mean of the worker's staleness).
         predict: "step" (π·Δ), "raw" (Δ), or "mean" (moving mean of π·Δ over n commits).
         bound: π: "energy", "gap" (1/G of Gap-Aware, for each element), or "none".
         grows: κ grows with √n ("root") or n ("half": κ·n/2), or not ("not").
@@ -214,7 +214,7 @@ class LookAhead(Asynchronous):
     kappa: float = 1.5
     memory: str = "h"
     split: bool = True
-    horizon: str = "workers"
+    horizon: str = "n"
     predict: str = "step"
     bound: str = "energy"
     grows: str = "root"
@@ -229,7 +229,10 @@ class LookAhead(Asynchronous):
         self._moved = np.zeros_like(theta)
 
     def commit(self, worker: int, gradient: Vector, point: Vector, staleness: int, workers: int) -> Vector:
-        count = workers if self.count == "leases" else min(staleness + 1, 4 * workers)
+        mean = self._mean_staleness.get(worker, float(staleness))
+        mean = self._mean_staleness[worker] = 0.75 * mean + 0.25 * staleness
+        count = {"leases": workers, "staleness": staleness + 1, "mean": mean + 1}[self.count]
+        count = min(count, 4 * workers)
         self._age += 2 / (count + 1)
         delta = self._step(gradient, count)
         step = self._pi(delta, self.theta - point, count) * delta
@@ -237,10 +240,10 @@ class LookAhead(Asynchronous):
         self._moved += F(1 / workers) * (step - self._moved)
         ahead = {"step": step, "raw": delta, "mean": self._moved}[self.predict]
         known = self._age / (self._age + 1) if self.gradual else 1.0
-        return self.theta + F(known * self.reach * self._horizon(worker, staleness, count)) * ahead
+        return self.theta + F(known * self.reach * (mean if self.horizon == "mean" else count - 1)) * ahead
 
-    def _step(self, gradient: Vector, workers: int) -> Vector:
-        h = {"h": (workers + 1) / 2, "n": float(workers), "commits": 1.0}[self.memory]
+    def _step(self, gradient: Vector, workers: float) -> Vector:
+        h = {"h": (workers + 1) / 2, "n": workers, "commits": 1.0}[self.memory]
         if self.optimizer == "lion":
             direction = self._adam.lion(gradient, h) / F(math.sqrt(workers))
         else:
@@ -254,7 +257,7 @@ class LookAhead(Asynchronous):
         decay = 0.0 if self.optimizer == "sgd" else DECAY
         return -F(self.rate) * (direction + F(decay) * self.theta)
 
-    def _pi(self, delta: Vector, moved: Vector, workers: int) -> Vector:
+    def _pi(self, delta: Vector, moved: Vector, workers: float) -> Vector:
         if self.bound == "energy":
             return matched(
                 self.kappa * {"root": math.sqrt(workers), "half": workers / 2, "not": 1.0}[self.grows],
@@ -267,15 +270,6 @@ class LookAhead(Asynchronous):
                 gap = np.nan_to_num(np.abs(moved) / np.abs(delta), nan=0.0)
             return np.asarray(1 / np.maximum(F(1), gap), F)
         return np.ones_like(delta)
-
-    def _horizon(self, worker: int, staleness: int, workers: int) -> float:
-        if self.horizon == "last":
-            return staleness
-        if self.horizon == "own":
-            mean = self._mean_staleness.get(worker, workers - 1.0)
-            mean = self._mean_staleness[worker] = 0.7 * mean + 0.3 * staleness
-            return mean
-        return workers - 1
 
 
 @dataclass

@@ -60,14 +60,14 @@ def write_page(results: Results, folder: Path) -> Path:
     parts = {
         "equal": _equal(times),
         "kinds": _kinds(times),
-        "rates": _by_rate(times, "leased", 16, (0.001, 0.0015, plan.RATE, 0.006, 0.009)),
+        "rates": _by_rate(times, 16, (0.001, 0.0015, plan.RATE, 0.006, 0.009)),
         "few": _few(times),
         "parts": _changes(times, plan.PARTS),
-        "choices": _changes(times, plan.CHOICES, method="leased"),
+        "choices": _changes(times, plan.CHOICES),
         "cases": _changes(times, plan.CASES, ("equal", "exponential")),
         "rivals": _settings(times, "dana", [16], ["equal"], plan.QUESTIONS["rivals"]),
         "own": _own(times),
-        "alone": _by_rate(times, "leased", 1, plan.ALONE),
+        "alone": _by_rate(times, 1, plan.ALONE),
         "convnet": _convnet(times),
         "missing": str(sum(run not in results for run in plan.runs(plan.QUESTIONS))),
     }
@@ -107,10 +107,10 @@ def _kinds(times: Times) -> str:
     return table(["Kind", "Rounds, 0.01", *_FORMS.values(), "Ratio to rounds"], rows)
 
 
-def _by_rate(times: Times, method: str, workers: int, rates: Sequence[float]) -> str:
+def _by_rate(times: Times, workers: int, rates: Sequence[float]) -> str:
     return table(
         ["Rate", *map(str, rates)],
-        [("time to 2.3", *(times.text("transformer", "equal", workers, method, f"rate={rate}") for rate in rates))],
+        [("time to 2.3", *(times.text("transformer", "equal", workers, "ahead", f"rate={rate}") for rate in rates))],
     )
 
 
@@ -122,10 +122,10 @@ def _few(times: Times) -> str:
     return table(["Kind", *_FORMS.values()], rows)
 
 
-def _changes(times: Times, changes: Mapping[str, str], profiles: Sequence[str] = plan.ABLATED, method: str = "ahead") -> str:
+def _changes(times: Times, changes: Mapping[str, str], profiles: Sequence[str] = plan.ABLATED) -> str:
     named = {"all parts": "", **changes}
     rows = [
-        (name, *(times.text("transformer", profile, 16, method, _ahead(setting)) for profile in profiles))
+        (name, *(times.text("transformer", profile, 16, "ahead", _ahead(setting)) for profile in profiles))
         for name, setting in named.items()
     ]
     return table(["", *profiles], rows)

@@ -13,7 +13,7 @@ ROUNDS_RATE = 0.01  # the best one of rounds, with 8, 16 and 32 workers
 COUNTS = (4, 8, 16, 32)
 MANY = (100,)
 KINDS = ("noisy", "straggler", "mixed", "exponential", "spot")
-FEW = ("quarter", "first")
+FEW = ("quarter", "first", "pausing")
 ABLATED = ("equal", "mixed", "exponential")
 
 # What is left out, or replaced, and the settings that do it.
@@ -25,8 +25,8 @@ PARTS: Mapping[str, str] = {
     "κ does not grow (2)": "grows=not kappa=2.0",
 }
 CHOICES: Mapping[str, str] = {
-    "horizon: own moving mean": "horizon=own",
-    "horizon: own last staleness": "horizon=last",
+    "n: mean of the worker's last stalenesses, and 1": "count=mean",
+    "predicts by that mean, n stays": "horizon=mean",
     "predicts with Δ": "predict=raw",
     "predicts with the mean movement": "predict=mean",
     "π = 1/gap": "bound=gap",
@@ -47,6 +47,8 @@ CASES: Mapping[str, str] = {
     "int8 gradients": "altered=int8",
     "clipped to norm 1": "altered=clipped",
     "a worker joins every 2 units": "joining=late",
+    "2 gradients a commit": "accumulated=twice",
+    "1 to 4 gradients a commit": "accumulated=varied",
 }
 
 
@@ -77,7 +79,7 @@ def _convnet() -> list[Run]:
         "rounds": ["rate=0.01 optimizer=sgd", "rate=0.02 optimizer=sgd", "rate=0.04 optimizer=sgd", *_rates(0.003, 0.006)],
         "paper": ["rate=0.05", "rate=0.05 ahead=1.0"],
         "before": _rates(0.001),
-        "leased": _rates(0.001, 0.002, 0.003),
+        "ahead": _rates(0.001, 0.002, 0.003),
     }
     return [
         Run("convnet", profile, count, seed, method, setting, 240.0)
@@ -100,9 +102,9 @@ QUESTIONS: Mapping[str, list[Run]] = {
         *_of("rounds", _rates(ROUNDS_RATE), [16], KINDS[:-1], 600.0),
     ],
     "few": [run for method in ("before", "leased", "ahead") for run in _of(method, _rates(RATE), [16], FEW, 320.0)],
-    "rates": _of("leased", _rates(0.001, 0.0015, 0.006, 0.009), [16], ["equal"]),
+    "rates": _of("ahead", _rates(0.001, 0.0015, 0.006, 0.009), [16], ["equal"]),
     "parts": _of("ahead", _with(PARTS), [16], ABLATED, 160.0),
-    "choices": _of("leased", _with(CHOICES), [16], ABLATED, 160.0),
+    "choices": _of("ahead", _with(CHOICES), [16], ABLATED, 160.0),
     "cases": _of("ahead", _with(CASES), [16], ["equal", "exponential"], 160.0),
     "many": [
         *_of("ahead", _rates(RATE), MANY, ["equal", "exponential"]),
@@ -116,6 +118,6 @@ QUESTIONS: Mapping[str, list[Run]] = {
         160.0,
     ),
     "own": _of("own", _with(OWN), [4, 16], ABLATED, 160.0),
-    "alone": _of("leased", _rates(*ALONE), [1], ["equal"], 800.0),
+    "alone": _of("ahead", _rates(*ALONE), [1], ["equal"], 800.0),
     "convnet": _convnet(),
 }

@@ -13,7 +13,7 @@ from gem_api.layout import Vector
 
 from benchmarks.lib.results import Store, plain
 from benchmarks.versus.models import GOALS, Problem
-from benchmarks.versus.profiles import FEW_FAST, PROFILES
+from benchmarks.versus.profiles import PROFILES, SIMULATED
 from benchmarks.versus.simulated import methods
 from benchmarks.versus.simulated.engine import Cluster, Curve
 
@@ -26,7 +26,7 @@ METHODS: Mapping[str, Any] = {
     "paper": methods.PaperGem,
     "dana": methods.DanaAdamW,
 }
-KINDS = {**PROFILES, **FEW_FAST}
+KINDS = {**PROFILES, **SIMULATED}
 WORDS = {"True": True, "False": False}
 
 
@@ -37,7 +37,7 @@ class Run:
     Attributes:
         model, profile, workers, seed: What is trained, and by whom.
         method: A name in `METHODS`.
-        settings: The method's, and the cluster's `overlap`, `altered` and `joining`: "rate=0.003 reach=0".
+        settings: The method's, and the cluster's `overlap`, `altered`, `joining` and `accumulated`: "rate=0.003 reach=0".
         limit: Units after which it ends.
     """
 
@@ -96,6 +96,7 @@ def make(run: Run, problem: Problem) -> Outcome:
         overlap=given.pop("overlap", False),
         alter=ALTERED.get(given.pop("altered", "")),
         begins=JOINING[given.pop("joining", "together")],
+        accumulated=ACCUMULATED[given.pop("accumulated", "once")],
     )
     method = METHODS[run.method](**given)
     return _outcome(cluster.train_together(method) if run.method == "rounds" else cluster.train_apart(method), goal.losses)
@@ -130,4 +131,9 @@ ALTERED = {"clipped": _clipped, "int8": _int8}
 JOINING: Mapping[str, Any] = {
     "together": lambda worker: 0.0,
     "late": lambda worker: 2.0 * worker,  # one joins every two units
+}
+ACCUMULATED: Mapping[str, Any] = {
+    "once": lambda worker: 1,
+    "twice": lambda worker: 2,
+    "varied": lambda worker: 1 + worker % 4,
 }
