@@ -25,11 +25,10 @@ def draw(folder: Path, results: Results, limit: float) -> bool:
     shown = [(model, width) for model in GOALS for width in sorted(WIDTHS) if _cells(model, width, results)]
     if not shown:
         return False
-    rows = len({model for model, _ in shown})
-    columns = max(sum(each == model for each, _ in shown) for model in GOALS)
-    drawing, places = panels(
-        rows, columns, "Time to the lower held-out loss, each at its best rate", max(4.6, 9.0 / columns), 3.4
-    )
+    columns = min(2, len(shown))
+    rows = -(-len(shown) // columns)
+    title = "Time to the lower held-out loss, each at its best rate"
+    drawing, places = panels(rows, columns, title, 5.6 if columns == 2 else 9.0, 3.4)
     for number, axes in enumerate(places):
         if number < len(shown):
             _panel(axes, *shown[number], results, limit)
@@ -79,7 +78,7 @@ def _bar(axes: Axes, x: float, thick: float, of: Cell, colour: str, limit: float
     height = limit if mean is None else mean
     axes.bar(x, height, thick * 0.92, color=colour, alpha=0.35 if mean is None else 1.0)
     if mean is None:
-        axes.text(x, height, "▲", ha="center", va="bottom", fontsize=8, color=colour)
+        axes.text(x, height, "▲", ha="center", va="bottom", fontsize=8, color=colour)  # beyond the limit
         return
     axes.errorbar(x, mean, [[mean - min(times)], [max(times) - mean]], color="black", capsize=2, linewidth=1)
     axes.text(x, max(times), f"{mean:.0f}", ha="center", va="bottom", fontsize=7)
