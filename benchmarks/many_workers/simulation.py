@@ -121,11 +121,9 @@ def train(
         update, loss = _update(model, worker, rule, settings, turn.samples, random)
         if not np.isfinite(update).all():
             return [*rows, {"version": version, "loss": float("nan")}]
-        last = worker.base - 1 if worker.commits else None
-        rule_input = RuleInput(
-            version - worker.base, version, worker.commits, factor(settings, version), len(crowd), shared,
-            eta_change(settings, last, version),
-        )  # fmt: skip
+        now = factor(settings, version)
+        last = factor(settings, worker.base - 1) if worker.commits else now
+        rule_input = RuleInput(version - worker.base, version, worker.commits, now, len(crowd), shared, eta_change(now, last))
         if rule.accepts(rule_input):
             facts = rule.apply(model.layout, theta, update, worker.buffers, rule_input)
             version += 1

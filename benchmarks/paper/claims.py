@@ -33,7 +33,7 @@ _SAME = 1.1  # losses within this factor are the same, with noise
 _CLOSE = 1.5  # losses within this factor are close
 _POINT = 0.002  # an accuracy at most this much lower counts as the same
 _KAPPA, _LARGER_KAPPA = 1.0, 4.0  # the paper's own, and the one that it calls suboptimal
-_PAPERS_PI = (30, 0.08)  # workers, and the median π that Fig. 3 shows with so many
+_PAPERS_PI = (30, 0.08)  # from Fig. 3: a number of workers, and its median π
 _FACTOR = 2.0  # a π within this factor counts as the same
 
 

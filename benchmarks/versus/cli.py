@@ -71,10 +71,7 @@ def main(
 
 def _make_runs(out: Path, store: Store[Run, Outcome], choice: Choice, data: Path | None, nothing: bool) -> None:
     """Makes the missing runs, or only draws."""
-    skipped = [] if wire.possible() else [name for name, kind in PROFILES.items() if kind.far]
-    if set(skipped) & set(choice.kinds()) and not nothing:
-        click.echo("profile far is left out: its slow link needs Linux, root and /dev/net/tun", err=True)
-    runs = () if nothing else ((run.name, run) for run in missing(choice, store.get, skipped))
+    runs = () if nothing else ((run.name, run) for run in missing(choice, store.get, _skipped(choice)))
 
     def make(run: Run) -> str:
         store.add(run, outcome := measure(run, data, store.head["limit"]))
@@ -82,6 +79,15 @@ def _make_runs(out: Path, store: Store[Run, Outcome], choice: Choice, data: Path
         return f"losses reached {reached}; lowest {outcome.lowest}{', diverged' if outcome.diverged else ''}"
 
     make_missing(runs, make, lambda: _draw(out, store, choice))
+
+
+def _skipped(choice: Choice) -> list[str]:
+    """The wanted profiles that this machine can't have; says so."""
+    linked = [name for name in choice.kinds() if PROFILES[name].far]
+    if not linked or wire.possible():
+        return []
+    click.echo(f"profile {', '.join(linked)} is left out: its slow link needs Linux, root and /dev/net/tun", err=True)
+    return linked
 
 
 def _draw(out: Path, store: Store[Run, Outcome], choice: Choice) -> Path:

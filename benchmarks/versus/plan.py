@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from benchmarks.versus.contenders import contenders
 from benchmarks.versus.models import GOALS
@@ -127,15 +128,12 @@ def wanted(choice: Choice, results: Results, skipped: Sequence[str] = ()) -> Ite
         if not choice.quick:
             for case in group:
                 yield from (case.run(RATE_PROFILE, rate, RATE_SEED) for rate in rates(case, results))
-        chosen = {case: QUICK_RATES.get(case.contender) if choice.quick else best_rate(case, results) for case in group}
-        settings = [(profile, seed) for seed in range(choice.seeds) for profile in choice.kinds(skipped)]
-        for profile, seed in settings:
-            yield from (
-                case.run(profile, rate, seed) for case, rate in chosen.items() if rate is not None and case.possible(profile)
-            )
-        if not choice.quick:
-            for profile, seed in settings:
-                yield from (case.run(profile, ONE_WORKER[case.optimizer], seed) for case in group if case.possible(profile))
+        best = {case: QUICK_RATES.get(case.contender) if choice.quick else best_rate(case, results) for case in group}
+        chosen = {case: rate for case, rate in best.items() if rate is not None}
+        one_workers = {} if choice.quick else {case: ONE_WORKER[case.optimizer] for case in group}
+        for each in (chosen, one_workers):
+            for seed, profile in product(range(choice.seeds), choice.kinds(skipped)):
+                yield from (case.run(profile, rate, seed) for case, rate in each.items() if case.possible(profile))
 
 
 def missing(choice: Choice, results: Results, skipped: Sequence[str] = ()) -> Iterator[Run]:

@@ -17,6 +17,7 @@ from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from gem_api.process.lifetime import interruptible
@@ -57,9 +58,7 @@ class Race:
 
     def _lay_wire(self) -> None:
         self._family.start("wire", wire.run, self._setup.path, LINK_RATE, LINK_DELAY)
-        while not wire.is_up(self._setup.path):
-            self._gradients_are_finite()
-            time.sleep(_POLL_SECONDS)
+        self._wait_until(lambda: wire.is_up(self._setup.path))
 
     def run(self) -> Outcome | float:
         """The outcome, or the mean milliseconds of an exchange. Raises RaceError if a process fails."""
@@ -81,10 +80,14 @@ class Race:
         return gate.open()
 
     def _exchange_time(self) -> float:
-        while len(times := exchange_times(self._setup.path)) < self._setup.workers:
+        self._wait_until(lambda: len(exchange_times(self._setup.path)) >= self._setup.workers)
+        return fmean(exchange_times(self._setup.path))
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        """Raises RaceError if a process fails meanwhile."""
+        while not holds():
             self._gradients_are_finite()
             time.sleep(_POLL_SECONDS)
-        return sum(times) / len(times)
 
     def _watch(self) -> bool:
         """Waits for the end; returns whether the run has diverged."""

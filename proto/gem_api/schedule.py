@@ -36,7 +36,7 @@ class Schedule:
         return ", then ".join(parts) or "constant"
 
 
-SMALLEST = 1e-30  # of a factor that another is divided by: steps with a smaller one are nearly 0 in float32
+_SMALLEST = 1e-30  # a rate, or a factor of one, that another is divided by: steps with a smaller one are nearly 0 in float32
 
 
 def factor(hyperparameters: Hyperparameters, version: int) -> float:
@@ -67,13 +67,10 @@ def _fall(passed: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, passed)))
 
 
-def eta_change(hyperparameters: Hyperparameters, before: int | None, version: int) -> float:
-    """η_version divided by η_before: how a moment changes that holds steps of a commit at version `before`. It is 1 if there
-    was no such commit, or if η was nearly 0 then."""
-    if before is None:
-        return 1.0
-    then = factor(hyperparameters, before)
-    return factor(hyperparameters, version) / then if then > SMALLEST else 1.0
+def eta_change(now: float, before: float) -> float:
+    """`now` divided by `before`, two learning rates or their factors: how a moment that holds steps changes with them. It is 1
+    if `before` is nearly 0."""
+    return now / before if before > _SMALLEST else 1.0
 
 
 def rate(hyperparameters: Hyperparameters, version: int) -> float:

@@ -138,11 +138,12 @@ def test_a_resumed_run_refuses_a_schedule_that_means_nothing() -> None:
 
 def test_a_moment_changes_with_the_rate_unless_that_was_nearly_zero() -> None:
     falling = Hyperparameters(schedule="step", decay_versions=10, decay_factor=0.1)
-    assert eta_change(falling, 9, 10) == pytest.approx(0.1)
-    assert eta_change(falling, 3, 25) == pytest.approx(0.01)
-    assert eta_change(falling, None, 25) == 1
+    assert eta_change(factor(falling, 10), factor(falling, 9)) == pytest.approx(0.1)
+    assert eta_change(factor(falling, 25), factor(falling, 3)) == pytest.approx(0.01)
+    assert eta_change(0.01, 0.0) == 1
     for begin in (1e-40, 5e-324):  # the ratio would overflow, and 0 times infinity is no number
-        assert eta_change(Hyperparameters(warmup_versions=2, warmup_factor=begin), 0, 5) == 1
+        rising = Hyperparameters(warmup_versions=2, warmup_factor=begin)
+        assert eta_change(factor(rising, 5), factor(rising, 0)) == 1
 
 
 def test_a_resumed_run_refuses_a_changed_setting_that_its_rule_does_not_use_and_keeps_an_old_one() -> None:

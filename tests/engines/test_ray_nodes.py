@@ -82,7 +82,7 @@ def test_eight_actors_one_killed_two_joined_one_node_stopped(cluster: RayCluster
             joined = wait_until(lambda: joiners(run), "two more workers", PATIENCE)
 
             lost = len(cluster.actors("127.0.0.2"))
-            before = run.until_version(0)
+            before = run.until_version(1)
             cluster.stop_node("127.0.0.2")
             (tmp_path / "gate").touch()
             assert run.wait() == 0, run.output

@@ -146,13 +146,22 @@ def test_lines_that_a_claim_is_not_about_may_be_missing(missing: str) -> None:
     assert verdict.agrees == Agreement.YES
 
 
+# A quick look has neither 30 workers nor a κ between 1 and 4.
+NEED_THE_PAPERS_SCALE = {"… about 0.08 with 30", "The loss improves with κ …"}
+
+
 @pytest.mark.parametrize("scale", [FULL, quick("mnist")], ids=["full", "quick"])
 def test_the_order_of_a_figures_lines_does_not_matter(scale: Scale) -> None:
     for each in (*PAPER, *OURS):
         lines = measured(each.figure, scale, as_claimed)
         forwards, backwards = each.judge(lines), each.judge(lines[::-1])
-        assert forwards == backwards or (forwards and backwards and forwards.agrees == backwards.agrees), each.text
-        assert forwards is not None or scale is not FULL, each.text
+        if scale is not FULL and each.text in NEED_THE_PAPERS_SCALE:
+            assert forwards is None
+            assert backwards is None
+            continue
+        assert forwards is not None, each.text
+        assert backwards is not None, each.text
+        assert forwards.agrees == backwards.agrees, each.text
 
 
 def judged(begin: str, make: Make) -> Verdict:

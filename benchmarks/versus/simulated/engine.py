@@ -162,13 +162,13 @@ class Cluster:
                 active = len(flying)
                 point = method.commit(worker, gradient, computed_on.point, version - computed_on.version, active)
                 version += 1
-                curve.gradients += max(method.local_steps, self.accumulated(worker))
+                curve.gradients += self._gradients_of(method, worker)
                 reply = Reply(point, version)
             else:
                 reply = replies[worker] = Reply(method.join(worker), version)
             basis = replies[worker] if self.overlap else reply  # with overlap it began before the reply came
             replies[worker] = reply
-            count = max(method.local_steps, self.accumulated(worker))
+            count = self._gradients_of(method, worker)
             update = self._work(method, worker, basis.point, steps[worker], count)
             seconds = sum(self._times[worker](steps[worker] + each) for each in range(count))
             flying[worker] = update, basis
@@ -177,8 +177,12 @@ class Cluster:
             steps[worker] += count
         return curve
 
+    def _gradients_of(self, method: Asynchronous, worker: int) -> int:
+        """The number of gradients in each of the worker's commits."""
+        return max(method.local_steps, self.accumulated(worker))
+
     def _work(self, method: Asynchronous, worker: int, point: Vector, step: int, count: int) -> Vector:
-        """A worker's update from so many gradients: their mean, or the change that local steps make to its parameters."""
+        """A worker's update from `count` gradients: their mean, or the change that local steps make to its parameters."""
         if method.local_steps == 1:
             gradients = [self._gradient(point, worker, step + each).copy() for each in range(count)]
             return np.asarray(sum(gradients[1:], gradients[0]) / np.float32(count), np.float32)

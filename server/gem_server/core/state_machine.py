@@ -405,9 +405,9 @@ class Core:
         lease, version = self.leases.get(commit.header.lease_id), self.central.version
         staleness = version - commit.header.base_version
         eta_factor, workers = factor(self.settings, version), len(self.leases.live)
-        last = lease.last_applied
-        ratio = eta_change(self.settings, max(0, last.version - 1) if last is not None else None, version)
-        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, workers, self.shared, ratio)
+        before = factor(self.settings, max(0, last.version - 1)) if (last := lease.last_applied) is not None else eta_factor
+        change = eta_change(eta_factor, before)
+        rule_input = RuleInput(staleness, version, lease.sequence, eta_factor, workers, self.shared, change)
         accepted, failure = arithmetic.accepts(self.rule, self.settings.rule, rule_input)
         if commit.norm is not None:  # now and not with its ticket: a checkpoint has what the log does not tell
             self.norms.accepted(commit.norm)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from gem_api.layout import Vector
-from gem_api.schedule import SMALLEST
+from gem_api.schedule import eta_change
 
 from gem_server.rules.base import Buffers, RuleInput
 from gem_server.rules.yellowfin import NUMBERS, tuned_momentum
@@ -123,9 +123,8 @@ class Global(Proxy):
 
     def displacement(self, gradient: Vector, eta: float, buffers: Buffers, rule_input: RuleInput) -> Displacement:
         shared, drawn = rule_input.shared, _drawn(rule_input.version)
-        stored = shared.numbers[f"eta_{drawn}"] or eta  # 0 if it holds nothing, or in a checkpoint of an earlier release
-        carry = self.momentum * (eta / stored if stored > SMALLEST else 1.0)
-        return Displacement(shared.buffers[f"moment_{drawn}"].copy(), carry)
+        before = shared.numbers[f"eta_{drawn}"]  # 0 if the moment holds nothing, or in a checkpoint of an earlier release
+        return Displacement(shared.buffers[f"moment_{drawn}"].copy(), self.momentum * eta_change(eta, before))
 
     def matched(self, displacement: Displacement, eta: float, rule_input: RuleInput) -> None:
         numbers, drawn = rule_input.shared.numbers, _drawn(rule_input.version)
