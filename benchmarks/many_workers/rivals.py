@@ -1,4 +1,4 @@
-"""Every rule at its own best learning rate, so that the comparison of rules is a fair one."""
+"""Every rule at its own best learning rate and settings, so that the comparison of rules is a fair one."""
 
 from __future__ import annotations
 
@@ -16,18 +16,29 @@ from gem_worker.tasks import Task, load_task
 
 from benchmarks.lib import page as markdown
 from benchmarks.lib.results import Store, plain
-from benchmarks.many_workers.runs import SEEDS
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import AT_RANDOM, BASIC_RULES, LOCKSTEP, RULES, RuleSetup
 from benchmarks.paper.simulated import run
 from benchmarks.paper.statistics import NOT_LEARNED
 
+CHOICE_SEED, SEEDS = 0, (1, 2, 3)  # rates and settings are chosen on the first, and reported on the others
+BATCH = 64  # of each worker
+SYNCHRONOUS = "synchronous, Nesterov's momentum"  # one worker, whose batch is that of all
 RATES = (0.005, 0.015, 0.05, 0.15, 0.5)
 STEP = 10**0.5  # between rates beyond these
 LEAST, MOST = 5e-4, 20.0
 GRADIENTS = {30: 400, 100: 120}  # of each worker, by their number: 12,000 in all
 ROWS = 10  # of a run; the loss of the last one is the final loss
 HOPELESS = 0.4  # of a run, after which it ends if nothing has been learned
+# Settings of the rules' own, by the number of workers, that are tried at the best rate besides those of `RULES`.
+SETTINGS: Mapping[str, Callable[[int], list[str]]] = {
+    "aeasgd": lambda n: [f"alpha={share / n:.4f}" for share in (0.3, 2.7)],
+    "dcasgd": lambda n: ["compensation=0.4", "compensation=2 mean_square=0.95"],
+    "fedasync": lambda n: ["mixing=0.3", "mixing=0.9"],
+    "fedbuff": lambda n: ["buffer_size=3", f"buffer_size={n}"],
+    "ringmaster": lambda n: [f"threshold={n}", f"threshold={4 * n}"],
+    "diloco": lambda n: [f"delay={n} outer_rate={rate}" for rate in (0.35, 1.4)],
+}
 
 
 @dataclass(frozen=True)
@@ -50,16 +61,29 @@ def first(setup: RuleSetup, workers: int, spread: float = AT_RANDOM) -> Experime
     )  # fmt: skip
 
 
+def synchronous(workers: int) -> Experiment:
+    """The trial that all others are beside: every step has the mean gradient of all workers, which wait for each other."""
+    return Experiment("mnist", "dana", 1, GRADIENTS[workers], batch_size=BATCH * workers, spread=LOCKSTEP, setting="simulated")
+
+
+def workers_of(trial: Experiment) -> int:
+    """How many workers it has, or stands for."""
+    return trial.workers * trial.batch_size // BATCH
+
+
 def label(trial: Experiment) -> str:
     """The name of its rule."""
+    if trial.batch_size > BATCH:
+        return SYNCHRONOUS
     return next(each.label for each in RULES if (each.rule, each.local_steps) == (trial.rule, trial.local_steps))
 
 
 def trials() -> list[Experiment]:
-    """What is tuned: every rule at times that vary, and the paper's three in lockstep too."""
-    basic = [setup for setup in RULES if setup.rule in BASIC_RULES and setup.local_steps == 1]
-    orders = [(LOCKSTEP, basic), (AT_RANDOM, list(RULES))]
-    return [first(setup, workers, spread) for workers in GRADIENTS for spread, setups in orders for setup in setups]
+    """What is tuned: every rule at times that vary; the paper's three, DANA and the synchronous run in lockstep too."""
+    equal = [setup for setup in RULES if setup.rule in (*BASIC_RULES, "dana") and setup.local_steps == 1]
+    orders = [(LOCKSTEP, equal), (AT_RANDOM, list(RULES))]
+    rules = [first(setup, workers, spread) for workers in GRADIENTS for spread, setups in orders for setup in setups]
+    return [*rules, *map(synchronous, GRADIENTS)]
 
 
 def measure(trial: Experiment, task: Task) -> Outcome:
@@ -71,8 +95,8 @@ def measure(trial: Experiment, task: Task) -> Outcome:
 
 
 def tune(trial: Experiment, known: Outcomes, measure: Measure) -> Experiment:
-    """Finds the best rate, by the training loss of one seed: test data have no say. The grid grows while the best is at an
-    end; then the other seeds are run at the best.
+    """Finds the best rate, then the best settings at it, by the training loss of one seed: test data have no say. The grid of
+    rates grows while the best is at an end. The best is then run with the other seeds.
 
     Args:
         trial: The rule, at any rate.
@@ -80,20 +104,23 @@ def tune(trial: Experiment, known: Outcomes, measure: Measure) -> Experiment:
         measure: Makes a run.
     """
 
-    def loss(rate: float) -> float:
-        one = replace(trial, learning_rate=rate, seed=SEEDS[0])
+    def loss(one: Experiment) -> float:
         return (known.get(one) or measure(one)).final_loss
 
+    def at(rate: float) -> float:
+        return loss(replace(trial, learning_rate=rate, seed=CHOICE_SEED))
+
     rates = sorted(RATES)
-    best = min(rates, key=loss)
-    while (best == rates[0] and best / STEP > LEAST) or (best == rates[-1] and best * STEP < MOST):
-        rates = sorted([*rates, float(f"{best / STEP if best == rates[0] else best * STEP:.2g}")])
-        best = min(rates, key=loss)
-    for seed in SEEDS[1:]:
-        one = replace(trial, learning_rate=best, seed=seed)
-        if one not in known:
-            measure(one)
-    return replace(trial, learning_rate=best)
+    rate = min(rates, key=at)
+    while (rate == rates[0] and rate / STEP > LEAST) or (rate == rates[-1] and rate * STEP < MOST):
+        rates = sorted([*rates, float(f"{rate / STEP if rate == rates[0] else rate * STEP:.2g}")])
+        rate = min(rates, key=at)
+    found = replace(trial, learning_rate=rate, seed=CHOICE_SEED)
+    others = SETTINGS[trial.rule](trial.workers) if trial.rule in SETTINGS else []
+    best = min([found, *(replace(found, rule_options=each) for each in others)], key=loss)
+    for seed in SEEDS:
+        loss(replace(best, seed=seed))
+    return best
 
 
 def tune_all(data: Path, known: Store[Experiment, Outcome], processes: int) -> str:
@@ -136,12 +163,13 @@ def _mnist(data: Path) -> Task:
 
 
 def best_known(known: Outcomes) -> list[Experiment]:
-    """The best trial of each rule, number of workers and order that has been measured with all seeds."""
+    """The best trial of each rule, number of workers and order, by the seed that chooses, if it has been measured with all."""
     groups: dict[tuple[str, int, float], list[Experiment]] = {}
     for trial in known:
-        if all(replace(trial, seed=seed) in known for seed in SEEDS):
-            groups.setdefault((label(trial), trial.workers, trial.spread), []).append(replace(trial, seed=SEEDS[0]))
-    return [min(trials, key=lambda trial: known[trial].final_loss) for trials in groups.values()]
+        if trial.seed == CHOICE_SEED:
+            groups.setdefault((label(trial), workers_of(trial), trial.spread), []).append(trial)
+    best = [min(trials, key=lambda trial: known[trial].final_loss) for trials in groups.values()]
+    return [trial for trial in best if all(replace(trial, seed=seed) in known for seed in SEEDS)]
 
 
 def progress(known: Outcomes) -> str:
@@ -151,24 +179,37 @@ def progress(known: Outcomes) -> str:
 
 
 def table(known: Outcomes) -> str:
-    """The page's table: every rule at its best rate, and at the paper's."""
+    """The page's table: every rule at its best rate and settings, and at the paper's rate."""
     rows: list[list[object]] = []
-    for best in sorted(best_known(known), key=lambda trial: (trial.workers, trial.spread, known[trial].final_loss)):
-        tried = sorted(each.learning_rate for each in known if replace(each, learning_rate=0) == replace(best, learning_rate=0))
+    for best in sorted(best_known(known), key=lambda trial: (workers_of(trial), trial.spread, -_mean(known, trial))):
+        same = [each for each in known if each.seed == CHOICE_SEED and _alike(each) == _alike(best)]
+        tried = sorted({each.learning_rate for each in same})
+        papers = [known[each] for each in same if each.learning_rate == 0.05]
         order = "lockstep" if best.spread == LOCKSTEP else "random"
-        papers = replace(best, learning_rate=0.05)
         rows.append([
-            best.workers, order, label(best), f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
-            f"{best.learning_rate:g}", _accuracies(known, best), _accuracies(known, papers),
+            workers_of(best), order, label(best), f"{len(tried)}, {tried[0]:g} to {tried[-1]:g}",
+            f"{best.learning_rate:g}" + f", `{best.rule_options}`" * bool(best.rule_options),
+            _accuracies(_reported(known, best)), _accuracies(papers[:1]),
         ])  # fmt: skip
     return markdown.table(["Workers", "Order", "Rule", "Rates tried", "Best", "Test accuracy", "at the paper's 0.05"], rows)
 
 
-def _accuracies(known: Outcomes, trial: Experiment) -> str:
-    found = [known[one] for seed in SEEDS if (one := replace(trial, seed=seed)) in known]
-    if not found:
-        return "–"
-    return ", ".join("failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f} %" for each in found)
+def _alike(trial: Experiment) -> Experiment:
+    """The same for all rates and settings of a row."""
+    return replace(trial, learning_rate=0.0, rule_options="")
+
+
+def _reported(known: Outcomes, best: Experiment) -> list[Outcome]:
+    return [known[replace(best, seed=seed)] for seed in SEEDS]
+
+
+def _mean(known: Outcomes, best: Experiment) -> float:
+    return sum(each.accuracy for each in _reported(known, best)) / len(SEEDS)
+
+
+def _accuracies(found: list[Outcome]) -> str:
+    words = ["failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f}" for each in found]
+    return f"{', '.join(words)} %" if words else "–"
 
 
 def stored(path: Path) -> Store[Experiment, Outcome]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gem_api.v1 import training_pb2 as pb
 
 RULES = (
-    "gem", "downpour", "adaptive", "agn", "aeasgd", "dcasgd", "fedasync", "fedbuff", "ringmaster", "diloco",
+    "gem", "downpour", "adaptive", "agn", "aeasgd", "dcasgd", "fedasync", "fedbuff", "ringmaster", "diloco", "dana",
 )  # fmt: skip
 SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")
@@ -112,7 +112,7 @@ class Hyperparameters:
     )
     momentum: float = _declare(
         0.9,
-        "Momentum μ of the proxy (gem).",
+        "Momentum μ: of the proxy (gem), or of each worker (dana).",
         heading="Rule",
         option="rule",
         key="momentum",

@@ -18,7 +18,7 @@ from simulation.truth import fingerprint
 RULES = [
     ("gem", "proxy=nesterov"), ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("gem", "proxy=adam"),
     ("dcasgd", "mean_square=0.95"), ("aeasgd", ""), ("fedasync", "staleness=hinge"), ("fedbuff", "buffer_size=5"),
-    ("ringmaster", "threshold=2"), ("diloco", "delay=5 eager=0.1"),
+    ("ringmaster", "threshold=2"), ("diloco", "delay=5 eager=0.1"), ("dana", ""),
 ]  # fmt: skip
 
 

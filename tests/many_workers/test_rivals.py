@@ -11,7 +11,9 @@ from gem_worker.tasks import load_task
 
 from benchmarks.many_workers import rivals
 from benchmarks.many_workers.rivals import (
+    CHOICE_SEED,
     RATES,
+    SEEDS,
     Outcome,
     best_known,
     first,
@@ -22,7 +24,6 @@ from benchmarks.many_workers.rivals import (
     trials,
     tune,
 )
-from benchmarks.many_workers.runs import SEEDS
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.plan import RULES
 
@@ -50,7 +51,21 @@ def test_the_grid_grows_until_the_best_is_inside(best: float, tried: int) -> Non
     assert len(rates) == tried
     assert rates[0] < found.learning_rate < rates[-1]
     assert abs(math.log(found.learning_rate / best)) <= math.log(10) / 2
-    assert sum(trial.seed == SEEDS[1] for trial in lab.known) == 1
+    assert sum(trial.seed in SEEDS for trial in lab.known) == len(SEEDS)
+
+
+def test_settings_are_chosen_at_the_best_rate_and_reported_on_other_seeds() -> None:
+    lab = Lab(0.05)
+    trial = first(next(setup for setup in RULES if setup.rule == "ringmaster"), 30)
+
+    def measure(one: Experiment) -> Outcome:
+        lab.known[one] = Outcome(abs(math.log(one.learning_rate / 0.05)) - (one.rule_options == "threshold=120"), 0.9)
+        return lab.known[one]
+
+    best = tune(trial, lab.known, measure)
+    assert best == replace(trial, learning_rate=0.05, rule_options="threshold=120", seed=CHOICE_SEED)
+    assert [each.rule_options for each in lab.known if each.seed != CHOICE_SEED] == ["threshold=120"] * len(SEEDS)
+    assert best_known(lab.known) == [best]
 
 
 def test_what_is_known_is_not_measured_again() -> None:
@@ -69,7 +84,7 @@ def test_the_table_has_the_best_of_every_rule(tmp_path: Path) -> None:
         stored(tmp_path / "rivals.json").add(trial, outcome)
     known = stored(tmp_path / "rivals.json")
     assert best_known(known) == [replace(TRIAL, learning_rate=0.15)]
-    assert table(known).splitlines()[2] == "| 30 | random | GEM | 5, 0.005 to 0.5 | 0.15 | 90.00 %, 90.00 % | 90.00 % |"
+    assert table(known).splitlines()[2] == "| 30 | random | GEM | 5, 0.005 to 0.5 | 0.15 | 90.00, 90.00, 90.00 % | 90.00 % |"
     assert progress(known) == f"{len(trials()) - 1} of {len(trials())} rows are still to be run. "
 
 

@@ -200,6 +200,25 @@ class DelayedNesterov(Oracle):
             self.window.clear()
 
 
+class AlongAllMomenta(Oracle):
+    """DANA-Zero, Algorithm 4 (1907.11612): v_i ← γ·v_i + g, θ ← θ − η·v_i, and a worker gets θ̂ = θ − η·γ·Σ_j v_j. What the
+    server calls θ is θ̂. At another η than before, θ̂ stays where it is."""
+
+    mu = 0.9
+
+    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
+        eta = self.rate(self.version)
+        for kept in self.workers.values():
+            kept.kept.setdefault("v", self.zeros())
+        for i, g in enumerate(update):
+            others = sum(each.kept["v"][i] for each in self.workers.values())
+            inner = self.theta[i] + eta * self.mu * others  # the paper's θ
+            before = worker.kept["v"][i]
+            worker.kept["v"][i] = float(F(self.mu * before + g))
+            inner -= eta * worker.kept["v"][i]
+            self.theta[i] = inner - eta * self.mu * (others - before + worker.kept["v"][i])
+
+
 class Matched(Oracle):
     """GEM (1805.08469) with some proxy: π = clip((κ|d| − |θ − s|)/(|Δ| + ε), 0, π_max) (19, 27); d is the displacement that
     the proxy would make."""

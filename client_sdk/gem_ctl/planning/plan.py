@@ -57,6 +57,7 @@ RULE_MEMORY = {
     "fedasync": RuleMemory(temporaries=1),
     "fedbuff": RuleMemory(shared=1, temporaries=1),
     "diloco": RuleMemory(shared=2, temporaries=2),
+    "dana": RuleMemory(each=2, temporaries=1),
 }
 PROXIES = {
     "momentum": RULE_MEMORY["gem"],

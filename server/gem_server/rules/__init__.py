@@ -7,6 +7,7 @@ from gem_api.schedule import require_schedule
 
 from gem_server.rules.aeasgd import Aeasgd
 from gem_server.rules.base import ArrayRule, PiFacts, RuleInput, Shared, UpdateRule
+from gem_server.rules.dana import Dana
 from gem_server.rules.dcasgd import DcAsgd
 from gem_server.rules.diloco import DiLoCo
 from gem_server.rules.fedasync import FedAsync
@@ -20,7 +21,7 @@ from gem_server.rules.ringmaster import Ringmaster
 
 RULES: dict[str, type[UpdateRule]] = {
     rule.name: rule
-    for rule in (Gem, Downpour, Adaptive, Agn, Aeasgd, DcAsgd, FedAsync, FedBuff, Ringmaster, DiLoCo)
+    for rule in (Gem, Downpour, Adaptive, Agn, Aeasgd, DcAsgd, FedAsync, FedBuff, Ringmaster, DiLoCo, Dana)
 }  # fmt: skip
 
 __all__ = [
