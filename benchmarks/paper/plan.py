@@ -99,6 +99,7 @@ RULES = (
     RuleSetup("FedBuff, 4 local steps", "fedbuff", 4, lambda n: f"buffer_size={min(10, n)}"),
     RuleSetup("Ringmaster", "ringmaster", options=lambda n: f"threshold={max(16, 2 * n)}"),
     RuleSetup("DANA", "dana"),
+    RuleSetup("Rescaled ASGD", "rescaled"),
     RuleSetup("DiLoCo, 4 local steps", "diloco", 4, lambda n: f"delay={n}"),
 )
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gem_api.v1 import training_pb2 as pb
 
 RULES = (
-    "gem", "downpour", "adaptive", "agn", "aeasgd", "dcasgd", "fedasync", "fedbuff", "ringmaster", "diloco", "dana",
+    "gem", "downpour", "adaptive", "agn", "aeasgd", "dcasgd", "fedasync", "fedbuff", "ringmaster", "diloco", "dana", "rescaled",
 )  # fmt: skip
 SNAPSHOTS = ("after", "paper", "reference")
 SHARD_MODES = ("partition", "replicate")

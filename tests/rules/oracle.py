@@ -29,7 +29,7 @@ class Worker:
 
 @dataclass
 class Facts:
-    """The effects of one commit: τ, each parameter's π, and the two kinetic energies in double precision."""
+    """The effects of one commit: τ, each parameter's π (NaN if Δ is 0), and the two kinetic energies in double precision."""
 
     staleness: int
     pi: Floats = field(default_factory=list)
@@ -106,7 +106,7 @@ class Oracle:
             pi = self.pi_max
         self.theta[i] = theta + pi * delta
         worker.moment[i] = m
-        facts.pi.append(pi)
+        facts.pi.append(pi if delta else F("nan"))
         facts.proxy_energy += 0.5 * (float(self.kappa) * float(m)) ** 2  # (15)
         facts.central_energy += 0.5 * (float(self.theta[i]) - float(s)) ** 2  # (16)
 
@@ -135,7 +135,7 @@ def bin_of(pi: float, pi_max: float) -> int:
 def histogram(pi: Floats, pi_max: float) -> np.ndarray:
     """int64, shape (BINS,)."""
     counts = np.zeros(BINS, np.int64)
-    for value in pi:
+    for value in with_pi(pi):
         counts[bin_of(float(value), pi_max)] += 1
     return counts
 
@@ -150,7 +150,13 @@ def counted(size: int) -> list[int]:
 
 def lower_median(pi: Floats) -> float:
     """The median: the middle element, or the lower of the two."""
-    return float(sorted(pi)[(len(pi) - 1) // 2]) if pi else 0.0
+    values = sorted(with_pi(pi))
+    return float(values[(len(values) - 1) // 2]) if values else 0.0
+
+
+def with_pi(pi: Floats) -> Floats:
+    """Without the elements whose Δ is 0."""
+    return [value for value in pi if not math.isnan(value)]
 
 
 def _place(value: float) -> int:

@@ -200,6 +200,15 @@ class DelayedNesterov(Oracle):
             self.window.clear()
 
 
+class EqualSay(Oracle):
+    """Rescaled ASGD (2605.13434): γ_i in proportion to worker i's time for a gradient, with mean γ over a cycle. The time is
+    τ + 1 commits, and a cycle n."""
+
+    def step(self, worker: Worker, update: list[float], staleness: int) -> None:
+        eta = self.rate(self.version) * (staleness + 1) / len(self.workers)
+        self.theta = [value - eta * g for value, g in zip(self.theta, update, strict=True)]
+
+
 class AlongAllMomenta(Oracle):
     """DANA-Zero, Algorithm 4 (1907.11612): v_i ← γ·v_i + g, θ ← θ − η·v_i, and a worker gets θ̂ = θ − η·γ·Σ_j v_j. What the
     server calls θ is θ̂. At another η than before, θ̂ stays where it is."""

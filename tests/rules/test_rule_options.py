@@ -94,7 +94,7 @@ def test_every_rule_says_which_settings_it_has(rule: str) -> None:
         "gem": "momentum, kappa, epsilon, pi_max, snapshot, proxy, proxy_rate, against",
         "downpour": "", "adaptive": "", "agn": "", "aeasgd": "alpha",
         "dcasgd": "compensation, mean_square", "fedasync": "mixing, staleness, a, b", "fedbuff": "buffer_size, outer_rate",
-        "ringmaster": "threshold", "diloco": "outer_rate, outer_momentum, delay, eager", "dana": "momentum",
+        "ringmaster": "threshold", "diloco": "outer_rate, outer_momentum, delay, eager", "dana": "momentum", "rescaled": "",
     }  # fmt: skip
     valid = f"its settings are {has[rule]}" if has[rule] else "it has no settings"
     for wrong in ("nonsense", "learning_rate", "xyz", ""):

@@ -10,7 +10,7 @@ from gem_server.core.facts import Applied
 from gem_server.rules import PiFacts
 from gem_server.rules.fused import BLOCK
 from kit.core import bits, commit, make_core, start
-from rules.oracle import Facts, Oracle, bin_of, counted, histogram, lower_median
+from rules.oracle import Facts, Oracle, bin_of, counted, histogram, lower_median, with_pi
 
 WORKERS = ["ann", "bob", "cy"]
 LAYOUTS = {
@@ -33,7 +33,7 @@ def gradients(size: int, count: int, seed: int) -> list[np.ndarray]:
 
 def assert_same_facts(applied: Applied, facts: Facts, layout: Layout, pi_max: float) -> None:
     assert applied.pi is not None
-    assert applied.pi.counts.sum() == layout.size
+    assert applied.pi.counts.sum() <= layout.size
     if all(len(counted(tensor.size)) == tensor.size for tensor in layout.tensors):
         assert_same_histogram(applied.pi, facts, layout, pi_max)
     # Sums of float32 in any order: as close as 2,048 of them to a block allow.
@@ -44,8 +44,9 @@ def assert_same_facts(applied: Applied, facts: Facts, layout: Layout, pi_max: fl
 def assert_same_histogram(pi: PiFacts, facts: Facts, layout: Layout, pi_max: float) -> None:
     """Where every parameter is counted; tests/rules/test_statistics.py has the others."""
     np.testing.assert_array_equal(pi.counts, histogram(facts.pi, pi_max))
-    assert pi.zero_ratio == sum(value == 0 for value in facts.pi) / len(facts.pi)
-    assert pi.max_ratio == sum(value == np.float32(pi_max) for value in facts.pi) / len(facts.pi)
+    among = max(1, len(with_pi(facts.pi)))
+    assert pi.zero_ratio == sum(value == 0 for value in facts.pi) / among
+    assert pi.max_ratio == sum(value == np.float32(pi_max) for value in facts.pi) / among
     for begin, end, median in zip(layout.offsets[:-1], layout.offsets[1:], pi.tensor_medians, strict=True):
         assert_same_bin(float(median), lower_median(facts.pi[begin:end]), pi_max)
     assert_same_bin(pi.median, lower_median(facts.pi), pi_max)
@@ -98,7 +99,7 @@ def test_a_rule_equals_the_oracle_bit_by_bit_over_interleaved_commits(layout: st
         if is_gem:
             assert bits(lease.buffers["moment"]) == bits(np.array(worker.moment))
             assert_same_facts(applied, facts, tensors, pi_max)
-            bins = [bin_of(float(pi), pi_max) for pi in facts.pi]
+            bins = [bin_of(float(pi), pi_max) for pi in with_pi(facts.pi)]
             clamped |= [0 in bins, 255 in bins, any(0 < at < 255 for at in bins)]
     assert max(staleness) > 1
     assert clamped.all() or not is_gem, "the gradients must reach π = 0, π = π_max and what lies between, or little is tested"

@@ -18,7 +18,7 @@ KEPT = [
     ("gem", "proxy=yellowfin", 2, 2, 3), ("downpour", "", 1, 0, 0), ("adaptive", "", 1, 0, 0), ("agn", "", 1, 0, 0),
     ("aeasgd", "", 1, 0, 2), ("dcasgd", "", 1, 0, 4), ("dcasgd", "mean_square=0.9", 1, 1, 4), ("fedasync", "", 1, 0, 1),
     ("fedbuff", "", 1, 1, 1), ("fedbuff", "buffer_size=1", 1, 1, 1), ("ringmaster", "", 1, 0, 0), ("diloco", "", 1, 2, 2),
-    ("dana", "", 2, 0, 1),
+    ("dana", "", 2, 0, 1), ("rescaled", "", 1, 0, 0),
 ]  # fmt: skip
 
 

@@ -77,6 +77,7 @@ CASES: dict[str, tuple[Hyperparameters, type[Oracle]]] = {
     ),
     "diloco, eager": (rule("diloco", "delay=4 eager=0.1"), oracle(by_hand.DelayedNesterov, every=4, eager=0.1)),
     "diloco, most eager": (rule("diloco", "delay=4 eager=0.25"), oracle(by_hand.DelayedNesterov, every=4, eager=0.25)),
+    "rescaled": (rule("rescaled"), by_hand.EqualSay),
     "dana": (rule("dana"), by_hand.AlongAllMomenta),
     "dana, 0.5": (rule("dana", momentum=0.5), oracle(by_hand.AlongAllMomenta, mu=0.5)),
     "momentum": (gem("momentum"), by_hand.MomentumMatched),
@@ -175,6 +176,8 @@ BY_HAND: dict[str, tuple[list[tuple[str, float]], list[float]]] = {
     ),
     # Each has its own momentum, ½: Ann moves θ by −½·(1 + ½·1); Bob by as much; then Ann's m is 1½ and moves it by −½·1¾.
     "dana:momentum=0.5": ([(ANN, 1), (BOB, 1), (ANN, 1)], [-0.75, -1.5, -2.375]),
+    # Two workers: fresh gradients count half; Bob's, one commit late, in full.
+    "rescaled": ([(ANN, 1), (BOB, 1), (BOB, 1)], [-0.25, -0.75, -1.0]),
     # τ = 2 is too stale: θ stands still.
     "ringmaster:threshold=2": ([(ANN, 1), (ANN, 1), (BOB, 1), (BOB, 1)], [-0.5, -1.0, -1.0, -1.5]),
 }  # fmt: skip

@@ -125,6 +125,30 @@ def test_small_tensors_are_exact_beside_large_ones() -> None:
     assert facts.tensor_medians[1] == pytest.approx(2, rel=1 / 16)
 
 
+@pytest.mark.parametrize("size", [3, BLOCK - 1, 31 * BLOCK + 33])
+def test_elements_without_a_step_are_not_counted(size: int) -> None:
+    """They have no π: with a moment it would be π_max, without one 0, and either would shift the median."""
+    rule = make_rule("gem", learning_rate=1.0, momentum=0.5)
+    gradient = np.full(size, -1, np.float32)
+    gradient[::3] = 0
+    moment = np.full(size, 2, np.float32)  # π = 2 at Δ = 1
+    buffers = {"moment": moment, "snapshot": np.zeros(size, np.float32)}
+    facts = rule.apply(Layout.of({"w": (size,)}), np.zeros(size, np.float32), gradient, buffers, RuleInput(0))
+    assert facts is not None
+    assert facts.counts[bin_of(2.0, 5.0)] == facts.counts.sum()
+    assert facts.counts.sum() == pytest.approx(np.count_nonzero(gradient), rel=0.02)
+    assert (facts.zero_ratio, facts.max_ratio) == (0, 0)
+    assert facts.median == facts.tensor_medians[0] == pytest.approx(2, rel=1 / 16)
+
+
+def test_a_commit_without_any_step_has_zeros_for_facts() -> None:
+    rule = make_rule("gem")
+    buffers = {"moment": np.ones(5, np.float32), "snapshot": np.zeros(5, np.float32)}
+    facts = rule.apply(Layout.of({"w": (5,)}), np.zeros(5, np.float32), np.zeros(5, np.float32), buffers, RuleInput(0))
+    assert facts is not None
+    assert (facts.counts.sum(), facts.median, facts.mean, facts.zero_ratio, facts.max_ratio) == (0, 0, 0, 0, 0)
+
+
 # -- quantiles
 
 

@@ -16,7 +16,8 @@ _PLAIN_RULES = [("gem", ""), ("gem", ""), ("downpour", ""), ("adaptive", "")]
 # Those that keep something for all workers, that take deltas, that leave commits out.
 _OTHER_RULES = [
     ("gem", "proxy=global"), ("gem", "proxy=yellowfin"), ("dcasgd", "mean_square=0.9"), ("fedbuff", "buffer_size=3"),
-    ("diloco", "delay=2"), ("aeasgd", ""), ("ringmaster", "threshold=2"), ("ringmaster", "threshold=1"), ("dana", ""),
+    ("diloco", "delay=2"), ("aeasgd", ""), ("ringmaster", "threshold=2"), ("ringmaster", "threshold=1"),
+    ("dana", ""), ("rescaled", ""),
 ]  # fmt: skip
 
 

@@ -51,6 +51,7 @@ RULE_MEMORY = {
     "downpour": IN_PLACE,
     "adaptive": IN_PLACE,
     "agn": IN_PLACE,
+    "rescaled": IN_PLACE,
     "ringmaster": IN_PLACE,
     "aeasgd": RuleMemory(temporaries=2),
     "dcasgd": RuleMemory(temporaries=4),

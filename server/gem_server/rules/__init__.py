@@ -16,12 +16,12 @@ from gem_server.rules.gem import Gem
 from gem_server.rules.gem_ahead import GemAhead
 from gem_server.rules.gradient_rule import GradientRule
 from gem_server.rules.make import load, make, where_raised
-from gem_server.rules.plain import Adaptive, Agn, Downpour
+from gem_server.rules.plain import Adaptive, Agn, Downpour, Rescaled
 from gem_server.rules.ringmaster import Ringmaster
 
 RULES: dict[str, type[UpdateRule]] = {
     rule.name: rule
-    for rule in (Gem, Downpour, Adaptive, Agn, Aeasgd, DcAsgd, FedAsync, FedBuff, Ringmaster, DiLoCo, Dana)
+    for rule in (Gem, Downpour, Adaptive, Agn, Aeasgd, DcAsgd, FedAsync, FedBuff, Ringmaster, DiLoCo, Dana, Rescaled)
 }  # fmt: skip
 
 __all__ = [

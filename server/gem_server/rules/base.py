@@ -29,14 +29,15 @@ NO_REPLY: Vector = np.empty(0, np.float32)
 
 @dataclass(frozen=True)
 class PiFacts:
-    """Statistics of the scaling factor π in one commit, over all parameters.
+    """Statistics of the scaling factor π in one commit.
 
     The energies are sums over all parameters. The histogram, and what is derived from it (medians, mean, shares at the bounds),
-    counts all parameters of a tensor with fewer than 2,048. Of a larger tensor it counts a systematic sample: at least 1,024
-    parameters, and one in 64 if there are 65,536 or more. `rules/fused.py` gives the standard error.
+    counts parameters whose gradient is not 0: all of a tensor with fewer than 2,048 elements. Of a larger tensor it counts a
+    systematic sample: at least 1,024 parameters, and one in 64 if there are 65,536 or more. `rules/fused.py` gives the standard
+    error.
 
     Attributes:
-        counts: int64, shape (bins,): histogram of π; adds up to P. The first bin holds π = 0 alone, the last π = π_max alone.
+        counts: int64, shape (bins,): histogram of π, of at most P values. The first bin holds π = 0 alone, the last π = π_max alone.
         edges: float32, shape (bins,): the bins' lower edges.
         median: Median of π, interpolated inside its bin.
         tensor_medians: float32, shape (tensors,): median of π per tensor.
@@ -63,7 +64,7 @@ class PiFacts:
 
     @property
     def zero_ratio(self) -> float:
-        """Share of parameters with π = 0."""
+        """Share of parameters with π = 0. Others have moved them further than the proxy would; no other parameter exceeds it."""
         return int(self.counts[0]) / self._total
 
     @property
@@ -73,7 +74,7 @@ class PiFacts:
 
     @cached_property
     def _total(self) -> int:
-        return int(self.counts.sum())
+        return max(1, int(self.counts.sum()))
 
 
 @dataclass

@@ -10,9 +10,10 @@ Gradient: It may lie in memory that its worker can still write to. Each block is
 Energies: They sum over every element; the order of the sums is not fixed.
 Histogram of π: It counts every element of tensors with fewer than 2,048. Of a larger tensor it counts at least 1,024 elements,
     and one in 64 from 65,536 on: runs of 8 neighbours, evenly spaced, at positions that shift from block to block. The counts
-    are then scaled to the tensor's size. For independent elements, the standard error of a share p is √(p(1 − p)/c), at most
-    1.6 %; c is the number counted. If neighbours are alike, it is up to √8 times as large. The layout alone determines which
-    elements are counted, so a replay gives identical counts.
+    are then scaled to the tensor's size. Elements with Δ = 0 are left out: their π is 0/0 or has no bound, and moves nothing.
+    For independent elements, the standard error of a share p is √(p(1 − p)/c), at most 1.6 %; c is the number counted. If
+    neighbours are alike, it is up to √8 times as large. The layout and Δ alone determine which elements are counted, so a
+    replay gives identical counts.
 
 Indices are unsigned: numba then generates no code for negative ones, and the loops vectorise. numba's cache of a kernel does
 not notice changes in another file, so kernels that call each other stay in this one.
@@ -28,12 +29,14 @@ from numba import njit
 BLOCK = 2048
 BINS = 256
 BITS_PER_BIN = np.int32(19)  # of float32's 23 mantissa bits: 16 bins to an octave
+_STILL = BINS  # the place after the bins counts elements with Δ = 0
 SAMPLE = 1024  # minimum number of elements counted of a tensor, if it has as many
 SGD, ADAM, LION, GIVEN = range(4)  # how an update becomes the step Δ; GIVEN: it is Δ
 RUN = 8  # neighbours that are counted together
 STRIDE = 64  # of a large tensor, one run in 64 is counted
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
 _ZERO, _ONE = np.float32(0), np.float32(1)
+_NO_PI = np.float32(-1)  # stands for the π of an element with Δ = 0
 _LANES = 4
 _STEP = 19  # odd, so that over the blocks, runs reach every position in a block
 
@@ -173,7 +176,7 @@ def _match(theta, block, snapshot, begin, end, scalars):  # type: ignore[no-unty
         factor = factor if factor < pi_max else pi_max
         move = factor * delta
         after = before + move
-        block[i - begin] = factor
+        block[i - begin] = factor if delta != _ZERO else _NO_PI
         theta[i] = after
         snapshot[i] = after + ahead * move
         proxy = _plus_square(proxy, speed)
@@ -196,7 +199,7 @@ def _update(theta, block, moment, snapshot, begin, end, scalars, snapshot_after)
         factor = factor if factor > _ZERO else _ZERO  # also turns 0/0 into 0
         factor = factor if factor < pi_max else pi_max
         after = before + factor * delta
-        block[i - begin] = factor
+        block[i - begin] = factor if delta != _ZERO else _NO_PI
         moment[i] = m
         theta[i] = after
         snapshot[i] = after if snapshot_after else before
@@ -220,11 +223,14 @@ def _gather(bits, size, first, stride, sample, held):  # type: ignore[no-untyped
 @njit(**_OPTIONS)
 def _bins(bits, size, lowest, top, index):  # type: ignore[no-untyped-def]
     """The bin of each π, from its bit pattern. Positive floats are ordered like their bits, so a shift finds the bin without a
-    search. Subtracting 1 first puts a value on an edge into the bin below."""
+    search. Subtracting 1 first puts a value on an edge into the bin below. Returns how many have no π; they are in bin 1."""
+    still = np.int32(0)
     for i in range(size):
+        still += np.int32(bits[i] < 0)
         bin_ = max(np.int32(np.int32(np.int32(bits[i] - 1) >> BITS_PER_BIN) - lowest), np.int32(1))
         bin_ = bin_ if bits[i] != 0 else np.int32(0)
         index[i] = np.uint8(bin_ if bits[i] < top else BINS - 1)
+    return still
 
 
 @njit(**_OPTIONS)
@@ -240,10 +246,12 @@ def _count(index, size, lanes):  # type: ignore[no-untyped-def]
 
 
 @njit(**_OPTIONS)
-def _fold(lanes, row):  # type: ignore[no-untyped-def]
-    """row ← the sum of the tables, which are then reset to zero."""
+def _fold(lanes, still, row):  # type: ignore[no-untyped-def]
+    """row ← the sum of the tables, which are then reset to zero. Of bin 1, `still` elements have no π."""
     for i in range(BINS):
         row[i] = np.int64(lanes[0, i]) + lanes[1, i] + lanes[2, i] + lanes[3, i]
+    row[1] -= still
+    row[_STILL] = still
     lanes[:] = 0
 
 
@@ -265,7 +273,7 @@ def _stretch(row, size):  # type: ignore[no-untyped-def]
         return
     scale = size / total
     running, before = 0, 0
-    for i in range(BINS):
+    for i in range(row.size):
         running += row[i]
         now = int(running * scale + 0.5)
         row[i] = now - before
@@ -275,7 +283,7 @@ def _stretch(row, size):  # type: ignore[no-untyped-def]
 @njit(**_OPTIONS)
 def quantile(counts, edges, share):  # type: ignore[no-untyped-def]
     """The value below which `share` of the counted π lie, interpolated linearly inside its bin (1/16 octave wide)."""
-    total = counts.sum()
+    total = counts[:BINS].sum()
     rank = share * total
     below = 0
     for i in range(BINS):
@@ -292,8 +300,7 @@ def _finish_tensor(row, tensor, offsets, edges, counts, medians):  # type: ignor
     """Adds a tensor's histogram to `counts`, stretched to its size, and takes its median."""
     _stretch(row, offsets[tensor + 1] - offsets[tensor])
     medians[tensor] = quantile(row, edges, 0.5)
-    for i in range(BINS):
-        counts[i] += row[i]
+    counts += row
 
 
 @njit(**_OPTIONS)
@@ -327,8 +334,9 @@ def gem_part(  # type: ignore[no-untyped-def]
         decay, bound: float32: its weight decay λ, and the largest |Δ|.
         snapshot_after: Whether s becomes θ_{t+1}, else θ_t, if Δ is matched with the proxy.
         answer_after: Whether the answer becomes θ_{t+1}, else s.
-        counts: int64, shape (parts, 3, BINS): [part, 0] receives the histogram of π over the tensors that lie completely in
-            the range; [part, 1] and [part, 2] the counts of a tensor that begins before it, or ends after it.
+        counts: int64, shape (parts, 3, BINS + 1): [part, 0] receives the histogram of π over the tensors that lie completely in
+            the range, with the number of elements without π behind it; [part, 1] and [part, 2] the counts of a tensor that
+            begins before it, or ends after it.
         shared: int64, shape (parts, 2): receives the numbers of these two tensors, or -1.
         medians: float32, shape (tensors,), of zeros: receives the medians of the tensors that lie completely in the range.
         energies: float64, shape (parts, 2): receives Σ(κ·m)² and Σ(θ_{t+1} − s)², s being the snapshot before this commit.
@@ -337,12 +345,12 @@ def gem_part(  # type: ignore[no-untyped-def]
     lowest, top = np.int32((edges.view(np.int32)[2] >> BITS_PER_BIN) - 2), edges.view(np.int32)[-1]
     block, sample, index = np.empty(BLOCK, np.float32), np.empty(2 * BLOCK, np.int32), np.empty(2 * BLOCK, np.uint8)
     bits = block.view(np.int32)
-    lanes, row = np.zeros((_LANES, BINS), np.uint32), np.empty(BINS, np.int64)
+    lanes, row = np.zeros((_LANES, BINS), np.uint32), np.empty(BINS + 1, np.int64)
     counts[part, 0], shared[part], energies[part] = 0, -1, 0
     tensor = np.searchsorted(offsets, begin, side="right") - 1
     while tensor < offsets.size - 1 and offsets[tensor] < end:
         first, last = offsets[tensor], offsets[tensor + 1]
-        stride, held = _stride(last - first), np.uint64(0)
+        stride, held, still = _stride(last - first), np.uint64(0), np.int64(0)
         until = min(last, end)
         rate, tensor_decay = settings[0] * factors[tensor, 0], decay * factors[tensor, 1]
         scalars = (  # in the order of `Scalars`
@@ -363,10 +371,10 @@ def gem_part(  # type: ignore[no-untyped-def]
             energies[part, 1] += central
             held = _gather(bits, high - low, (start - first) // BLOCK * _STEP % stride, stride, sample, held)
             if held >= np.uint64(BLOCK) or high == np.uint64(until):
-                _bins(sample, held, lowest, top, index)
+                still += _bins(sample, held, lowest, top, index)
                 _count(index, held, lanes)
                 held = np.uint64(0)
-        _fold(lanes, row)
+        _fold(lanes, still, row)
         if begin <= first and last <= end:
             _finish_tensor(row, tensor, offsets, edges, counts[part, 0], medians)
         else:
@@ -381,9 +389,10 @@ def join_parts(offsets, edges, counts, shared, medians, energies):  # type: igno
     """Finishes the tensors that several parts share. Arguments as filled by `gem_part`.
 
     Returns:
-        The median of π over all tensors (their histogram is in counts[0, 0] now), and the energies ½Σ(κ·m)², ½Σ(θ_{t+1} − s)².
+        The median of π over all tensors, whose histogram is in counts[0, 0, :BINS] now; and the energies ½Σ(κ·m)² and
+        ½Σ(θ_{t+1} − s)².
     """
-    row = np.zeros(BINS, np.int64)
+    row = np.zeros(BINS + 1, np.int64)
     unfinished = -1
     for part in range(shared.shape[0]):
         if part:

@@ -38,7 +38,7 @@ def match_energy(
     """Applies one commit in place; `snapshot` is the convention. Returns the facts about π."""
     parts = threads.parts(theta.size)
     offsets, edges = layout.offsets, bin_edges(scalars.pi_max)
-    counts = np.empty((parts, 3, BINS), np.int64)
+    counts = np.empty((parts, 3, BINS + 1), np.int64)
     shared = np.empty((parts, 2), np.int64)
     medians = np.zeros(offsets.size - 1, np.float32)
     energies = np.empty((parts, 2))
@@ -49,4 +49,4 @@ def match_energy(
     )  # fmt: skip
     threads.run(lambda part: gem_part(part, *arguments), parts)
     median, proxy_energy, central_energy = join_parts(offsets, edges, counts, shared, medians, energies)
-    return PiFacts(counts[0, 0], edges, float(median), medians, proxy_energy, central_energy)
+    return PiFacts(counts[0, 0, :BINS], edges, float(median), medians, proxy_energy, central_energy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +13,8 @@ from gem_api.update_kind import UpdateKind
 from gem_server.rules.base import NO_REPLY, Buffers, PiFacts, RuleInput, require
 from gem_server.rules.fused import GIVEN, descend_part
 from gem_server.rules.gradient_rule import GradientRule
+
+_MOST_SCALED = 100.0  # how many times Δ a rescaled commit moves θ at most
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,9 @@ class Downpour(GradientRule):
     def kind(self) -> UpdateKind:
         return "delta" if self.local_steps > 1 else super().kind
 
-    def divisor(self, staleness: int) -> int:
-        """The number that divides Δ for a commit of this staleness."""
-        return 1
+    def divisor(self, rule_input: RuleInput) -> float:
+        """The number that divides a commit's Δ."""
+        return 1.0
 
     def apply(self, layout: Layout, theta: Vector, update: Vector, buffers: Buffers, rule_input: RuleInput) -> None:
         parts = self.threads.parts(theta.size)
@@ -48,12 +51,12 @@ class Downpour(GradientRule):
         arguments = (
             parts, theta, update, *self._optimizer.state(rule_input.shared.buffers), buffers["snapshot"],
             buffers.get("answer", NO_REPLY), layout.offsets, layout.factors, code, self._numbers(rule_input),
-            np.float32(eta), self._decay, self.largest, self._bound(1.0), np.float32(self.divisor(rule_input.staleness)),
+            np.float32(eta), self._decay, self.largest, self._bound(1.0), np.float32(self.divisor(rule_input)),
         )  # fmt: skip
         self.threads.run(lambda part: descend_part(part, *arguments), parts)
 
     def scale(self, rule_input: RuleInput, pi: PiFacts | None) -> float:
-        return 1.0 / self.divisor(rule_input.staleness)
+        return 1.0 / self.divisor(rule_input)
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,32 @@ class Adaptive(Downpour):
 
     name: ClassVar[str] = "adaptive"
 
-    def divisor(self, staleness: int) -> int:
-        return staleness + 1
+    def divisor(self, rule_input: RuleInput) -> float:
+        return rule_input.staleness + 1.0
+
+
+@dataclass(frozen=True)
+class Rescaled(Downpour):
+    """Rescaled ASGD (Mahran, Maranjyan & Richtárik 2026, arXiv 2605.13434): all workers together move θ equally far, however
+    fast each is.
+
+        θ_{t+1} = θ_t + Δ·min((τ + 1)/n, 100)     Δ as above; n is the number of leases
+
+    The paper scales a worker's η by its time for a gradient. Here τ + 1, the time in commits, stands for it: its mean is n.
+    """
+
+    name: ClassVar[str] = "rescaled"
+
+    def __post_init__(self) -> None:
+        require(self._is_sgd, f"rule rescaled scales the steps of SGD: it can't be combined with --optimizer {self.optimizer}")
+        super().__post_init__()
+
+    @cached_property
+    def largest(self) -> np.float32:
+        return np.float32(super().largest / _MOST_SCALED)
+
+    def divisor(self, rule_input: RuleInput) -> float:
+        return 1 / min((rule_input.staleness + 1) / rule_input.workers, _MOST_SCALED)
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,10 @@ class Metrics(Collector):
             medians.add_metric([tensor.name], float(median))
         yield medians
         clamped = GaugeMetricFamily(
-            "gem_pi_clamped_ratio", "Share of parameters whose π is at a bound, 0 or π_max, last commit.", labels=["bound"]
+            "gem_pi_clamped_ratio",
+            "Share of parameters whose π is at a bound, last commit. zero: others moved them further than the proxy would; max: "
+            "π_max.",
+            labels=["bound"],
         )
         clamped.add_metric(["zero"], pi.zero_ratio)
         clamped.add_metric(["max"], pi.max_ratio)
