@@ -37,7 +37,7 @@ class PiFacts:
     error.
 
     Attributes:
-        counts: int64, shape (bins,): histogram of π, of at most P values. The first bin holds π = 0 alone, the last π = π_max alone.
+        counts: int64, shape (bins,): histogram of at most P values. The first bin holds π = 0 alone, the last π = π_max alone.
         edges: float32, shape (bins,): the bins' lower edges.
         median: Median of π, interpolated inside its bin.
         tensor_medians: float32, shape (tensors,): median of π per tensor.
@@ -64,7 +64,7 @@ class PiFacts:
 
     @property
     def zero_ratio(self) -> float:
-        """Share of parameters with π = 0. Others have moved them further than the proxy would; no other parameter exceeds it."""
+        """Share of parameters with π = 0: others moved them further than the proxy would. No other parameter exceeds it."""
         return int(self.counts[0]) / self._total
 
     @property

@@ -207,8 +207,8 @@ class Metrics(Collector):
         yield medians
         clamped = GaugeMetricFamily(
             "gem_pi_clamped_ratio",
-            "Share of parameters whose π is at a bound, last commit. zero: others moved them further than the proxy would; max: "
-            "π_max.",
+            "Share of parameters whose π is at a bound, last commit. zero: others moved them further than the proxy would; "
+            "max: π_max.",
             labels=["bound"],
         )
         clamped.add_metric(["zero"], pi.zero_ratio)
