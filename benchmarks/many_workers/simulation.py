@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from benchmarks.many_workers.order import Turn
 from benchmarks.paper.sequential import score
 
 Row = dict[str, float]
+Draw = Callable[[int, int, np.random.Generator], list[int]]  # a worker's next batch: its number, the size, random numbers
 STOP = object()
 
 
@@ -52,13 +54,14 @@ class Model:
         loss.backward()
         return self._gradient.numpy(), loss.item()
 
-    def score(self, theta: Vector) -> tuple[float, float]:
-        """Mean loss and share of correct answers on the held-out data."""
+    def score(self, theta: Vector, task: Task | None = None) -> Row:
+        """Mean loss and share of correct answers on the held-out data, of the model's task or another."""
         self._theta.copy_(torch.from_numpy(theta))
-        return score(self._task, self._module)
+        loss, accuracy = score(task or self._task, self._module)
+        return {"test_loss": loss, "accuracy": accuracy}
 
-    def draw(self, count: int, random: np.random.Generator) -> list[int]:
-        """A batch: `count` samples, drawn with replacement."""
+    def draw(self, worker: int, count: int, random: np.random.Generator) -> list[int]:
+        """A batch of any worker: `count` samples, drawn with replacement."""
         drawn: list[int] = random.integers(0, len(self._data), count).tolist()
         return drawn
 
@@ -92,7 +95,8 @@ class _Round:
 
 def train(
     task: Task, settings: Hyperparameters, turns: Iterable[Turn], workers: int, every: int,
-    tell: Callable[[Row], object] = lambda row: None,
+    tell: Callable[[Row], object] = lambda row: None, draw: Draw | None = None,
+    last: Callable[[Model, Vector], Row] = Model.score,
 ) -> list[Row]:  # fmt: skip
     """Trains; the seed is that of the settings.
 
@@ -103,10 +107,12 @@ def train(
         workers: How many there are.
         every: Commits between two rows.
         tell: Called with each row; the run ends early if it returns `STOP`.
+        draw: Chooses the samples of a batch; by default from all training data.
+        last: Makes what the last row has besides, from the last θ.
 
     Returns:
-        A row for every `every` commits: see `_row`. The last one also has the score on the held-out data, or a loss that is not
-        finite if training diverged.
+        A row for every `every` commits: see `_row`. If training diverged, the last one has a loss that is not finite instead of
+        what `last` makes.
     """
     random, model, rule = np.random.default_rng(settings.seed), Model(task, settings.seed), rule_of(settings)
     theta, size = model.theta, model.layout.parameters
@@ -114,16 +120,18 @@ def train(
     crowd = [Worker({name: np.zeros(size, np.float32) for name in rule.buffers}) for _ in range(workers)]
     for worker in crowd:
         rule.first_pull(theta, worker.buffers)
+    draw = draw or model.draw
     rows: list[Row] = []
     current, before, version = _Round(), theta.copy(), 0
     for done, turn in enumerate(turns, 1):
         worker = crowd[turn.worker]
-        update, loss = _update(model, worker, rule, settings, turn.samples, random)
+        batch = partial(draw, turn.worker, turn.samples, random)
+        update, loss = _update(model, worker, rule, settings, batch)
         if not np.isfinite(update).all():
             return [*rows, {"version": version, "loss": float("nan")}]
         now = factor(settings, version)
-        last = factor(settings, worker.base - 1) if worker.commits else now
-        rule_input = RuleInput(version - worker.base, version, worker.commits, now, len(crowd), shared, eta_change(now, last))
+        then = factor(settings, worker.base - 1) if worker.commits else now
+        rule_input = RuleInput(version - worker.base, version, worker.commits, now, len(crowd), shared, eta_change(now, then))
         if rule.accepts(rule_input):
             facts = rule.apply(model.layout, theta, update, worker.buffers, rule_input)
             version += 1
@@ -138,20 +146,20 @@ def train(
             if tell(rows[-1]) is STOP:
                 break
             current, before = _Round(), theta.copy()
-    rows[-1]["test_loss"], rows[-1]["accuracy"] = model.score(theta)
+    rows[-1] |= last(model, theta)
     return rows
 
 
 def _update(
-    model: Model, worker: Worker, rule: UpdateRule, settings: Hyperparameters, samples: int, random: np.random.Generator
+    model: Model, worker: Worker, rule: UpdateRule, settings: Hyperparameters, batch: Callable[[], list[int]]
 ) -> tuple[Vector, float]:
     """What a worker commits after its local steps, and their mean loss: the mean of its gradients, or what they moved."""
     theta = worker.buffers[rule.reply_buffer]
     if settings.local_steps == 1 and rule.kind == "gradient":
-        return model.gradient(theta, model.draw(samples, random))
+        return model.gradient(theta, batch())
     x, total, losses, eta = theta.copy(), np.zeros_like(theta), 0.0, np.float32(rate(settings, worker.base))
     for _ in range(settings.local_steps):
-        gradient, loss = model.gradient(x, model.draw(samples, random))
+        gradient, loss = model.gradient(x, batch())
         total += gradient
         x -= eta * gradient
         losses += loss

@@ -1,0 +1,1 @@
+"""Workers that differ, with data that differ: who learns what only the slowest worker has?"""

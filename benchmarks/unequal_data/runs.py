@@ -1,0 +1,187 @@
+"""The runs: ten workers on MNIST, of which the last alone has the digits 8 and 9, and is slower than the others."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Vector
+from gem_worker.tasks import Task
+from gem_worker.tasks.convnet import Classification
+from torch.utils.data import DataLoader, Subset
+
+from benchmarks.lib.results import Store, plain
+from benchmarks.many_workers.order import Turn
+from benchmarks.many_workers.simulation import Model, Row, train
+
+Numbers = npt.NDArray[np.int64]
+WORKERS, GRADIENTS, BATCH = 10, 4000, 64
+RARE = (8, 9)
+SLOWER = (1, 3, 10)  # times that the last worker takes as long for a gradient as each of the others
+CHOICE_SEED, SEEDS = 100, (0, 1, 2)  # the rate is chosen on the first, and results are of the others
+
+
+@dataclass(frozen=True)
+class Method:
+    """A rule, and the rates that it is tried at. `synchronous`: all wait for the last, and take one step together."""
+
+    label: str
+    rule: str
+    rates: tuple[float, ...]
+    optimizer: str = "sgd"
+    synchronous: bool = False
+
+
+METHODS = {
+    "gem": Method("GEM", "gem", (0.015, 0.03, 0.05, 0.15)),
+    "adamw": Method("GEM around AdamW", "gem", (0.0003, 0.001, 0.003, 0.01), optimizer="adamw"),
+    "downpour": Method("DOWNPOUR", "downpour", (0.015, 0.03, 0.05, 0.1)),
+    "dana": Method("DANA", "dana", (0.0015, 0.005, 0.015, 0.05)),
+    "adaptive": Method("adaptive staleness", "adaptive", (0.05, 0.15, 0.5, 1.5)),
+    "rescaled": Method("Rescaled ASGD", "rescaled", (0.0015, 0.005, 0.015, 0.05)),
+    "synchronous": Method("synchronous, Nesterov's momentum", "dana", (0.005, 0.015, 0.05, 0.15), synchronous=True),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: the name of its method, how much slower the last worker is, the learning rate and the seed."""
+
+    method: str
+    slower: int
+    rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is kept of a run: held-out loss (infinite if it diverged), and the accuracies on all digits and on 8 and 9."""
+
+    loss: float
+    accuracy: float
+    rare: float
+
+
+def arrivals(slower: float, seed: int) -> Iterator[tuple[float, int]]:
+    """When which worker has its next gradient. Times are exponential, with a mean of 1, or `slower` for the last worker."""
+    random = np.random.default_rng([1, seed])
+
+    def ready(worker: int, now: float) -> tuple[float, int]:
+        return now + random.exponential(slower if worker == WORKERS - 1 else 1.0), worker
+
+    running = [ready(worker, 0.0) for worker in range(WORKERS)]
+    heapq.heapify(running)
+    while True:
+        now, worker = heapq.heappop(running)
+        yield now, worker
+        heapq.heappush(running, ready(worker, now))
+
+
+def turns(slower: float, seed: int) -> Iterator[Turn]:
+    """The commits of workers that do not wait."""
+    for _, (_, worker) in zip(range(GRADIENTS), arrivals(slower, seed), strict=False):
+        yield Turn(worker, BATCH)
+
+
+def rounds(slower: float, seed: int) -> Iterator[Turn]:
+    """The steps that workers make in the same time if they wait for each other. A step is one turn with everyone's samples."""
+    random, means = np.random.default_rng([2, seed]), np.array([1.0] * (WORKERS - 1) + [slower])
+    left = GRADIENTS / (1 / means).sum()  # the expected time of `GRADIENTS` arrivals
+    while (left := left - random.exponential(means).max()) > 0:
+        yield Turn(0, BATCH * WORKERS)
+
+
+class Digits:
+    """Who has which samples.
+
+    Args:
+        task: MNIST.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._rare, self._usual = _split(task.training_data())
+        rare, _ = _split(task.test_data())
+        self._held_out = _Part(task, rare)
+
+    def draw(self, worker: int, count: int, random: np.random.Generator) -> list[int]:
+        """A batch of one worker; or one for all, if it is of that size."""
+        if count == BATCH:
+            chosen = random.choice(self._rare if worker == WORKERS - 1 else self._usual, count)
+        else:
+            share = count // WORKERS
+            chosen = np.concatenate([random.choice(self._rare, share), random.choice(self._usual, count - share)])
+        return [int(each) for each in chosen]
+
+    def score(self, model: Model, theta: Vector) -> Row:
+        return model.score(theta) | {"rare": model.score(theta, self._held_out)["accuracy"]}
+
+
+class _Part(Classification):
+    """A task whose held-out data are only these samples."""
+
+    def __init__(self, task: Task, samples: Numbers) -> None:
+        self._samples: Any = Subset(task.test_data(), samples.tolist())
+        self.training_data = task.training_data
+
+    def test_data(self) -> Any:
+        return self._samples
+
+
+def _split(data: Any) -> tuple[Numbers, Numbers]:
+    """The numbers of the samples with rare digits, and of the others."""
+    labels = np.concatenate([labels.numpy() for _, labels in DataLoader(data, batch_size=10_000)])
+    rare = np.isin(labels, RARE)
+    return np.flatnonzero(rare), np.flatnonzero(~rare)
+
+
+def measure(case: Case, task: Task, digits: Digits) -> Outcome:
+    """Makes a run."""
+    method = METHODS[case.method]
+    given: dict[str, Any] = {"rule": method.rule, "optimizer": method.optimizer, "learning_rate": case.rate, "seed": case.seed}
+    settings = Hyperparameters(**given).with_defaults(given)
+    order = list((rounds if method.synchronous else turns)(case.slower, case.seed))
+    workers = 1 if method.synchronous else WORKERS
+    last = train(task, settings, order, workers, len(order), draw=digits.draw, last=digits.score)[-1]
+    if "rare" not in last or not math.isfinite(last["test_loss"]):
+        return Outcome(math.inf, math.nan, math.nan)
+    return Outcome(round(last["test_loss"], 4), round(last["accuracy"], 4), round(last["rare"], 4))
+
+
+def best_rate(method: str, slower: int, loss: Callable[[Case], float]) -> float:
+    """The rate with the lowest held-out loss over all digits, on the seed that chooses."""
+    return min(METHODS[method].rates, key=lambda rate: loss(Case(method, slower, rate, CHOICE_SEED)))
+
+
+def wanted(slowness: Sequence[int], loss: Callable[[Case], float]) -> Iterator[Case]:
+    """The cases of these degrees, in the order of their use; `loss` gives the result of one that has been wanted before."""
+    for slower in slowness:
+        for method, each in METHODS.items():
+            yield from (Case(method, slower, rate, CHOICE_SEED) for rate in each.rates)
+            rate = best_rate(method, slower, loss)
+            yield from (Case(method, slower, rate, seed) for seed in SEEDS)
+
+
+def reported(known: Mapping[Case, Outcome], method: str, slower: int) -> tuple[float, list[Outcome]] | None:
+    """The chosen rate and its results; None if some are missing."""
+    if any(Case(method, slower, rate, CHOICE_SEED) not in known for rate in METHODS[method].rates):
+        return None
+    rate = best_rate(method, slower, lambda case: known[case].loss)
+    cases = [replace(Case(method, slower, rate, CHOICE_SEED), seed=seed) for seed in SEEDS]
+    return (rate, [known[case] for case in cases]) if all(case in known for case in cases) else None
+
+
+def stored(path: Path) -> Store[Case, Outcome]:
+    """The stored results; what is not finite is null."""
+
+    def decode(case: Case, row: dict[str, float | None]) -> Outcome:
+        loss, accuracy, rare = (row[name] for name in ("loss", "accuracy", "rare"))
+        return Outcome(math.inf if loss is None else loss, *(math.nan if each is None else each for each in (accuracy, rare)))
+
+    return Store(path, "case", Case, lambda found: {name: plain(value) for name, value in vars(found).items()}, decode)
