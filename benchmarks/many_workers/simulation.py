@@ -81,6 +81,7 @@ class _Round:
 
     losses: list[float] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
+    pi: list[float] = field(default_factory=list)
     still: list[float] = field(default_factory=list)
     proxy: list[float] = field(default_factory=list)
 
@@ -89,6 +90,7 @@ class _Round:
         self.losses.append(loss)
         self.staleness.append(staleness)
         if facts is not None:
+            self.pi.append(facts.median)
             self.still.append(facts.zero_ratio)
             self.proxy.append(facts.proxy_energy)
 
@@ -168,15 +170,19 @@ def _update(
 
 
 def _row(version: int, theta: Vector, before: Vector, current: _Round) -> Row:
-    """The state after `version` commits. loss, staleness, staleness_sd, still (the share of parameters that a commit did not
-    move) and proxy (½Σ(κm)² of a commit) are means since the last row; moved is ½Σ(θ − θ then)²."""
+    """The state after `version` commits. loss, staleness, staleness_sd, pi_median, still (the share with π = 0) and
+    proxy (½Σ(κm)² of a commit) are means since the last row; moved is ½Σ(θ − θ then)²."""
     row = {
         "version": version, "loss": float(np.mean(current.losses)),
         "staleness": float(np.mean(current.staleness)), "staleness_sd": float(np.std(current.staleness)),
         "moved": float(0.5 * ((theta - before).astype(np.float64) ** 2).sum()),
     }  # fmt: skip
     if current.still:
-        row |= {"still": float(np.mean(current.still)), "proxy": float(np.mean(current.proxy))}
+        row |= {
+            "pi_median": float(np.mean(current.pi)),
+            "still": float(np.mean(current.still)),
+            "proxy": float(np.mean(current.proxy)),
+        }
     return row
 
 

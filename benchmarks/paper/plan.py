@@ -24,7 +24,7 @@ class Scale:
         workers: Of Figs. 1 and 3.
         many, many_steps: Workers of Fig. 2, and their steps.
         crowd: Workers where one number has to do.
-        few: Workers of Figs. 5 and 9.
+        few: Workers of Figs. 5 and 9; of Fig. 8, besides `crowd`.
         split: Numbers of workers that Fig. 4's batch is split over.
         rounds, batch_seconds: Steps of each of its workers, and simulated seconds that B samples take one worker.
         kappas: Of Fig. 8.
@@ -155,6 +155,14 @@ def _sequential(scale: Scale) -> list[Group]:
     ]
 
 
+def _kappas(scale: Scale) -> list[Group]:
+    return [
+        _group(scale, f"κ = {kappa:g}, {count(n)}", workers=n, kappa=kappa, setting="simulated", spread=LOCKSTEP)
+        for n in (scale.few, scale.crowd)
+        for kappa in scale.kappas
+    ]
+
+
 def _misspecified(scale: Scale) -> list[Group]:
     counts = sorted({scale.workers[1], scale.crowd})
     return [
@@ -221,7 +229,7 @@ FIGURES: dict[str, Callable[[Scale], list[Group]]] = {
     "4": _speed,
     "5": _sequential,
     "6": _misspecified,
-    "8": lambda scale: [_group(scale, f"κ = {kappa:g}", workers=scale.crowd, kappa=kappa) for kappa in scale.kappas],
+    "8": _kappas,
     "9-10": lambda scale: [_group(scale, f"{n} workers", workers=n) for n in sorted({scale.few, scale.crowd})],
     "conventions": lambda scale: [
         _group(scale, f"snapshot {name}", workers=scale.crowd, snapshot=name) for name in ("after", "paper", "reference")

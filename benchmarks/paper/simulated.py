@@ -44,11 +44,10 @@ def run(experiment: Experiment, task: Task, rows: int = ROWS, hopeless: float = 
     last = rows_made[-1]
     diverged = not math.isfinite(last["loss"])
     seconds += [time.monotonic() - began] * diverged  # the last row was not reported
-    version, loss, staleness = (
-        np.array([row.get(name, math.nan) for row in rows_made], float) for name in ("version", "loss", "staleness")
-    )
-    samples = version * experiment.local_steps * experiment.batch_size
-    curves = {"version": version, "samples": samples, "seconds": np.array(seconds), "loss": loss, "staleness": staleness}
+    names = ("version", "loss", "staleness", "pi_median")
+    curves = {name: np.array([row.get(name, math.nan) for row in rows_made], float) for name in names}
+    curves["samples"] = curves["version"] * experiment.local_steps * experiment.batch_size
+    curves["seconds"] = np.array(seconds)
     return Result(
         experiment, "diverged" if diverged else "complete", last.get("accuracy"), last.get("test_loss"),
         time.monotonic() - began, curves, {}, {}, asdict(settings), versions(),

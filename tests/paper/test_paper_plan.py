@@ -74,7 +74,9 @@ def test_the_full_scale_is_the_papers() -> None:
     (group,) = FIGURES["2"](FULL)
     assert (group.first.workers, group.first.steps, group.first.batch_size, group.first.learning_rate) == (100, 937, 64, 0.05)
     assert {each.first.workers for each in FIGURES["1"](FULL)} == {5, 10, 20, 30}
-    assert [each.first.kappa for each in FIGURES["8"](FULL)] == [1, 2, 3, 4]
+    assert [(each.first.workers, each.first.kappa) for each in FIGURES["8"](FULL)] == [
+        (n, kappa) for n in (10, 30) for kappa in (1, 2, 3, 4)
+    ]
     assert {each.first.learning_rate for each in FIGURES["6"](FULL)} == {0.1}
 
 

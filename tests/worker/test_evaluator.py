@@ -25,6 +25,7 @@ from kit.process import Process, running
 from kit.server import Live, config, serving, wait_until
 from kit.settings import configured
 from torch import nn
+from torch.utils.data import TensorDataset
 
 NOBODY = "127.0.0.1:1"
 LINE = '''
@@ -105,6 +106,29 @@ def test_it_waits_for_a_model_evaluates_each_version_once_and_ends_when_told(tmp
 
 
 # -- in this process
+
+
+def test_batch_norm_has_the_statistics_of_training_data(line: Task) -> None:
+    """They are no part of θ. A new model has a mean of 0 and a variance of 1."""
+    inputs = torch.linspace(50, 150, 1200).unsqueeze(1)
+    data = TensorDataset(inputs, (inputs - 100) / 10)
+
+    class Normalising(type(line)):  # type: ignore[misc]
+        def model(self) -> nn.Module:
+            return nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+
+        def training_data(self) -> TensorDataset:
+            return data
+
+        test_data = training_data
+
+    task = Normalising(None)
+    deviation = float(inputs.std(correction=0))
+    layout = Layout.of({"0.weight": (1,), "0.bias": (1,), "1.weight": (1, 1), "1.bias": (1,)})
+    exact = np.array([1, 0, deviation / 10, 0], np.float32)
+    evaluator = Evaluator(task)
+    for _ in range(2):
+        assert evaluator.score(0, layout, exact).loss < 0.01  # the targets' variance is 8
 
 
 def test_a_compiled_model_is_evaluated_with_the_tensors_of_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
+from benchmarks.lib.page import count
 from benchmarks.paper.plan import BASIC_RULES, PAPERS_WORKERS, Scale
 from benchmarks.paper.statistics import (
     CHANCE,
@@ -14,6 +15,7 @@ from benchmarks.paper.statistics import (
     band,
     failed,
     final_loss,
+    mean_pi,
     over_seeds,
     smooth,
     worker_steps,
@@ -93,16 +95,21 @@ def misspecified(measured: list[Measured], scale: Scale) -> Drawing:
 
 
 def kappas(measured: list[Measured], scale: Scale) -> Drawing:
-    """Fig. 8: GEM with its proxy amplified by κ."""
-    n = measured[0].experiment.workers
-    drawing, (left, right) = panels(1, 2, f"Fig. 8: the proxy amplified by κ, {n} workers under GEM")
-    for each, colour in zip(measured, shades(len(measured)), strict=True):
-        drawing.line(left, "loss", each.label, band(each.results, worker_steps, "loss"), colour)
-    loss_axes(left, "training loss")
-    kappa = [each.experiment.kappa for each in measured]
-    drawing.points(right, "final loss", "GEM", kappa, [final_loss(each.results) for each in measured], RULE_COLOURS["gem"])
-    right.set(title="final training loss", xlabel="κ", ylabel="mean of the last tenth of the run", xticks=kappa)
-    right.set_ylim(bottom=0)
+    """Fig. 8: GEM with its proxy amplified by κ: the final loss, and the median π."""
+    drawing, (left, right) = panels(1, 2, "Fig. 8: the proxy amplified by κ")
+    counts = sorted({each.experiment.workers for each in measured})
+    for n, colour in zip(counts, palette(len(counts)), strict=True):
+        mine = [each for each in measured if each.experiment.workers == n]
+        kappa = [each.experiment.kappa for each in mine]
+        label = count(n)
+        drawing.points(left, "final loss", label, kappa, [final_loss(each.results) for each in mine], colour)
+        drawing.points(right, "median π", label, kappa, [mean_pi(each.results) for each in mine], colour)
+    left.set(
+        title="final training loss", xlabel="κ", ylabel="mean of the last tenth of the run", xticks=scale.kappas, ylim=(0, 2.6)
+    )
+    right.set(title="median π, mean over the run", xlabel="κ", xticks=scale.kappas, yscale="log")
+    for axes in (left, right):
+        legend(axes)
     return drawing
 
 

@@ -13,7 +13,9 @@ from gem_api.v1 import training_pb2 as pb
 from gem_client import Admin, GemError, NotInitialized, Retry, Session, connect
 from gem_client.retry import logging_failures
 from gem_client.torch.parameters import plain_name
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, RandomSampler
 
 from gem_worker.command import EXIT_FAILED, EXIT_WRONG_USE
 from gem_worker.device import CPU, devices, moved, use
@@ -21,12 +23,14 @@ from gem_worker.evaluation import Score
 from gem_worker.tasks import Task, TaskError, load_task
 
 _BATCH = 500
+_NORMALISED_ON = 10_000  # samples of the training data for BatchNorm's statistics, at most
 
 
 class Evaluator:
     """A model and the test set; evaluates the θ that it is given.
 
-    Buffers such as BatchNorm's statistics are not part of θ, so they keep their initial values.
+    Buffers are not part of θ. BatchNorm's statistics are taken anew for each θ, from training data; other buffers keep their
+    initial values.
 
     Args:
         task: The model and the held-out data.
@@ -39,6 +43,7 @@ class Evaluator:
         self._model = task.model().eval().to(device)
         self._parameters = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
         self._loader = DataLoader(task.test_data(), batch_size=_BATCH, pin_memory=device.type == "cuda")
+        self._normalises = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self._model.modules())
 
     @torch.no_grad()
     def score(self, version: int, layout: Layout, theta: Vector) -> Score:
@@ -52,6 +57,8 @@ class Evaluator:
             raise LayoutMismatch("the run trains a different model than this task's: use the same --task as the workers")
         for name, value in tensors.items():
             self._parameters[name].copy_(torch.from_numpy(value))
+        if self._normalises:
+            self._statistics()
         samples, loss, correct = 0, 0.0, 0
         for read in self._loader:
             size, batch_loss, right = self._score_batch(read)
@@ -59,6 +66,14 @@ class Evaluator:
             loss += size * batch_loss
             correct = -1 if right is None or correct < 0 else correct + right
         return Score(version, loss / samples, None if correct < 0 else correct / samples)
+
+    def _statistics(self) -> None:
+        """Sets BatchNorm's running statistics to those of θ, on samples of the training data, the same each time."""
+        data, order = self._task.training_data(), torch.Generator().manual_seed(0)
+        drawn = RandomSampler(data, num_samples=min(len(data), _NORMALISED_ON), generator=order)  # type: ignore[arg-type]
+        batches = DataLoader(data, batch_size=_BATCH, sampler=drawn)
+        update_bn(([moved(batch, self._device)] for batch in batches), _Losses(self._task, self._model))
+        self._model.eval()
 
     @torch.no_grad()
     def try_out(self) -> None:
@@ -83,6 +98,17 @@ class Evaluator:
                 f"this batch, or None; not {right!r}"
             )
         return size, loss, int(right)
+
+
+class _Losses(nn.Module):
+    """The model as a function from a batch to its loss: only the task knows what a batch is."""
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        super().__init__()
+        self._task, self._model = task, model
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self._task.loss(self._model, batch)
 
 
 class RemoteEvaluator:
