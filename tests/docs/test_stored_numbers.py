@@ -1,0 +1,137 @@
+"""Numbers that the pages give are those of stored results: README's claims one by one, pages of results as a whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from matplotlib.figure import Figure
+
+from benchmarks.many_workers import __main__ as many_workers
+from benchmarks.models.cli import main as models
+from benchmarks.unequal_data import __main__ as unequal_data
+from benchmarks.versus.analysis import cell, one_workers, ratio, tuned
+from benchmarks.versus.cli import main as versus
+from benchmarks.versus.measure import stored
+from benchmarks.versus.plan import Case
+from benchmarks.versus.simulated import __main__ as simulated
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs/results"
+README = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
+
+
+def ratios(*profiles: str) -> list[float]:
+    """Our time over DDP's to the lower loss of the transformer, where DDP reached it, with 4, 8 and 16 workers."""
+    known = stored(RESULTS / "versus/results.json", 400.0).get
+    found = []
+    for n, profile in product((4, 8, 16), profiles):
+        ours, theirs = Case("gem", "transformer", n), Case("ddp", "transformer", n)
+        mine, base = (cell(one, profile, rate(one, known), known) for one, rate in ((ours, one_workers), (theirs, tuned)))
+        if base is not None and base.mean(1) is not None:
+            value = ratio(mine, base, 1)
+            assert value is not None
+            found.append(value)
+    return found
+
+
+def paper(figure: str, panel: str, line: str) -> dict[float, tuple[float, float, float]]:
+    """A line of a drawn figure: mean, lowest and highest, by x."""
+    row = json.loads((RESULTS / f"paper/{figure}.json").read_text())[panel][line]
+    return {x: tuple(each) for x, *each in zip(*(row[name] for name in ("x", "mean", "low", "high")), strict=True)}  # type: ignore[misc]
+
+
+def times_of_ddp() -> str:
+    equal, vary, slow = ratios("equal"), ratios("noisy", "mixed", "exponential"), ratios("straggler")
+    return (
+        f"takes {min(equal):.2f} to {max(equal):.2f} of DDP's time if workers are equal, {min(vary):.2f} to {max(vary):.2f} if "
+        f"their times vary or half of them are slow, {min(slow):.2f} to {max(slow):.2f} if one is slow"
+    )
+
+
+def as_soon() -> str:
+    found = ratios("straggler", "mixed", "noisy", "exponential")
+    return f"{1 / max(found):.1f} to {1 / min(found):.1f} times as soon"
+
+
+def with_thirty(line: str, digits: int = 1) -> str:
+    mean, low, high = paper("1", "test accuracy", line)[30.0]
+    return f"{mean:.1f} % ({low:.{digits}f}–{high:.{digits}f})"
+
+
+def downpour() -> str:
+    _, low, high = paper("1", "test accuracy", "DOWNPOUR")[30.0]
+    return f"{low:.2f} % (chance) twice, {high:.1f} % once"
+
+
+CLAIMS: dict[str, Callable[[], str]] = {
+    "versus": times_of_ddp,
+    "as soon": as_soon,
+    "gem": lambda: with_thirty("GEM", 2),
+    "adaptive": lambda: with_thirty("adaptive staleness"),
+    "downpour": downpour,
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_number_of_the_readme_is_a_stored_one(claim: str) -> None:
+    assert CLAIMS[claim]() in README
+
+
+def test_no_other_measured_number_is_in_the_readme() -> None:
+    """Percentages and decimals outside code; what another page's test holds is named here."""
+    held_elsewhere = [
+        "1.14 and 1.24 times as long",  # results/versus/simulated.md
+        "−0.3, 1.0 and 0.4 % of the loss with 4, 16 and 32 workers",  # results/models
+        "4 workers make 10.6 commits a second over TCP, 20.6 in shared memory",  # results/performance.md
+        "learning rate 0.05", "κ = 1, π_max = 5", "½mv²", "are 3.1 GB", "Python 3.11",
+    ]  # fmt: skip
+    text = re.sub(r"```.*?```", "", README, flags=re.S)
+    text = re.sub(r"\(https?://\S+?\)|\([\w/.-]+\.(?:png|md)[^)]*\)", "", text)
+    for known in [*(claim() for claim in CLAIMS.values()), *held_elsewhere]:
+        text = text.replace(known, "")
+    assert re.findall(r"\d[\d.,]*\s%|\d+\.\d+", text) == []
+
+
+def copied(folder: Path, name: str) -> Path:
+    """The stored results and what is written by hand, without the page and the pictures."""
+    target = folder / name
+    shutil.copytree(RESULTS / name, target, ignore=shutil.ignore_patterns("README.md", "*.png", "simulated.md"))
+    return target
+
+
+def drawn(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(module, "RESULTS", folder)
+    assert CliRunner().invoke(module.main, arguments, catch_exceptions=False).exit_code == 0
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **settings: Path(path).touch())
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [("versus", "README.md"), ("versus", "simulated.md"), ("models", "README.md"), ("many-workers", "README.md"),
+     ("unequal-data", "README.md")],
+)  # fmt: skip
+def test_a_page_of_results_is_drawn_from_what_is_stored(
+    name: str, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(tmp_path, name)
+    if page == "simulated.md":
+        drawn(simulated, folder, monkeypatch, "--draw-only")
+    elif name in ("many-workers", "unequal-data"):
+        drawn({"many-workers": many_workers, "unequal-data": unequal_data}[name], folder, monkeypatch)
+    else:
+        command = {"versus": versus, "models": models}[name]
+        assert CliRunner().invoke(command, ["--draw-only", "--out", str(folder)], catch_exceptions=False).exit_code == 0
+    assert (folder / page).read_text(encoding="utf-8") == (RESULTS / name / page).read_text(encoding="utf-8")

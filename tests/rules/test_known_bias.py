@@ -1,0 +1,45 @@
+"""What docs/rules.md says about skewed noise: the paper's rule misses a mean of rare large samples, AdamW around it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gem_api.hyperparameters import Hyperparameters
+from gem_api.layout import Layout, Vector
+from gem_server.rules import RuleInput, Shared, rule_of
+
+WORKERS, COPIES, RARE = 8, 4000, 0.05
+
+
+def learned(samples: int, **settings: str | float) -> float:
+    """The mean over many copies of θ, each of which learns the mean of samples that are 1 with probability 0.05 and else 0.
+    Workers commit in random order."""
+    chosen = Hyperparameters(**settings).with_defaults(settings)  # type: ignore[arg-type]
+    rule, random = rule_of(chosen), np.random.default_rng(0)
+    theta: Vector = np.full(COPIES, RARE, np.float32)  # at the optimum
+    layout, shared = Layout.of({"w": (COPIES,)}), Shared({name: np.zeros(COPIES, np.float32) for name in rule.shared})
+    buffers = [{name: np.zeros(COPIES, np.float32) for name in rule.buffers} for _ in range(WORKERS)]
+    bases, commits = [0] * WORKERS, [0] * WORKERS
+    for each in buffers:
+        rule.first_pull(theta, each)
+    late = []
+    for version in range(1600):
+        worker = int(random.integers(WORKERS))
+        mine = buffers[worker]
+        gradient = mine[rule.reply_buffer] - random.binomial(samples, RARE, COPIES).astype(np.float32) / np.float32(samples)
+        rule_input = RuleInput(version - bases[worker], version, commits[worker], workers=WORKERS, shared=shared)
+        rule.apply(layout, theta, gradient.astype(np.float32), mine, rule_input)
+        bases[worker], commits[worker] = version + 1, commits[worker] + 1
+        if version >= 1200:
+            late.append(float(theta.mean()))
+    return float(np.mean(late))
+
+
+def test_the_papers_rule_is_biased_where_noise_is_skewed() -> None:
+    assert learned(1, learning_rate=0.01) < 0.75 * RARE
+    assert learned(64, learning_rate=0.01) == pytest.approx(RARE, rel=0.05)
+
+
+def test_adamw_and_plain_descent_are_not_with_batches() -> None:
+    assert learned(8, learning_rate=0.001, optimizer="adamw", weight_decay=0.0) == pytest.approx(RARE, rel=0.05)
+    assert learned(1, learning_rate=0.01, rule="downpour") == pytest.approx(RARE, rel=0.05)
