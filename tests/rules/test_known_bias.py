@@ -1,4 +1,4 @@
-"""What docs/rules.md says about skewed noise: the paper's rule misses a mean of rare large samples, AdamW around it does not."""
+"""What docs/rules.md says about skewed noise: the paper's rule misses a mean of rare large samples, AdamW does not."""
 
 from __future__ import annotations
 
