@@ -100,6 +100,7 @@ class Server:
             self._begin_log()
             self._end_unfit_leases()
             opened.pop_all()
+        self._said_complete = False
         self._chores: list[asyncio.Task[None]] = []
         self._applying: asyncio.Task[None]  # from `start` on
         self._logging: asyncio.Task[None] | None = None
@@ -162,6 +163,7 @@ class Server:
         """The background tasks besides applying commits and writing the log, with their names. None ends by itself."""
         config, parts = self._config, self.parts
         yield "leases", partial(_repeat, min(1.0, config.lease_seconds / 4), parts.training.expire_leases)
+        yield "completion", partial(_repeat, 1.0, self._note_completion)
         yield "view", partial(_repeat, SAMPLE_SECONDS, parts.view.sample)
         if parts.endpoint.http_address:
             yield "health", partial(_repeat, BEAT_SECONDS, parts.endpoint.health.beat)
@@ -184,8 +186,19 @@ class Server:
             "serving", address=f"{config.listen.rpartition(':')[0]}:{self.port}", lane=self.parts.lane.address or "off",
             metrics=http or "none", page=f"http://{http}/" if http else "none",
             memory_socket=config.memory_socket or "off", run=core.run_id, version=core.central.version,
-            rule=core.settings.rule, learning_rate=core.settings.learning_rate,
+            rule=core.settings.rule,
         )  # fmt: skip
+
+    def _note_completion(self) -> None:
+        """Says once that the run is complete, when its workers have left."""
+        core = self.core
+        complete = core.part.leads and not core.leases.live and core.complete
+        if complete and not self._said_complete:
+            self._logger.info(
+                "run complete: save the model with `gem-ctl pull model.safetensors`, end the server with `gem-ctl drain`",
+                version=core.central.version,
+            )  # fmt: skip
+        self._said_complete = complete
 
     def stop(self, why: str) -> None:
         """Begins the graceful shutdown; `stopped` completes it."""

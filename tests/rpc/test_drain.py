@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import signal
@@ -20,6 +21,7 @@ from gem_api.v1 import admin_pb2
 from gem_api.v1 import training_pb2 as pb
 from gem_server.cli import main
 from gem_server.config import StartError
+from kit.logs import Lines, captured
 from kit.ports import free_address
 from kit.process import server_process
 from kit.raw_client import SMALL, Wire, Worker, apply_thread_held, chunk, theta_bits, wired
@@ -47,6 +49,25 @@ def two_checkpoints(folder: Path) -> Worker:
 
 
 # -- the end
+
+
+def test_a_complete_run_is_said_once_when_its_workers_have_left() -> None:
+    with captured(logging.INFO) as said, serving(config()) as live, wired(live) as wire:
+        worker = wire.started("worker")
+        lease = worker.lease_id
+        shard = wire.call("LeaseShard", pb.LeaseShardRequest(lease_id=lease, sample_count=64)).shard
+        wire.call("CompleteShard", pb.CompleteShardRequest(lease_id=lease, shard_id=shard.shard_id))
+        live.on_loop(live.server._note_completion)
+        assert completed(said) == [], "a worker is still there"
+        worker.leave()
+        for _ in range(2):
+            live.on_loop(live.server._note_completion)
+    assert len(completed(said)) == 1
+    assert "gem-ctl pull" in completed(said)[0]
+
+
+def completed(said: Lines) -> list[str]:
+    return [line["event"] for line in said if line["event"].startswith("run complete")]
 
 
 @all_ways
