@@ -15,7 +15,7 @@ from gem_api.errors import GemError, InvalidRequest, Overloaded, TransportError
 
 log = logging.getLogger("gem_client")
 T = TypeVar("T")
-REMIND_SECONDS = 60.0  # between two log lines about the same error
+REMIND_SECONDS = 30.0  # between two log lines about errors of the same type
 RETRYABLE = (TransportError, Overloaded)
 
 
@@ -55,14 +55,14 @@ class Retry:
     def call(
         self,
         attempt: Callable[[], T],
-        on_failure: Callable[[GemError, float], None] = lambda error, pause: None,
+        on_failure: Callable[[GemError, float], None] = lambda error, left: None,
         temporary: tuple[type[GemError], ...] = RETRYABLE,
     ) -> T:
         """Calls `attempt` until it succeeds, and returns its result.
 
         Args:
             attempt: The call to make. It must be safe to repeat.
-            on_failure: Called after each temporary error, with the error and the seconds until the next attempt.
+            on_failure: Called after each temporary error, with the error and the seconds until this gives up.
             temporary: The errors after which to try again.
 
         Raises:
@@ -75,26 +75,26 @@ class Retry:
                 return attempt()
             except temporary as error:
                 pause = self.uniform(0, bound)
-                if self.clock() - began + pause > self.give_up_after:
+                left = began + self.give_up_after - self.clock()
+                if pause > left:
                     error.add_note(
                         f"gave up after {self.give_up_after:g} s; set another limit with gem_client.Retry(give_up_after=...)"
                     )
                     raise
-                on_failure(error, pause)
+                on_failure(error, left)
                 self.sleep(pause)
                 bound = min(2 * bound, self.longest_pause)
 
 
 def logging_failures(who: str, clock: Callable[[], float] = time.monotonic) -> Callable[[GemError, float], None]:
-    """Returns a callback for `Retry.call` that logs the failures, each error at most once in `REMIND_SECONDS`."""
-    logged: dict[str, float] = {}  # when, by the error's text
+    """Returns a callback for `Retry.call` that logs the failures, each type of error at most once in `REMIND_SECONDS`. Several
+    threads may share it."""
+    logged: dict[type[GemError], float] = {}  # when
 
-    def report(error: GemError, pause: float) -> None:
-        nonlocal logged
-        text, now = str(error), clock()
-        logged = {other: at for other, at in logged.items() if now - at < REMIND_SECONDS}
-        if text not in logged:
-            logged[text] = now
-            log.warning("%s: %s; trying again", who, text)
+    def report(error: GemError, left: float) -> None:
+        now = clock()
+        if now - logged.get(type(error), -math.inf) >= REMIND_SECONDS:
+            logged[type(error)] = now
+            log.warning("%s: %s; trying again, %s", who, error, "for ever" if left == math.inf else f"for {left:.0f} s more")
 
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -152,22 +153,24 @@ def test_the_time_that_the_attempts_take_counts() -> None:
     assert len(time.pauses) == 1
 
 
-def test_each_failure_is_reported_with_the_pause_that_follows_but_the_last_is_raised() -> None:
+def test_each_failure_is_reported_with_the_time_left_but_the_last_is_raised() -> None:
     time, told = Time(), []
     with pytest.raises(ServerUnavailable):
         time.retry(give_up_after=3.5, first_pause=1.0).call(
-            always(ServerUnavailable("down")), lambda error, pause: told.append((str(error), pause))
+            always(ServerUnavailable("down")), lambda error, left: told.append((str(error), left))
         )
-    assert told == [("down", 1.0), ("down", 2.0)]
+    assert told == [("down", 3.5), ("down", 2.5)]
 
 
-def test_while_it_lasts_an_error_is_logged_once_a_minute_and_another_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_while_it_lasts_an_error_is_logged_every_half_minute_and_one_of_another_type_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     time = Time()
     report = logging_failures("ann", lambda: time.now)
     with caplog.at_level(logging.WARNING, "gem_client"), pytest.raises(Overloaded):
-        time.retry(give_up_after=150.0, first_pause=5.0).call(always(Overloaded("full")), report)
-    assert len(time.pauses) == 30
-    assert caplog.messages == ["ann: full; trying again"] * 3
-    report(Draining("ends"), 1.0)
-    report(Overloaded("full"), 1.0)
-    assert caplog.messages[3:] == ["ann: ends; trying again"]
+        time.retry(give_up_after=80.0, first_pause=5.0).call(always(Overloaded("full")), report)
+    assert len(time.pauses) == 16
+    assert caplog.messages == [f"ann: full; trying again, for {left} s more" for left in (80, 50, 20)]
+    report(Draining("ends"), math.inf)
+    report(Overloaded("still full"), 1.0)
+    assert caplog.messages[3:] == ["ann: ends; trying again, for ever"]

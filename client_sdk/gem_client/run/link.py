@@ -49,6 +49,9 @@ class Caller:
     theta_format: ThetaFormat
     closed: bool = False
 
+    def __post_init__(self) -> None:
+        self._log_failure = logging_failures(self.name)  # one for all threads: an outage is one line, not one for each
+
     def require_open(self) -> None:
         """Raises InvalidRequest once the session has ended."""
         if self.closed:
@@ -62,11 +65,10 @@ class Caller:
     ) -> T:
         """Calls `attempt` with retries, as `Retry.call`, and logs the failures. `pause` takes the place of `time.sleep`. Raises
         InvalidRequest if the session has ended meanwhile."""
-        log_failure = logging_failures(self.name)
 
-        def report(error: GemError, seconds: float) -> None:
+        def report(error: GemError, left: float) -> None:
             self.require_open()
-            log_failure(error, seconds)
+            self._log_failure(error, left)
 
         retry = replace(self.retry, sleep=pause) if pause and self.retry.sleep is time.sleep else self.retry
         return retry.call(attempt, report, temporary)
