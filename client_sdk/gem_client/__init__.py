@@ -74,3 +74,7 @@ __all__ = [
     "Unauthenticated",
     "connect",
 ]
+
+for _public in [value for name, value in globals().items() if name in __all__ and isinstance(value, type)]:
+    if issubclass(_public, GemError):
+        _public.__module__ = __name__  # a traceback names an error as users import it

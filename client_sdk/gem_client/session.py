@@ -22,6 +22,7 @@ from gem_api.update_kind import UpdateKind, kind_of
 
 from gem_client.answer import Answer, Base
 from gem_client.arguments import require_figures
+from gem_client.plain_errors import plain_errors
 from gem_client.run.link import Caller
 from gem_client.run.membership import Membership
 from gem_client.run.pending_commit import PendingCommit
@@ -140,6 +141,7 @@ class Session:
 
     # -- joining, reading, committing
 
+    @plain_errors
     def join(
         self,
         parameters: Mapping[str, npt.ArrayLike] | Iterable[tuple[str, npt.ArrayLike]],
@@ -196,6 +198,7 @@ class Session:
             self._pull_only_reads, self._shards.batches_per_step = pull_only_reads, batches_per_step
             return self._hand_out()
 
+    @plain_errors
     def pull(self) -> Vector:
         """Receives the current θ, to compute the next gradient on: float32, shape (P,), the session's own buffer.
 
@@ -214,6 +217,7 @@ class Session:
         with self._lock:
             return self._member.pull_without_lease()
 
+    @plain_errors
     def read(self) -> Vector:
         """Receives the current θ, for example to evaluate it: float32, shape (P,), a new buffer that the caller owns.
 
@@ -234,6 +238,7 @@ class Session:
             self._member.pull_under_lease()
             return self._hand_out()
 
+    @plain_errors
     def commit(
         self,
         gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike],
@@ -282,6 +287,7 @@ class Session:
             claimed = self._shards.claim(batches)
             return self._commit(PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed))
 
+    @plain_errors
     def begin_commit(
         self,
         gradient: npt.ArrayLike | Mapping[str, npt.ArrayLike],
@@ -312,6 +318,7 @@ class Session:
         commit = PendingCommit(update, kind, loss, samples, base or self._handed_out, claimed)
         self._under_way = self._side.submit(self._commit, commit)
 
+    @plain_errors
     def finish_commit(self) -> Answer | None:
         """Waits for the commit under way and returns its result, or raises as `commit` does. Returns None if there is none."""
         under_way, self._under_way = self._under_way, None
@@ -338,6 +345,7 @@ class Session:
         self._member.require_usable()
         self._shards.skip(batches)
 
+    @plain_errors
     def pull_final(self) -> Vector:
         """Leaves the run, waits until it is over, and returns its final θ: float32, shape (P,), the session's own buffer.
 
