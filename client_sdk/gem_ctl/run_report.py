@@ -172,7 +172,7 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Median π of a commit",
-            "The scaling factor (Eq. 19), smoothed. Good: steady. It falls as workers are added; with dozens it is about 0.",
+            "The scaling factor, smoothed. Good: steady. It falls as workers are added; with dozens it is about 0.",
             {"smoothed": (versions, curves.smoothed("pi_median", _SMOOTHED))},
         ),
         _picture(
@@ -189,7 +189,7 @@ def _pi(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Energy of proxy and central variable",
-            "Energy of the proxy (Eq. 15) and of the central variable (Eq. 16), or with an optimizer of what was not foreseen. "
+            "Energy of the proxy and of the central variable, or with an optimizer of what was not foreseen. "
             "Good: the two move together, and fall as training settles.",
             {
                 "proxy": (versions, curves.smoothed("proxy_energy", _SMOOTHED)),
@@ -207,7 +207,7 @@ def _staleness(run: RecordedRun) -> tuple[Picture, ...]:
         _picture(
             run,
             "Staleness",
-            "Commits that others had applied between a worker's pull and its own commit (Eq. 2). With n workers of equal speed "
+            "Commits that others had applied between a worker's pull and its own commit. With n workers of equal speed "
             "the mean is n − 1, the dashed line. A maximum far above it is a slow worker.",
             {
                 "expected: workers − 1": (versions, expected),

@@ -120,7 +120,7 @@ class Hyperparameters:
     )
     kappa: float = _declare(
         1.0,
-        "Amplification κ of the proxy (gem, Eq. 27). With another optimizer than sgd it is multiplied by √n, with n = τ + 1.",
+        "Amplification κ of the proxy (gem). With another optimizer than sgd it is multiplied by √n, with n = τ + 1.",
         heading="Rule",
         option="rule",
         key="kappa",
@@ -129,7 +129,7 @@ class Hyperparameters:
     )
     epsilon: float = _declare(
         1e-16,
-        "ε in the denominator of the scaling factor π (gem, Eq. 19).",
+        "ε in the denominator of the scaling factor π (gem).",
         heading="Rule",
         option="rule",
         key="epsilon",

@@ -163,7 +163,7 @@ GEM = Dashboard(
     (
         heatmap(
             "π of all parameters",
-            "Histogram of the scaling factor over all parameters of all commits (Eq. 19). Good: a broad band. All at 0: "
+            "Histogram of the scaling factor over all parameters of all commits. Good: a broad band. All at 0: "
             "commits have no effect. All at the maximum: the other workers hardly move the model; with an optimizer, as "
             "foreseen.",
             f"increase(gem_pi_bucket{WINDOW}) {OF_RUN}",
@@ -195,7 +195,7 @@ GEM = Dashboard(
         ),
         Panel(
             "Energy of proxy and central variable",
-            "Energy of the proxy, ½|κm|² (Eq. 15), and of the central variable, ½|θ − s|² (Eq. 16), of the scraped commits. "
+            "Energy of the proxy, ½|κm|², and of the central variable, ½|θ − s|², of the scraped commits. "
             "GEM steers the second towards the first. With another optimizer than SGD the second is the movement that was not "
             "foreseen. Good: the two move together, and fall as training settles.",
             (
@@ -228,7 +228,7 @@ STALENESS = Dashboard(
     (
         heatmap(
             "Staleness of commits",
-            "Commits that others had applied between a worker's pull and its own commit (Eq. 2). Good: one band around the "
+            "Commits that others had applied between a worker's pull and its own commit. Good: one band around the "
             "number of workers less 1. A second band far above it is a slow worker.",
             f"increase(gem_commit_staleness_bucket{LEAD}{WINDOW})",
         ),

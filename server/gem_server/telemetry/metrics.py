@@ -65,7 +65,7 @@ class Metrics(Collector):
         self._pi = PiHistogram()
         self._versions = {"version": __version__, "python": python_version(), **{name: version(name) for name in _PACKAGES}}
         self._staleness = Histogram(
-            "gem_commit_staleness", "Commits applied between a worker's pull and its own commit (Eq. 2).", _STALENESS
+            "gem_commit_staleness", "Commits applied between a worker's pull and its own commit.", _STALENESS
         )
         self._wait = Histogram(
             "gem_commit_wait_seconds", "Time from a commit's last byte until the server begins to apply it.", _SECONDS
@@ -214,10 +214,10 @@ class Metrics(Collector):
         clamped.add_metric(["zero"], pi.zero_ratio)
         clamped.add_metric(["max"], pi.max_ratio)
         yield clamped
-        help_ = "Kinetic energy of the proxy, last commit (Eq. 15); of κ√n optimizer steps if --optimizer is not sgd."
+        help_ = "Kinetic energy of the proxy, last commit; of κ√n optimizer steps if --optimizer is not sgd."
         yield _gauge("gem_proxy_energy", help_, pi.proxy_energy)
         help_ = (
-            "Kinetic energy of θ's movement since the worker's snapshot, last commit (Eq. 16); with an optimizer, of the "
+            "Kinetic energy of θ's movement since the worker's snapshot, last commit; with an optimizer, of the "
             "movement that was not foreseen."
         )
         yield _gauge("gem_central_energy", help_, pi.central_energy)
@@ -272,7 +272,7 @@ class PiHistogram:
         buckets = [(str(bound), float(counts[: max(1, np.searchsorted(edges, bound))].sum())) for bound in bounds]
         buckets += [(str(float(edges[-1])), float(counts.sum())), ("+Inf", float(counts.sum()))]
         total = float(counts @ self._middles)
-        help_ = "Scaling factor π of all parameters of all commits (Eq. 19), binned to within 1/32; large tensors are sampled."
+        help_ = "Scaling factor π of all parameters of all commits, binned to within 1/32; large tensors are sampled."
         yield HistogramMetricFamily("gem_pi", help_, buckets=buckets, sum_value=total)
 
 
