@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 from benchmarks.many_workers import __main__ as many_workers
 from benchmarks.models.cli import main as models
 from benchmarks.unequal_data import __main__ as unequal_data
+from benchmarks.unequal_data import runs as unequal_runs
 from benchmarks.versus.analysis import cell, one_workers, ratio, tuned
 from benchmarks.versus.cli import main as versus
 from benchmarks.versus.measure import stored
@@ -71,9 +73,19 @@ def downpour() -> str:
     return f"{low:.2f} % (chance) twice, {high:.1f} % once"
 
 
+def with_rare_digits() -> str:
+    known = unequal_runs.stored(RESULTS / "unequal-data/results.json")
+    found = {name: unequal_runs.reported(known, name, 10) for name in unequal_runs.METHODS}
+    share = {name: f"{100 * np.mean([each.rare for each in one[1]]):.0f} %" for name, one in found.items() if one}
+    tuned = f"{share['dana']} under DANA, {share['adamw']} under `gem` around AdamW, {share['synchronous']} synchronously"
+    usual = f"{share['gem']} are right under `gem` at the usual rate"
+    return f"{usual}; with tuned rates {tuned} in the same time, {share['downpour']} under `downpour`"
+
+
 CLAIMS: dict[str, Callable[[], str]] = {
     "versus": times_of_ddp,
     "as soon": as_soon,
+    "rare digits": with_rare_digits,
     "gem": lambda: with_thirty("GEM", 2),
     "adaptive": lambda: with_thirty("adaptive staleness"),
     "downpour": downpour,
