@@ -209,8 +209,8 @@ def _mean(known: Outcomes, best: Experiment) -> float:
 
 
 def _accuracies(found: list[Outcome]) -> str:
-    words = ["failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f}" for each in found]
-    return f"{', '.join(words)} %" if words else "–"
+    words = ["failed" if each.final_loss > NOT_LEARNED else f"{100 * each.accuracy:.2f} %" for each in found]
+    return ", ".join(words) or "–"
 
 
 def stored(path: Path) -> Store[Experiment, Outcome]:
