@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.integrations
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+# One line that names each package as it comes, instead of minutes of silence.
+PROGRESS := awk '/^Collecting/ { printf "\r\033[K  %d packages, now %s", ++n, $$2; fflush() } \
+	/^Installing/ { printf "\r\033[K  installing %d packages", n; fflush() } END { print "" }'
 
 .PHONY: help train test test-all test-slow test-docker test-wheel check format hooks proto dashboards chart docs-api wheel bench paper models versus chaos soak fuzz clean
 help:
@@ -33,13 +38,13 @@ $(READY): requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (once; it downloads the pinned packages and takes some minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -qq --disable-pip-version-check -r requirements.lock
+	@$(BIN)/pip install --progress-bar off --disable-pip-version-check -r requirements.lock | $(PROGRESS)
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(INTEGRATIONS): requirements-integrations.lock $(READY)
 	@echo "adding Lightning, Transformers, JAX and experiment trackers to $(VENV) (once)"
-	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps -r requirements-integrations.lock
+	@$(BIN)/pip install --progress-bar off --disable-pip-version-check --no-deps -r requirements-integrations.lock | $(PROGRESS)
 	@touch $@
 
 train: $(READY)
