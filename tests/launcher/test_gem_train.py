@@ -61,6 +61,7 @@ def test_the_summary_tells_the_run_and_all_its_settings(finished: Launcher) -> N
     assert summary["staleness_mean"] == pytest.approx(sum(int(row["staleness"]) for row in rows) / len(rows))
     assert summary["staleness_p95"] >= summary["staleness_mean"]
     assert 0 < summary["pi_median"] <= 5
+    assert summary["start_seconds"] > 0
     assert summary["seconds"] > 0
     assert (summary["rule"], summary["workers"], summary["task"]) == ("gem", 2, "digits")
     assert summary["commits_via"] == {"memory": 2}

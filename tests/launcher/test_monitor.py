@@ -88,10 +88,12 @@ def test_the_closing_lines_show_the_test_loss_of_a_task_without_accuracy(
     tmp_path: Path, accuracy: float | None, loss: float | None, line: str
 ) -> None:
     summary = {
-        "outcome": "complete", "commits": 3, "seconds": 1.0, "step_seconds": 0.0, "test_accuracy": accuracy, "test_loss": loss,
-        "staleness_mean": None, "pi_median": None,
+        "outcome": "complete", "commits": 3, "start_seconds": 2.0, "seconds": 1.0, "step_seconds": 0.0,
+        "test_accuracy": accuracy, "test_loss": loss, "staleness_mean": None, "pi_median": None,
     }  # fmt: skip
-    assert line in _closing(summary, RunFolder(tmp_path), {"report": "report.html"}).splitlines()
+    lines = _closing(summary, RunFolder(tmp_path), {"report": "report.html"}).splitlines()
+    assert line in lines
+    assert "complete after 3 commits: 2 s to start, 1 s of training" in lines
 
 
 class Line:

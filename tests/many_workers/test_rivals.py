@@ -84,7 +84,9 @@ def test_the_table_has_the_best_of_every_rule(tmp_path: Path) -> None:
         stored(tmp_path / "rivals.json").add(trial, outcome)
     known = stored(tmp_path / "rivals.json")
     assert best_known(known) == [replace(TRIAL, learning_rate=0.15)]
-    assert table(known).splitlines()[2] == "| 30 | random | GEM | 5, 0.005 to 0.5 | 0.15 | 90.00 %, 90.00 %, 90.00 % | 90.00 % |"
+    assert (
+        table(known).splitlines()[2] == "| 30 | random | GEM | 5, 0.005 to 0.5 | 0.15 | 90.00 %, 90.00 %, 90.00 % | 90.00 % |"
+    )
     assert progress(known) == f"{len(trials()) - 1} of {len(trials())} rows are still to be completed. "
 
 

@@ -61,6 +61,7 @@ class RunMonitor:
         self._admin = Admin(address, timeout=5.0, token=token)
         self._scorer = Scorer(address, task, folder, options["evaluate_every"], devices(device)[0], token)
         self._began = time.monotonic()
+        self._training: float | None = None  # since when commits have been applied
         self._printed_at = self._began
         self._has_header = False
         self._joined = -1
@@ -100,7 +101,7 @@ class RunMonitor:
         except (OSError, HistoryError):
             return  # no history yet, or a killed server left a partial line
         if curves.first is not None:
-            self._save_results(outcome, curves, self._scorer.last, time.monotonic() - self._began)
+            self._save_results(outcome, curves, self._scorer.last, time.monotonic())
 
     def close(self) -> None:
         self._scorer.close()
@@ -119,6 +120,8 @@ class RunMonitor:
     def _saw(self, status: pb.GetStatusResponse) -> None:
         """Takes in a status of the server."""
         self._status = status
+        if self._training is None and status.version > status.start_version:
+            self._training = time.monotonic()
         self._via |= {worker.name: worker.transport for worker in status.workers if worker.transport}
 
     @property
@@ -158,20 +161,20 @@ class RunMonitor:
         self._scorer.end()
         if not again:
             self._scorer.final_score()
-        seconds = time.monotonic() - self._began
+        ended = time.monotonic()
         self._cluster.stop()
         score, final = self._scorer.last, self._status.version if self._status else 0
         self._save_results(
             "diverged" if self._cluster.diverged else "complete",
             read_curves(self._folder.commits),
             score if score and score.version >= final else None,
-            seconds,
+            ended,
         )
         return 3 if self._cluster.diverged else 0
 
-    def _save_results(self, outcome: str, curves: RunCurves, score: Score | None, seconds: float) -> None:
+    def _save_results(self, outcome: str, curves: RunCurves, score: Score | None, ended: float) -> None:
         """Writes the summary, the plot and the report, and prints the closing lines."""
-        summary = self._summary(outcome, curves, score, seconds)
+        summary = self._summary(outcome, curves, score, ended)
         self._folder.save_summary(summary)
         files = self._pictures(curves)
         if curves.damaged:
@@ -196,7 +199,8 @@ class RunMonitor:
         except Exception as error:
             return {"report": f"none: {error}; write it with gem-ctl report {self._folder.path}"}
 
-    def _summary(self, outcome: str, curves: RunCurves, score: Score | None, seconds: float) -> dict[str, Any]:
+    def _summary(self, outcome: str, curves: RunCurves, score: Score | None, ended: float) -> dict[str, Any]:
+        training = ended if self._training is None else self._training
         status = self._status
         recorded = int(curves.final)
         return {
@@ -206,7 +210,8 @@ class RunMonitor:
             # The history may lack commits if a server was killed; the last status may be older than the last commit.
             "commits": max(status.version, recorded) if status else recorded,
             **_figures(curves),
-            "seconds": round(seconds, 1),
+            "start_seconds": round(training - self._began, 1),
+            "seconds": round(ended - training, 1),
             "rule": self._hyperparameters.rule,
             "workers": self._options["workers"],
             "processes": len(self._cluster.workers),
@@ -273,7 +278,8 @@ def _closing(summary: dict[str, Any], folder: RunFolder, pictures: dict[str, str
     simulated = f" ({_simulated(summary['step_seconds'])})" if summary["step_seconds"] else ""
     lines = [
         "",
-        f"{summary['outcome']} after {summary['commits']} commits in {summary['seconds']:.0f} s{simulated}",
+        f"{summary['outcome']} after {summary['commits']} commits: {summary['start_seconds']:.0f} s to start, "
+        f"{summary['seconds']:.0f} s of training{simulated}",
         f"  {_test_score(summary)}",
         f"  staleness      {_staleness(summary)}",
         f"  median π       {'–' if pi is None else f'{pi:.3f}, mean over the commits'}",
